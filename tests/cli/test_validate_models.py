@@ -146,7 +146,7 @@ SHAPES: dict[str, tuple[str | None, tuple[str, ...], str]] = {
     "uneven heads that see": (
         None, ("model.embedded.hidden=20", "model.embedded.heads=3", "model.embedded.sees=true"), "to a multiple of 6",
     ),
-    "adapters on experts": ("llama", ("team.lora.targets=[experts]",), "LlamaForCausalLM has no experts"),
+    "adapters on experts": ("llama", ("team.lora.targets=[experts]",), "LlamaForCausalLM has no layer"),
 }  # fmt: skip
 
 

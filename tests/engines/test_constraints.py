@@ -22,7 +22,7 @@ from kapelle.engines.train.batch import pack
 from kapelle.engines.train.protocol import Objective
 from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.engines.train.torch.large_head import statistics_in_pieces
-from kapelle.errors import ConfigError, ParityError
+from kapelle.errors import ParityError
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.token_masks import TokenMasks
 from kapelle.rows import Column, Sample
@@ -120,13 +120,6 @@ def test_a_text_that_ends_is_what_was_asked_for(kind: str) -> None:
     assert len({text_of(model, output) for output in ended}) > 1, "or sampling is forced"
 
 
-def test_a_limit_cuts_a_text_as_ever() -> None:
-    model = tiny_model()
-    [output] = decode(model, [job(model, "?", 0, constraint=EVERY["schema"], max_tokens=9)])
-    assert (output.finish_reason, len(output.ids)) == ("length", 9)
-    assert text_of(model, output).startswith('{"city":'[:7])
-
-
 def test_rows_without_a_constraint_are_bitwise_unaffected() -> None:
     model = tiny_model()
     free = [job(model, said, seed) for seed, said in enumerate(("a", "bc", "def"))]
@@ -208,23 +201,6 @@ def test_a_completion_that_had_begun_goes_on_where_it_was() -> None:
         assert rest.ids == whole.ids[cut:]
         assert rest.logprobs == pytest.approx(whole.logprobs[cut:], abs=1e-5)
         assert rest.text == whole.text
-
-
-def test_a_refused_constraint_fails_its_request_alone() -> None:
-    model = tiny_model()
-    model.bank.add("p", LORA, 0)
-    engine = LocalEngine({"base": model}, [policy_of()])
-
-    async def both() -> list[Completion | BaseException]:
-        good, bad = Sampling(constraint=YES_NO), Sampling(constraint=Constraint.regex("(yes"))
-        requests = (asked(model, good), asked(model, bad))
-        return await asyncio.gather(*map(engine.generate, requests), return_exceptions=True)
-
-    good, bad = asyncio.run(both())
-    assert isinstance(good, Completion)
-    assert good.text in ("yes", "no", "nobody")
-    assert isinstance(bad, ConfigError)
-    assert "unclosed group" in str(bad) or "invalid regex" in str(bad)
 
 
 def test_alternatives_are_those_that_were_allowed() -> None:

@@ -9,7 +9,6 @@ import pytest
 from tests.support.episodes import TASK
 from tests.support.tiny import sections, tiny_model
 
-from kapelle.engines.rollout import protocol as rollout_protocol
 from kapelle.engines.rollout.protocol import (
     AllowsInterrupts,
     ChecksItself,
@@ -21,12 +20,10 @@ from kapelle.engines.rollout.protocol import (
     OnTokens,
     Request,
     ServesCallers,
-    check_abilities,
     notes_of,
     stream_or_generate,
 )
 from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.engines.train import protocol as train_protocol
 from kapelle.engines.train.protocol import CountsTokens, Examines, KeepsParts
 from kapelle.errors import ConfigError
 from kapelle.settings.base import Settings
@@ -80,31 +77,6 @@ def test_what_is_declared_is_used() -> None:
     answer = asyncio.run(stream_or_generate(engine, REQUEST, lambda ids, _: heard.extend(ids)))
     assert (answer.text, bytes(heard)) == ("words", b"word")
     assert notes_of(engine) == ("a word for the user",)
-
-
-@pytest.mark.parametrize(
-    ("ability", "part"),
-    [*rollout_protocol.ABILITIES, *train_protocol.ABILITIES],
-    ids=lambda each: str(each)[-24:],
-)
-def test_what_is_declared_is_written(ability: type, part: str) -> None:
-    class Half(ScriptedEngine, ability):  # type: ignore[misc]
-        pass
-
-    abilities = [(ability, part)]
-    check_abilities(ScriptedEngine({}), abilities)
-    with pytest.raises(
-        ConfigError,
-        match=f"The engine Half inherits from `{ability.__name__}` but has no `{part}`. Write it in",
-    ):
-        check_abilities(Half({}), abilities)
-    setattr(Half, part, lambda *_: ())
-    check_abilities(Half({}), abilities)
-
-
-def test_every_ability_of_an_engine_is_looked_for() -> None:
-    looked_for = {kind for kind, _ in (*rollout_protocol.ABILITIES, *train_protocol.ABILITIES)}
-    assert looked_for == set(CAPABILITIES)
 
 
 def test_a_run_says_before_it_begins_what_its_engine_lacks() -> None:

@@ -34,13 +34,12 @@ from kapelle.engines.rollout.local import decode_strategies
 from kapelle.engines.rollout.local.decode_batch import Decoder, decode
 from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
 from kapelle.engines.train.protocol import Objective, TrainEngine
-from kapelle.errors import ModelError
 from kapelle.models.fast import fused
 from kapelle.models.language_model import DTYPES, LanguageModel, hold_in, load_language_model
 from kapelle.models.weights import hash_of_base, save_model
 from kapelle.rows import Sample
 from kapelle.settings.schema import ModelConfig
-from kapelle.team import Critic, Policy
+from kapelle.team import Critic
 from kapelle.training.trainer import Trainer
 from kapelle.types import Sampling
 
@@ -105,15 +104,6 @@ class TestNumbers:
         wide, narrow = pair("bfloat16")
         assert hash_of_base(wide) == hash_of_base(narrow)
 
-    def test_a_model_is_loaded_in_it(self, tmp_path: Path) -> None:
-        save_model(tmp_path, tiny_model())
-        config = ModelConfig(path=str(tmp_path), dtype="bfloat16")
-        kinds = [
-            {p.dtype for p in load_language_model(config, trained=trained).base_parameters().values()}
-            for trained in (True, False)
-        ]
-        assert kinds == [{torch.float32}, {torch.bfloat16}]
-
 
 class TestRounded:
     """Weights in float32 that sampling rounds once."""
@@ -157,9 +147,6 @@ class TestRounded:
                 weight.mul_(1.2)
         decoder.forget(None)
         assert first != self.said(decoder) == self.said(Decoder(model))
-
-    def test_only_a_gpu_that_computes_in_half_precision_keeps_them(self) -> None:
-        assert not decode_strategies.keeps_rounded(tiny_model(dtype="bfloat16"))
 
 
 class Casts(TorchDispatchMode):
@@ -255,19 +242,3 @@ def kinds_of_moments(engine: TrainEngine) -> set[torch.dtype]:
         for key, moment in entry.items()
         if key != "step"
     }
-
-
-class TestRefused:
-    def test_all_weights_of_a_model_in_half_cannot_be_trained(self) -> None:
-        _, narrow = pair("bfloat16")
-        with pytest.raises(
-            ModelError, match=r"'whole' trains all weights of 'embedded', but '.*' is held in bfloat16"
-        ):
-            train_engine([Policy("whole")], models={"base": narrow})
-
-    def test_weights_in_half_do_not_compute_in_float32(self) -> None:
-        model = tiny_model().model.bfloat16()
-        with pytest.raises(
-            ModelError, match=r"holds weights in bfloat16 and computes in float32. Pass `dtype=\"bfloat16\"`"
-        ):
-            LanguageModel(model, tiny_model().tokenizer)

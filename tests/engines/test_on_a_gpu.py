@@ -25,24 +25,20 @@ from tests.support.tiny import (
     lora_policies,
     sections,
     stir,
-    team_of,
     tiny_model,
     train_engine,
     with_behaviour,
-    with_columns,
 )
 from tests.training.test_ranks import FEW, SHARDED, Case, furthest, learn_all, learned
 from torch import Tensor, nn
 
 from kapelle.algorithms.grpo import GRPO
-from kapelle.cli import main
 from kapelle.engines.rollout.local.decode_batch import Decoder, decode
 from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
 from kapelle.engines.rollout.local.step_graphs import CudaRecorder, nowhere, on_cuda
 from kapelle.engines.train.protocol import Objective, UpdateLimits
 from kapelle.engines.train.torch import large_head
 from kapelle.engines.train.torch.learner import Learner
-from kapelle.errors import ParityError
 from kapelle.models.fast import fused, kernels, routed_linear
 from kapelle.models.fast.attention import Span, attend_by_plan, attention, plan_spans, takes_runs
 from kapelle.models.finite import poisoned
@@ -50,9 +46,7 @@ from kapelle.models.language_model import LanguageModel, OutputHead
 from kapelle.models.lora_bank import linear
 from kapelle.models.weights import save_model, weights_hash
 from kapelle.rows import Sample
-from kapelle.runs.reader import read_metrics
-from kapelle.settings.schema import EmbeddedConfig, ModelConfig, OptimizerConfig
-from kapelle.setup.model_loading import load_models
+from kapelle.settings.schema import OptimizerConfig
 from kapelle.training.trainer import Trainer
 from kapelle.types import Sampling
 
@@ -227,23 +221,6 @@ def test_passes_are_as_large_as_memory_lets_them_be(monkeypatch: pytest.MonkeyPa
     assert 1000 < few <= 4096 < more < 19_800
 
 
-def test_tf32_is_switched_by_the_model_and_compared_by_its_bits() -> None:
-    def gap(*, tf32: bool) -> float:
-        config = ModelConfig(embedded=EmbeddedConfig.model_validate(SIZE), device=DEVICE, tf32=tf32)
-        (model,) = load_models(team_of("a"), config, {}).values()
-        assert torch.backends.cuda.matmul.allow_tf32 == tf32
-        assert torch.get_float32_matmul_precision() == ("high" if tf32 else "highest")
-        assert torch.backends.mkldnn.matmul.fp32_precision == "none"  # type: ignore[attr-defined]
-        engine = train_engine(lora_policies("a"), models={"base": model})
-        drawn = draw_samples(["a"], [(9, 12)] * 3)
-        off = with_columns(drawn, behaviour=[logp_T + 0.01 for logp_T in engine.score(drawn)])
-        return engine.update(off, Objective(GRPO().build().policy_loss))["parity/max"]
-
-    assert gap(tf32=True) == pytest.approx(0.01, abs=1e-3)
-    with pytest.raises(ParityError, match=r"bound 0\.0001"):
-        gap(tf32=False)
-
-
 @pytest.mark.parametrize("way", [("cpu", DEVICE), (DEVICE, "cpu")])
 def test_an_optimiser_goes_on_with_what_one_on_another_device_saved(way: tuple[str, str]) -> None:
     def learner_on(device: str) -> Learner:
@@ -313,23 +290,6 @@ STOPPING = [
 ]
 
 
-@pytest.mark.parametrize("recorder_on", [on_cuda, nowhere], ids=["recorded", "plain"])
-def test_stop_strings_end_the_same_rows_as_on_a_cpu(recorder_on: Any) -> None:
-    outputs = []
-    for device in ("cpu", DEVICE):
-        decoder = Decoder(
-            model_on_device(device=device), 3, recorder_on=recorder_on if device == DEVICE else nowhere
-        )
-        outputs.append(decoder.join(STOPPING))
-        finish(decoder)
-    here, there = outputs
-    assert [one.text for one in there] == [one.text for one in here]
-    assert [one.finish_reason for one in there] == [one.finish_reason for one in here]
-    assert [one.ids for one in there] == [one.ids for one in here]
-    assert {"stop", "length"} <= {one.finish_reason for one in here}
-    assert any(one.text is not None for one in here), "a stop string ended a row"
-
-
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("recorder_on", [on_cuda, nowhere], ids=["recorded", "plain"])
 @pytest.mark.parametrize("most", [fused.LARGEST, 0], ids=["fused", "flat"])
@@ -387,23 +347,6 @@ def test_an_update_is_that_of_a_cpu_in_float32(dtype: str, bound: float, adapter
     for name, value in metrics.items():
         if name.startswith(("loss", "gradient_norm", "entropy")):
             assert value == pytest.approx(expected[name], rel=bound, abs=bound), name
-
-
-@pytest.mark.long
-def test_the_demo_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KAPELLE_CACHE", str(tmp_path / "cache"))
-    words = (
-        "demo",
-        "training.steps=2",
-        f"model.device={DEVICE}",
-        "warmup.steps=40",
-        "evaluation.problems=40",
-    )
-    assert main(["train", *words, "--run-dir", str(tmp_path / "run"), "--no-rich"]) == 0
-    rows = read_metrics(tmp_path / "run")
-    assert len(rows) == 2
-    assert all(math.isfinite(value) for row in rows for name, value in row.items() if "loss" in name)
-    assert all(0 < row["parity/max"] <= 1e-4 for row in rows)
 
 
 @pytest.mark.long

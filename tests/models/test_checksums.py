@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -79,9 +78,7 @@ def test_a_file_that_is_gone_is_named(adapter: Path) -> None:
     (adapter / "more.txt").write_text("my notes")  # what was added is nobody's business
     assert verify_folder(adapter)
     (adapter / "adapter_config.json").unlink()
-    with pytest.raises(
-        ModelError, match=r"adapter_config\.json is missing: it was removed since kapelle wrote"
-    ):
+    with pytest.raises(ModelError, match=r"adapter_config\.json was removed"):
         verify_folder(adapter)
 
 
@@ -90,25 +87,6 @@ def test_who_changed_it_takes_it_as_it_is(adapter: Path) -> None:
     (adapter / CHECKSUMS).unlink()
     assert not verify_folder(adapter)
     Trainer(**sections(team=agents(weights={"past": str(adapter)}))).close()
-
-
-@pytest.mark.parametrize("flipped", [False, True])
-def test_in_a_checkpoint_of_an_earlier_version_its_manifest_is_asked(
-    made: Path, tmp_path: Path, flipped: bool
-) -> None:
-    step = Path(shutil.copytree(made, tmp_path / made.name))
-    folder = step / "policies" / "ada"
-    (folder / CHECKSUMS).write_text(json.dumps({"base": base_of(folder)}) + "\n")
-    manifest = json.loads((step / "manifest.json").read_bytes())
-    del manifest["files"]["policies/ada/kapelle.json"]
-    (step / "manifest.json").write_text(json.dumps(manifest))
-    team = agents(weights={"past": str(folder)})
-    if not flipped:
-        Trainer(**sections(team=team)).close()
-        return
-    flip(folder / "adapter_model.safetensors")
-    with pytest.raises(ModelError, match=r"adapter_model\.safetensors has changed since kapelle wrote it"):
-        Trainer(**sections(team=team))
 
 
 @pytest.mark.slow
@@ -195,23 +173,4 @@ class TestWarmup:
         assert same_bits(again, first)
         assert "no list of hashes" in said[1]
         flip(folder / "model.safetensors")
-        assert "deleted and trained again" in self.warmed()[1][1]
-
-    def test_one_of_an_earlier_version_that_is_cut_off_is_made_anew(self, cache: Path) -> None:
-        first, _ = self.warmed()
-        (folder,) = cache.iterdir()
-        (folder / CHECKSUMS).unlink()
-        weights = (folder / "model.safetensors").read_bytes()
-        (folder / "model.safetensors").write_bytes(weights[:-8])
-        again, said = self.warmed()
-        assert same_bits(again, first)
-        assert "deleted and trained again" in said[1]
-
-    def test_a_resumed_run_goes_on_with_the_one_made_anew(self, cache: Path, tmp_path: Path) -> None:
-        run = tmp_path / "run"
-        with Trainer.from_recipe("demo", *TINY, run_dir=run) as trainer:
-            trainer.train(1)
-        (folder,) = cache.iterdir()
-        flip(folder / "model.safetensors")
-        with Trainer.from_recipe("demo", *TINY, run_dir=run, resume=True) as trainer:
-            assert trainer.done == 1
+        assert "deleted and made anew" in self.warmed()[1][1]

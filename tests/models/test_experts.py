@@ -107,9 +107,7 @@ class TestAsPeft:
             build("mixtral"), peft.LoraConfig(r=2, target_modules=[], target_parameters=["gate.weight"])
         )
         theirs.save_pretrained(str(tmp_path))
-        with pytest.raises(
-            ModelError, match=r"target_parameters: \['gate.weight'\], other names than those of experts"
-        ):
+        with pytest.raises(ModelError, match="target_parameters"):
             read_lora(tmp_path)
 
 
@@ -231,7 +229,7 @@ class TestFolders:
         check_saved("'a'", tmp_path, None, outline_of(model.model))
         found = read_model(tmp_path, own.keys())
         assert all(torch.equal(found[name], tensor) for name, tensor in own.items())
-        with pytest.raises(ModelError, match=r"'a' cannot start from .*missing or of another shape"):
+        with pytest.raises(ModelError, match="cannot start from"):
             check_saved("'a'", tmp_path, None, outline_of(build("qwen3_moe")))
 
 
@@ -244,12 +242,6 @@ class TestNames:
             *("k_proj", "o_proj", "q_proj", "v_proj"),
         )
 
-    def test_one_weight_of_one_block_can_be_named(self) -> None:
-        layers = layers_of(build("qwen3_moe"))
-        path = "model.layers.1.mlp.experts.down_proj"
-        assert adapted_layers(layers, (path,)) == [path]
-        assert named(layers, Lora(targets=(path,))).targets == ("layers.1.mlp.experts.down_proj",)
-
     def test_names_and_counts_are_the_same_when_the_model_has_adapters(self) -> None:
         model = family_model("qwen3_moe")
         before = named(layers_of(model.model), LORA), adapter_parameters(outline_of(model.model), LORA)
@@ -259,18 +251,3 @@ class TestNames:
             adapter_parameters(outline_of(model.model), LORA),
         ) == before
         assert before[1] == sum(tensor.numel() for tensor in model.bank.parameters("a").values())
-
-    @pytest.mark.parametrize(
-        ("family", "targets", "dropout", "message"),
-        [
-            ("qwen2", ("experts",), 0.0, "names 'experts', and Qwen2ForCausalLM has no experts"),
-            ("llama4_text", ("experts",), 0.0, "Llama4ForCausalLM computes its experts in a way of its own"),
-            ("qwen3_moe", ("experts.up",), 0.0, "names 'experts.up', no linear layer .*Known: .*experts"),
-            ("qwen3_moe", ("experts",), 0.1, "`lora.dropout` is 0.1 and `lora.targets` names experts"),
-        ],
-    )
-    def test_what_cannot_be_is_said(
-        self, family: str, targets: tuple[str, ...], dropout: float, message: str
-    ) -> None:
-        with pytest.raises(ModelError, match=message):
-            adapter_parameters(outline_of(build(family)), Lora(targets=targets, dropout=dropout))

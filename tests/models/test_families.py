@@ -8,7 +8,6 @@ from pathlib import Path
 import peft
 import pytest
 import torch
-from tests import model_table
 from tests.support.families import FAMILIES, family_model
 from tests.support.tiny import (
     draw_samples,
@@ -118,8 +117,3 @@ def test_a_policy_and_a_critic_learn_by_the_gradients_of_transformers(family: st
     assert float(torch.cosine_similarity(flat_found, flat_expected, dim=0)) > 1 - 1e-6
     assert not before.any()
     assert float(torch.cat(engine.score(judged)).mean()) > 0.05  # towards the return of 1
-
-
-def test_the_families_that_play_are_those_of_the_table() -> None:
-    table = model_table.between_marks(model_table.PAGE.read_text("utf-8"))[1]
-    assert [family for family in FAMILIES if f"| {family} | refused" not in table] == PLAYING

@@ -218,43 +218,6 @@ def test_texts_of_qwen_coder_are_held_to_their_schema(
             assert speech.read(text).calls == (ReadCall("f", {"a": value}),)
 
 
-def test_values_of_glm_share_definitions_and_need_no_type() -> None:
-    shared = {"$defs": {"way": {"enum": ["left", "right"]}}}
-    schema = {
-        "type": "object",
-        "properties": {"a": {"$ref": "#/$defs/way"}},
-        "required": ["a", "b"],
-        **shared,
-    }
-    sampler, speech = Sampler(GLM), SpeechForm("glm", schemas=[{"name": "f", "parameters": schema}])
-    text = '<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>"left"</arg_value>\n<arg_key>b</arg_key>\n<arg_value>[1]</arg_value>\n</tool_call>'
-    assert sampler.masks.begin(glm(schema), sampler.raw.encode(text).ids).complete
-    assert speech.read(text).calls == (ReadCall("f", {"a": "left", "b": [1]}),)
-
-
-@pytest.mark.parametrize(
-    ("schema", "told"),
-    [
-        (one(format="date"), "`format` for texts, as in 'a' of the tool 'f'"),
-        (one(enum=["abc"], maxLength=2), "No text satisfies the schema of 'a' of the tool 'f'"),
-        ({"type": "object", "anyOf": [{"required": ["a"]}]}, "`anyOf`"),
-        ({"type": "array"}, "`type`"),
-        ({"type": "object", "properties": {"<a>": {}}}, "'<a>' of the tool 'f' cannot be written"),
-        (True, "not a schema"),
-    ],
-)
-def test_what_glm_cannot_be_held_to_is_refused(schema: Json, told: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        glm(schema)
-    assert told in str(refused.value)
-
-
-@pytest.mark.parametrize("key", ["<a", "a>b", "a\nb", " a"])
-def test_keys_that_end_the_mark_of_qwen_coder_are_refused(key: str) -> None:
-    with pytest.raises(ConfigError, match="cannot be written in this model's form"):
-        qwen({"type": "object", "properties": {key: {}}})
-
-
 @pytest.mark.parametrize("family", IDS)
 def test_the_trainer_masks_a_lenient_schema_as_the_sampler_does(family: Family) -> None:
     """Of a constraint as a turn records it: the same tokens were allowed in each place, and a `set` is held to its items."""
@@ -282,9 +245,3 @@ def test_the_trainer_masks_a_lenient_schema_as_the_sampler_does(family: Family) 
         walk.take(token)
     recorded = Constraint(constraint.kind, constraint.text)
     np.testing.assert_array_equal(Sampler(family).masks.of(recorded, tuple(ids)), np.stack(allowed))
-
-
-def test_a_name_that_a_form_cannot_write_is_refused() -> None:
-    with pytest.raises(ConfigError, match="letters, digits"):
-        forced_call([{"name": "two words"}], form=constraints.HARMONY)
-    check_constraint(forced_call([{"name": "two words"}], form=constraints.MISTRAL))

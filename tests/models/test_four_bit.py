@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.tiny import (
-    SIZE,
     frozen_copy,
-    sections,
     tiny_model,
     train_engine,
 )
@@ -25,14 +23,12 @@ from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.engines.rollout.local.decode_batch import decode
 from kapelle.engines.rollout.local.decode_strategies import Job
 from kapelle.engines.train.protocol import Objective
-from kapelle.errors import ConfigError, ModelError
-from kapelle.models import devices
+from kapelle.errors import ModelError
 from kapelle.models.language_model import LanguageModel, load_language_model
 from kapelle.models.weights import save_model
 from kapelle.rows import Sample
 from kapelle.settings.schema import ModelConfig
 from kapelle.team import Lora, Policy
-from kapelle.training.trainer import Trainer
 from kapelle.types import Sampling
 
 
@@ -138,12 +134,3 @@ class TestSettings:
         codes = frozen["quantization_config"]
         assert (codes.load_in_4bit, codes.bnb_4bit_quant_type) == (True, "nf4")
         assert codes.bnb_4bit_compute_dtype == torch.bfloat16
-
-    def test_it_is_refused_without_the_library(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(devices, "find_spec", lambda _: None)
-        with pytest.raises(ConfigError, match=r"`model.quantization: nf4` needs bitsandbytes"):
-            devices.check_four_bit("some/model")
-
-    def test_it_is_refused_for_the_embedded_model(self) -> None:
-        with pytest.raises(ConfigError, match=r"reads a pretrained model, but `model.path` is `embedded`"):
-            Trainer(**sections(model={"embedded": SIZE, "quantization": "nf4"}))

@@ -42,7 +42,7 @@ def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None
 class TestWhatTheFilesHold:
     def test_a_weight_that_is_missing_is_not_drawn_at_random(self, folder: Path) -> None:
         rewrite(folder, lambda tensors: tensors.pop(LAYER))
-        with pytest.raises(ModelError, match=rf"no weights for '{LAYER}' of Qwen3ForCausalLM.*at random"):
+        with pytest.raises(ModelError, match=rf"no weights for '{LAYER}' of Qwen3ForCausalLM"):
             load_language_model(ModelConfig(path=str(folder)))
 
     def test_layers_that_the_settings_do_not_know_are_not_left_out(self, folder: Path) -> None:

@@ -28,16 +28,8 @@ def folder(place: Path, family: str, **settings: Any) -> str:
 
 def test_a_head_that_is_a_linear_map_is_told_from_others(tmp_path: Path) -> None:
     assert check_architecture(folder(tmp_path / "a", "gpt2", **{**FAMILIES["gpt2"], "vocab_size": 2000}))
-    with pytest.raises(ModelError, match="BertLMHeadModel makes other logits"):
+    with pytest.raises(ModelError, match="BertLMHeadModel"):
         check_architecture(folder(tmp_path / "b", "bert", **{**FAMILIES["bert"], "vocab_size": 2000}))
-
-
-@pytest.mark.slow
-def test_of_a_large_model_a_small_one_is_made(tmp_path: Path) -> None:
-    """Sizes of Gemma 2 9B, and of BERT as it is published, with a decoder's mask."""
-    assert check_architecture(folder(tmp_path / "a", "gemma2"))
-    with pytest.raises(ModelError, match="BertLMHeadModel makes other logits"):
-        check_architecture(folder(tmp_path / "b", "bert", is_decoder=True, num_hidden_layers=24))
 
 
 def test_what_cannot_be_made_smaller_is_left_to_loading(tmp_path: Path) -> None:

@@ -9,17 +9,14 @@ import torch
 from tests.support.tiny import SIZE, tiny_model
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from kapelle.errors import ModelError
 from kapelle.models.outline import (
     adapter_parameters,
-    check_adapters,
     outline_of,
     outline_of_settings,
     read_outline,
-    read_outlines,
 )
 from kapelle.models.weights import save_model
-from kapelle.settings.schema import EmbeddedConfig, ModelConfig
+from kapelle.settings.schema import EmbeddedConfig
 from kapelle.team import Agent, Critic, Lora, Policy, Team
 
 # hidden 16, 2 heads of 8, 1 key-value head, intermediate 32; (in, out) of each linear layer:
@@ -64,29 +61,6 @@ def test_counts_are_those_of_the_model_that_is_loaded(tmp_path: Path) -> None:
 def team(policy: Lora, critic: Lora | None = None) -> Team:
     critics = {} if critic is None else {"critic": Critic("critic", lora=critic)}
     return Team((Agent("a"),), {"a": Policy("a", lora=policy)}, {"a": "a"}, critics=critics)
-
-
-def test_an_adapter_without_a_place_is_found_without_weights() -> None:
-    config = ModelConfig(embedded=EMBEDDED)
-    wrong = Lora(targets=("q_prj",))
-    check_adapters(team(Lora()), read_outlines(team(Lora()), config))
-    for bad in (team(wrong), team(Lora(), critic=wrong)):
-        with pytest.raises(ModelError, match=r"'q_prj', no linear layer .* Did you mean 'q_proj'"):
-            check_adapters(bad, read_outlines(bad, config))
-
-
-def test_a_model_in_memory_is_its_own_outline() -> None:
-    model = tiny_model()
-    assert read_outlines(team(Lora()), ModelConfig(), {"embedded": model}) == {
-        "base": read_outline("embedded", EMBEDDED)
-    }
-
-
-def test_settings_that_are_no_model_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "no such thing"}')
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ModelError, match="cannot be read"):
-        read_outline(str(tmp_path), EmbeddedConfig())
 
 
 SMALL: dict[str, Any] = {

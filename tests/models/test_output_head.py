@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.support.families import build, family_model, tokenizer
+from tests.support.families import build, tokenizer
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -41,25 +41,10 @@ def test_settings_are_read_as_the_models_logits_say(
     assert scale_and_cap(settings, LINEAR, logits, bound=1e-4) == found
 
 
-@pytest.mark.parametrize(
-    ("family", "found"),
-    [
-        ("granite", (0.25, None)),
-        ("cohere", (0.25, None)),
-        ("falcon_h1", (0.5, None)),
-        ("gemma2", (1.0, 30.0)),
-        ("llama", (1.0, None)),
-    ],
-)
-def test_architectures(family: str, found: tuple[float, float | None]) -> None:
-    head = family_model(family).head
-    assert (head.scale, head.softcap) == found
-
-
 def test_a_model_that_makes_its_logits_otherwise_is_refused_when_it_is_loaded() -> None:
     model = build("llama")
     add_one_per_cent(model)
-    with pytest.raises(ModelError, match="LlamaForCausalLM makes other logits of these weights"):
+    with pytest.raises(ModelError, match="LlamaForCausalLM"):
         LanguageModel(model, tokenizer())
 
 

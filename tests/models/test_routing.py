@@ -17,7 +17,7 @@ from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.engines.rollout.local.decode_batch import Decoder
 from kapelle.engines.rollout.local.decode_strategies import Job
 from kapelle.engines.train.protocol import Objective
-from kapelle.errors import ConfigError, ModelError, ParityError
+from kapelle.errors import ConfigError, ParityError
 from kapelle.models.fast.attention import plan_sequences
 from kapelle.models.language_model import LanguageModel, copy_language_model
 from kapelle.models.routing import packed, unpacked
@@ -166,10 +166,6 @@ class TestData:
 
 
 class TestRefusals:
-    def test_a_model_without_routers_is_named(self) -> None:
-        with pytest.raises(ModelError, match="Qwen2ForCausalLM has no experts"):
-            LanguageModel(build("qwen2"), tokenizer(), replays_routing=True)
-
     def test_an_engine_that_does_not_say_which_experts_it_took_is_named(self) -> None:
         settings: dict[str, Any] = {
             "model": {"routing": "replayed"},

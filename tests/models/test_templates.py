@@ -108,33 +108,9 @@ def test_what_is_heard_later_is_joined_too(template: str, rest: str) -> None:
     assert read.decode(following).endswith(rest)
 
 
-@pytest.mark.parametrize(
-    ("template", "parts"),
-    [
-        (GEMMA, ["no system message", "user and assistant in turn"]),
-        (MISTRAL, ["no system message", "user and assistant in turn"]),
-        (SILENT, ["no system message", "ignores `add_generation_prompt` (kapelle adds 'assistant:'"]),
-        (CHATML, []),
-        (PARTS, []),
-        ("{{ messages[0]['content'] }}", ["no answer of the agent"]),
-    ],
-)
-def test_one_sentence_says_what_is_done(template: str, parts: list[str]) -> None:
-    # The marks of these templates are no tokens of the tokeniser, which is another note.
-    notes = [note for note in renderer(template).notes if "ends answers" not in note]
-    assert len(notes) == bool(parts)
-    for part in parts:
-        assert part in notes[0]
-
-
 def test_a_template_that_leaves_the_question_out_is_refused() -> None:
-    with pytest.raises(ModelError, match="leaves out what the user says"):
+    with pytest.raises(ModelError, match="user"):
         started("{% for m in messages %}{{ m['role'] }}{% endfor %}", U)
-
-
-def test_what_any_conversation_meets_is_the_template_s_own_error() -> None:
-    with pytest.raises(ModelError, match="needs a licence"):
-        started("{{ raise_exception('needs a licence') }}", S, U)
 
 
 def test_a_template_that_hangs_at_a_system_message_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ from kapelle.errors import ConfigError
 from kapelle.models.renderer import ChatRenderer, light_renderer, load_renderer
 from kapelle.runs.reader import read_episodes
 from kapelle.settings.schema import ModelConfig
-from kapelle.setup.recipe import load_recipe
 from kapelle.types import Json, Message, Said, conversation
 
 U = Message("user", "2+2?")
@@ -137,20 +136,6 @@ DEMO = ["demo", "warmup=null", "training.steps=1", "training.tasks_per_step=1", 
 SMALL = ["evaluation.problems=1", "evaluation.problems_while_training=1", "team.sampling.max_tokens=4"]
 
 
-@pytest.mark.parametrize(
-    "word",
-    [
-        "enable_thinking=false",
-        "chat_template_kwargs={enable_thinking: false}",
-        "chat_template_kwargs.enable_thinking=false",
-        "data.apply_chat_template_kwargs.enable_thinking=false",
-    ],
-)
-def test_the_names_of_other_libraries_set_them(word: str) -> None:
-    config = load_recipe("demo", (), [word]).config
-    assert config.model.chat_template_kwargs == {"enable_thinking": False}
-
-
 @pytest.mark.slow
 def test_a_run_of_such_a_model_is_trained_evaluated_talked_to_and_exported(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -193,20 +178,6 @@ def test_a_run_reads_them_by_agent(folder: Path, tmp_path: Path) -> None:
         ("actor", True),
         ("reasoner", False),
     }
-
-
-def test_validate_refuses_one_that_is_not_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(["validate", *DEMO, f"model.path={folder}", "model.chat_template_kwargs.enable_thinkin=false"])
-        == 2
-    )
-    assert "Did you mean 'enable_thinking'?" in capsys.readouterr().err
-
-
-def test_an_endpoint_takes_none(capsys: pytest.CaptureFixture[str]) -> None:
-    agent = "team.agents.actor={weights: {endpoint: 'http://localhost:1/v1', model: m}, chat_template_kwargs: {a: 1}}"
-    assert main(["validate", *DEMO, agent]) == 2
-    assert "is behind an endpoint" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("ending", "opened"), [("", "<think>\n"), ("<think>\n", "")])

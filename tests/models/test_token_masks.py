@@ -284,11 +284,6 @@ def test_a_call_of_a_named_tool_in_another_form() -> None:
         assert legal_call(call)
 
 
-def test_a_marker_of_calls_that_is_one_token_may_be_that_token() -> None:
-    walk, marker = BYTE_LEVEL_MASKS.begin(forced_call([TIME])), BYTE_LEVEL.token_to_id("<tool_call>")
-    assert set(allowed(BYTE_LEVEL_MASKS.next([walk])[0])) == {marker, BYTE_LEVEL.token_to_id("<")}
-
-
 def test_words_may_stand_before_a_call_and_calls_may_follow() -> None:
     masks, constraint = BYTE_LEVEL_MASKS, forced_call([TIME], words=True, several=True)
     call = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
@@ -402,21 +397,6 @@ def test_a_grammar_that_cannot_go_on_ends_the_turn() -> None:
     assert not walk.complete
     with pytest.raises(ConfigError, match="no token begins one"):
         masks.begin(Constraint.choices(["no"]))
-
-
-def test_a_missing_package_is_named_in_one_line() -> None:
-    program = """
-import sys
-sys.modules["llguidance"] = None
-import importlib.util
-found = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *more: None if name == "llguidance" else found(name, *more)
-from kapelle.models.token_masks import check_constraint
-from kapelle.types import Constraint
-check_constraint(Constraint.choices(["a"]))
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert "pip install 'kapelle[constrain]'" in done.stderr.splitlines()[-1]
 
 
 def test_a_slash_in_a_regex_is_a_slash() -> None:

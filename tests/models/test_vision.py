@@ -167,9 +167,7 @@ class TestLearning:
         paths = adapted_layers(layers, ("all-linear",))
         assert len(paths) == 2 * 7
         assert all(path.startswith("model.language_model.layers.") for path in paths)
-        with pytest.raises(
-            ModelError, match="'linear_fc1', which can have no adapter: it belongs to how the model sees"
-        ):
+        with pytest.raises(ModelError, match="vision tower"):
             adapted_layers(layers, ("linear_fc1",))
 
 
@@ -223,8 +221,8 @@ class TestHostilePictures:
     @pytest.mark.parametrize(
         ("data", "why"),
         [
-            (png(60_000, 60_000), "claims more than 50,000,000 pixels"),
-            (png(10_000, 10_000), "claims more than 50,000,000 pixels"),
+            (png(60_000, 60_000), "50,000,000 pixels"),
+            (png(10_000, 10_000), "50,000,000 pixels"),
             (png(100, 100), "is damaged"),
             (picture("red").data[:40], "is damaged"),
             (b"\xff\xd8\xff" + b"\0" * 100, "is damaged"),
@@ -251,8 +249,3 @@ class TestHostilePictures:
             assert text in model.renderer.decode(ids)
         heard = model.renderer.extend(plain, (50, 1), [Message("user", "<|image_pad|>and?")])
         assert heard.count(model.vision.token) == plain.count(model.vision.token)
-
-    def test_a_model_that_reads_text_alone_is_named(self) -> None:
-        blind = load_language_model(ModelConfig())
-        with pytest.raises(ModelError, match="reads text alone, and 1 image"):
-            blind.renderer.start([Message("user", "what?", images=(RED,))])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import copy
 import hashlib
-import json
 from pathlib import Path
 
 import peft
@@ -19,7 +18,6 @@ from kapelle.models import weights
 from kapelle.models.adapters import named
 from kapelle.models.language_model import load_language_model
 from kapelle.models.lora_bank import layers_of
-from kapelle.models.weights import _mixed as mixed
 from kapelle.models.weights import read_adapter, save_adapter, save_model, weights_hash
 from kapelle.runtime.tensors import copy_together
 from kapelle.settings.schema import ModelConfig
@@ -49,17 +47,6 @@ class TestHash:
         hashes = {weights_hash(tensors) for tensors in [base, *other]}
         assert len(hashes) == 7
 
-    def test_it_sees_content_alone(self) -> None:
-        one = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(1)}
-        strided = {"b": torch.ones(1), "a": torch.arange(6.0).reshape(2, 3).T.contiguous().T}
-        assert weights_hash(one) == weights_hash(strided)
-        assert len(weights_hash(one)) == 16
-
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-    def test_it_takes_half_precision(self, dtype: torch.dtype) -> None:
-        ones = weights_hash({"a": torch.ones(3, dtype=dtype)})
-        assert ones != weights_hash({"a": torch.tensor([1.0, 1.0, 1.01], dtype=dtype)})
-
     def test_it_is_what_plain_integers_give(self) -> None:
         tensors = {
             "b": torch.arange(-9, 10, dtype=torch.int16),
@@ -78,36 +65,6 @@ class TestHash:
         for words in (1, 7, 1 << 20):
             monkeypatch.setattr(weights, "_words_at_once", lambda _, words=words: words)
             assert weights_hash(tensors) == expected
-
-    def test_accidents_change_it(self) -> None:
-        generator = torch.Generator().manual_seed(1)
-        plain = torch.randn(64, generator=generator)
-        seen = {weights_hash({"a": plain})}
-        made = 1
-        for one in range(0, 64, 3):
-            for other in range(one + 1, 64, 5):
-                swapped, signs, zeros = plain.clone(), plain.clone(), plain.clone()
-                swapped[[one, other]] = plain[[other, one]]
-                signs[[one, other]] *= -1
-                zeros[one:other] = 0
-                seen |= {weights_hash({"a": each}) for each in (swapped, signs, zeros)}
-                made += 3
-        bits = plain.view(torch.int32)
-        for place in range(64 * 32):
-            flipped = bits.clone()
-            flipped[place // 32] ^= -(1 << 31) if place % 32 == 31 else 1 << place % 32
-            seen.add(weights_hash({"a": flipped.view(torch.float32)}))
-            made += 1
-        assert len(seen) == made
-
-    def test_each_bit_of_a_word_changes_half_of_the_mixed_ones(self) -> None:
-        words = torch.randint(-(1 << 62), 1 << 62, (2000,), generator=torch.Generator().manual_seed(2))
-        before = mixed(words, 5)
-        for bit in range(64):
-            one = torch.tensor(-(1 << 63) if bit == 63 else 1 << bit)
-            changed = (mixed(words ^ one, 5) ^ before)[:, None] >> torch.arange(64) & 1
-            share_64 = changed.double().mean(0)
-            assert float((share_64 - 0.5).abs().max()) < 0.06  # five standard errors
 
 
 def by_plain_integers(tensors: dict[str, torch.Tensor]) -> str:
@@ -184,33 +141,10 @@ class TestAdapters:
         assert found == Lora(5, 7.5, ("down_proj", "q_proj"))
         assert weights_hash(tensors) == weights_hash(model.bank.parameters("agent"))
 
-    @pytest.mark.parametrize(
-        ("key", "value"),
-        [
-            ("use_dora", True),
-            ("rank_pattern", {"q_proj": 3}),
-            ("peft_type", "IA3"),
-            ("bias", "all"),
-            ("modules_to_save", ["lm_head"]),
-            ("target_modules", ".*proj"),
-            ("layers_to_transform", [1]),
-        ],
-    )
-    def test_a_kind_that_kapelle_does_not_compute_is_refused(
-        self, key: str, value: object, tmp_path: Path
-    ) -> None:
-        model = tiny_model()
-        model.bank.add("agent", KINDS[1], seed=0)
-        save_adapter(tmp_path, model.bank.parameters("agent"), KINDS[1], "base")
-        settings = json.loads((tmp_path / "adapter_config.json").read_text())
-        (tmp_path / "adapter_config.json").write_text(json.dumps({**settings, key: value}))
-        with pytest.raises(ModelError, match="plain LoRA"):
-            read_adapter(tmp_path)
-
     def test_a_folder_that_is_none_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(
             ModelError,
-            match=r"no PEFT adapter folder: .* \(No such file .*or a folder that one has saved, such as",
+            match="no PEFT adapter folder",
         ):
             read_adapter(tmp_path / "nowhere")
         (tmp_path / "adapter_config.json").write_text("{")

@@ -19,7 +19,7 @@ from kapelle.engines.train.protocol import HEAD, Objective, Published, TrainSetu
 from kapelle.errors import CheckpointError, NumericsError, ParityError
 from kapelle.models.fast.attention import plan_sequences
 from kapelle.models.language_model import LanguageModel, copy_language_model
-from kapelle.models.weights import copy_weights
+from kapelle.models.lora_bank import copy_weights
 from kapelle.rows import Sample
 from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.base import Settings

@@ -1,22 +1,22 @@
-"""Adapters before they hold weights: which layers of a model they go on, and what the folder of one says and holds.
+"""Choose the layers that get adapters, and read the settings of PEFT's adapter folders. No tensor is read here.
 
-They go on `all-linear`, or on the layers that a user names. `all-linear` takes every linear layer of the decoder's blocks, fused ones (`qkv_proj`, `c_attn`) and GPT-2's `Conv1D`
-included. It leaves out, by what they are and not by a list of models:
+`lora.targets` is `all-linear` or a list of layer names. `all-linear` takes every linear layer of the decoder's blocks, including
+fused ones (`qkv_proj`, `c_attn`) and GPT-2's `Conv1D`. It excludes, by their kind:
 
-- the output head, embeddings, and what stands beside the blocks, such as a vision tower and its projector;
-- routers of a mixture of experts, and gates with a single output: adapters would move which expert is chosen;
-- experts, whose weights `transformers` keeps as one tensor for all of a block. The target `experts` adds them, each
-  expert with a pair of factors of its own (PEFT's `target_parameters`);
-- in a model with experts, other layers that are named like the parts of one (a shared expert's `down_proj`): PEFT would
-  take these names for the experts when it loads the adapter;
-- of a state-space mixer (Mamba) everything but `in_proj`: its scan may read the other weights past their layers, and
-  PEFT refuses `out_proj`.
+- the output head, embeddings and modules outside the blocks, such as a vision tower and its projector;
+- routers of a mixture of experts and gates with a single output: adapters would change which expert is chosen;
+- experts, whose weights `transformers` keeps as one tensor per block. The target `experts` adds them, with one pair of
+  factors per expert (PEFT's `target_parameters`);
+- in a model with experts, other layers that have the name of a part of one (a shared expert's `down_proj`): PEFT would
+  mistake these names for the experts when it loads the adapter;
+- in a state-space mixer (Mamba), everything but `in_proj`: its scan may read the other weights without calling their layers,
+  and PEFT rejects `out_proj`.
 
-A name reaches what `all-linear` leaves out where an adapter there computes the right thing.
+A user can name an excluded layer if an adapter there computes the correct result.
 
-The folders are PEFT's; no tensor is read. An adapter must be the plain LoRA that kapelle computes. Some fifty fields of its
-settings define how its tensors are used. A few are read, a few do not change the computation, and every other one must have the
-value that disables it. A field with another value is refused by name, also one that later versions of PEFT add.
+An adapter folder must hold plain LoRA. Some fifty fields of its settings define how its tensors are used. A few are read, a few
+do not change the computation, and every other field must have a value that disables it. A field with another value raises an
+error with its name, including fields that later versions of PEFT add.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +32,18 @@ from kapelle.errors import ModelError, did_you_mean
 from kapelle.team import ALL_LINEAR, Lora
 
 ROUTERS = frozenset({"router", "gate", "shared_expert_gate"})
-"""Names of the layers that choose or weigh experts, or of what holds them."""
+"""Names of the layers that choose or weigh experts, and of the modules that hold such layers."""
 
 EXPERTS = "experts"
-"""What the module that holds a block's experts is called; as a target, the weights in it."""
+"""Name of the module that holds a block's experts; as a target, the weights in it."""
 
 EXPERT_PARTS = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2", "w3"})
-"""Names that the parts of an expert have or once had."""
+"""Names of the parts of an expert, in all versions of `transformers`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """The modules of a model, as if it had no adapters: what the choice reads of it."""
+    """The modules of a model without its adapters."""
 
     model: str
     """Name of its class, for errors."""
@@ -56,11 +56,11 @@ class Layers:
     mixers: frozenset[str] = frozenset()
     """Paths of state-space mixers, which have tensors A and D of their own."""
     eyes: frozenset[str] = frozenset()
-    """Paths of what stands beside the decoder of a model that sees: its vision tower and projector."""
+    """Paths of the vision tower and projector of a vision-language model."""
     experts: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
-    """Path → experts, features in and out of every weight that all experts of a block share one tensor for."""
+    """Path → number of experts, features in and out of every weight that a block's experts keep in one tensor."""
     counted: frozenset[str] = frozenset()
-    """Paths of modules of experts that say how many they are, so that the choices of their routers are known."""
+    """Paths of modules of experts that state their number (`num_experts`), so that their routers' choices can be recorded."""
     transposed: frozenset[str] = frozenset()
     """Paths of linear layers whose weights have features in first: GPT-2's `Conv1D`."""
 
@@ -71,22 +71,18 @@ class Layers:
 
     @property
     def routers(self) -> list[str]:
-        """Paths of what weighs these experts."""
+        """Paths of the routers of these experts."""
         blocks = [path.rpartition(".")[0] for path in self.mixtures]
-        return [
-            place
-            for block in blocks
-            for each in ("router", "gate")
-            if (place := f"{block}.{each}") in self.modules
-        ]
+        found = [f"{block}.{name}" for block in blocks for name in ("router", "gate")]
+        return [path for path in found if path in self.modules]
 
 
 def check_routing(layers: Layers) -> None:
-    """Raise ModelError unless the choices of all of a model's routers can be recorded and taken again."""
+    """Raise ModelError unless the choices of all of a model's routers can be recorded and replayed."""
     if not layers.mixtures or not layers.counted.issuperset(layers.mixtures):
         raise ModelError(
-            f"`model.routing: replayed` needs a mixture whose routers are known, and {layers.model} "
-            f"{'chooses experts in a way of its own' if layers.mixtures else 'has no experts'}. Set `model.routing: free`."
+            f"`model.routing: replayed` needs a mixture of experts with the routers of `transformers`, and {layers.model} has none. "
+            "Set `model.routing: free`."
         )
 
 
@@ -95,14 +91,14 @@ def linear_layers(layers: Layers) -> dict[str, tuple[int, int]]:
     return {
         path: features
         for path, features in layers.linear.items()
-        if path != layers.head and _refusal(layers, path) is None
+        if path != layers.head and _why_unfit(layers, path) is None
     }
 
 
 def adapted_layers(layers: Layers, targets: Sequence[str]) -> list[str]:
-    """Return the paths of the layers that targets name, in the model's order; weights of experts stand behind them.
+    """Return the paths of the layers that targets name, in the model's order, followed by the weights of experts.
 
-    Raises ModelError when a target names none, or one that cannot have an adapter.
+    Raises ModelError if a target names no layer, or one that cannot have an adapter.
     """
     fit = linear_layers(layers)
     chosen: set[str] = set()
@@ -115,18 +111,14 @@ def adapted_layers(layers: Layers, targets: Sequence[str]) -> list[str]:
             and ROUTERS.isdisjoint(path.split("."))
             and path.rpartition(".")[2] not in parts_of_experts
             and features_out > 1
-            and (path.rpartition(".")[0] not in layers.mixers or path.endswith(".in_proj"))
+            and (_parent(path) not in layers.mixers or path.endswith(".in_proj"))
         )
         if not chosen:
             raise ModelError(f"`{ALL_LINEAR}` finds no linear layer in the blocks of {layers.model}.")
     for target in targets:
         found = [path for path in fit if _ends(path, target)]
         if of_experts(target):
-            found += [
-                path
-                for path in layers.experts
-                if _ends(path, target) or _ends(path.rpartition(".")[0], target)
-            ]
+            found += [each for each in layers.experts if _ends(each, target) or _ends(_parent(each), target)]
         if target != ALL_LINEAR and not found:
             raise ModelError(_no_such_layer(layers, target, fit))
         chosen.update(found)
@@ -134,21 +126,21 @@ def adapted_layers(layers: Layers, targets: Sequence[str]) -> list[str]:
 
 
 def of_experts(target: str) -> bool:
-    """Return whether a target names weights of experts: `experts`, `experts.down_proj`, or a whole path of one."""
+    """Return whether a target names weights of experts: `experts`, `experts.down_proj`, or the whole path of one."""
     return EXPERTS in target.split(".")
 
 
 def adapter_shapes(layers: Layers, lora: Lora) -> dict[str, tuple[int, int]]:
     """Return the shape of every tensor of an adapter under PEFT's names.
 
-    Of experts PEFT keeps the factors of all of them side by side: A `[rank · experts, in]` and B `[out, rank · experts]`, in
-    which the rank is the slow axis. Raises ModelError as `adapted_layers`, and for dropout on experts, which PEFT refuses.
+    PEFT keeps the factors of all experts side by side: A `[rank · experts, in]` and B `[out, rank · experts]`, with the rank as
+    the slow axis. Raises ModelError as `adapted_layers` does, and for dropout on experts, which PEFT does not support.
     """
     paths = adapted_layers(layers, lora.targets)
     if lora.dropout and any(path in layers.experts for path in paths):
         raise ModelError(
-            f"`lora.dropout` is {lora.dropout:g} and `lora.targets` names experts, on which PEFT takes no dropout. Set `lora.dropout: 0`, "
-            f"or leave '{EXPERTS}' out of `lora.targets`."
+            f"`lora.dropout` is {lora.dropout:g} and `lora.targets` names experts, for which PEFT supports no dropout. "
+            f"Set `lora.dropout: 0`, or remove '{EXPERTS}' from `lora.targets`."
         )
     shapes: dict[str, tuple[int, int]] = {}
     for path, place in peft_places(paths, layers.experts).items():
@@ -159,15 +151,15 @@ def adapter_shapes(layers: Layers, lora: Lora) -> dict[str, tuple[int, int]]:
 
 
 def peft_places(paths: Sequence[str], experts: Collection[str]) -> dict[str, str]:
-    """Return under which name PEFT keeps the factors of each path.
+    """Return the name under which PEFT keeps the factors of each path.
 
-    It wraps a module once for each of its weights in `experts`, so that the last one is outside and the ones before it are inside.
+    PEFT wraps a module once for each of its weights in `experts`: the last weight has the outermost wrapper.
     """
     places = {path: f"base_model.model.{path}" for path in paths}
     within: dict[str, list[str]] = {}
     for path in paths:
         if path in experts:
-            within.setdefault(path.rpartition(".")[0], []).append(path)
+            within.setdefault(_parent(path), []).append(path)
     for module, own in within.items():
         for depth, path in enumerate(reversed(own)):
             places[path] = f"base_model.model.{module}{'.base_layer' * depth}"
@@ -175,13 +167,13 @@ def peft_places(paths: Sequence[str], experts: Collection[str]) -> dict[str, str
 
 
 def named(layers: Layers, lora: Lora) -> Lora:
-    """Return the settings with the shortest names of the layers that their targets stand for on a model.
+    """Return the settings with the shortest unique names of the layers that their targets mean on a model.
 
-    So two settings are equal where their adapters go on the same layers. Raises ModelError as `adapted_layers`.
+    Two settings are then equal if their adapters go on the same layers. Raises ModelError as `adapted_layers` does.
     """
     paths = adapted_layers(layers, lora.targets)
-    # The shortest ends of paths that no other module's path has: what PEFT takes as `target_modules` or, of experts, as
-    # `target_parameters`.
+    # The shortest ends of paths that no other module's path has, as PEFT expects them in `target_modules` and, for experts,
+    # in `target_parameters`.
     known = layers.modules | layers.experts.keys()
     taken = {end for path in known.difference(paths) for end in _ends_of(path)}
     shortest = {
@@ -205,39 +197,29 @@ def _ends(path: str, target: str) -> bool:
     return path == target or path.endswith(f".{target}")
 
 
-def _refusal(layers: Layers, path: str) -> str | None:
-    """Return why a linear layer can have no adapter; None where it can."""
+def _parent(path: str) -> str:
+    return path.rpartition(".")[0]
+
+
+def _why_unfit(layers: Layers, path: str) -> str | None:
+    """Return why a linear layer cannot have an adapter; None if it can."""
     if of_experts(path):
         return "its expert reads only the tokens that a router chose"
     if any(path.startswith(f"{each}.") for each in layers.eyes):
-        return "it belongs to how the model sees, which is frozen"
-    if path.endswith(".dt_proj") and path.rpartition(".")[0] in layers.mixers:
+        return "it belongs to the vision tower, which is frozen"
+    if path.endswith(".dt_proj") and _parent(path) in layers.mixers:
         return "the state-space scan reads its weight without calling the layer"
     return None
 
 
 def _no_such_layer(layers: Layers, target: str, fit: Mapping[str, tuple[int, int]]) -> str:
-    known = sorted({path.rpartition(".")[2] for path in fit})
-    listed = f" Known: {', '.join([*known, EXPERTS] if layers.experts else known)}."
-    way_out = f"{listed} `{ALL_LINEAR}` takes all that are fit for it."
-    if of_experts(target) and not layers.experts:
-        there = any(_ends(path, EXPERTS) for path in layers.modules)
-        why = (
-            "computes its experts in a way of its own, which takes no adapters" if there else "has no experts"
-        )
-        return f"`lora.targets` names '{target}', and {layers.model} {why}.{way_out}"
+    known = sorted({path.rpartition(".")[2] for path in fit} | ({EXPERTS} if layers.experts else set()))
+    why = f"{layers.model} has no layer of that name that can have an adapter.{did_you_mean(target, known)}"
     for path in layers.linear:
         if _ends(path, target):
-            why = (
-                _refusal(layers, path)
-                or "it is the output head, which reads chosen tokens and not whole rows"
-            )
-            return f"`lora.targets` names '{target}', which can have no adapter: {why}.{way_out}"
-    hint = did_you_mean(target, known)
-    return (
-        f"`lora.targets` names '{target}', no linear layer of this model below its output head."
-        f"{'' if hint == listed else hint}{way_out}"
-    )
+            why = f"{_why_unfit(layers, path) or 'it is the output head, which reads only chosen tokens'}."
+    listed = "" if "Known:" in why else f" Known: {', '.join(known)}."
+    return f"`lora.targets` names '{target}': {why}{listed} `{ALL_LINEAR}` takes all suitable layers."
 
 
 # -------- Folders of PEFT adapters
@@ -246,91 +228,46 @@ ADAPTER = "adapter_model.safetensors"
 """The file in which PEFT keeps an adapter's tensors."""
 
 TAKEN = frozenset({"r", "lora_alpha", "lora_dropout", "target_modules", "target_parameters", "use_rslora"})
-"""Fields that become `team.Lora`; `use_rslora` divides alpha by √r (2312.03732) where LoRA divides by r."""
+"""Fields that become `team.Lora`; with `use_rslora`, alpha is divided by √r (2312.03732) instead of r."""
 
 HARMLESS = {
     "auto_mapping": "names the base's class for PEFT's own loader",
-    "base_model_name_or_path": "a name; folders move, so kapelle compares the weights themselves (`kapelle.json`)",
-    "revision": "a name, as the one before",
+    "base_model_name_or_path": "a name; kapelle compares the hash of the base's weights (`kapelle.json`)",
+    "revision": "a name too",
     "peft_version": "the version that wrote the folder",
     "inference_mode": "whether PEFT lets the tensors learn",
-    "fan_in_fan_out": "which way round a base's weight lies; PEFT, as kapelle, goes by the kind of the layer",
+    "fan_in_fan_out": "how a base's weight is stored; PEFT and kapelle decide by the kind of the layer",
 }
 """Fields that never change the computation, and why."""
 
-LEFT_OUT: tuple[object, ...] = (None, False, {}, [])
-"""Values of a field that is not used."""
+UNUSED: tuple[object, ...] = (None, False, {}, [])
+"""Values that disable a field."""
 
 PLAIN: Mapping[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "task_type": (None, "CAUSAL_LM"),  # others put another head on the base
-    # How A and B were initialised no longer matters once they are trained. All other ways (pissa, olora, corda, loftq, …)
+    # How A and B were initialised no longer matters once they are trained. All other methods (pissa, olora, corda, loftq, …)
     # also change the base, which PEFT repeats at every load.
     "init_lora_weights": (True, False, None, "gaussian", "orthogonal"),
     "bias": ("none", None),
-    # The name of a module that is used with `megatron_config` alone.
+    # The name of a module that is used only with `megatron_config`.
     "megatron_core": ("megatron.core", None),
     "qalora_group_size": (16, None),
-    **dict.fromkeys(
-        (
-            "alora_invocation_tokens",
-            "alpha_pattern",
-            "arrow_config",
-            "corda_config",
-            "ensure_weight_tying",
-            "eva_config",
-            "exclude_modules",
-            "kasa_config",
-            "layer_replication",
-            "layers_pattern",
-            "layers_to_transform",
-            "loftq_config",
-            "lora_bias",
-            "lora_ga_config",
-            "megatron_config",
-            "modules_to_save",
-            "monteclora_config",
-            "rank_pattern",
-            "runtime_config",
-            "trainable_token_indices",
-            "use_bdlora",
-            "use_dora",
-            "use_qalora",
-            "velora_config",
-        ),
-        LEFT_OUT,
-    ),
 }
-"""Values that disable a field, for every other field of `peft.LoraConfig`."""
+"""Values of plain LoRA for fields of `peft.LoraConfig`; all further fields must be `UNUSED`."""
 
 
 def _is_plain(key: str, value: object) -> bool:
     if key in TAKEN or key in HARMLESS:
         return True
-    known, default = (False, None) if key in PLAIN else _default_in_peft(key)
-    plain = (default,) if known else PLAIN.get(key, LEFT_OUT)
-    return any(value == each and type(value) is type(each) for each in plain)
-
-
-def _default_in_peft(key: str) -> tuple[bool, object]:
-    """Return whether the installed PEFT knows a field that is not in this table, and its default."""
-    try:
-        from peft import LoraConfig
-    except ImportError:
-        return False, None
-    for known in fields(LoraConfig):
-        if known.name == key and known.default is not MISSING:
-            return True, known.default
-        if known.name == key and known.default_factory is not MISSING:
-            return True, known.default_factory()
-    return False, None
+    return any(value == each and type(value) is type(each) for each in PLAIN.get(key, UNUSED))
 
 
 def base_and_adapter(path: str) -> tuple[str, str | None]:
-    """Return the path of a base model, and the folder of the PEFT adapter that `path` is; None where it is a model.
+    """Return the path of a base model, and `path` itself if it is a PEFT adapter's folder, else None.
 
-    The base is what the adapter's `adapter_config.json` names, beside the adapter or elsewhere. Raises ModelError for an adapter
-    whose base is unknown.
+    The adapter's `adapter_config.json` names its base, which may be a folder beside the adapter. Raises ModelError if it names
+    none.
     """
     file = Path(path) / "adapter_config.json"
     if not file.is_file():
@@ -346,25 +283,21 @@ def base_and_adapter(path: str) -> tuple[str, str | None]:
 
 
 def read_lora(folder: Path) -> Lora:
-    """Read the size of a PEFT LoRA folder's adapter without its weights; ModelError as `read_adapter`.
-
-    It names every field that is not plain LoRA.
-    """
+    """Read the LoRA settings of a PEFT folder; ModelError lists every field that is not plain LoRA."""
     try:
         settings: Mapping[str, Any] = json.loads((folder / "adapter_config.json").read_text("utf-8"))
         kind, targets = settings["peft_type"], settings["target_modules"]
         parameters = settings.get("target_parameters") or []
         odd = [f"{key}: {value!r}" for key, value in settings.items() if not _is_plain(key, value)]
         if kind == "LORA" and not isinstance(targets, list):
-            odd.append(f"target_modules: {targets!r}, no list of names")
-        # Other tensors than those of experts would be adapted there, such as a router.
+            odd.append(f"target_modules: {targets!r}, not a list of names")
+        # Any other tensor, such as a router, is not supported there.
         if not isinstance(parameters, list) or not all(map(of_experts, parameters)):
-            odd.append(f"target_parameters: {parameters!r}, other names than those of experts")
+            odd.append(f"target_parameters: {parameters!r}, not only names of experts")
         if odd:
             raise ModelError(
-                f"Adapter '{folder}' is not plain LoRA, which is all that kapelle computes: {'; '.join(odd)[:400]}. Merge it "
-                "into its base with peft (`PeftModel.from_pretrained(base, FOLDER).merge_and_unload()`), save that with "
-                "`save_pretrained` and name it as `model.path`, or train a plain LoRA."
+                f"Adapter '{folder}' is not plain LoRA, the only kind that kapelle computes: {'; '.join(odd)[:400]}. Merge it "
+                "into its base with peft (`merge_and_unload()`), save that and set it as `model.path`."
             )
         rank, alpha = int(settings["r"]), float(settings["lora_alpha"])
         if settings.get("use_rslora"):
@@ -375,16 +308,16 @@ def read_lora(folder: Path) -> Lora:
     except OSError as error:
         raise ModelError(
             f"'{folder}' is no PEFT adapter folder: adapter_config.json cannot be read ({error.strerror}). Name a "
-            "run (RUN, RUN@best, RUN@STEP), or a folder that one has saved, such as RUN/checkpoints/STEP/policies/NAME."
+            "run (RUN, RUN@best, RUN@STEP), or a saved policy such as RUN/checkpoints/STEP/policies/NAME."
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"'{folder}' is no PEFT adapter folder: {error!r}.") from error
 
 
 def shapes_of(folder: Path, files: str = "*.safetensors") -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor in some safetensors files of a folder, without reading the tensors.
+    """Return the shape of every tensor in a folder's safetensors files, without reading the tensors.
 
-    Raises ModelError when there are none, or when they cannot be read.
+    Raises ModelError if there are no such files, or if one cannot be read.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -396,7 +329,5 @@ def shapes_of(folder: Path, files: str = "*.safetensors") -> dict[str, tuple[int
     except (OSError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"The weights in '{folder}' cannot be read: {error}.") from error
     if not found:
-        raise ModelError(
-            f"'{folder}' holds no weights ({files}). Save it again as safetensors: kapelle loads nothing else."
-        )
+        raise ModelError(f"'{folder}' holds no weights ({files}). Save it again as safetensors.")
     return found

@@ -58,7 +58,7 @@ _POWER = ("operator", "**")
 
 
 def template_variables(template: str) -> frozenset[str] | None:
-    """Return the arguments that a chat template reads beside the conversation and its tools; None where it cannot be parsed."""
+    """Return the arguments that a chat template reads beside the conversation and its tools; None if it cannot be parsed."""
     from jinja2 import Environment, TemplateError, meta, nodes
 
     parser = Environment(extensions=["jinja2.ext.loopcontrols"])  # noqa: S701 (nothing is rendered here)
@@ -67,7 +67,7 @@ def template_variables(template: str) -> frozenset[str] | None:
     except TemplateError:
         return None
     names = {each.name for each in parsed.find_all(nodes.Name) if each.ctx == "store"}
-    # What a template sets itself is an argument only where it first looks whether one was given.
+    # A variable that a template sets itself is an argument only if the template tests whether it is defined.
     tests = (each.node for each in parsed.find_all(nodes.Test) if each.name == "defined")
     own = names - {each.name for each in tests if isinstance(each, nodes.Name)}
     read = meta.find_undeclared_variables(parsed) - own - parser.globals.keys() - _GIVEN
@@ -75,7 +75,7 @@ def template_variables(template: str) -> frozenset[str] | None:
 
 
 def with_defaults(template: str, arguments: Mapping[str, Json]) -> str:
-    """Return a chat template that takes these arguments where it is given none."""
+    """Return a chat template in which these are the defaults of its arguments."""
     given = (
         f"{{%- if {name} is not defined %}}{{% set {name} = {value!r} %}}{{% endif %}}"
         for name, value in arguments.items()
@@ -85,7 +85,7 @@ def with_defaults(template: str, arguments: Mapping[str, Json]) -> str:
 
 _GENERATION = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")
 _GIVEN = {"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"}
-"""What every chat template may read, from whoever renders it."""
+"""Variables that every renderer gives to a chat template."""
 
 
 class _TooLong(Exception):
@@ -94,7 +94,7 @@ class _TooLong(Exception):
 
 @dataclass(slots=True)
 class _Watch:
-    """When each thread began to render, and a thread that ends renderings that take too long."""
+    """The start of each thread's rendering, and a thread that ends renderings that take too long."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     clocks: dict[int, SuspendAwareClock] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class _Watch:
     thread: threading.Thread | None = None
 
     def end_long_ones(self) -> None:
-        """Raise `_TooLong` in threads that render for too long, for ever."""
+        """Raise `_TooLong` in threads that render for too long; never returns."""
         while True:
             time.sleep(LIMIT_S / _LOOKS)
             with self.lock:
@@ -119,7 +119,7 @@ _WATCH = _Watch()
 
 @contextmanager
 def rendering(name: str) -> Iterator[None]:
-    """Turn what a template raises inside, or that it takes longer than `LIMIT_S`, into a ModelError."""
+    """Turn an exception of a template inside, or a rendering longer than `LIMIT_S`, into a ModelError."""
     fault: Exception | None = None
     me = threading.get_ident()
     try:
@@ -158,17 +158,17 @@ def rendering(name: str) -> Iterator[None]:
 
 
 Render = Callable[[list[dict[str, Json]], bool], str]
-"""Writes a conversation as text; with True it opens the agent's next message. Raises ModelError."""
+"""Returns a conversation as text; with True it opens the agent's next message. Raises ModelError."""
 
 _ROLES = ("system", "developer", "tool", "function")
 
 WORDS = ("kapelleone", "kapelletwo", "kapellethree")
-"""Texts of the conversations that are tried; a template can neither strip nor escape them."""
+"""Texts of the small conversations; a template can neither strip nor escape them."""
 
 
 @dataclass(slots=True)
 class TemplateForm:
-    """The conversations that one template takes; each kind is tried when it is first needed."""
+    """The conversations that one template supports; each kind is rendered once, when it is first needed."""
 
     _render: Render
     _taken: dict[tuple[str, ...], bool] = field(default_factory=dict)
@@ -176,57 +176,55 @@ class TemplateForm:
     _header: str | None = None
 
     def text(self, messages: Sequence[Message], *, speak: bool) -> str:
-        """Return a conversation as text; with `speak` it ends where the agent's next message begins. Raises ModelError when the template fails."""
+        """Return a conversation as text, with `speak` up to the start of the agent's next message.
+
+        Raises ModelError if the template fails.
+        """
         written = self._written(self._fitted(messages, speak=speak), speak=speak)
         if not self._takes("user"):
             raise ModelError(
-                "The chat template leaves out what the user says: no agent would read its task. Fix its chat_template.jinja, "
-                "or use another model."
+                "The chat template drops the user's messages, so no agent would read its task. Fix its chat_template.jinja, or use "
+                "another model."
             )
         return written + self.header if speak else written
 
     @property
     def header(self) -> str:
-        """What opens an agent's message where the template does not do so when it is asked to; usually empty."""
+        """The opening of an agent's message, if the template ignores `add_generation_prompt`; usually empty."""
         if self._header is None:
-            header, asked = "", [Message("user", WORDS[0])]
-            silent = self._written(asked, speak=False)
-            if self._written(asked, speak=True) == silent and self._takes("user", "assistant"):
-                # It is what stands between the user's message and an answer.
-                answered = self._written([*asked, Message("assistant", WORDS[1])], speak=False)
+            header, question = "", [Message("user", WORDS[0])]
+            closed = self._written(question, speak=False)
+            if self._written(question, speak=True) == closed and self._takes("user", "assistant"):
+                # The text between the user's message and an answer.
+                answered = self._written([*question, Message("assistant", WORDS[1])], speak=False)
                 before, _, _ = answered.partition(WORDS[1])
-                between = before.removeprefix(silent)
-                # A space alone belongs to the first word, as the agent will write it.
-                header = between if before.startswith(silent) and between.strip() else ""
+                between = before.removeprefix(closed)
+                # The agent writes a single space itself, with its first word.
+                header = between if before.startswith(closed) and between.strip() else ""
             self._header = header
         return self._header
 
     @property
     def limits(self) -> tuple[str, ...]:
-        """What the template does not do, and what is done about it; empty for most templates."""
-        found = {
-            "takes no system message (agents' `system` opens their first user message instead)": (
-                not self._takes("system", "user")
-            ),
-            "wants user and assistant in turn (messages in a row are joined)": not self._takes(
-                "user", "user"
-            ),
-            "takes no answer of the agent (an agent that speaks twice ends in an error)": not self._takes(
-                "user", "assistant"
-            ),
-            f"ignores `add_generation_prompt` (kapelle adds {self.header!r}, as it stands before answers)": bool(
-                self.header
-            ),
-        }
-        return tuple(limit for limit, holds in found.items() if holds)
+        """What the template does not support, and how kapelle handles it; empty for most templates."""
+        found = []
+        if not self._takes("system", "user"):
+            found.append("takes no system message (agents' `system` opens their first user message instead)")
+        if not self._takes("user", "user"):
+            found.append("requires alternating user and assistant (consecutive messages are joined)")
+        if not self._takes("user", "assistant"):
+            found.append("takes no answer of the agent (a second turn of an agent raises an error)")
+        if self.header:
+            found.append(f"ignores `add_generation_prompt` (kapelle adds {self.header!r})")
+        return tuple(found)
 
     def _fitted(self, messages: Sequence[Message], *, speak: bool) -> list[Message]:
-        """Return messages that say the same, in roles and an order that the template takes."""
+        """Return messages with the same content, in roles and an order that the template supports."""
         fitted: list[Message] = []
         joins = False
         for message in messages:
             foreign = message.role not in ("user", "assistant") and not (
-                message.role in _ROLES  # a template may make a mark of any other
+                message.role in _ROLES  # a template may turn any other role into a control token
                 and self._takes(
                     *((message.role, "user") if not fitted else ("user", "assistant", message.role))
                 )
@@ -239,7 +237,7 @@ class TemplateForm:
                 joins = foreign
                 continue
             if role == "assistant" and before != "user":
-                # An agent's second message in a row is tried behind what the user said first.
+                # A second assistant message in a row is tested after the first user message.
                 roles = ("user", "assistant") if before == "assistant" else (before,) if before else ()
                 if not self._takes(*roles, "assistant"):
                     fitted.append(Message("user", ""))
@@ -250,7 +248,10 @@ class TemplateForm:
         return fitted
 
     def _takes(self, *roles: str) -> bool:
-        """Return whether the template writes every message of such a conversation; a last empty role opens the agent's next message."""
+        """Return whether the template writes every message of a conversation with these roles.
+
+        An empty last role opens the agent's next message.
+        """
         if roles not in self._taken:
             speak = not roles[-1]
             messages = [Message(role, word) for role, word in zip(roles, WORDS, strict=False) if role]
@@ -258,7 +259,7 @@ class TemplateForm:
                 text = self._written(messages, speak=speak)
                 self._taken[roles] = all(message.content in text for message in messages)
             except ModelError as error:
-                if error.__cause__ is None:  # it took too long, as it would for any conversation
+                if error.__cause__ is None:  # it exceeded the time limit, as any conversation would
                     raise
                 self._taken[roles] = False
         return self._taken[roles]
@@ -267,7 +268,7 @@ class TemplateForm:
         if self._in_parts is None:
             self._in_parts = False
             if not self._takes("user"):
-                # Templates of models that see images take texts as lists of parts.
+                # Templates of vision-language models take texts as lists of parts.
                 self._in_parts = True
                 del self._taken["user",]
                 self._in_parts = self._takes("user")
@@ -286,7 +287,7 @@ RenderTools = Callable[[list[dict[str, Json]], bool, Json], str]
 
 @dataclass(slots=True)
 class ToolTemplate:
-    """How a template writes tools, calls and their results itself; found out by rendering a small conversation."""
+    """How a template writes tools, calls and their results; determined by rendering a small conversation."""
 
     _render: RenderTools
     _special_end: Callable[[str], str]
@@ -296,19 +297,19 @@ class ToolTemplate:
 
     @property
     def known(self) -> bool:
-        """Whether the template writes all of it."""
+        """Whether the template writes tools, calls and results."""
         if self._known is None:
             self._known = False
             for self._as_text in (False, True):
                 with suppress(ModelError):
-                    told = self._written(_EXAMPLE, speak=False)
-                    if all(word in told for word in (*WORDS, "kapelletool", "kapellecalled")):
+                    text = self._written(_EXAMPLE, speak=False)
+                    if all(word in text for word in (*WORDS, "kapelletool", "kapellecalled")):
                         self._known = True
                         break
         return self._known
 
     def start(self, messages: Sequence[Message]) -> str | None:
-        """Return a new conversation as text; None where plain messages say the same, or the template fails at it."""
+        """Return a new conversation as text; None if it has no structured messages, or if the template fails."""
         if not self.known or all(message.structured is None for message in messages):
             return None
         with suppress(ModelError):
@@ -316,27 +317,27 @@ class ToolTemplate:
         return None
 
     def called(self, *calls: Mapping[str, Json], content: str = "") -> str:
-        """Return what the template writes for an answer with this content and calls (`name`, `arguments`), without the token that ends it.
+        """Return an answer with this content and calls (`name`, `arguments`) as text, without its end token.
 
-        Empty where it writes no tools, or an answer otherwise than behind its prompt.
+        Empty if the template writes no tools, or does not append answers to the prompt.
         """
         if not self.known:
             return ""
         tools = [{"type": "function", "function": {**_TOOL, "name": call["name"]}} for call in calls]
-        asking: dict[str, Json] = {"role": "user", "content": "?", "tools": tools}
+        question: dict[str, Json] = {"role": "user", "content": "?", "tools": tools}
         made = [{"id": f"call{k:05d}", "type": "function", "function": call} for k, call in enumerate(calls)]
         answer: dict[str, Json] = {"role": "assistant", "content": content, "tool_calls": made}
         with suppress(ModelError):
-            prompt = self._written([asking], speak=True)
-            whole = self._written([asking, answer], speak=False)
+            prompt = self._written([question], speak=True)
+            whole = self._written([question, answer], speak=False)
             if whole.startswith(prompt):
                 written = whole.removeprefix(prompt)
                 return written.rstrip().removesuffix(self._special_end(written).rstrip())
         return ""
 
-    def after_calls(self, heard: Sequence[Message]) -> str | None:
-        """Return what the template writes after an answer whose calls got these results, and after what was said since; else None."""
-        rows = _rows(heard)
+    def after_calls(self, messages: Sequence[Message]) -> str | None:
+        """Return these messages, results of calls first, as the template writes them after an answer; None if it cannot."""
+        rows = _rows(messages)
         results = list(itertools.takewhile(lambda row: "tool_call_id" in row, rows))
         if not self.known or not results:
             return None
@@ -348,13 +349,13 @@ class ToolTemplate:
             }
             for row in results
         ]
-        asking: dict[str, Json] = {"role": "user", "content": "?"}
-        before = [asking, {"role": "assistant", "content": "", "tool_calls": calls}]
+        question: dict[str, Json] = {"role": "user", "content": "?"}
+        before = [question, {"role": "assistant", "content": "", "tool_calls": calls}]
         with suppress(ModelError):
             called = self._written(before, speak=False)
             whole = self._written([*before, *rows], speak=True)
             if whole.startswith(called):
-                # The model ends its turn by a token of its own; what comes before it are the calls.
+                # The model has sampled the calls itself; only the end token and the messages after them are added.
                 return self._special_end(called) + whole.removeprefix(called)
         return None
 
@@ -382,7 +383,7 @@ def _rows(messages: Sequence[Message]) -> list[dict[str, Json]]:
 
 def _with_text(call: Mapping[str, Json]) -> Json:
     arguments = call["function"]["arguments"]
-    if isinstance(arguments, str):  # what could not be read is a text already
+    if isinstance(arguments, str):  # arguments that are no valid JSON are a text already
         return call
     function = {**call["function"], "arguments": json.dumps(arguments, ensure_ascii=False)}
     return {**call, "function": function}

@@ -1,9 +1,9 @@
-"""Checksums of folders of weights: `kapelle.json` lists what every file was, and is checked when they are read.
+"""Checksums of folders of weights: `kapelle.json` lists size and hash of every file, and is verified on reading.
 
     {"base": "3f…", "files": {"adapter_model.safetensors": {"bytes": 4096, "sha256": "9a…"}, …}}
 
-`base` is the hash of the weights that an adapter was trained on. Inside a checkpoint
-the checkpoint's manifest lists them. A folder with neither was made by others, and is not checked.
+`base` is the hash of the weights that an adapter was trained on. A folder without the file was made by another program and is
+not verified.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kapelle.errors import ModelError
-from kapelle.runtime.files import check_listed, sha256, step_of, unique_keys
+from kapelle.runtime.files import check_listed, sha256, unique_keys
 
 CHECKSUMS = "kapelle.json"
 """The file that kapelle writes beside weights."""
@@ -39,10 +39,9 @@ def base_of(folder: Path) -> str | None:
 
 
 def verify_folder(folder: Path, *, settings_only: bool = False) -> bool:
-    """Check that a folder's files are as kapelle wrote them; False if nothing is recorded.
+    """Check that a folder's files are as kapelle wrote them; return False if there is no list of them.
 
-    `settings_only` skips the weights, so that it takes no time. Raises ModelError naming the first file that is missing
-    or changed.
+    `settings_only` skips the weights and is fast. Raises ModelError with the name of the first missing or changed file.
     """
     listed = listed_files(folder)
     if listed is None:
@@ -55,31 +54,20 @@ def verify_folder(folder: Path, *, settings_only: bool = False) -> bool:
             if path.stat().st_size == expected["bytes"] and sha256(path) == expected["sha256"]:
                 continue
         except FileNotFoundError:
-            wrong = "is missing: it was removed"
+            wrong = "was removed"
         except OSError as error:
-            wrong = f"cannot be read any more ({error.strerror}), or has changed"
+            wrong = f"became unreadable ({error.strerror})"
         raise ModelError(
-            f"'{folder}' is damaged: {name} {wrong} since kapelle wrote it. Take the folder from a copy. If you changed it "
-            f"yourself, remove {CHECKSUMS} in it, which lists the files as they were."
+            f"'{folder}' is damaged: {name} {wrong} since kapelle wrote it. Restore the folder from a copy; if you changed it "
+            f"yourself, remove its {CHECKSUMS}."
         )
     return True
 
 
 def listed_files(folder: Path) -> Mapping[str, Mapping[str, Any]] | None:
-    """Return size and SHA-256 of every file as kapelle wrote it, by name; None if nothing is recorded.
-
-    Raises ModelError for a list that is broken.
-    """
+    """Return size and SHA-256 of every file as kapelle wrote it, by name; None if there is no list, ModelError for a broken one."""
     found = _read_checksums(folder)
-    if "files" in found:
-        return dict(found["files"])
-    for checkpoint in list(folder.absolute().parents)[:2]:
-        if step_of(checkpoint) is not None and (checkpoint / "manifest.json").is_file():
-            within = f"{folder.absolute().relative_to(checkpoint).as_posix()}/"
-            files = _read(checkpoint / "manifest.json").get("files", {})
-            own = {name.removeprefix(within): each for name, each in files.items() if name.startswith(within)}
-            return own or None
-    return None
+    return dict(found["files"]) if "files" in found else None
 
 
 def _read_checksums(folder: Path) -> dict[str, Any]:
@@ -103,5 +91,5 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _broken(file: Path, why: str) -> ModelError:
     return ModelError(
-        f"'{file}' is damaged: {why}. Take the folder from a copy; without that file the weights cannot be checked."
+        f"'{file}' is damaged: {why}. Restore the folder from a copy; without this file its weights cannot be verified."
     )

@@ -1,8 +1,8 @@
-"""Control tokens: what gives a conversation its form, and what no text of a message may become.
+"""Keep the text of messages from becoming control tokens, which mark the start and end of messages.
 
-A tokeniser reads `<|im_end|>` as one token wherever it stands. So a partner, a data row, a tool or a user could end a message and
-open another one in its place. Before the chat template writes a text, the first letter of each such mark in it becomes a private
-character. Behind the template, marks that hold one are tokenised in two pieces: the agent reads the same letters and no control
+A tokeniser reads `<|im_end|>` as one token anywhere in a text. So a partner, a data row, a tool or a user could end a message and
+open another one. Before the chat template renders a text, the first letter of each such mark becomes a private character.
+After rendering, marks with a private character are tokenised in two pieces: the agent reads the same letters and no control
 token. Texts without marks keep their ids.
 """
 
@@ -14,9 +14,9 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from kapelle.types import Json
 
 _PRIVATE = 0x10F000
-"""The first of the private characters; each letter of a mark has one."""
+"""The first private character; each letter of a mark has one."""
 _ESCAPE = chr(0x10FFFD)
-"""Stands before a private character that a text has of its own."""
+"""Escapes a private character that a text already contains."""
 _OWN = re.compile(f"[{chr(_PRIVATE)}-{_ESCAPE}]")
 _SPLIT = re.compile(f"({_ESCAPE}.|[{chr(_PRIVATE)}-{_ESCAPE}])", re.DOTALL)
 
@@ -25,9 +25,9 @@ class ControlTokens:
     """The control tokens of one model."""
 
     def __init__(self, tokens: Mapping[str, int], encode: Callable[[str], Sequence[int]]) -> None:
-        """Take the tokens by their text, and how a text becomes ids."""
+        """Take the control tokens by their text, and a function that tokenises a text."""
         self._tokens, self._encode = tokens, encode
-        marks = sorted(tokens, key=len, reverse=True)  # as tokenisers do, the longest one is read
+        marks = sorted(tokens, key=len, reverse=True)  # the longest match wins, as in tokenisers
         self._mark = re.compile("|".join(map(re.escape, marks)) or r"(?!)")
         self._first = re.compile(f"[{re.escape(''.join({mark[0] for mark in marks}))}]" if marks else r"(?!)")
         letters = sorted(set("".join(marks)))
@@ -45,9 +45,9 @@ class ControlTokens:
         return [mark for start in starts if (mark := self._mark.match(text, start))]
 
     def hide(self, value: Json, allowed: Container[str] = ()) -> Json:
-        """Return the text of a message for a chat template, with private characters where a mark may begin; JSON text by text.
+        """Return a message's text with private characters where a mark may begin; JSON is handled text by text.
 
-        Marks that are `allowed` stay as they are.
+        Marks that are `allowed` stay unchanged.
         """
         if isinstance(value, list):
             return [self.hide(each, allowed) for each in value]
@@ -60,7 +60,7 @@ class ControlTokens:
             return value
         text = _OWN.sub(rf"{_ESCAPE}\g<0>", value)
         places = {mark.start() for mark in self._marks(text) if mark[0] not in allowed}
-        # What stands next to the text, in the template or in another text, may complete a mark.
+        # The neighbouring text, from the template or another message, may complete a mark.
         start, end = len(text) - len(text.lstrip()), len(text.rstrip())
         places |= {
             end - k for k in range(1, min(self._longest, end + 1)) if text[end - k : end] in self._begun
@@ -70,13 +70,13 @@ class ControlTokens:
         return "".join(self._hidden[c] if k in places else c for k, c in enumerate(text)) if places else text
 
     def show(self, text: str) -> str:
-        """Return a text as it was before `hide`."""
+        """Undo `hide`."""
         return "".join(
             self._shown.get(part, part[-1:]) if k % 2 else part for k, part in enumerate(_SPLIT.split(text))
         )
 
     def ids(self, text: str) -> list[int]:
-        """Return the ids of what a template wrote: control tokens where it wrote them itself, and nowhere else."""
+        """Return the ids of a rendered text, with control tokens only where the template itself wrote them."""
         if not _OWN.search(text):
             ids = self._encode(text)
             if self._of_control(ids) == self._known(self._mark.findall(text)):
@@ -98,7 +98,7 @@ class ControlTokens:
         ids = self._pieces(text, cuts)
         if self._of_control(ids) == self._known([mark[0] for mark in own]):
             return ids
-        # The tokeniser reads other letters as a mark too, such as wide ones that it makes narrow.
+        # The tokeniser reads other letters as a mark too, such as full-width ones that it normalises.
         ids, end = [], 0
         for mark in own:
             ids += [*self._spelled(text, end, mark.start(), cuts), self._tokens[mark[0]]]
@@ -112,18 +112,18 @@ class ControlTokens:
         return self._of_control([self._tokens[mark] for mark in marks])
 
     def _pieces(self, text: str, cuts: Sequence[int]) -> list[int]:
-        """Return the ids of a text that is tokenised in pieces, each from one cut to the next."""
+        """Return the ids of a text that is tokenised in the pieces between cuts."""
         pieces = [text[start:end] for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True)]
         ids = [*self._encode(pieces[0])]
         line = [*self._encode("\n")] if len(pieces) > 1 else []
         for piece in pieces[1:]:
-            # Some tokenisers put a space before what they take for the beginning of a text.
+            # Some tokenisers add a space at the beginning of a text.
             behind = [*self._encode(f"\n{piece}")]
             ids += behind[len(line) :] if behind[: len(line)] == line else self._encode(piece)
         return ids
 
     def _spelled(self, text: str, start: int, end: int, cuts: Sequence[int]) -> list[int]:
-        """Return the ids of a part of a text, letter by letter where it would hold a control token."""
+        """Return the ids of a part of a text, letter by letter if it would contain a control token."""
         ids = self._pieces(text[start:end], [0, *(cut - start for cut in cuts if start < cut < end)])
         if self._ids.isdisjoint(ids):
             return ids

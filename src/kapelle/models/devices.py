@@ -1,8 +1,7 @@
-"""Devices, checked before anything is put on them; the memory that a process keeps; the library `bitsandbytes`.
+"""Check devices before use, keep freed memory in the process, and check for the library `bitsandbytes`.
 
-That is an extra: optimisers whose moments take one byte, and frozen bases of four bits a weight. It is imported where it is
-used, and needs a CUDA device. What it computes there was not tried in this project: the tests put a stand-in with the same
-interface in its place.
+bitsandbytes is an extra that needs a CUDA device: optimisers with moments of one byte, and frozen bases with four bits per
+weight. It is imported where it is used. The tests use a fake with the same interface, so its results on a GPU are untested here.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ _USER_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUN
 
 
 def check_device(device: str | None, setting: str) -> None:
-    """Raise ConfigError, which names the setting, when nothing can be put on this device; None is any that is there."""
+    """Raise ConfigError, with the setting's name, if this device cannot be used; None means any device."""
     if device in {None, "cpu"}:
-        return  # without torch, so that a recipe is read in no time
+        return  # without importing torch, which takes seconds
     import torch
 
     try:
@@ -45,34 +44,34 @@ def check_device(device: str | None, setting: str) -> None:
 def keep_freed_memory() -> bool:
     """Have this process's allocator keep freed memory, once; False if it is not glibc's or the user configured it.
 
-    glibc returns free memory at the end of the heap to the system, and maps large blocks anew at every use: the first
-    access to each page is then a fault, and the system clears the page. An update's tensors are as large as the last
-    update's, so that returned memory is requested again within milliseconds.
+    glibc returns free memory at the end of the heap to the system and maps large blocks again at every use. The first access
+    to each page is then a fault, and the system clears the page. Each update needs tensors as large as the last one's, so
+    returned memory is requested again within milliseconds.
     """
     if any(os.environ.get(name) for name in _USER_SETTINGS) or os.name != "posix":
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    # macOS has none, and that of musl does nothing and returns 0.
+    # macOS has no mallopt; musl's does nothing and returns 0.
     return mallopt is not None and mallopt(_TRIM_THRESHOLD, KEPT) == 1 == mallopt(_MMAP_THRESHOLD, MAPPED)
 
 
 def check_bitsandbytes(setting: str, instead: str) -> None:
-    """Raise ConfigError, which names the setting and what to set instead, where bitsandbytes or CUDA is missing."""
+    """Raise ConfigError, with the setting and an alternative, if bitsandbytes or CUDA is missing."""
     if find_spec("bitsandbytes") is None:
         raise AbsentPackage(
-            f"`{setting}` needs bitsandbytes, which is not installed in this environment. pip install 'kapelle[quantised]' on "
-            f"a machine with a CUDA device, or set `{instead}`."
+            f"`{setting}` needs bitsandbytes, which is not installed. Run `pip install 'kapelle[quantised]'` on a machine with a "
+            f"CUDA device, or set `{instead}`."
         )
     import torch
 
     if not torch.cuda.is_available():
         raise AbsentPackage(
-            f"`{setting}` needs a CUDA device, and there is none here (`kapelle info` shows what torch sees). Set `{instead}`."
+            f"`{setting}` needs a CUDA device, and torch finds none here (`kapelle info`). Set `{instead}`."
         )
 
 
 def check_four_bit(path: str, *, here: bool = True) -> None:
-    """Raise ConfigError where `model.quantization` cannot work with the model at a path, or, if it runs `here`, on this machine."""
+    """Raise ConfigError if `model.quantization` does not support the model at a path or, with `here`, this machine."""
     if path == "embedded":
         raise ConfigError(
             "`model.quantization: nf4` reads a pretrained model, but `model.path` is `embedded`. Name a model, or set "

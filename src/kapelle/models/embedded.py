@@ -1,8 +1,7 @@
-"""The model that kapelle makes itself: Qwen3 architecture, about a million weights, bytes as tokens.
+"""The embedded model, which kapelle makes itself: Qwen3 architecture, about a million weights, bytes as tokens.
 
-It is a real causal language model, only tiny and untrained: initialised from a seed and warmed up on
-scripted demonstrations, it lets every algorithm run on a laptop without a download. Its tokeniser has one
-token per byte, so any text can be read, and one token for each role, so conversations stay short.
+It is a tiny causal language model, initialised from a seed and warmed up on scripted demonstrations. So every algorithm runs on a
+laptop without a download. Its tokeniser has one token per byte, to read any text, and one token per role.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ CHAT_TEMPLATE = (
 
 
 EYES = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
-"""The last tokens of a model that sees, by the names that Qwen's have."""
+"""The last tokens of the vision-language variant, with Qwen's names."""
 
 SEEING_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}{% if message['content'] is string %}"
@@ -39,7 +38,7 @@ SEEING_TEMPLATE = (
 
 
 def build_tokenizer(context: int, *, sees: bool = False) -> PreTrainedTokenizerFast:
-    """Return a tokeniser with the 256 bytes and a handful of special tokens, and a chat template."""
+    """Return a tokeniser with the 256 bytes, a few special tokens and a chat template."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast(
@@ -58,7 +57,7 @@ def build_tokenizer(context: int, *, sees: bool = False) -> PreTrainedTokenizerF
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Return the tokeniser without a chat template, in the form of the library tokenizers."""
+    """Return the tokeniser of the library tokenizers, without a chat template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -70,7 +69,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def settings_of(config: EmbeddedConfig) -> dict[str, Any]:
-    """Return what the model's `config.json` would say of its shape."""
+    """Return the model's shape in the fields of a `config.json`."""
     return {
         "model_type": "qwen3",
         "vocab_size": len(SPECIAL) + 256,
@@ -86,7 +85,7 @@ def settings_of(config: EmbeddedConfig) -> dict[str, Any]:
 
 
 def image_processor() -> Any:
-    """Return what makes patches of pictures for a model that sees: 4 × 4 pixels each, at most 32 × 32 pixels of a picture."""
+    """Return the image processor of the vision-language variant: patches of 4 × 4 pixels, images of at most 32 × 32."""
     from transformers import Qwen2VLImageProcessorPil
 
     return Qwen2VLImageProcessorPil(
@@ -105,7 +104,7 @@ def _seeing_model(config: EmbeddedConfig, vocabulary: int, end_id: int, pad_id: 
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     text = {key: value for key, value in settings_of(config).items() if key not in ("model_type", "head_dim")}
-    pairs = config.hidden // config.heads // 2  # of numbers that are turned, for time, height and width
+    pairs = config.hidden // config.heads // 2  # rotated pairs of numbers, for time, height and width
     sections = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]
     begin = vocabulary - len(EYES)
     made = Qwen2_5_VLConfig(
@@ -141,7 +140,7 @@ def _seeing_model(config: EmbeddedConfig, vocabulary: int, end_id: int, pad_id: 
 
 
 def build_model(config: EmbeddedConfig, vocabulary: int, end_id: int, pad_id: int) -> PreTrainedModel:
-    """Return an untrained Qwen3 causal LM (2505.09388), or one that sees, whose weights depend on `config` alone."""
+    """Return an untrained Qwen3 causal LM (2505.09388) or vision-language model; its weights depend only on `config`."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -154,7 +153,7 @@ def build_model(config: EmbeddedConfig, vocabulary: int, end_id: int, pad_id: in
             Qwen3Config(
                 **{**settings, "vocab_size": vocabulary},
                 rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-                # The usual 0.02 is made for wide models; in a narrow one it hides every input at first.
+                # The usual 0.02 suits wide models; in a narrow one the inputs would have almost no effect at first.
                 initializer_range=0.7 * config.hidden**-0.5,
                 bos_token_id=None,
                 eos_token_id=end_id,

@@ -1,4 +1,4 @@
-"""Whether learned tensors are still finite: the check after a step, before a save and after a load."""
+"""Check that learned tensors are finite: after a step, before a save and after a load."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 _SECOND_MOMENT = "exp_avg_sq"
 COPIED = 1 << 24
-"""Most numbers that are copied to be looked at together."""
+"""Most numbers that are copied to be checked together."""
 
 
 def poisoned(tensors: Mapping[str, torch.Tensor]) -> str | None:
-    """Return what is wrong with the first tensor that training cannot continue from, None if all are usable.
+    """Return the fault of the first tensor from which training cannot continue; None if all are usable.
 
-    Wrong are NaN, infinities, numbers so large that the sum of their squares overflows float32 or their own wider type
-    (the next forward pass makes infinities of them), and an AdamW second moment below 0. Reads every tensor once and
-    synchronises once per device; only where something is wrong are they read one by one.
+    Faults are NaN, infinities, numbers whose squares' sum overflows float32 or their own wider type (the next forward pass
+    would make infinities), and an AdamW second moment below 0. Reads every tensor once and synchronises once per device; reads
+    tensors one by one only if there is a fault.
     """
     kinds = _by_kind(tensors)
     if all(read_together([_sound(kind) for kind in kinds])):
@@ -44,7 +44,7 @@ def soundness(tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _by_kind(tensors: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
-    """Return those that have numbers to look at, by device and type."""
+    """Return the non-empty floating-point tensors, grouped by device and type."""
     found: dict[object, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and tensor.numel():
@@ -66,7 +66,7 @@ def _sound(alike: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def _least(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return numbers whose least is that of all tensors; on a GPU small ones are asked for together, in a copy."""
+    """Return scalars whose minimum is that of all tensors; on a GPU small tensors are copied and reduced together."""
     import torch
 
     together = 0 if tensors[0].device.type == "cpu" else COPIED
@@ -93,9 +93,9 @@ def _wide(tensor: torch.Tensor) -> torch.dtype:
 
 
 def learned(state: Mapping[str, object]) -> dict[str, torch.Tensor]:
-    """Return the tensors of a checkpoint's state that were learned: all but the random generators'.
+    """Return the learned tensors of a checkpoint's state: all but those of the random generators.
 
-    Of a tensor that is shared out over processes it is the part that this one holds.
+    A tensor that is sharded over processes is represented by this process's shard.
     """
     import torch
     from torch.distributed.tensor import DTensor

@@ -1,7 +1,7 @@
 """A causal language model as the engines use it: backbone, head, tokeniser, adapters, value heads; and a reward model.
 
-Any `transformers` causal LM works whose logits are a linear map of the last hidden state (with an
-optional factor and soft cap); this is checked once at loading. docs/models.md says what each family can do.
+Any `transformers` causal LM works whose logits are a linear map of the last hidden state, with an optional factor and soft
+cap. Loading checks this. docs/models.md lists what each family supports.
 
 Shapes: R rows, L positions, D hidden size, K chosen positions, V vocabulary, B conversations.
 """
@@ -27,7 +27,7 @@ from kapelle.models.fast.attention import AttentionPlan, plan_sequences
 from kapelle.models.fast.flat import flat_of
 from kapelle.models.light_tokenizer import context_of, end_tokens
 from kapelle.models.lora_bank import LoraBank, Route, layers_of
-from kapelle.models.paths import check_loaded, check_model_path, loading, local_only, located
+from kapelle.models.paths import check_model_path, load_pretrained, loading, local_only, located
 from kapelle.models.renderer import ChatRenderer
 from kapelle.models.routing import RouterChoices
 from kapelle.models.token_masks import TokenMasks
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 CHECKED = 12
-"""Tokens of a sequence with which a model is checked when it is loaded."""
+"""Tokens of the sequence that checks a model when it is loaded."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -76,19 +76,19 @@ class LanguageModel:
         trains_router: bool = False,
         replays_routing: bool = False,
     ) -> None:
-        """Take a model in memory; ModelError for weights that kapelle would read wrongly.
+        """Wrap a model in memory; ModelError for weights that kapelle would compute incorrectly.
 
-        Where all weights of a mixture train, its routers do if `trains_router`, and if it `replays_routing` training takes the experts
-        that sampling chose. With its image processor, a model of the shape of Qwen-VL's sees the pictures in messages (`models/vision.py`).
-        On CUDA its passes take `kernels` (models/fast/kernels.py) where there are some, or torch's plain operations alone.
+        With `trains_router`, the routers of a mixture train if all its weights do. With `replays_routing`, training uses the
+        experts that sampling chose. With its image processor, a model of the shape of Qwen-VL reads images
+        (`models/vision.py`). With `kernels`, passes on CUDA use those of models/fast/kernels.py, else torch's plain operations.
         """
-        # Code that reads the weights below layers of PEFT would miss their adapters.
+        # kapelle reads weights directly, and would miss the adapters of PEFT's layers.
         if any(type(module).__module__.startswith("peft.") for module in model.modules()):
             raise ModelError(
-                f"The model '{name}' already carries adapters of peft. Pass `model.merge_and_unload()`, or its base "
-                "alone and the adapter's folder as an agent's `weights: {past: FOLDER}`."
+                f"The model '{name}' already has adapters of peft. Pass `model.merge_and_unload()`, or its base "
+                "and the adapter's folder as an agent's `weights: {past: FOLDER}`."
             )
-        # In a half precision in which the model does not compute, every product would mix types.
+        # Weights in another half precision than the compute type would mix types in every product.
         kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
         held = kinds - {torch.float32, DTYPES[dtype]}
         if held:
@@ -97,14 +97,14 @@ class LanguageModel:
                 f"The model '{name}' holds weights in {kind} and computes in {dtype}. Pass `dtype=\"{kind}\"` to LanguageModel, "
                 "or load it in float32."
             )
-        # Log-probs over a large vocabulary read the output head's weights a piece at a time, which codes do not allow.
+        # Log-probs over a large vocabulary read the output head's weights in pieces, which quantised weights do not allow.
         head = model.get_output_embeddings()
         if head is not None and not head.weight.is_floating_point():
             raise ModelError(
-                f"The output head of the model '{name}' is quantised. Load it with its head left as it is: "
-                "`BitsAndBytesConfig(..., llm_int8_skip_modules=['lm_head'])`, or `model.quantization: nf4` in a recipe."
+                f"The output head of the model '{name}' is quantised. Exclude it: "
+                "`BitsAndBytesConfig(..., llm_int8_skip_modules=['lm_head'])`, or set `model.quantization: nf4` in a recipe."
             )
-        # Some models do not say that their decoder is their base.
+        # In some models `base_model` is the model itself.
         body = (
             model.base_model if model.base_model is not model else dict(model.named_children()).get("model")
         )
@@ -117,37 +117,36 @@ class LanguageModel:
         self.name = name
         self.dtype = DTYPES[dtype]
         self.body: nn.Module = body
-        """Its decoder, which returns the last hidden states."""
+        """The decoder, which returns the last hidden states."""
         self.kernels = kernels
-        """Whether its passes may take kernels; fixed."""
         self.bank = LoraBank(model, kernels=kernels)
         self.flat = flat_of(model, kernels=kernels)
-        """The flat forward pass; None where only `transformers` knows the architecture."""
+        """The flat forward pass; None if only `transformers` supports the architecture."""
         self.sharded_pass: Callable[..., Tensor] | None = None
-        """What runs `whole_pass` instead, while this process holds a part of the weights."""
+        """Replaces `whole_pass` while this process holds a shard of the weights."""
         self.computes_on: torch.device | None = None
-        """The device of its passes, where processes share the weights out at times, by FSDP; else None: where the weights are."""
+        """The device of passes if FSDP shards the weights at times; else None, the device of the weights."""
         self.value_heads: dict[str, nn.Linear] = {}
         self.vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
-        """Tokens that it has embeddings for: it reads the ids below."""
+        """The number of embeddings: valid token ids are below."""
         self.vision = (
             None
             if image_processor is None
             else Vision(image_processor, model.config, cast("Any", body).get_rope_index)
         )
-        """How it sees; None for a model that reads text alone."""
+        """Reads images; None for a model that reads only text."""
         self.trains_router = trains_router
-        """Whether routers are among all weights, where these train."""
+        """Whether the routers train if all weights do."""
         self.choices = RouterChoices(model, self.bank) if replays_routing else None
-        """Its routers' choices, where sampling records them for training; else None."""
+        """The routers' choices, if sampling records them for training; else None."""
         generation = getattr(model, "generation_config", None)
         ends = end_tokens({} if generation is None else generation.to_dict())
         context = context_of(model.config, tokenizer)
         self.renderer = ChatRenderer(tokenizer, context, self.vocabulary, self.vision, ends=ends)
-        if generation is not None and self.end_ids - ends:  # whoever loads an export stops there too
+        if generation is not None and self.end_ids - ends:  # programs that load an export stop there too
             generation.eos_token_id = sorted(self.end_ids)
         self.model.requires_grad_(False)
-        # A program that sets "medium" lets processors with AMX multiply float32 in bfloat16, which no check here allows for.
+        # "medium" makes processors with AMX multiply float32 in bfloat16, which is beyond the bounds of the checks here.
         if torch.backends.mkldnn.matmul.fp32_precision == "bf16":  # type: ignore[attr-defined]
             torch.set_float32_matmul_precision("highest")
         self._scale, self._softcap = self._checked_head()
@@ -159,7 +158,7 @@ class LanguageModel:
         return self.computes_on or device
 
     def to(self, device: str | None) -> LanguageModel:
-        """Move its weights to a device, one after another, and return it; None leaves them where they are."""
+        """Move the weights to a device, one at a time, and return the model; None keeps them."""
         if device is not None:
             nn.Module.to(self.model, device)
             for head in self.value_heads.values():
@@ -168,12 +167,12 @@ class LanguageModel:
 
     @property
     def held_in_half(self) -> bool:
-        """True if its weights take two bytes each; such weights are not trained."""
+        """True if weights have two bytes each; such weights are frozen."""
         return any(parameter.dtype != torch.float32 for parameter in self.model.parameters())
 
     @property
     def plain_attention(self) -> bool:
-        """True if `transformers` has no fused attention for its architecture, whose scores then stand in memory."""
+        """True if `transformers` has no fused attention for the architecture, so attention scores take memory."""
         settings = self.model.config
         heads = getattr(settings.get_text_config(), "num_attention_heads", None)
         return self.flat is None and bool(heads) and settings._attn_implementation == "eager"  # noqa: SLF001 - it has no public name
@@ -190,16 +189,16 @@ class LanguageModel:
 
     @cached_property
     def masks(self) -> TokenMasks:
-        """What constraints allow of its tokens."""
+        """The tokens that constraints allow."""
         return TokenMasks(self.tokenizer, len(self.model.get_output_embeddings().weight), self.end_ids)
 
     @contextmanager
     def computing(
         self, route: Route, keys_N: Tensor | None = None, experts_NLk: Tensor | None = None
     ) -> Iterator[None]:
-        """Run forward passes in the compute type with rows routed to their adapters; `keys_N` are those of dropout.
+        """Run the forward passes inside in the compute type, with rows routed to their adapters.
 
-        Tokens with `experts_NLk` take these experts of a mixture (`models/routing.py`).
+        `keys_N` are the keys of dropout. Tokens with `experts_NLk` use these experts of a mixture (`models/routing.py`).
         """
         keep_freed_memory()
         half = self.dtype != torch.float32
@@ -220,20 +219,19 @@ class LanguageModel:
     ) -> Tensor:
         """Return the last hidden states `_ND` of flat tokens; call it inside `computing`.
 
-        `images` are those of sequences by their first token.
-
-        Plans with shared prefixes are for models with a flat pass; others run bucket by bucket, padded. With `recompute`
-        the backward pass computes each block again, of which the forward pass then keeps the input alone.
+        `images` maps the first token of a sequence to its images. Plans with shared prefixes need a model with a flat pass;
+        other models run padded, bucket by bucket. With `recompute`, the forward pass keeps only the input of each block, and the
+        backward pass computes the block again.
         """
         run = recompute_blocks(self.bank) if recompute else None
         if self.sharded_pass is not None:
-            assert not images, "`check_run` refuses to show images to shared weights"
+            assert not images, "`check_run` rejects images with sharded weights"
             return self.sharded_pass(tokens_N, positions_N, plan, run)
         return whole_pass(self, tokens_N, positions_N, plan, run, images)
 
     @property
     def head(self) -> OutputHead:
-        """The map from hidden states to logits, with the weights as they are now."""
+        """The map from hidden states to logits, with the current weights."""
         layer = self.model.get_output_embeddings()
         return OutputHead(layer.weight, getattr(layer, "bias", None), self._scale, self._softcap)
 
@@ -249,7 +247,7 @@ class LanguageModel:
         return values
 
     def add_value_head(self, critic: str) -> None:
-        """Add a scalar head that starts at zero, so that an untrained critic predicts nothing."""
+        """Add a scalar head that starts at zero, so that an untrained critic predicts 0."""
         head = nn.Linear(self.hidden_size, 1, device=self.device)
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
@@ -265,7 +263,7 @@ class LanguageModel:
 
     @property
     def frozen_parameters(self) -> frozenset[str]:
-        """Names in `base_parameters` of what stays as it is where all weights train: vision tower, projector and routers."""
+        """Names in `base_parameters` that stay frozen if all weights train: vision tower, projector and routers."""
         layers = layers_of(self.model)
         beside = tuple(f"{path}." for path in layers.eyes)
         frozen = beside if self.trains_router else (*beside, *(f"{path}." for path in layers.routers))
@@ -273,12 +271,12 @@ class LanguageModel:
 
     @torch.no_grad()
     def _checked_head(self) -> tuple[float, float | None]:
-        """Return the factor and the soft cap that make logits of the head's linear map, seen at the model's own logits of a few tokens.
+        """Return the factor and the soft cap by which the model's logits follow from the head's linear map.
 
-        Raises ModelError if it is something else, or if our forward pass differs from the model's own.
+        Compares logits of a few tokens with the model's own; ModelError if the head does more, or if our forward pass differs.
         """
         tokens_N = torch.arange(1, 2 * CHECKED, device=self.device) % self.vocabulary
-        lengths = (CHECKED, CHECKED - 1)  # of one bucket, so that a padded pass has padding
+        lengths = (CHECKED, CHECKED - 1)  # in one bucket, so that a padded pass has padding
         positions_N = torch.cat([torch.arange(length, device=self.device) for length in lengths])
         route = [(None, 0, len(tokens_N))]
         with self.computing(route) if self.held_in_half else self.bank.routed(route):
@@ -288,14 +286,13 @@ class LanguageModel:
                 self.model(input_ids=x_L[None], use_cache=False).logits[0] for x_L in tokens_N.split(lengths)
             ]
         settings = self.model.config.get_text_config().to_dict()
-        # Half precision rounds in every layer: there a head that does more shows in the size of the difference.
+        # Half precision rounds in every layer, so its bound is wider.
         bound = HALF_BOUND if self.held_in_half else BOUND
         found = scale_and_cap(settings, linear_NV, torch.cat(each), bound)
         if found is None:
             raise ModelError(
-                f"{type(self.model).__name__} makes other logits of these weights than kapelle would: its output head does "
-                "more than a linear map, a factor and a soft cap, or its layers read more than tokens and positions. "
-                "Choose another model, and please report this one's name."
+                f"kapelle computes other logits than {type(self.model).__name__}: its output head does more than a linear map, a "
+                "factor and a soft cap, or its layers read more than tokens and positions. Choose another model."
             )
         return found
 
@@ -308,9 +305,9 @@ def whole_pass(
     run: Run | None,
     images: Mapping[int, tuple[Image, ...]] = MappingProxyType({}),
 ) -> Tensor:
-    """Return the last hidden states `_ND` of flat tokens by a model's own modules; `run` calls each block, if given.
+    """Return the last hidden states `_ND` of flat tokens by a model's own modules; `run`, if given, calls each block.
 
-    `images` are those of sequences by their first token.
+    `images` maps the first token of a sequence to its images.
     """
     if model.flat is not None:
         return model.flat.hidden(tokens_N, positions_N, model.flat.by_plan(plan), run)
@@ -329,31 +326,27 @@ def whole_pass(
 
 
 def load_language_model(config: ModelConfig, *, trained: bool = True) -> LanguageModel:
-    """Make the embedded model, or load a folder or hub name; ModelError names what is wrong with it.
+    """Make the embedded model, or load a folder or a model of the hub; ModelError if that fails.
 
     Weights that are not `trained` are held in the compute type, others in float32.
     """
     from kapelle.models.embedded import build_model, build_tokenizer, image_processor
 
+    options: dict[str, Any] = {
+        "dtype": config.dtype,
+        "kernels": config.kernels == "auto",
+        "trains_router": config.router == "trained",
+        "replays_routing": config.routing == "replayed",
+    }
     if config.path == "embedded":
         if config.embedded.sees:
             need_pillow()
+            options["image_processor"] = image_processor()
         own = build_tokenizer(config.embedded.context, sees=config.embedded.sees)
         tiny = build_model(config.embedded, len(own), int(own.eos_token_id or 0), int(own.pad_token_id or 0))
         if not trained:
             hold_in(tiny, DTYPES[config.dtype])
-        kernels = config.kernels == "auto"
-        eyes = image_processor() if config.embedded.sees else None
-        return LanguageModel(
-            tiny,
-            own,
-            config.dtype,
-            "embedded",
-            kernels=kernels,
-            image_processor=eyes,
-            trains_router=config.router == "trained",
-            replays_routing=config.routing == "replayed",
-        ).to(config.device)
+        return LanguageModel(tiny, own, name="embedded", **options).to(config.device)
     check_model_path(config.path)
     config = config.model_copy(update={"path": located(config.path, weights=True)})
     verify_folder(Path(config.path).expanduser())
@@ -362,8 +355,8 @@ def load_language_model(config: ModelConfig, *, trained: bool = True) -> Languag
     with loading(config.path):
         local = local_only(config.path)
         shape: Any = AutoConfig.from_pretrained(config.path, trust_remote_code=False, local_files_only=local)
-        eyes = read_image_processor(config.path, shape)
-        # Where it is not refused, a terminal is asked whether to run the folder's code, and a pipe's `y` would run it.
+        options["image_processor"] = read_image_processor(config.path, shape)
+        # Without `trust_remote_code=False` transformers asks on the terminal, and a `y` from a pipe would run the folder's code.
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             config.path, trust_remote_code=False, local_files_only=local
         )
@@ -371,7 +364,7 @@ def load_language_model(config: ModelConfig, *, trained: bool = True) -> Languag
         if config.quantization is not None and not trained:
             from transformers import BitsAndBytesConfig
 
-            # Linear layers as nf4 codes (2305.14314), with scales of one byte.
+            # Linear layers in nf4 (2305.14314), with scales of one byte.
             settings = BitsAndBytesConfig(
                 load_in_4bit=True,
                 bnb_4bit_quant_type="nf4",
@@ -379,63 +372,44 @@ def load_language_model(config: ModelConfig, *, trained: bool = True) -> Languag
                 bnb_4bit_compute_dtype=DTYPES[config.dtype],
             )
             codes = {"quantization_config": settings, "device_map": {"": config.device or "cuda"}}
-        # On the meta device first, then tensor by tensor from safetensors that are mapped into memory: what needs no
-        # other type is never copied. Moved likewise, so that neither side holds much more than the weights.
+        # transformers maps safetensors into memory and reads tensor by tensor, so tensors of the same type are never copied.
+        # Moving is tensor by tensor too, so that neither side holds much more than the weights.
         with bars_for_people():
-            loaded: Any = auto_class(shape).from_pretrained(
-                config.path,  # attention is fused where the architecture has it, else plain
-                dtype=torch.float32 if trained else DTYPES[config.dtype],
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # refused below, by name
-                use_safetensors=True,  # nothing is unpickled
-                trust_remote_code=False,
-                local_files_only=local,
-                **codes,
-            )
-        model, found = loaded
-        check_loaded(config.path, type(model).__name__, found)
+            dtype = torch.float32 if trained else DTYPES[config.dtype]
+            kind = auto_class(shape)
+            model = load_pretrained(kind, config.path, dtype=dtype, local_files_only=local, **codes)
         if not codes:
             nn.Module.to(model, config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        return LanguageModel(
-            model,
-            tokenizer,
-            config.dtype,
-            config.path,
-            kernels=config.kernels == "auto",
-            image_processor=eyes,
-            trains_router=config.router == "trained",
-            replays_routing=config.routing == "replayed",
-        )
+        return LanguageModel(model, tokenizer, name=config.path, **options)
 
 
 def hold_in(model: nn.Module, dtype: torch.dtype) -> None:
-    """Round a model's weights to a type, one after another; buffers such as the angles of positions stay as they are."""
+    """Round a model's weights to a type, one at a time; buffers such as rotary angles keep their type."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.data = parameter.data.to(dtype)
 
 
 def copy_language_model(source: LanguageModel, name: str) -> LanguageModel:
-    """Return a frozen copy of a base without its adapters; bases with adapters are never copied."""
+    """Return a frozen copy of a base that has no adapters."""
     import copy
 
     assert not source.bank.adapters, "only a bare base is copied"
     dtype = next(key for key, value in DTYPES.items() if value == source.dtype)
-    eyes = source.vision and source.vision.processor
     return LanguageModel(
         copy.deepcopy(source.model),
         source.tokenizer,
         dtype,
         name,
         kernels=source.kernels,
-        image_processor=eyes,
+        image_processor=source.vision and source.vision.processor,
         trains_router=source.trains_router,
         replays_routing=source.choices is not None,
     )
 
 
 class OutputHead(NamedTuple):
-    """The last linear map of a language model, as plain data: what a pass over a part of the vocabulary needs.
+    """The last linear map of a language model as plain data, for passes over a part of the vocabulary.
 
     Logits are `softcap · tanh(scale · (W h + b) / softcap)`, or `scale · (W h + b)` without a cap.
     """
@@ -462,12 +436,11 @@ class OutputHead(NamedTuple):
 def scale_and_cap(
     settings: Mapping[str, Any], product_KV: Tensor, logits_KV: Tensor, bound: float
 ) -> tuple[float, float | None] | None:
-    """Return the factor and the cap by which a model's settings make its logits of the head's products.
+    """Return the factor and the cap that a model's settings define for its logits; None if no reading of them fits.
 
-    Granite divides its logits by a number, Cohere and Falcon-H1 multiply them by one, Gemma 2 caps them. The number is in
-    the model's settings, but under one name (`logits_scaling`) some models divide and others multiply. So every reading of
-    the settings is a candidate, the plainest last, and the model's own logits decide. None where no reading makes
-    them; `bound` is the greatest difference, as a share of the logits' norm.
+    Granite divides its logits by a setting, Cohere and Falcon-H1 multiply them by one, Gemma 2 caps them. Under one name
+    (`logits_scaling`) some models divide and others multiply. So every reading of the settings is a candidate, the plainest
+    last, and the model's own logits decide. `bound` is the greatest difference, as a share of the logits' norm.
     """
     expected_KV = logits_KV.float()
     scales = [float(settings[key]) for key in SCALES if isinstance(settings.get(key), float | int)]
@@ -481,11 +454,10 @@ def scale_and_cap(
 
 
 def recompute_blocks(bank: LoraBank) -> Run:
-    """Return what runs a block, keeps its arguments alone, and runs it again in the backward pass (1604.06174).
+    """Return a function that runs a block, keeps only its arguments, and runs it again in the backward pass (1604.06174).
 
-    A block computed again must go to the same adapters as before, but the bank's route is that of the running pass, and
-    the backward pass runs after it. So each block remembers the route under which it ran, and the keys of its dropout;
-    half precision is entered again by torch.
+    The backward pass runs after the bank's route has ended. So each block remembers the route, the keys of dropout and the
+    experts of its forward pass; torch restores autocast.
     """
 
     def run(block: Callable[..., Any], *args: Any, **named: Any) -> Any:
@@ -501,7 +473,7 @@ def recompute_blocks(bank: LoraBank) -> Run:
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Return the decoder blocks of a `transformers` model; ModelError where it does not say which they are."""
+    """Return the decoder blocks of a `transformers` model; ModelError if its architecture does not mark them."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     found: list[nn.Module] = [
@@ -509,15 +481,15 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     ]
     if not found:
         raise ModelError(
-            f"{type(model).__name__} does not say what its blocks are, so that none can be computed again. Set "
-            "`training.gradient_checkpointing: false`, and `training.microbatch_tokens` lower."
+            f"{type(model).__name__} does not mark its blocks, so they cannot be recomputed. Set "
+            "`training.gradient_checkpointing: false`, and a lower `training.microbatch_tokens`."
         )
     return found
 
 
 @contextmanager
 def blocks_run_by(model: nn.Module, run: Run) -> Iterator[None]:
-    """Inside, `run` calls every block of a `transformers` model."""
+    """Call every block of a `transformers` model by `run` inside."""
     blocks = blocks_of(model)
     for block in blocks:
         block.forward = partial(run, block.forward)
@@ -530,9 +502,9 @@ def blocks_run_by(model: nn.Module, run: Run) -> Iterator[None]:
 
 @contextmanager
 def in_float32(model: LanguageModel) -> Iterator[None]:
-    """Inside, passes compute in float32: a module's half-precision weights are widened while it runs, one at a time.
+    """Compute passes inside in float32: each module's half-precision weights are widened while it runs.
 
-    Afterwards every weight is the tensor that it was, in the same memory.
+    Afterwards every weight is the same tensor as before, in the same memory.
     """
     dtype, model.dtype = model.dtype, torch.float32
     hooks = [
@@ -554,7 +526,7 @@ def _widening_hooks(module: nn.Module) -> Iterator[torch.utils.hooks.RemovableHa
     widened: list[tuple[nn.Parameter, Tensor]] = []
 
     def widen(_module: nn.Module, _inputs: object) -> None:
-        # Also those below it: a state-space mixer reads its layers' weights itself.
+        # Submodules too: a state-space mixer reads its layers' weights directly.
         for weight in module.parameters():
             if weight.dtype in HALF:
                 widened.append((weight, weight.data))
@@ -569,11 +541,8 @@ def _widening_hooks(module: nn.Module) -> Iterator[torch.utils.hooks.RemovableHa
     yield module.register_forward_hook(put_back, always_call=True)
 
 
-# -------- A reward model of transformers: a sequence classifier with one label, which reads a whole conversation
-
-
 class RewardModel:
-    """One in memory."""
+    """A reward model of transformers in memory: a sequence classifier with one label, which reads a whole conversation."""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model = model.eval().requires_grad_(False)
@@ -583,7 +552,9 @@ class RewardModel:
     def logits(self, conversations: Sequence[Sequence[int]]) -> list[float]:
         """Return the logit of each conversation, given as tokens."""
         pad = self.model.config.get_text_config().pad_token_id
-        if pad is None and len(conversations) > 1:  # it finds the last token of a row by what pads it
+        if (
+            pad is None and len(conversations) > 1
+        ):  # transformers finds the last token of a row by its padding
             return [logit for each in conversations for logit in self.logits([each])]
         longest = max(map(len, conversations))
         ids_BL = torch.full((len(conversations), longest), pad or 0)
@@ -597,10 +568,7 @@ class RewardModel:
 
 
 def load_reward_model(folder: Path) -> RewardModel:
-    """Load a folder of `save_pretrained`, on the GPU where there is one; ModelError names what is wrong with it.
-
-    In half precision on a GPU, in float32 without one.
-    """
+    """Load a folder of `save_pretrained`: in bfloat16 on a GPU, in float32 without one; ModelError if that fails."""
     path = str(folder)
     check_model_path(path)
     verify_folder(folder)
@@ -615,21 +583,13 @@ def load_reward_model(folder: Path) -> RewardModel:
             )
         if config.num_labels != 1:
             raise ModelError(
-                f"The classifier '{path}' has {config.num_labels} labels; a reward model has one. Which of them should be the "
-                "reward is not written anywhere."
+                f"The classifier '{path}' has {config.num_labels} labels; name one with a single label."
             )
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
         gpu = torch.cuda.is_available()
         with bars_for_people():
-            loaded: Any = AutoModelForSequenceClassification.from_pretrained(
-                path,
-                dtype=torch.bfloat16 if gpu else torch.float32,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # refused below, by name
-                trust_remote_code=False,
-                local_files_only=True,
-                use_safetensors=True,  # nothing is unpickled
+            dtype = torch.bfloat16 if gpu else torch.float32
+            model = load_pretrained(
+                AutoModelForSequenceClassification, path, dtype=dtype, local_files_only=True
             )
-        model, found = loaded
-        check_loaded(path, type(model).__name__, found)
         return RewardModel(model.to("cuda" if gpu else "cpu"), tokenizer)

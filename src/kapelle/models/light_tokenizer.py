@@ -1,7 +1,7 @@
-"""A tokeniser without transformers, for checks before a model loads, and how many tokens a model can read.
+"""A tokeniser without transformers, for checks before a model loads; and the context length of a model.
 
-transformers reads the files of some model families in its own way. So what a run samples and learns from comes from the
-tokenisers of transformers alone. This one counts tokens, and returns None for a folder that needs more than it supports.
+transformers handles the files of some model families specially, so runs always use its tokenisers. This one only counts
+tokens before a model loads, and does not support every folder.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len")
-"""Settings of `transformers` that say how many positions there are: rows of a table (GPT-2, OPT), or what was trained."""
+"""Settings of `transformers` for the number of positions: rows of a table (GPT-2, OPT), or the trained length."""
 
 WITHOUT_LIMIT = 10**30
-"""Stands in `tokenizer_config.json` for a tokeniser that knows no limit."""
+"""Value in `tokenizer_config.json` of a tokeniser without a limit."""
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Special tokens that chat templates may name."""
 
@@ -39,9 +39,9 @@ class LightTokenizer:
         added: Mapping[int, object],
         named: Mapping[str, str],
     ) -> None:
-        """Take the vocabulary, the template, the tokens `added` to the vocabulary and the special tokens by their names.
+        """Take the vocabulary, the template, the tokens `added` to the vocabulary and the special tokens by name.
 
-        Raises what jinja2 raises for a template that it cannot read.
+        Raises jinja2's exception for an invalid template.
         """
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -54,19 +54,19 @@ class LightTokenizer:
         end = named.get("eos_token")
         self.eos_token_id: int | None = None if end is None else raw.token_to_id(end)
         """The token that ends a turn."""
-        # With what transformers offers to templates.
+        # Templates get the same filters and functions as from transformers.
         around = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
 
-        def refuse(message: str) -> None:
+        def raise_exception(message: str) -> None:
             raise TemplateError(message)
 
         def plain(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
             return json.dumps(value, ensure_ascii=ensure_ascii, **how)
 
         around.filters["tojson"] = plain
-        around.globals["raise_exception"] = refuse
+        around.globals["raise_exception"] = raise_exception
         around.globals["strftime_now"] = lambda form: datetime.now().strftime(form)  # noqa: DTZ005 - as transformers does
         self._template = around.from_string(chat_template)
 
@@ -102,7 +102,7 @@ class LightTokenizer:
 
 
 def end_tokens(*settings: Mapping[str, Any]) -> frozenset[int]:
-    """Return the tokens that these settings of a model name as ends of a text."""
+    """Return the end tokens (`eos_token_id`) in these settings of a model."""
     found = [each.get("eos_token_id") for each in settings]
     return frozenset(
         k for each in found for k in (each if isinstance(each, list) else [each]) if isinstance(k, int)
@@ -110,9 +110,9 @@ def end_tokens(*settings: Mapping[str, Any]) -> frozenset[int]:
 
 
 def read_folder(folder: Path) -> tuple[LightTokenizer, int, int | None, frozenset[int]] | None:
-    """Return the tokeniser of a model's folder, the tokens that the model reads, how many have an embedding, and which end a text.
+    """Return a folder's tokeniser, the context length, the number of embeddings (None if unknown) and the end tokens.
 
-    None where the files do not say all of it; the number of embeddings may be unknown.
+    Returns None if the files do not state the rest.
     """
     from jinja2 import TemplateError
     from tokenizers import Tokenizer
@@ -127,7 +127,7 @@ def read_folder(folder: Path) -> tuple[LightTokenizer, int, int | None, frozense
         settings, model = written
         file = folder / "chat_template.jinja"
         template = file.read_text("utf-8") if file.is_file() else settings.get("chat_template")
-        # One of several templates would have to be chosen, and `rope_scaling` is a form of before, which transformers converts.
+        # transformers chooses between several templates, and converts the older form `rope_scaling`.
         inner = model.get("text_config", model)
         several = not isinstance(template, str) or (folder / "additional_chat_templates").exists()
         if several or inner.get("rope_scaling"):
@@ -152,14 +152,14 @@ def read_folder(folder: Path) -> tuple[LightTokenizer, int, int | None, frozense
         light = LightTokenizer(str(folder), raw, template, added, named)
         return light, context, inner.get("vocab_size"), ends
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, TemplateError):
-        return None  # transformers says what is wrong, or reads it
+        return None  # transformers reads it, or reports the fault
 
 
 def context_of(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the most tokens of prompt and completion together.
+    """Return the maximum number of tokens of prompt and completion together.
 
-    A model whose angles of positions change for the whole batch with its longest text (`longrope`) reads as many as leave
-    them alone: beyond, a token's log-prob would depend on its neighbours in a batch.
+    With `longrope`, a text beyond the original length changes the rotary angles of its whole batch. So the original length is
+    the limit: beyond it, a token's log-prob would depend on other rows.
     """
     found = context_in(config.get_text_config().to_dict(), tokenizer.model_max_length)
     assert found is not None, "the tokeniser has a limit"
@@ -167,14 +167,14 @@ def context_of(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def context_in(settings: Mapping[str, Any], most: int, *, by_class: bool = False) -> int | None:
-    """Return the same of settings as they are written, of a tokeniser that reads at most `most` tokens.
+    """Return `context_of` for plain settings and a tokeniser with the limit `most`.
 
-    None if they name no limit and one that is not written is known `by_class`, as in a `config.json`.
+    Returns None if the settings name no limit and the class has a default that they may omit (`by_class`), as in a `config.json`.
     """
     limits = [settings.get(key) for key in LIMITS]
     if by_class and not any(limits):
         return None
-    # Rotary positions, of all layers or by kind of layer, may have angles that change with the length.
+    # There may be one set of rotary parameters, or one for each kind of layer.
     found, original = settings.get("rope_parameters") or {}, "original_max_position_embeddings"
     ropes = (found, *(each for each in found.values() if isinstance(each, Mapping)))
     changing = [rope for rope in ropes if rope.get("rope_type") == "longrope"]
@@ -183,7 +183,7 @@ def context_in(settings: Mapping[str, Any], most: int, *, by_class: bool = False
 
 
 def light_tokenizer(*, sees: bool = False) -> LightTokenizer:
-    """Return the same tokeniser as `embedded.build_tokenizer`'s, without transformers."""
+    """Return the tokeniser of `embedded.build_tokenizer` without transformers."""
     raw = embedded.byte_tokenizer()
     special = [*embedded.SPECIAL, *embedded.EYES] if sees else [*embedded.SPECIAL]
     raw.add_special_tokens(special)

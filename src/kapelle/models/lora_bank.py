@@ -2,9 +2,8 @@
 
 Every adapted linear layer of the base becomes a `BankedLinear` that holds the low-rank factors of all
 adapters. Before a forward pass the bank gets its *route*: which contiguous rows of the batch belong to
-which adapter. Rows use only their own factors, so that no gradient crosses from one adapter to another:
-the parameters of one are not part of the other's graph. A layer computes the base's product for all rows and adds to each row
-the update of its own adapter alone.
+which adapter. A layer computes the base's product for all rows and adds to each row the update of its own adapter.
+So no gradient crosses from one adapter to another: the parameters of one are outside the other's graph.
 
 Adapters are LoRA as in 2106.09685, y = Wx + (alpha / rank) · B·A·x, stored as PEFT stores them.
 
@@ -16,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -53,9 +52,8 @@ class LoraBank:
     """All adapters of one base model."""
 
     def __init__(self, model: nn.Module, *, kernels: bool = True) -> None:
-        """Take the base; passes may take `kernels` for the updates of several adapters, or never do."""
+        """Wrap a base; with `kernels`, passes may use grouped kernels for the updates of several adapters."""
         self.kernels = kernels
-        """Whether they may; fixed."""
         self._model = model
         self._layers: dict[str, BankedLinear] = {}
         self._experts: dict[str, BankedExperts] = {}
@@ -66,7 +64,7 @@ class LoraBank:
         self.keys_N: Tensor | None = None
         """Keys of dropout (int32) of the current pass's tokens; None where torch's generator draws."""
         self.experts_NLk: Tensor | None = None
-        """Experts that the current pass's tokens take (int16), negative where routers choose; None where they always do."""
+        """Recorded experts of the current pass's tokens (int16), negative where the router chooses; None if it always does."""
 
     def add(self, name: str, lora: Lora, seed: int) -> None:
         """Add an adapter that changes nothing yet: A random (uniform, from `seed`), B zero.
@@ -144,26 +142,14 @@ class LoraBank:
         self.fill(target, {key: value.detach() for key, value in self.parameters(source).items()})
 
     def fill(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Overwrite an adapter's weights; ModelError when names or shapes do not fit."""
-        own = self.parameters(name)
-        if set(own) != set(tensors):
-            odd = sorted(set(own) ^ set(tensors))
-            raise ModelError(f"Adapter '{name}' does not fit: '{odd[0]}' is on one side only.")
-        for key, parameter in own.items():
-            if parameter.shape != tensors[key].shape:
-                raise ModelError(
-                    f"Adapter '{name}' does not fit: '{key}' is {tuple(tensors[key].shape)} in the file and "
-                    f"{tuple(parameter.shape)} here. Set `lora.rank` and the model as they were."
-                )
-        with torch.no_grad():
-            for key, parameter in own.items():
-                parameter.copy_(tensors[key])
+        """Overwrite an adapter's weights; ModelError if names or shapes do not fit."""
+        copy_weights(self.parameters(name), tensors, f"adapter '{name}'")
 
     @contextmanager
     def routed(
         self, route: Route, keys_N: Tensor | None = None, experts_NLk: Tensor | None = None
     ) -> Iterator[None]:
-        """Send rows to adapters for the forward passes inside; `keys_N` are those of their dropout, `experts_NLk` their experts."""
+        """Route rows to adapters in the forward passes inside, with keys of dropout and recorded experts if given."""
         for name, _, _ in route:
             assert name is None or name in self.adapters, f"no adapter {name!r} in the bank"
         with self.on(
@@ -178,7 +164,7 @@ class LoraBank:
         keys_N: Tensor | None,
         experts_NLk: Tensor | None = None,
     ) -> Iterator[None]:
-        """Inside, rows go where they went when `self.route`, `self.keys_N` and `self.experts_NLk` were these."""
+        """Use this route, these keys and these experts in the passes inside, and restore the former ones after."""
         before = self.route, self.keys_N, self.experts_NLk
         self.route, self.keys_N, self.experts_NLk = route, keys_N, experts_NLk
         try:
@@ -188,22 +174,41 @@ class LoraBank:
 
     @contextmanager
     def rows_at(self, place_BL: Tensor) -> Iterator[None]:
-        """Inside, row k of a batch goes where the flat token `place_BL[k, 0]` (ascending) would go, with the keys of its own."""
+        """Route row k of a batch as the flat token `place_BL[k, 0]` (ascending), with the keys of its own tokens."""
         places = place_BL[:, 0].tolist()
         slots = [slot for place in places for slot, first, last in self.route if first <= place < last]
-        spans: list[tuple[str, int, int]] = []
-        for row, slot in enumerate(slots):
-            fresh = not spans or spans[-1][0] != slot
-            spans = [*spans, (slot, row, row + 1)] if fresh else [*spans[:-1], (slot, spans[-1][1], row + 1)]
         keys_N = None if self.keys_N is None else self.keys_N[place_BL].flatten()
         experts_NLk = None if self.experts_NLk is None else self.experts_NLk[place_BL.flatten()]
-        with self.on(tuple(spans), keys_N, experts_NLk):
+        with self.on(tuple(route_of(slots)), keys_N, experts_NLk):
             yield
 
 
-def route_of(adapters: Sequence[str | None]) -> list[tuple[str | None, int, int]]:
-    """Return the contiguous spans of equal adapters."""
-    spans: list[tuple[str | None, int, int]] = []
+def copy_weights(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], whose: str) -> None:
+    """Copy weights into the tensors `own` of the same names, except those that share memory with them.
+
+    Raises ModelError, which names their owner as `whose`, if names or shapes do not fit.
+    """
+    if own.keys() != weights.keys():
+        odd = min(own.keys() ^ weights.keys())
+        raise ModelError(f"The weights of {whose} do not fit: '{odd}' is on one side only.")
+    for key, tensor in own.items():
+        if tensor.shape != weights[key].shape:
+            raise ModelError(
+                f"The weights of {whose} do not fit: '{key}' is {tuple(weights[key].shape)}, and {tuple(tensor.shape)} "
+                "here. Set `lora.rank` and the model as they were."
+            )
+    with torch.no_grad():
+        for key, tensor in own.items():
+            if tensor.data_ptr() != weights[key].data_ptr():
+                tensor.copy_(weights[key])
+
+
+Name = TypeVar("Name", str, str | None)
+
+
+def route_of(adapters: Sequence[Name]) -> list[tuple[Name, int, int]]:
+    """Return the contiguous spans of equal adapters: (adapter, first row, row after the last)."""
+    spans: list[tuple[Name, int, int]] = []
     for row, adapter in enumerate(adapters):
         if spans and spans[-1][0] == adapter:
             spans[-1] = (adapter, spans[-1][1], row + 1)
@@ -213,7 +218,7 @@ def route_of(adapters: Sequence[str | None]) -> list[tuple[str | None, int, int]
 
 
 def route_at(route: Route, place_Q: Tensor) -> list[tuple[str | None, int, int]]:
-    """Return the route of some tokens of a pass, whose places are ascending."""
+    """Return the route of some tokens of a pass, given their ascending places."""
     bounds = torch.tensor([last for _, _, last in route], device=place_Q.device)
     ends = torch.searchsorted(place_Q, bounds).tolist()
     return [(adapter, a, b) for (adapter, _, _), a, b in zip(route, [0, *ends], ends, strict=False)]
@@ -233,13 +238,13 @@ def layers_of(model: nn.Module) -> Layers:
         if adapted:
             banked = (*banked[-1:], f"{path}.")
         modules[path] = module.base if adapted else module
-    # Of a model that sees, everything beside its decoder and the head belongs to how it sees.
+    # In a vision-language model, everything beside its decoder and its head belongs to vision.
     eyes: set[str] = set()
     if isinstance(model, PreTrainedModel) and sees(model.config):
         decoder = next(path for path, module in modules.items() if module is model.get_decoder())
         within = decoder.rpartition(".")[0]
         eyes = {path for path in modules if path and path.rpartition(".")[0] == within} - {decoder}
-    # State-space mixers have tensors A and D of their own.
+    # State-space mixers are modules with parameters A and D.
     own = {
         path: {name for name, _ in module.named_parameters(recurse=False)} for path, module in modules.items()
     }
@@ -279,10 +284,10 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def stacked_weights(experts: nn.Module) -> dict[str, tuple[int, int, int]]:
-    """Return experts, features in and out of the weights that a block's experts keep as one tensor each.
+    """Return the number of experts, features in and out of every weight that a block's experts keep in one tensor.
 
-    Empty for modules that do not follow the interface of `transformers` (`use_experts_implementation`), whose flags say how
-    weights lie and which steps there are.
+    Empty for modules without the interface of `transformers` (`use_experts_implementation`), whose flags describe the layout of
+    weights and the steps of an expert.
     """
     if not hasattr(experts, "is_transposed") or not hasattr(experts, "has_gate"):
         return {}
@@ -296,7 +301,7 @@ def stacked_weights(experts: nn.Module) -> dict[str, tuple[int, int, int]]:
 
 
 def weight_of(layer: Plain) -> Tensor:
-    """Return the weight `_OI` of a linear layer; GPT-2's `Conv1D` keeps it the other way round."""
+    """Return the weight `_OI` of a linear layer; GPT-2's `Conv1D` stores its transpose."""
     return layer.weight if isinstance(layer, nn.Linear) else layer.weight.t()
 
 
@@ -315,7 +320,7 @@ def is_quantised(layer: nn.Module) -> bool:
 
 
 def slot_of(name: str) -> str:
-    """Return a module name that collides with no attribute, whatever an agent is called."""
+    """Return a module name for an adapter that collides with no attribute."""
     return f"<{name}>"
 
 
@@ -334,7 +339,7 @@ class Factors(nn.Module):
         super().__init__()
         rank = lora.rank * experts
         self.salt = salt
-        """Of this layer's dropout (`routed_linear.py`)."""
+        """Salt of this layer's dropout (`routed_linear.py`)."""
         self.a_rI = nn.Parameter(torch.empty(rank, features_in, device=device))
         self.b_Or = nn.Parameter(torch.zeros(features_out, rank, device=device))
         self.scale = lora.alpha / lora.rank
@@ -421,15 +426,15 @@ class BankedExperts(nn.Module):
 
 
 def tokens_of_a_row(route: tuple[tuple[str, int, int], ...], tokens: int) -> int:
-    """Return how many tokens of an input each routed row has; the input may be rows × positions, or flattened.
+    """Return the number of tokens per routed row of an input, which may be rows × positions or flattened.
 
-    Raises ModelError if the input is not the whole batch: the adapters of its tokens are unknown.
+    Raises ModelError if the input is not the whole batch: the adapters of its tokens are then unknown.
     """
     rows = route[-1][2] if route else 0  # of the batch of the running pass
     if rows and tokens % rows:
         raise ModelError(
-            f"A layer with adapters got {tokens} tokens of a batch of {rows} rows: some part of the model gathers tokens "
-            "before it, so that their adapters are not known. Name other layers in `lora.targets`."
+            f"A layer with adapters got {tokens} tokens of a batch of {rows} rows: the model gathers tokens before this layer, "
+            "so their adapters are unknown. Name other layers in `lora.targets`."
         )
     return tokens // max(rows, 1)
 
@@ -447,7 +452,7 @@ class BankedLinear(nn.Module):
 
     @property
     def route(self) -> tuple[tuple[str, int, int], ...]:
-        """The bank's."""
+        """The route of the bank."""
         return self._bank[0].route
 
     @property
@@ -468,10 +473,10 @@ class BankedLinear(nn.Module):
         if all(slot not in self.adapters for slot, _, _ in self._bank[0].route):
             y: Tensor = self.base(x)
             return y
-        return self._beside(x) if is_quantised(self.base) else linear(self, x)
+        return self._on_quantised(x) if is_quantised(self.base) else linear(self, x)
 
-    def _beside(self, x: Tensor) -> Tensor:
-        """Return the output of a base that computes itself, plus each row's update; by autograd."""
+    def _on_quantised(self, x: Tensor) -> Tensor:
+        """Return the output of a quantised base plus each row's update, differentiated by autograd."""
         y: Tensor = self.base(x)
         dtype = computes_in(x)
         x_NI, y_NO = x.to(dtype).reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1]).clone()
@@ -530,7 +535,7 @@ def order_of(layer: Plain | BankedLinear, size: torch.Size, tensors: list[Tensor
 
 
 def computes_in(x: Tensor) -> torch.dtype:
-    """Return the type in which a linear layer computes now, for this input."""
+    """Return the type in which a linear layer computes for this input under the current autocast."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 

@@ -1,7 +1,7 @@
-"""A model's shape without its weights: how many parameters it and its adapters have, and which saved weights fit it.
+"""A model's shape without its weights: the parameters of it and its adapters, and whether saved weights fit.
 
-Common architectures (Llama, Mistral, Qwen 2 and 3) are known by the settings in their `config.json`. The layers of others
-are made by transformers on torch's meta device, so that a model of any size takes seconds and no memory.
+The shape of common architectures (Llama, Mistral, Qwen 2 and 3) follows from their `config.json`. transformers makes the layers of
+others on torch's meta device, so that a model of any size takes seconds and no memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kapelle.models.adapters import (
     shapes_of,
 )
 from kapelle.models.embedded import EYES, SPECIAL, build_model, settings_of
-from kapelle.models.paths import check_model_path, loading, local_only, located
+from kapelle.models.paths import check_model_path, load_pretrained, loading, local_only, located
 from kapelle.models.vision import auto_class
 from kapelle.settings.schema import EmbeddedConfig, ModelConfig
 from kapelle.team import Lora, Team
@@ -39,7 +39,7 @@ Shape: TypeAlias = tuple[int, ...]
 
 OUTPUT_HEAD = "lm_head"
 BANK = ".base."
-"""What the adapter bank inserts into the names of parameters."""
+"""Inserted by the adapter bank into the names of parameters."""
 
 SIZES = (
     "vocab_size",
@@ -50,7 +50,7 @@ SIZES = (
     "num_key_value_heads",
     "tie_word_embeddings",
 )
-"""Settings that `config.json` must have; where one is missing, transformers has a default of its own for each architecture."""
+"""Settings that `config.json` must have; defaults for missing ones differ by architecture."""
 
 FAMILIES = {
     "llama": "LlamaForCausalLM",
@@ -79,9 +79,9 @@ class Outline:
     """A model without its weights."""
 
     weights: Mapping[str, Shape]
-    """Parameter → shape; one that has several names (tied weights) stands here once."""
+    """Parameter → shape; tied weights are listed once."""
     spare: frozenset[str]
-    """Names under which a saved model may hold more than `weights`: other names of the same, and buffers."""
+    """Further names that a saved model may hold: tied weights and buffers."""
     layers: Layers
     """Its modules by path."""
     hidden: int
@@ -156,7 +156,7 @@ def read_settings(path: str) -> Mapping[str, Any]:
 
 
 def outline_of_settings(settings: Mapping[str, Any]) -> Outline | None:
-    """Return the outline that a model's settings describe; None where only transformers can tell."""
+    """Return the outline that a model's settings describe; None for architectures that only transformers knows."""
     family = settings.get("model_type")
     if family not in FAMILIES or any(settings.get(key) is None for key in SIZES):
         return None
@@ -208,7 +208,7 @@ def _linear_layers(settings: Mapping[str, Any]) -> dict[str, tuple[int, int, boo
 
 
 def outline_of(model: PreTrainedModel) -> Outline:
-    """Return the outline of a model, without the adapters that it may carry."""
+    """Return the outline of a model without its adapters."""
     import torch
 
     from kapelle.models.lora_bank import layers_of
@@ -244,9 +244,9 @@ def check_adapters(team: Team, models: Mapping[str, Outline]) -> None:
 
 
 def check_saved(who: str, folder: Path, lora: Lora | None, model: Outline) -> None:
-    """Raise ModelError unless a folder holds exactly the weights that `lora`, or all of `model`, has.
+    """Raise ModelError unless a folder holds exactly the weights of `lora`, or without it those of `model`.
 
-    `who` names the agent in errors. An adapter must also compute the same as before: same rank, alpha and layers.
+    `who` names the agent in errors. A saved adapter must also have the same rank, alpha and layers.
     """
     if lora is not None:
         check_same(who, folder, model.layers, read_lora(folder), lora)
@@ -260,45 +260,34 @@ def check_saved(who: str, folder: Path, lora: Lora | None, model: Outline) -> No
     wrong = {name for name, shape in expected.items() if found.get(name) != shape}
     odd = sorted(wrong | (found.keys() - expected.keys() - spare))
     if odd:
-        here, there = expected.get(odd[0], "not there"), found.get(odd[0], "not there")
+        here, there = expected.get(odd[0], "missing"), found.get(odd[0], "missing")
         raise ModelError(
-            f"{who} cannot start from '{folder}': '{odd[0]}' is {there} in the folder and {here} in this team, missing "
-            "or of another shape. Use the same model and `lora` as when it was trained."
+            f"{who} cannot start from '{folder}': '{odd[0]}' is {there} in the folder and {here} in this team. "
+            "Use the same model and `lora` as when it was trained."
         )
 
 
 def converted_shapes(folder: Path) -> dict[str, Shape] | None:
-    """Return the shapes of a saved model by the names that `transformers` gives its weights; None where they are not all there.
+    """Return the shapes of a saved model by the names that `transformers` gives its weights; None if one is missing.
 
     It saves the experts of a mixture one by one, and holds them as one tensor.
     """
-    if find_spec("accelerate") is None:  # which reads only the heads of files
+    if find_spec("accelerate") is None:  # it reads only the headers of files
         return None
     from transformers import AutoConfig
 
     try:
         made: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-        loaded: Any = auto_class(made).from_pretrained(
-            folder,
-            device_map="meta",
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
-        )
-    except Exception:  # noqa: BLE001 - damaged files raise anything; the caller says what is wrong with them
-        return None
-    model, found = loaded
-    if found["missing_keys"] or found["unexpected_keys"] or found["mismatched_keys"]:
+        model = load_pretrained(auto_class(made), str(folder), device_map="meta", local_files_only=True)
+    except Exception:  # noqa: BLE001 - damaged files raise anything; the caller reports what is wrong
         return None
     return {name: tuple(weight.shape) for name, weight in model.named_parameters()}
 
 
 def check_same(who: str, folder: Path, layers: Layers, saved: Lora, wanted: Lora) -> None:
-    """Raise ModelError when a folder's adapter (`saved`) computes something else on a model than `wanted` would."""
+    """Raise ModelError unless a folder's adapter (`saved`) has the rank, alpha and layers of `wanted`."""
     wanted = named(layers, wanted)
-    with suppress(ModelError):  # its names stay as they are where they fit no layer, and differ
+    with suppress(ModelError):  # names that fit no layer are compared as they are
         saved = named(layers, saved)
     differences = [
         f"{key} {there} in the folder and {here} here"
@@ -312,6 +301,6 @@ def check_same(who: str, folder: Path, layers: Layers, saved: Lora, wanted: Lora
     if differences:
         settings = f"rank: {saved.rank}, alpha: {saved.alpha}, targets: [{', '.join(saved.targets)}]"
         raise ModelError(
-            f"{who} cannot start from '{folder}', which would compute something else: {'; '.join(differences)}. Set "
-            f"`team.lora: {{{settings}}}`, or the agent's own `lora`."
+            f"{who} cannot start from '{folder}': {'; '.join(differences)}. Set `team.lora: {{{settings}}}`, or the agent's "
+            "own `lora`."
         )

@@ -1,9 +1,9 @@
-"""Where a model is, checked without loading anything."""
+"""Locate a model and check its path without loading it; turn errors of loading into `ModelError`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -27,7 +27,7 @@ CONFIG = "config.json"
 
 @contextmanager
 def loading(path: str, done: str = "loaded") -> Iterator[None]:
-    """Turn whatever `transformers` raises while it reads a model, its settings or its tokeniser into a ModelError."""
+    """Turn any exception of `transformers` while it reads a model, its settings or its tokeniser into a ModelError."""
     try:
         yield
     except KapelleError:
@@ -36,15 +36,26 @@ def loading(path: str, done: str = "loaded") -> Iterator[None]:
         # The boundary to third-party readers: on damaged files they may raise anything.
         reason = refusal(error) or f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise ModelError(
-            f"Model '{path}' cannot be {done}: {reason} Is a file of it damaged or cut off? Fetch or save it again."
+            f"Model '{path}' cannot be {done}: {reason} Is one of its files damaged or cut off? Fetch or save it again."
         ) from error
 
 
-def check_loaded(path: str, architecture: str, found: Mapping[str, Collection[Any]]) -> None:
-    """Raise ModelError unless a model's files held exactly its weights, tied ones once or twice.
+def load_pretrained(kind: Any, path: str, **options: Any) -> Any:
+    """Load a model of an `AutoModel` class from safetensors; its folder's code is never run.
 
-    `found` is the loading info of `transformers`, which draws missing weights at random and leaves out unknown ones.
+    Raises ModelError unless the files hold exactly the model's weights, tied ones once or twice. `transformers` would draw
+    missing weights at random and ignore unknown ones.
     """
+    loaded: Any = kind.from_pretrained(
+        path,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # reported below, by name
+        use_safetensors=True,  # nothing is unpickled
+        trust_remote_code=False,
+        **options,
+    )
+    model, found = loaded
+    architecture = type(model).__name__
     missing, unexpected = found["missing_keys"], found["unexpected_keys"]
     for key, there, here in sorted(found["mismatched_keys"]):
         raise ModelError(
@@ -53,15 +64,15 @@ def check_loaded(path: str, architecture: str, found: Mapping[str, Collection[An
         )
     if missing:
         raise ModelError(
-            f"Model '{path}' has no weights for '{min(missing)}'{_more(missing)} of {architecture}, which would be drawn at "
-            "random. Does its config.json belong to these files, and are all shards there? Fetch or save it again."
+            f"Model '{path}' has no weights for '{min(missing)}'{_more(missing)} of {architecture}. Does its config.json belong "
+            "to these files, and are all shards there? Fetch or save it again."
         )
     if unexpected:
         raise ModelError(
-            f"Model '{path}' has weights '{min(unexpected)}'{_more(unexpected)} that {architecture} does not use: it would "
-            "compute something else than what was saved. Does its config.json belong to these files? Weights that are no part "
-            "of the model, such as a value head, are left out by loading it with transformers and `save_pretrained`."
+            f"Model '{path}' has weights '{min(unexpected)}'{_more(unexpected)} that {architecture} does not use. Does its "
+            "config.json belong to these files? To drop weights such as a value head, load and save it with transformers."
         )
+    return model
 
 
 def _more(keys: Collection[str]) -> str:
@@ -69,9 +80,9 @@ def _more(keys: Collection[str]) -> str:
 
 
 def located(path: str, *, weights: bool = False) -> str:
-    """Return the folder of a model that ModelScope has (`modelscope:OWNER/NAME`), and any other path as it is.
+    """Return the folder of a model of ModelScope (`modelscope:OWNER/NAME`), and any other path unchanged.
 
-    What was not downloaded is fetched: settings and tokeniser, or with `weights` all of it. Raises ModelError where that fails.
+    Downloads settings and tokeniser if they are missing, with `weights` the weights too. Raises ModelError if that fails.
     """
     if not is_of_modelscope(path):
         return path
@@ -87,7 +98,7 @@ def located(path: str, *, weights: bool = False) -> str:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise AbsentModel(
             f"Model '{path}' cannot be fetched from ModelScope: {reason}. Check the name and the network; or fetch it elsewhere "
-            f"(`modelscope download --model {name} --local_dir FOLDER`), copy the folder here and name it in place of '{path}'."
+            f"(`modelscope download --model {name} --local_dir FOLDER`) and name the folder."
         ) from error
 
 
@@ -101,7 +112,7 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _check_modelscope(path: str) -> None:
-    """Raise ModelError for a model that is neither in ModelScope's cache nor can be fetched."""
+    """Raise ModelError for a model that is missing from ModelScope's cache and cannot be fetched."""
     name = path.removeprefix(MODELSCOPE)
     fault = modelscope_fault(name)
     if fault is not None:
@@ -112,15 +123,14 @@ def _check_modelscope(path: str) -> None:
 
 
 def local_only(path: str, file: str = CONFIG) -> bool:
-    """Return whether `from_pretrained` is to read a model without the hub, which does not answer.
+    """Return True if the hub does not answer and `from_pretrained` must use the local cache.
 
-    `file` is one that every model of its kind has.
-
-    Raises ModelError, within seconds, for a name that is neither on the hub nor downloaded.
+    `file` is one that every model of its kind has. Raises ModelError, within seconds, for a name that is neither on the hub nor
+    in the cache.
     """
     if Path(path).expanduser().is_dir():
         return False
-    # Asked once for each form of call.
+    # `hub_fault` is cached by its arguments.
     fault = hub_fault(path) if file == CONFIG else hub_fault(path, file=file)
     if fault is None:
         return False
@@ -130,7 +140,7 @@ def local_only(path: str, file: str = CONFIG) -> bool:
         return True
     if modelscope_folder(path) is not None:
         raise ModelError(
-            f"Model '{path}' is no folder here, and {fault}. ModelScope's package has downloaded it: write `{MODELSCOPE}{path}`."
+            f"Model '{path}' is no folder here, and {fault}. ModelScope's cache has it: write `{MODELSCOPE}{path}`."
         )
     if get_close_matches(path, ("embedded",), cutoff=0.8):
         raise ModelError(
@@ -138,12 +148,12 @@ def local_only(path: str, file: str = CONFIG) -> bool:
         )
     raise AbsentModel(
         f"Model '{path}' is no folder here and was not downloaded, and {fault}. Check the name and the network; or fetch it "
-        f"elsewhere (`hf download {path} --local-dir FOLDER`), copy the folder here and name it in place of '{path}'."
+        f"elsewhere (`hf download {path} --local-dir FOLDER`) and name the folder."
     )
 
 
 def check_model_path(path: str) -> None:
-    """Raise ModelError, without loading any weights, if a path can be no model: neither a sound folder nor a name of the hub."""
+    """Raise ModelError if a path is neither a model's folder nor a name of the hub; no weights are loaded."""
     folder = Path(path)
     if path == "embedded":
         return
@@ -165,21 +175,21 @@ def check_model_path(path: str) -> None:
         raise ModelError(_a_run(path))
     if (folder / "adapter_config.json").is_file():  # transformers would silently load its base and apply it
         raise ModelError(
-            f"'{path}' is a PEFT adapter and no model. Name its base as the model, and the adapter as an agent's "
-            f"`weights: {{past: {path}}}`; or merge both with peft (`merge_and_unload`) and name what that saves."
+            f"'{path}' is a PEFT adapter and no model. Name its base as the model and set `weights: {{past: {path}}}` for an agent; "
+            "or merge both with peft (`merge_and_unload`)."
         )
     if not (folder / "config.json").is_file():
         raise ModelError(f"Model folder '{path}' has no config.json. Is it what `save_pretrained` wrote?")
     if not any(folder.glob("*.safetensors")):
         raise ModelError(
-            f"Model folder '{path}' has no weights (*.safetensors). Save it again with `save_pretrained`, or convert "
-            "a pickle checkpoint to safetensors first: kapelle loads nothing else."
+            f"Model folder '{path}' has no weights (*.safetensors). Save it again with `save_pretrained`, or convert a pickle "
+            "checkpoint to safetensors."
         )
     verify_folder(folder, settings_only=True)
 
 
 def check_hub_name(path: str) -> None:
-    """Raise ModelError for a path without a folder that the hub could not know either, whether it answers or not."""
+    """Raise ModelError for a path that is neither a folder nor a valid name of the hub; the hub is not contacted."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
@@ -204,13 +214,12 @@ def check_hub_name(path: str) -> None:
         validate_repo_id(path)
     except HFValidationError:
         raise ModelError(
-            f"Model folder '{path}' does not exist, and the hub has no names like it. Name a folder, a model of the hub as "
-            "OWNER/NAME, or `embedded`."
+            f"Model folder '{path}' does not exist. Name a folder, a model of the hub as OWNER/NAME, or `embedded`."
         ) from None
 
 
 def _a_run(path: str) -> str:
     return (
-        f"'{path}' is a run of kapelle and no model. Train on from its weights with `start_from: {path}`; or write each policy "
-        f"as a plain model (`kapelle export {path} --merge --format hf`) and name that folder."
+        f"'{path}' is a run of kapelle and no model. Set `start_from: {path}` to train on from its weights, or export a model "
+        f"(`kapelle export {path} --merge --format hf`) and name that folder."
     )

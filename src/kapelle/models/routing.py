@@ -1,11 +1,12 @@
-"""Which experts the routers of a mixture choose: recorded while sampling, and chosen again while training.
+"""Record the experts that a mixture's routers choose while sampling, and replay these choices in training.
 
-Near a tie, rounding decides which expert a router takes: a sampler and a trainer that compute in another order, or in half precision, then
-send a token to different experts, and its log-probs jump. R3 (2510.11370) records the sampler's choice for each token and block, and
-the trainer's pass takes it, with shares that follow from the trainer's own scores, so that routers and everything below still get gradients.
+Near a tie, rounding decides which expert a router chooses. A sampler and a trainer that compute in another order, or in half
+precision, then send a token to different experts, and its log-prob jumps. R3 (2510.11370) records the sampler's choice for each
+token and block and replays it in the trainer's pass. The weights of experts follow from the trainer's own scores, so that routers
+and everything below still get gradients.
 
-Routers of `transformers` choose by `torch.topk` over all experts, whatever they do with the scores before and after. So while a block that
-holds experts runs, that one call is listened to, or answered with what was recorded.
+Routers of `transformers` choose by `torch.topk` over all experts. So this one call is recorded, or its result replaced, while a
+block with experts runs.
 
 Shapes: N tokens of a pass, L blocks with experts, k experts of a token, E experts.
 """
@@ -28,10 +29,10 @@ from kapelle.types import Routing
 
 
 class RouterChoices:
-    """The choices of one model's routers; while it exists, its blocks run under it."""
+    """The choices of one model's routers; it wraps the `forward` of the model's blocks."""
 
     def __init__(self, model: nn.Module, bank: LoraBank) -> None:
-        """Take the model and its bank, which knows what a pass is to take again; ModelError for a model without such routers."""
+        """Wrap a model's blocks; its bank holds the choices to replay. ModelError for a model without such routers."""
         self._bank = bank
         self._recorded: list[Tensor | None] | None = None
         check_routing(layers_of(model))
@@ -58,9 +59,9 @@ class RouterChoices:
 
     @contextmanager
     def recording(self) -> Iterator[Callable[[], Tensor]]:
-        """Inside, choices are recorded; what is yielded returns those of the last pass, `_NLk` (int16).
+        """Record choices inside; the yielded function returns those of the last pass, `_NLk` (int16).
 
-        Raises ModelError where a router has chosen in another way than by `torch.topk` over its experts.
+        It raises ModelError if a router did not choose by `torch.topk` over its experts.
         """
         self._recorded = [None] * self.layers
 
@@ -79,7 +80,7 @@ class RouterChoices:
 
 
 class _Choice(TorchFunctionMode):
-    """Listens to the `topk` over all experts, or answers it."""
+    """Records the result of `topk` over all experts, or replaces it."""
 
     def __init__(self, experts: int, given_Nk: Tensor | None) -> None:
         super().__init__()
@@ -94,10 +95,10 @@ class _Choice(TorchFunctionMode):
         if func not in (torch.topk, Tensor.topk) or scores_NE is None:
             return found
         if scores_NE.ndim != 2 or scores_NE.shape[1] != self._experts:
-            return found  # of groups of experts, before
+            return found  # a choice of groups of experts, which comes first
         if self._given_Nk is not None:
             assert self._given_Nk.shape == found.indices.shape, "one choice for each token of the pass"
-            # Tokens that nobody recorded choose freely.
+            # The router chooses for tokens without a record.
             index_Nk = torch.where(self._given_Nk >= 0, self._given_Nk.long(), found.indices)
             found = torch.return_types.topk((scores_NE.gather(1, index_Nk), index_Nk))
         self.taken_Nk = found.indices
@@ -105,12 +106,12 @@ class _Choice(TorchFunctionMode):
 
 
 def packed(experts_TLk: Tensor) -> Routing:
-    """Return recorded choices as plain data."""
+    """Return recorded choices as bytes with their sizes."""
     _, layers, chosen = experts_TLk.shape
     return Routing(layers, chosen, experts_TLk.to(torch.int16).cpu().contiguous().numpy().tobytes())
 
 
 def unpacked(routing: Routing) -> Tensor:
-    """Return `_TLk` (int16) of plain data."""
+    """Return the choices `_TLk` (int16) of `packed` data."""
     flat = torch.frombuffer(bytearray(routing.data), dtype=torch.int16)
     return flat.view(-1, routing.layers, routing.chosen)

@@ -1,12 +1,12 @@
-"""Which tokens a constraint allows after which others, for one model's tokeniser; the only module that knows llguidance.
+"""Compute the tokens that a constraint allows next, for one model's tokeniser; the only module that uses llguidance.
 
-A mask is computed from the constraint and the tokens before, by the same function where tokens are sampled and where they are
-scored for training: so both have the same distribution, and a recorded turn needs no masks. Grammars are compiled once and
-kept; a completion's walk through its grammar begins as a copy.
+A mask is computed from the constraint and the tokens before. The same function is used when tokens are sampled and when they are
+scored for training, so both have the same distribution, and a recorded turn needs no masks. Grammars are compiled once and
+cached; a completion's walk through its grammar begins with a copy.
 
-Special tokens are never allowed, but for those that end a turn, which are allowed exactly where the text is complete, and those
-that are marks of tool calls, where a forced call has that mark. Where a
-text can neither end nor go on (a vocabulary without the bytes, a grammar that grows beyond `LIMITS`) the turn ends.
+Two kinds of special tokens are allowed: those that end a turn, exactly where the text is complete, and those
+that are marks of tool calls, where a forced call has that mark. If a
+text can neither end nor continue (missing bytes in the vocabulary, a grammar beyond `LIMITS`), the turn ends.
 
 Shapes: R rows, T tokens of a completion, V vocabulary, W = ⌈V / 32⌉ words of 32 tokens each, the lowest bit first.
 """
@@ -43,24 +43,24 @@ LIMITS: Mapping[str, int | bool] = {
     "precompute_large_lexemes": False,
     "verbose_errors": False,
 }
-"""How far a grammar may go, in llguidance's units: some ten milliseconds of a step, some 100 MB."""
+"""Limits of a grammar in llguidance's units: about ten milliseconds per step and 100 MB."""
 
 COMPILED = 256
-"""Grammars that are kept; the one that was used longest ago goes first."""
+"""Cached grammars; the least recently used one is dropped first."""
 
 KEPT_BYTES = 1 << 26
-"""Bytes of completions' masks that are kept for the next pass over the same tokens."""
+"""Bytes of completions' masks that are cached for the next pass over the same tokens."""
 
 SHARED, SHORT = 1 << 12, 1 << 11
-"""Beginnings of choices that are kept with what may follow; all are dropped when there are more. Choices of more characters, all together, are
-walked by each completion alone: few of their beginnings would be met twice."""
+"""Cached prefixes of choices, all dropped when there are more; and the characters of choices, above which completions share no
+prefixes, because few would be used twice."""
 
 MANY_TOKENS, MANY_ROWS = 1 << 12, 4
-"""From so many tokens and rows on, masks are computed by several threads."""
+"""Tokens and rows from which several threads compute masks."""
 
 
 def check_installed() -> None:
-    """Raise ConfigError where llguidance is missing."""
+    """Raise ConfigError if llguidance is missing."""
     if find_spec("llguidance") is None:
         raise AbsentPackage(
             "Constrained sampling needs the package llguidance. Install it: `pip install 'kapelle[constrain]'`."
@@ -68,7 +68,7 @@ def check_installed() -> None:
 
 
 def check_constraint(constraint: Constraint) -> None:
-    """Raise ConfigError for a constraint that no text can satisfy or that the library refuses, whatever the model."""
+    """Raise ConfigError for a constraint that the library rejects or no text can satisfy, whatever the model."""
     check_installed()
     from llguidance import LLTokenizer
 
@@ -76,7 +76,7 @@ def check_constraint(constraint: Constraint) -> None:
 
 
 def why_refused(constraint: Constraint) -> str | None:
-    """Return why `check_constraint` refuses a constraint, in a few words; None where it does not."""
+    """Return why `check_constraint` rejects a constraint; None if it accepts it."""
     check_installed()
     from llguidance import LLTokenizer
 
@@ -84,31 +84,31 @@ def why_refused(constraint: Constraint) -> str | None:
 
 
 def compiled(constraint: Constraint, tokenizer: Any, marks: Mapping[str, int] | None = None) -> Any:
-    """Return the library's grammar for a constraint, nothing of it taken; ConfigError where it is refused or cannot begin.
+    """Return the library's grammar for a constraint, at its start; ConfigError if it is rejected or no token can begin it.
 
-    `marks` are the special tokens with which forced calls may be written.
+    `marks` are the special tokens that forced calls may contain.
     """
     matcher, reason = _tried(constraint, tokenizer, marks)
     if reason is None:
         return matcher
     shown = constraint.text if len(constraint.text) <= 60 else f"{constraint.text[:60]}…"
-    raise ConfigError(f"The constraint {constraint.kind} {shown!r} is refused: {reason}.")
+    raise ConfigError(f"The constraint {constraint.kind} {shown!r} is not supported: {reason}.")
 
 
 def _tried(constraint: Constraint, tokenizer: Any, marks: Mapping[str, int] | None) -> tuple[Any, str | None]:
-    """Return the library's grammar for a constraint, and why it is refused; None where it is not."""
+    """Return the library's grammar for a constraint, and the reason if it is rejected, else None."""
     from llguidance import LLMatcher
 
     matcher = LLMatcher(tokenizer, lark_of(constraint, marks), log_level=0, limits=_limits())
-    told = matcher.get_error()
-    if not told:
+    message = matcher.get_error()
+    if not message:
         first = matcher.deep_copy()
         first.compute_bitmask()
         if not first.is_error():
             return matcher, None
-        told = "no text satisfies it, or no token begins one"
-    # The reason, without the places in the grammar that stand before and behind it.
-    lines = list(takewhile(lambda line: not re.match(r"\s*\d+ \||<", line), told.splitlines()))
+        message = "no text satisfies it, or no token begins one"
+    # The reason, without the excerpts of the grammar around it.
+    lines = list(takewhile(lambda line: not re.match(r"\s*\d+ \||<", line), message.splitlines()))
     reason = re.sub(
         r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", " ".join(" ".join(lines).split())
     )
@@ -122,14 +122,14 @@ def _limits() -> Any:
 
 
 FAR, NEAR = 1024, 64
-"""Tokens after which one text, and the search for a short one, are given up."""
+"""Most tokens of the first text of `fits`, and of its search for a short one."""
 
 WIDTH, TRIED = 4, 6
-"""Of that search: texts at a time, and the shortest and longest tokens that each goes on with."""
+"""Of that search: texts at a time, and the shortest and longest tokens that continue each."""
 
 
 class _TokenBytes:
-    """A vocabulary in the form that the library reads. It asks for the tokens of texts only where it would force some."""
+    """A vocabulary in the form that the library reads. It tokenises texts only to force tokens, which is not used here."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -143,30 +143,30 @@ class _TokenBytes:
 
 
 class _Beginning:
-    """A beginning of a text, with what is known of it: choices have few, which many completions share."""
+    """A prefix of a text with its cached masks: choices have few prefixes, which many completions share."""
 
     __slots__ = ("after", "bits_W", "ending", "matcher")
 
     def __init__(self, matcher: Any) -> None:
         self.matcher = matcher
         self.bits_W: Bits | None = None
-        """What may follow, once somebody has asked."""
+        """The tokens that may follow; None before they are computed."""
         self.ending: tuple[int, ...] | None = None
-        """The only tokens that may follow, the end of turn last; empty where there is a choice, None before somebody has asked."""
+        """The only possible continuation, with the end of turn; empty if there are several, None before it is computed."""
         self.after: dict[int, _Beginning] = {}
 
 
 class Walk:
-    """One completion on its way through its grammar."""
+    """The state of one completion in its grammar."""
 
     __slots__ = ("beginning", "matcher")
 
     def __init__(self, matcher: Any, beginning: _Beginning | None = None) -> None:
         self.matcher, self.beginning = matcher, beginning
-        """The matcher is its own, or that of a beginning, which others share."""
+        """The matcher belongs to this walk, or to a prefix that others share."""
 
     def take(self, token: int) -> None:
-        """Go on with a token that was allowed."""
+        """Append an allowed token."""
         here = self.beginning
         if here is None:
             _consume(self.matcher, token)
@@ -185,52 +185,52 @@ class Walk:
 
 def _consume(matcher: Any, token: int) -> None:
     if not matcher.consume_token(token) and not matcher.is_stopped():
-        LOG.warning("A constraint cannot go on, and its turn ends: %s", matcher.get_error()[:200])
+        LOG.warning("A constraint allows no further token, so its turn ends: %s", matcher.get_error()[:200])
 
 
 class TokenMasks:
     """The masks of one vocabulary."""
 
     def __init__(self, tokenizer: Any, size: int, ends: frozenset[int]) -> None:
-        """Read the tokens of a fast tokeniser of `tokenizers`, for logits of so many tokens, of which `ends` end a turn."""
+        """Read the tokens of a fast tokeniser, for logits of `size` tokens; `ends` end a turn."""
         self._tokenizer, self._size, self._ends = tokenizer, size, sorted(ends)
         self.words = -(-size // 32)
         """W."""
         self._compiled: OrderedDict[Constraint, Any] = OrderedDict()
         self._beginnings: dict[Constraint, _Beginning] = {}
-        """Choices → the empty text."""
+        """Choices → their empty prefix."""
         self._shared = 0
-        """Beginnings whose masks are known."""
+        """Prefixes with cached masks."""
         self._kept: OrderedDict[tuple[Constraint, tuple[int, ...]], Bits] = OrderedDict()
         self._kept_bytes = 0
 
     @cached_property
     def _read(self) -> tuple[Any, Bits]:
-        """The library's tokeniser, and the tokens `_W` that may ever be allowed."""
+        """The library's tokeniser, and the bits `_W` of all tokens that may be allowed."""
         check_installed()
         from llguidance import LLTokenizer
 
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise ConfigError(
-                f"The tokeniser of '{self._tokenizer.name_or_path}' has no `tokenizer.json`, whose tokens are known byte by byte. "
-                "Leave constraints out, or save it as a fast tokeniser of transformers."
+                f"The tokeniser of '{self._tokenizer.name_or_path}' has no `tokenizer.json`, which constraints need. "
+                "Remove the constraints, or save it as a fast tokeniser of transformers."
             )
         try:
             found = LLTokenizer(backend.to_str(), n_vocab=self._size, eos_token=self._ends)
         except ValueError as error:
             raise ConfigError(
-                f"llguidance cannot read the tokeniser of '{self._tokenizer.name_or_path}' ({str(error)[:200]}). Leave constraints out."
+                f"llguidance cannot read the tokeniser of '{self._tokenizer.name_or_path}' ({str(error)[:200]}). Remove the constraints."
             ) from None
         words = [
             b"" if found.is_special_token(token) else found.decode_bytes([token])
             for token in range(self._size)
         ]
-        # The library takes whatever looks like `<tool_call>` for special; the tokeniser says which tokens are.
+        # The library treats anything like `<tool_call>` as special; the tokeniser knows which tokens are.
         for token, added in backend.get_added_tokens_decoder().items():
             if token < self._size:
                 words[token] = b"" if added.special else added.content.encode()
-        # No text has this byte, by which the library marks special tokens.
+        # The library marks special tokens by this byte, which no text contains.
         words = [b"" if b"\xff" in word else word for word in words]
         allowed = np.zeros(self.words * 32, dtype=np.uint8)
         allowed[: self._size] = [bool(word) for word in words]
@@ -240,7 +240,7 @@ class TokenMasks:
 
     @cached_property
     def _marks(self) -> Mapping[str, int]:
-        """Special tokens that are marks of tool calls: text → token. No text of a grammar is one, but the rule of a mark may be."""
+        """Special tokens that are marks of tool calls, text → token. Only a mark's own rule in a grammar may produce one."""
         backend = self._tokenizer.backend_tokenizer
         return {
             added.content: token
@@ -258,7 +258,7 @@ class TokenMasks:
         return LLExecutor()
 
     def begin(self, constraint: Constraint, ids: Sequence[int] = ()) -> Walk:
-        """Return a walk that has taken these tokens; ConfigError for a constraint that the library refuses."""
+        """Return a walk after these tokens; ConfigError for a constraint that the library rejects."""
         found = self._compiled.get(constraint)
         if found is None:
             found = self._compiled[constraint] = compiled(constraint, self._read[0], self._marks)
@@ -277,25 +277,25 @@ class TokenMasks:
         return walk
 
     def next(self, walks: Sequence[Walk]) -> Bits:
-        """Return what may come next in each walk, `_RW`."""
+        """Return the tokens allowed next in each walk, `_RW`."""
         bits_RW = np.empty((len(walks), self.words), dtype=np.int32)
-        asked: dict[int, int] = {}
-        """Matcher that is asked, by its identity → the first row that wants to know."""
-        again: list[tuple[int, int]] = []
+        first_rows: dict[int, int] = {}
+        """Identity of a matcher → the first row that needs its mask."""
+        copies: list[tuple[int, int]] = []
         for row, walk in enumerate(walks):
             here = walk.beginning
             if here is not None and here.bits_W is not None:
                 bits_RW[row] = here.bits_W
-            elif (first := asked.setdefault(id(walk.matcher), row)) != row:
-                again.append((row, first))
-        if asked:
-            self._compute(walks, list(asked.values()), bits_RW)
-            for row, first in again:
+            elif (first := first_rows.setdefault(id(walk.matcher), row)) != row:
+                copies.append((row, first))
+        if first_rows:
+            self._compute(walks, list(first_rows.values()), bits_RW)
+            for row, first in copies:
                 bits_RW[row] = bits_RW[first]
         return bits_RW
 
     def _compute(self, walks: Sequence[Walk], rows: Sequence[int], bits_RW: Bits) -> None:
-        """Ask the library for these rows of `bits_RW`, and keep what others may ask again."""
+        """Compute these rows of `bits_RW` by the library, and cache the masks of shared prefixes."""
         start, step = bits_RW.ctypes.data, self.words * 4
         if self._size >= MANY_TOKENS and len(rows) >= MANY_ROWS:
             places = [(walks[row].matcher, row) for row in rows]
@@ -317,9 +317,9 @@ class TokenMasks:
             self._shared = 0
 
     def ending(self, walk: Walk) -> tuple[int, ...]:
-        """Return the only tokens that may follow in a walk among choices, the end of turn last; nothing where there are others.
+        """Return the only possible continuation of a walk among choices, with the end of turn; empty if there are several.
 
-        A row that is to write them need not be read by a model: each has a probability of 1.
+        Such tokens need no forward pass: each has probability 1.
         """
         if walk.beginning is None:
             return ()
@@ -347,10 +347,10 @@ class TokenMasks:
         return np.packbits(bits, bitorder="little").view(np.int32)
 
     def fits(self, constraint: Constraint, most: int) -> bool | None:
-        """Return whether some completion has at most so many tokens, its end included; None where that was not found out.
+        """Return whether some completion has at most this many tokens, including its end; None if the search is inconclusive.
 
-        First one text is written that closes what it can (quotes, brackets) and passes fixed text in long tokens. Then a search
-        goes on with a few texts at a time, those first after which little may follow; it proves something where it left none out.
+        First, write one text that closes quotes and brackets where it can and passes fixed text in long tokens. Then search
+        with a few texts at a time, preferring those with few continuations; the search is conclusive if it excluded no text.
         """
         words = {self._read[0].decode_bytes([token]): token for token in range(self._size)}
         closing = [words[mark] for mark in (b"}", b"]", b'"', b",", b":") if mark in words]
@@ -362,7 +362,7 @@ class TokenMasks:
             first = next((token for token in closing if token in places), None)
             walk.take(max(places, key=self._lengths.__getitem__) if first is None else first)
 
-        walks, left_out = [self.begin(constraint)], False
+        walks, excluded = [self.begin(constraint)], False
         for _ in range(min(most, NEAR)):
             if any(walk.complete for walk in walks):
                 return True
@@ -370,14 +370,14 @@ class TokenMasks:
             for walk in walks:
                 tried = sorted(self._places(walk), key=self._lengths.__getitem__)
                 if len(tried) > 2 * TRIED:
-                    tried, left_out = [*tried[:TRIED], *tried[-TRIED:]], True
+                    tried, excluded = [*tried[:TRIED], *tried[-TRIED:]], True
                 for token in tried:
                     after = Walk(walk.matcher.deep_copy())
                     if token not in self._ends and after.matcher.consume_token(token):
                         found.append((len(self._places(after)) - self._lengths[token], after))
-            left_out = left_out or len(found) > WIDTH
+            excluded = excluded or len(found) > WIDTH
             walks = [walk for _, walk in sorted(found, key=lambda each: each[0])[:WIDTH]]
-        return None if left_out or most > NEAR else False
+        return None if excluded or most > NEAR else False
 
     def _places(self, walk: Walk) -> set[int]:
         bits_W = self.next([walk])[0]
@@ -388,7 +388,7 @@ class TokenMasks:
         return [len(self._read[0].decode_bytes([token])) for token in range(self._size)]
 
     def of(self, constraint: Constraint, ids: tuple[int, ...]) -> Bits:
-        """Return what was allowed in the place of each of a completion's tokens, `_TW`."""
+        """Return the tokens that were allowed at each place of a completion, `_TW`."""
         key = constraint, ids
         found = self._kept.get(key)
         if found is None:

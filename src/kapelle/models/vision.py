@@ -1,12 +1,12 @@
-"""How a vision-language model sees: pictures as patches, their places among the tokens, and positions in three dimensions.
+"""Inputs of vision-language models: images as patches, their places among the tokens, and positions in three dimensions.
 
-Models of the shape of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: a chat template writes one token for each picture, which becomes as many as the
-picture has merged patches, between two marks. The model puts what its vision tower makes of the patches in their place; the tower and
-its projector are frozen. Tokens of text have the same position in all three dimensions (M-RoPE, 2409.12191), those of a picture one
-for time, row and column.
+It supports models of the shape of Qwen2-VL, Qwen2.5-VL and Qwen3-VL. The chat template writes one token per image between two
+marks; it is repeated for each merged patch. The model replaces these tokens by the outputs of its vision tower, which is frozen
+like its projector. Text tokens have the same position in all three dimensions (M-RoPE, 2409.12191); image tokens have one for
+time, row and column.
 
-An agent may sample or write the token that stands for a patch. The places of pictures follow from the conversation, and such a token
-elsewhere is read as padding, in sampling and in training alike.
+An agent may sample the token of a patch. The places of images follow from the conversation, and such a token elsewhere is read as
+padding, both in sampling and in training.
 
 Shapes: B rows, L positions, P patches, F numbers of a patch.
 """
@@ -26,17 +26,17 @@ from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.types import Image
 
 MOST_PIXELS = 50_000_000
-"""Pixels of a picture; a larger one is refused by its head, before its pixels take memory."""
+"""Most pixels of an image; a larger one is rejected by its header, before its pixels take memory."""
 
 KEPT = 64
-"""Pictures whose patches are kept."""
+"""Images whose patches are cached."""
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
-"""What Pillow may read: every further format is further code."""
+"""Formats that Pillow may read; each further one would be more exposed code."""
 
 
 class Patches(NamedTuple):
-    """A picture as the vision tower reads it."""
+    """An image as the input of the vision tower."""
 
     values_PF: Tensor
     grid: tuple[int, int, int]
@@ -44,18 +44,18 @@ class Patches(NamedTuple):
 
 
 class ModelInputs(NamedTuple):
-    """What a pass over some rows is called with."""
+    """The arguments of a pass over some rows."""
 
     named: dict[str, Tensor]
-    """Arguments by name, `input_ids` among them."""
+    """Arguments by name, including `input_ids`."""
     positions: Tensor
-    """`_BL`, or `_3BL` where a row has pictures."""
+    """`_BL`, or `_3BL` if a row has images."""
     shift_B: Tensor
-    """What a later token's place among the tokens has to be shifted by to be its position."""
+    """The position of a later token minus its index in the row."""
 
 
 class Vision:
-    """The eyes of one model."""
+    """Prepares images for one model."""
 
     def __init__(self, processor: Any, config: Any, rope_index: Callable[..., tuple[Tensor, Tensor]]) -> None:
         """Take the image processor, the model's settings and its own `get_rope_index`."""
@@ -64,38 +64,38 @@ class Vision:
         self._merged = int(config.vision_config.spatial_merge_size) ** 2
         self._begin = int(config.vision_start_token_id)
         self.token = int(config.image_token_id)
-        """Stands for one merged patch."""
+        """The token of one merged patch."""
         self._marks = (self.token, int(config.video_token_id))
         self._instead = int(config.get_text_config().pad_token_id or 0)
         self._read = lru_cache(KEPT)(self._patches)
 
     def patches(self, image: Image) -> Patches:
-        """Return a picture's patches; DataError for a file that is broken or too large."""
+        """Return an image's patches; DataError for a file that is broken or too large."""
         return self._read(image)
 
     def _patches(self, image: Image) -> Patches:
         picture = opened(image)
         try:
             made = self.processor(images=[picture], return_tensors="pt")
-        except ValueError as error:  # such as a picture 200 times as wide as high
+        except ValueError as error:  # such as an image 200 times as wide as high
             raise DataError(f"The image {image.hash} cannot be read by the model: {error}.") from error
         time, height, width = map(int, made["image_grid_thw"][0].tolist())
         return Patches(made["pixel_values"], (time, height, width))
 
     def count(self, image: Image) -> int:
-        """Return how many tokens a picture takes."""
+        """Return the number of tokens of an image."""
         time, height, width = self.patches(image).grid
         return time * height * width // self._merged
 
     def spread(self, ids: Sequence[int], images: Sequence[Image]) -> tuple[int, ...]:
-        """Return the tokens of a rendered text with as many for each picture as it takes.
+        """Return the tokens of a rendered text with the token of each image repeated for its patches.
 
-        Raises ContextError where the chat template has not written one for each.
+        Raises ContextError unless the chat template wrote one token per image.
         """
         if ids.count(self.token) != len(images):
             raise ContextError(
-                f"The chat template writes {ids.count(self.token)} marks for {len(images)} images; it has to write one for each. Use the "
-                "model's own chat_template.jinja."
+                f"The chat template writes {ids.count(self.token)} marks for {len(images)} images, not one for each. Use the model's "
+                "own chat_template.jinja."
             )
         counts = iter(images)
         return tuple(
@@ -105,7 +105,7 @@ class Vision:
         )
 
     def places(self, ids: Sequence[int], images: Sequence[Image]) -> list[tuple[int, int]]:
-        """Return the first token of each picture and the one after its last."""
+        """Return the place of each image's first token, and the place after its last."""
         found: list[tuple[int, int]] = []
         place = 0
         for image in images:
@@ -115,8 +115,7 @@ class Vision:
             first = next((k + 1 for k in starts if list(ids[k : k + count + 1]) == run), None)
             if first is None:
                 raise ModelError(
-                    f"The image {image.hash} has no place of {count} tokens in the text that a model reads. Was the text made with another "
-                    "image processor? Take the model's own."
+                    f"The tokens of a row have no place of {count} tokens for the image {image.hash}. Use the model's own image processor."
                 )
             found.append((first, first + count))
             place = first + count
@@ -125,7 +124,7 @@ class Vision:
     def inputs(
         self, ids_BL: Tensor, first_B: Sequence[int], images_B: Sequence[Sequence[Image]]
     ) -> ModelInputs:
-        """Return the arguments of a pass over rows whose texts begin at `first_B` and hold these pictures."""
+        """Return the arguments of a pass over rows whose texts begin at `first_B` and contain these images."""
         device, (rows, length) = ids_BL.device, ids_BL.shape
         first_B1 = torch.tensor(first_B, device=device)[:, None]
         plain_BL = (torch.arange(length, device=device)[None] - first_B1).clamp(min=0)
@@ -155,20 +154,20 @@ class Vision:
         return ModelInputs(named, positions_3BL, shift_B)
 
     def readable(self, ids: Tensor) -> Tensor:
-        """Return tokens outside of pictures: those that would stand for one are read as padding."""
+        """Return tokens outside of images, with stray image tokens replaced by padding."""
         stray = (ids == self._marks[0]) | (ids == self._marks[1])
         return torch.where(stray, self._instead, ids)
 
 
 def opened(image: Image) -> Any:
-    """Return a picture as Pillow has it, in RGB; DataError for a file that is broken, too large, or no longer there."""
+    """Return an image of Pillow in RGB; DataError for a file that is broken, too large or gone."""
     from PIL import Image as Pillow
 
     if not image.data:
-        raise DataError(f"The image {image.hash} was recorded by its name alone, and its file is gone.")
+        raise DataError(f"The file of the image {image.hash} is gone.")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # sizes are bounded here
+            warnings.simplefilter("ignore")  # about sizes, which are bounded here
             with Pillow.open(io.BytesIO(image.data), formats=FORMATS) as picture:
                 width, height = picture.size
                 if width * height > MOST_PIXELS:
@@ -176,7 +175,7 @@ def opened(image: Image) -> Any:
                 return picture.convert("RGB")
     except Pillow.DecompressionBombError:
         raise DataError(
-            f"The image {image.hash} claims more than {MOST_PIXELS:,} pixels, which are not read. Make it smaller."
+            f"The image {image.hash} has more than {MOST_PIXELS:,} pixels. Make it smaller."
         ) from None
     except (OSError, ValueError, SyntaxError, EOFError) as error:
         raise DataError(
@@ -185,13 +184,13 @@ def opened(image: Image) -> Any:
 
 
 def sees(config: Any) -> bool:
-    """Return whether a model of these settings sees in the way of `Vision`."""
+    """Return whether a model of these settings reads images as `Vision` prepares them."""
     named = ("vision_config", "image_token_id", "video_token_id", "vision_start_token_id")
     return all(getattr(config, name, None) is not None for name in named)
 
 
 def auto_class(config: Any) -> Any:
-    """Return the class of `transformers` that makes a language model of these settings, one that sees if it is no other."""
+    """Return the `AutoModel` class of these settings: a causal LM, or a vision-language model if there is no causal LM."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
@@ -203,9 +202,9 @@ def auto_class(config: Any) -> Any:
 
 
 def read_image_processor(path: str, config: Any) -> Any:
-    """Return what makes patches of pictures for the model at a path; None where a model of these settings does not see.
+    """Return the image processor of the model at a path; None if a model of these settings reads only text.
 
-    Raises ModelError where Pillow is missing, or the model's file on how it reads pictures.
+    Raises ModelError if Pillow or the processor's file is missing.
     """
     if not sees(config):
         return None
@@ -219,6 +218,6 @@ def read_image_processor(path: str, config: Any) -> Any:
 
 
 def need_pillow() -> None:
-    """Raise ModelError where nothing can read pictures."""
+    """Raise ModelError if Pillow is missing."""
     if find_spec("PIL") is None:
-        raise ModelError("A model that sees images needs Pillow: pip install 'kapelle[images]'.")
+        raise ModelError("A vision-language model needs Pillow: pip install 'kapelle[images]'.")

@@ -1,11 +1,11 @@
-"""What loading a model would meet, found out without its weights: names and shapes of its files, and its output head.
+"""Check before loading that a model's files are complete and that kapelle computes the logits of its architecture.
 
-Names and shapes stand in the heads of the safetensors files; no tensor is read. For architectures that kapelle does not know
-itself transformers reads the heads on torch's meta device, and a small random model of the same settings shows whether its logits
-are those that kapelle computes.
+Names and shapes come from the headers of the safetensors files; no tensor is read. For architectures that kapelle does not know,
+transformers reads the headers on torch's meta device. A small random model of the same settings shows whether kapelle computes
+its logits.
 
-A file begins with the length of its head in 8 bytes, then comes the head, a JSON object of name, type, shape and place of
-each tensor, then the tensors. A file that was cut off is shorter than its head says.
+A file begins with the length of its header in 8 bytes. The header is a JSON object with name, type, shape and place of each tensor;
+the tensors follow. A file that was cut off is shorter than its header states.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kapelle.errors import KapelleError, ModelError
 from kapelle.models.outline import Outline, read_settings
-from kapelle.models.paths import check_loaded, loading, local_only, located
+from kapelle.models.paths import load_pretrained, loading, local_only, located
 from kapelle.models.vision import auto_class
 from kapelle.runtime.hub import MODELSCOPE, is_of_modelscope, modelscope_folder
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from kapelle.models.language_model import LanguageModel
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-"""What transformers reads: one file, or a list of shards."""
+"""Files that transformers reads: the whole model, or a list of shards."""
 LARGEST_HEAD = 100_000_000
-"""Bytes; the library reads no longer ones."""
+"""Bytes of the longest header that the library reads."""
 LFS = b"version https://git-lfs"
 BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
@@ -43,12 +43,12 @@ BITS = {
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     "F4": 4,
 }
-"""Type → bits of one element; a type that is not here is left to the library."""
+"""Type → bits of one element; other types are checked by the library only."""
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 
 MOST = 100_000_000
-"""Parameters of the largest model that is made for a trial: 400 MB, about a second."""
+"""Parameters of the largest model that is made for a check: 400 MB, about a second."""
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 """Settings of transformers that count layers."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -66,17 +66,13 @@ class StoredTensor(NamedTuple):
 
 
 def stored_weights(folder: Path) -> dict[str, StoredTensor]:
-    """Return every tensor that a model's folder holds; ModelError for files that are missing, cut off or no weights.
-
-    The error speaks of the model as `it`.
-    """
+    """Return every tensor in a model's folder; ModelError, about `it`, for files that are missing, cut off or no weights."""
     whole, index = folder / WHOLE, folder / INDEX
     if whole.is_file() or not index.is_file():
         if not whole.exists():
             there = ", ".join(sorted(file.name for file in folder.glob("*.safetensors"))[:3])
             raise ModelError(
-                f"It has neither {WHOLE} nor {INDEX}, which transformers reads, but {there or 'no weights'}. Save it again "
-                "with `save_pretrained`."
+                f"It has neither {WHOLE} nor {INDEX}, but {there or 'no weights'}. Save it again with `save_pretrained`."
             )
         return read_head(whole)
     found: dict[str, StoredTensor] = {}
@@ -92,7 +88,7 @@ def stored_weights(folder: Path) -> dict[str, StoredTensor]:
 
 
 def read_head(file: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of one file by name; ModelError unless its bytes are exactly those that its head promises."""
+    """Return the tensors of one file by name; ModelError unless the file has exactly the bytes that its header states."""
     found: dict[str, StoredTensor] = {}
     try:
         with file.open("rb") as opened:
@@ -134,7 +130,7 @@ def read_head(file: Path) -> dict[str, StoredTensor]:
 
 
 def shards_of(index: Path) -> Mapping[str, str]:
-    """Return tensor → file as an index lists them; ModelError for none, or for files outside of the folder."""
+    """Return tensor → file from an index; ModelError if it lists none, or files outside its folder."""
     try:
         listed = dict(json.loads(index.read_text("utf-8"))["weight_map"])
         if listed and all(isinstance(name, str) and name == Path(name).name for name in listed.values()):
@@ -149,7 +145,7 @@ def _broken(file: Path, what: str) -> ModelError:
 
 
 def folder_of(path: str) -> Path | None:
-    """Return the folder that holds the weights of a model; None for the embedded one and one that was not downloaded."""
+    """Return the folder with a model's weights; None for the embedded model and for models that were not downloaded."""
     if path == "embedded":
         return None
     if is_of_modelscope(path):
@@ -169,10 +165,10 @@ def folder_of(path: str) -> Path | None:
 
 
 def check_files(path: str, outline: Outline) -> bool:
-    """Raise ModelError for weights that are missing, cut off, or others than the outline's; False where this cannot be told.
+    """Raise ModelError for weights that are missing, cut off, or unlike the outline's; return False if that is unknown.
 
-    Files that fit by name and shape are enough. Others may be what another version or program has saved under other names,
-    which transformers knows. True where nothing was downloaded yet.
+    If names or shapes differ, transformers decides: it knows the names of other versions and programs. Returns True if nothing
+    was downloaded yet.
     """
     folder = folder_of(path)
     if folder is None:
@@ -183,7 +179,7 @@ def check_files(path: str, outline: Outline) -> bool:
         raise ModelError(f"Model '{path}' cannot be loaded. {error}") from None
     fits = {name: tensor.shape for name, tensor in found.items() if name in outline.weights}
     known = found.keys() <= outline.weights.keys() | outline.spare
-    # Codes need a library that transformers looks for.
+    # Quantised weights need a library that transformers looks for.
     coded = read_settings(str(folder)).get("quantization_config")
     if (
         not coded
@@ -192,7 +188,7 @@ def check_files(path: str, outline: Outline) -> bool:
         and all(tensor.dtype in FLOATS for tensor in found.values())
     ):
         return True
-    if find_spec("accelerate") is None:  # which reads only the heads
+    if find_spec("accelerate") is None:  # it reads only the headers
         return False
     from transformers import AutoConfig
 
@@ -201,24 +197,14 @@ def check_files(path: str, outline: Outline) -> bool:
         made: Any = AutoConfig.from_pretrained(
             path, trust_remote_code=False, local_files_only=local_only(path)
         )
-        loaded: Any = auto_class(made).from_pretrained(
-            path,
-            device_map="meta",
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=local_only(path),
-        )
-        model, info = loaded
-        check_loaded(path, type(model).__name__, info)
+        load_pretrained(auto_class(made), path, device_map="meta", local_files_only=local_only(path))
     return True
 
 
 def check_architecture(path: str, *, replays_routing: bool = False) -> LanguageModel | None:
-    """Return a small random model of a model's settings; None where none can be made.
+    """Return a small random model of a model's settings; None if none can be made.
 
-    Raises ModelError where kapelle cannot compute a model's logits, or record its routers' choices if it `replays_routing`.
+    Raises ModelError if kapelle cannot compute its logits, or with `replays_routing` cannot record its routers' choices.
     """
     import torch
     from transformers import AutoConfig, AutoTokenizer
@@ -240,21 +226,21 @@ def check_architecture(path: str, *, replays_routing: bool = False) -> LanguageM
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
                 model = auto_class(small).from_config(small, dtype=torch.float32, trust_remote_code=False)
-        except Exception:  # noqa: BLE001, S112 - settings that do not go together raise anything
+        except Exception:  # noqa: BLE001, S112 - inconsistent settings raise anything
             continue
         try:
             own = tokenizer if small is settings else build_tokenizer(CHECKED)
             made = LanguageModel(model, own, name=path, replays_routing=replays_routing)
         except KapelleError:
             raise
-        except Exception:  # noqa: BLE001, S112 - smaller settings may fit each other and no longer the model
+        except Exception:  # noqa: BLE001, S112 - reduced settings may not fit the model's code
             continue
         return made
     return None
 
 
 def _smaller(settings: PretrainedConfig) -> Iterator[PretrainedConfig]:
-    """Yield the settings as they are, then ever smaller ones of the same kinds of layers."""
+    """Yield the settings unchanged, then ever smaller ones with the same kinds of layers."""
     yield settings
     few = _with_few_layers(settings)
     yield few
@@ -273,7 +259,7 @@ def _smaller(settings: PretrainedConfig) -> Iterator[PretrainedConfig]:
 
 
 def _with_few_layers(settings: PretrainedConfig) -> PretrainedConfig:
-    """Return the settings with a short vocabulary and only as many layers as show every kind of them."""
+    """Return the settings with a short vocabulary and the fewest layers that include every kind."""
     small = copy.deepcopy(settings)
     inner = small.get_text_config()
     count = next(key for key in (*LAYERS, "") if not key or isinstance(getattr(inner, key, None), int))

@@ -1,4 +1,4 @@
-"""Weights: their hash, and adapters and models as folders that other programs can load."""
+"""Hash weights, and save and read adapters and models as folders that other programs can load."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kapelle.functional.masking import as_float
 from kapelle.models.adapters import ADAPTER, of_experts, read_lora
 from kapelle.models.checksums import verify_folder, write_checksums
 from kapelle.models.language_model import LanguageModel
-from kapelle.models.paths import check_loaded, loading
+from kapelle.models.paths import load_pretrained, loading
 from kapelle.models.vision import auto_class
 from kapelle.runtime.tensors import copy_together, load_tensors
 from kapelle.team import ALL_LINEAR, Lora
@@ -27,10 +27,9 @@ from kapelle.team import ALL_LINEAR, Lora
 def weights_hash(tensors: Mapping[str, Tensor]) -> str:
     """Return 16 characters, `v2-` and 64 bits, that depend on every name, type, shape and byte of the weights.
 
-    It is computed where the tensors lie, with one wait for each device, and every device computes the same. Two sets of
-    weights that differ by accident share it with a probability of 2⁻⁶⁴; nobody may rely on it against intent. What files of
-    folders and checkpoints are compared by is BLAKE2 and SHA-256 (`hash_of_base`, `checksums`). Hashes without `v2-` in older
-    episodes are BLAKE2 too.
+    Each device hashes its own tensors with one synchronisation, and every device computes the same. Two sets of weights that
+    differ by accident share a hash with probability 2⁻⁶⁴. It gives no protection against intent: files of folders and
+    checkpoints are compared by BLAKE2 and SHA-256 (`hash_of_base`, `checksums`).
     """
     digest = hashlib.blake2b(digest_size=8)
     names = sorted(tensors)
@@ -48,12 +47,12 @@ def weights_hash(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _words_at_once(device: torch.device) -> int:
-    """Return how many words are mixed at once: what fits into a CPU's cache, or 128 MiB, of which another one is made."""
+    """Return how many words are mixed at once: a CPU's cache, or 128 MiB on a GPU, of which a copy is made."""
     return 1 << 17 if device.type == "cpu" else 1 << 24
 
 
 def _words(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield the bytes of all tensors as int64, each tensor filled up with zeros; small neighbours come as one."""
+    """Yield the bytes of all tensors as int64, each tensor padded with zeros; small neighbours are joined."""
     waiting: list[Tensor] = []
     held = 0
     for tensor in tensors:
@@ -76,10 +75,10 @@ def _joined(contents: Sequence[Tensor]) -> Tensor:
 
 
 def _mixed(words: Tensor, place: int) -> Tensor:
-    """Return words mixed with their places, from `place` on: a bit that changes changes each bit of its word half of the time.
+    """Return words mixed with their places, counted from `place`, by MurmurHash3's `fmix64` and its constants.
 
-    As MurmurHash3's `fmix64` does, with its constants. Integers wrap around alike on every device, and a sum of mixed words
-    does not depend on the order in which a device adds them.
+    A changed bit changes each bit of its word with probability one half. Integers wrap around on every device, so the sum of
+    mixed words is independent of the order of addition.
     """
     mixed = torch.arange(place, place + len(words), device=words.device).mul_(-0x61C8864680B583EB)
     mixed.bitwise_xor_(words)
@@ -93,38 +92,18 @@ def _mixed(words: Tensor, place: int) -> Tensor:
 
 
 def hash_of_base(base: LanguageModel) -> str:
-    """Return 16 hex digits of a base's own weights as float32, which do not depend on the type that holds them.
+    """Return a hash of 16 hex digits of a base's own weights as float32, whatever type holds them.
 
-    They are compared across runs and machines, and stand in adapters and checkpoints.
+    Adapters and checkpoints record it; it is compared across runs and machines.
     """
     digest = hashlib.blake2b(digest_size=8)
     weights = base.base_parameters()
     for name in sorted(weights):
         tensor = as_float(weights[name].detach().cpu().contiguous())
         digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-        # Of a copy: memory that NumPy has seen cannot be given back, as FSDP does with gathered weights.
+        # A copy is hashed: memory that NumPy has seen cannot be freed, as FSDP does with gathered weights.
         digest.update(tensor.reshape(-1).view(torch.uint8).clone().numpy().data)
     return digest.hexdigest()
-
-
-def copy_weights(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], whose: str) -> None:
-    """Copy weights into the tensors `own` of the same names, except where they share memory.
-
-    Raises ModelError, which says `whose` they are, if names or shapes do not fit.
-    """
-    if own.keys() != weights.keys():
-        odd = min(own.keys() ^ weights.keys())
-        raise ModelError(f"The weights of {whose} do not fit: '{odd}' is on one side only.")
-    for key, tensor in own.items():
-        if tensor.shape != weights[key].shape:
-            raise ModelError(
-                f"The weights of {whose} do not fit: '{key}' is {tuple(weights[key].shape)}, and {tuple(tensor.shape)} "
-                "here. Set `lora.rank` and the model as they were."
-            )
-    with torch.no_grad():
-        for key, tensor in own.items():
-            if tensor.data_ptr() != weights[key].data_ptr():
-                tensor.copy_(weights[key])
 
 
 def save_adapter(
@@ -132,7 +111,7 @@ def save_adapter(
 ) -> None:
     """Write an adapter as a PEFT folder: `adapter_config.json` and `adapter_model.safetensors`.
 
-    With the hash of its base, kapelle refuses to use it on another base. The folder gets its checksums.
+    The hash of its base lets kapelle reject another base later. The folder gets checksums.
     """
     from safetensors.torch import save_file
 
@@ -158,7 +137,7 @@ def save_adapter(
 
 
 def read_adapter(folder: Path) -> tuple[dict[str, Tensor], Lora]:
-    """Read a PEFT LoRA folder; ModelError if it is none, of a variant that kapelle does not compute, or damaged."""
+    """Read a PEFT LoRA folder; ModelError if it is none, no plain LoRA, or damaged."""
     lora = read_lora(folder)
     verify_folder(folder)
     try:
@@ -168,12 +147,12 @@ def read_adapter(folder: Path) -> tuple[dict[str, Tensor], Lora]:
 
 
 def save_model(folder: Path, model: LanguageModel, weights: Mapping[str, Tensor] | None = None) -> None:
-    """Write a base and its tokeniser with `save_pretrained` and their checksums; it must have no adapters.
+    """Write a base without adapters and its tokeniser with `save_pretrained`, and their checksums.
 
-    `weights`, by name, are written in place of those that the model has.
+    `weights`, by name, are written instead of the model's own.
     """
     assert not model.bank.adapters, "a base with adapters is saved as its adapters"
-    # Its own way to its weights would have FSDP share them out.
+    # `state_dict` of the model would make FSDP shard the weights again.
     sharded = model.computes_on is not None
     held: dict[str, Tensor] | None = dict(model.model.named_parameters()) if sharded else None
     if weights is not None:
@@ -188,9 +167,9 @@ def save_model(folder: Path, model: LanguageModel, weights: Mapping[str, Tensor]
 
 
 def read_model(folder: Path, names: Collection[str]) -> dict[str, Tensor]:
-    """Read a folder of `save_pretrained` with at least the weights of these names; ModelError where it is damaged.
+    """Read a folder of `save_pretrained` with at least the weights of these names; ModelError if it is damaged.
 
-    `transformers` reads it where files have other names for them: it saves the experts of a mixture one by one.
+    `transformers` converts names that differ: it saves the experts of a mixture one by one.
     """
     verify_folder(folder)
     try:
@@ -204,25 +183,15 @@ def read_model(folder: Path, names: Collection[str]) -> dict[str, Tensor]:
 
     with loading(str(folder)):
         made: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-        loaded: Any = auto_class(made).from_pretrained(
-            folder,
-            dtype="auto",
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # refused below, by name
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
-        )
-        model, info = loaded
-        check_loaded(str(folder), type(model).__name__, info)
+        model = load_pretrained(auto_class(made), str(folder), dtype="auto", local_files_only=True)
         return {name: weight.detach() for name, weight in model.named_parameters()}
 
 
 class RoundedWeights:
-    """Weights of linear layers in half precision, which stand in for those in float32 while a model samples.
+    """Half-precision copies of the weights of linear layers, which replace those in float32 while a model samples.
 
-    Autocast rounds a weight for each product, to the same numbers: for every token it reads four bytes of each and writes two
-    that it reads again. These are made once, and take two bytes of each until they are dropped.
+    Autocast would round each weight to the same numbers for every product: it reads four bytes per weight, writes two and
+    reads those again. The copies are made once and take two bytes per weight until they are dropped.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
@@ -237,7 +206,7 @@ class RoundedWeights:
 
     @contextmanager
     def standing_in(self) -> Iterator[None]:
-        """Let layers read the rounded weights."""
+        """Make layers use the rounded weights inside."""
         whole = [layer.weight for layer, _ in self._rounded]
         for layer, rounded in self._rounded:
             layer.weight = rounded

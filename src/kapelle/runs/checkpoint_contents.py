@@ -28,10 +28,9 @@ from kapelle.models.adapters import named
 from kapelle.models.checksums import base_of, write_checksums
 from kapelle.models.finite import learned, poisoned
 from kapelle.models.language_model import LanguageModel
-from kapelle.models.lora_bank import layers_of
+from kapelle.models.lora_bank import copy_weights, layers_of
 from kapelle.models.outline import check_same
 from kapelle.models.weights import (
-    copy_weights,
     hash_of_base,
     read_adapter,
     read_model,

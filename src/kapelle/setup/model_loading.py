@@ -19,7 +19,8 @@ from kapelle.engines.train.protocol import TrainEngine, TrainEngineSettings, Tra
 from kapelle.environment import Recorded, Scripted, offers
 from kapelle.errors import ConfigError, ModelError
 from kapelle.models.language_model import LanguageModel, copy_language_model, load_language_model
-from kapelle.models.weights import copy_weights, hash_of_base
+from kapelle.models.lora_bank import copy_weights
+from kapelle.models.weights import hash_of_base
 from kapelle.runs.checkpoint_contents import load_policies
 from kapelle.runtime.deadlines import call
 from kapelle.runtime.randomness import derive_seed

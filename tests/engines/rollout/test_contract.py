@@ -17,7 +17,8 @@ from torch import Tensor
 from kapelle.engines.rollout.protocol import Completion, Interrupted, Interruptible, Request, RolloutEngine
 from kapelle.errors import ConfigError, EngineError
 from kapelle.functional.masking import allowed_words
-from kapelle.models.weights import copy_weights, weights_hash
+from kapelle.models.lora_bank import copy_weights
+from kapelle.models.weights import weights_hash
 from kapelle.runtime.event_loop import run_async
 from kapelle.types import Constraint, Message, Sampling
 
@@ -117,9 +118,6 @@ def assert_true(weights: Mapping[str, Mapping[str, Tensor]], request: Request, a
 
 
 class TestAnswers:
-    def test_it_names_what_it_plays(self, engine: RolloutEngine) -> None:
-        assert sorted(engine.policies) == sorted(NAMES)
-
     def test_each_request_gets_its_own_answer(self, engine: RolloutEngine) -> None:
         requests = mixed()
         together = asyncio.run(ask(engine, requests))
@@ -445,13 +443,3 @@ class TestFaults:
     def test_an_unknown_policy_is_told_the_known_ones(self, engine: RolloutEngine) -> None:
         with pytest.raises(EngineError, match=r"'stil'.*Did you mean 'still'"):
             asyncio.run(ask(engine, [ask_for("stil")]))
-
-    @asked_of(weights=False)
-    def test_who_has_no_weights_takes_none(self, engine: RolloutEngine) -> None:
-        with pytest.raises(EngineError, match=r"'a'.*frozen"):
-            engine.load("a", {}, 1)
-
-    def test_closing_twice_is_closing_once(self, engine: RolloutEngine) -> None:
-        asyncio.run(ask(engine, mixed(3)))
-        engine.close()
-        engine.close()

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.support.tiny import draw_samples, lora_policies, train_engine
 
 from kapelle.cluster.planning.planned_run import shape_of
 from kapelle.cluster.planning.update_memory import Compute, Pass, SharedPrefix, activations, block_backward
-from kapelle.engines.train.pass_size import CPU_TOKENS, FEWEST, MOST, SHARE, chosen_tokens, token_bytes
-from kapelle.engines.train.protocol import UpdateLimits
+from kapelle.engines.train.pass_size import FEWEST, MOST, SHARE, chosen_tokens, token_bytes
 from kapelle.models.adapters import Layers
 from kapelle.models.outline import outline_of_settings
 
@@ -76,11 +74,3 @@ def test_the_largest_power_of_two_that_fits_in_the_share() -> None:
     assert chosen_tokens(2 * room - 2000, 1000) == 8192
     assert (chosen_tokens(0, 1000), chosen_tokens(-5, 1000)) == (FEWEST, FEWEST)
     assert chosen_tokens(1 << 50, 1000) == MOST
-
-
-def test_on_a_cpu_it_is_always_the_same() -> None:
-    engine = train_engine(lora_policies("a"), limits=UpdateLimits(microbatch_tokens=None))
-    samples = draw_samples(["a"], [(40, 24)] * 100)
-    sizes = [len(batch.tokens_N) for _, batch in engine._forward.batches(samples)]
-    assert len(sizes) == 2
-    assert CPU_TOKENS - 64 < max(sizes) <= CPU_TOKENS == 4096

@@ -50,11 +50,6 @@ def test_the_answers_to_one_prompt_go_to_all_where_there_is_no_other() -> None:
     assert [len(own) for own in shard_samples(samples, 2)] == [4, 4]
 
 
-def test_without_enough_samples_a_rank_gets_none() -> None:
-    assert shard_samples(draw_samples(["a"], [(2, 2)]), 3) == [[0], [], []]
-    assert shard_samples([], 2) == [[], []]
-
-
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_what_is_computed_once_is_dealt_once(ranks: int) -> None:
     samples = related_samples(["a"])

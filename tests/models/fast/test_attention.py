@@ -101,16 +101,3 @@ class TestKeysThatQueryHeadsShare:
         assert float((repeated - shared).detach().abs().max()) < 1e-14
         for one, other in zip(torch.autograd.grad(repeated, (q, k, v), given), shared_grads, strict=True):
             assert float((one - other).abs().max()) < 1e-13
-
-    @pytest.mark.parametrize(
-        ("device", "dtype", "masked", "expected"),
-        [
-            ("cuda", torch.bfloat16, False, False),
-            ("cuda", torch.float16, False, False),
-            ("cuda", torch.bfloat16, True, True),
-            ("cuda", torch.float32, False, True),
-            ("cpu", torch.float32, True, False),
-        ],
-    )
-    def test_where(self, device: str, dtype: torch.dtype, masked: bool, expected: bool) -> None:
-        assert module.repeats_keys(torch.device(device), dtype, masked=masked) is expected

@@ -6,7 +6,6 @@ A GPU's code is Triton's; here torch makes C++ of the same graphs, which shows t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from tests.twin import COMPILER
 from torch import Tensor
 
 from kapelle.models.fast import elementwise, flat, kernels
-from kapelle.models.fast.elementwise import PLAIN, LayerPieces, compiled, pieces_for
+from kapelle.models.fast.elementwise import PLAIN, compiled
 
 CPU = torch.device("cpu")
 compiles = pytest.mark.skipif(COMPILER is None, reason="g++ is not installed: torch compiles nothing here")
@@ -116,57 +115,6 @@ class TestCompiled:
             )
             assert found is right
         assert "pieces differ from plain operations" in caplog.text
-
-
-@pytest.mark.long
-def test_passes_share_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Autocast, history and lengths make none; sampling, a single row, a single head and another type make one each."""
-    from torch._dynamo.utils import counters
-
-    plain = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda piece, **named: plain(piece, backend="eager", **named))
-    torch._dynamo.reset()
-    counters.clear()
-    pieces = compiled.__wrapped__()
-    weight_E = torch.nn.Parameter(torch.ones(16))
-
-    def graphs_after(tokens: int, heads: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        cos_N1E, sin_N1E = torch.randn(2, tokens, 1, 16)
-        heads_NTE = torch.randn(tokens, heads, 16).to(dtype)
-        pieces.turned(heads_NTE, weight_E, cos_N1E, sin_N1E, 1e-6, torch.float32)
-        return int(counters["stats"]["unique_graphs"])
-
-    with torch.no_grad():
-        found = [graphs_after(37, 4), graphs_after(300, 8)]
-        with torch.autocast("cpu", torch.bfloat16):
-            found += [graphs_after(301, 8), graphs_after(9, 8)]
-        found += [graphs_after(37, 1), graphs_after(37, 4, torch.float32)]
-    with torch.inference_mode():
-        found += [graphs_after(37, 8), graphs_after(5, 8), graphs_after(1, 8)]
-    torch._dynamo.reset()
-    assert found == [1, 1, 1, 1, 2, 3, 4, 4, 5]
-
-
-@pytest.mark.parametrize(
-    ("device", "width", "triton", "right", "expected"),
-    [
-        ("cuda:0", 1024, True, True, True),
-        ("cuda:0", 1024, True, False, False),
-        ("cuda:0", 1024, False, True, False),
-        ("cuda:0", 384, True, True, False),
-        ("cpu", 1024, True, True, False),
-    ],
-)
-def test_where(
-    device: str, width: int, triton: bool, right: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mark = LayerPieces()._replace(gated=lambda gate, up: gate)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(kernels, "has_triton", lambda: triton)
-    monkeypatch.setattr(kernels, "holds", lambda *_: right)
-    monkeypatch.setattr(elementwise, "compiled", lambda: mark)
-    like: Any = SimpleNamespace(device=torch.device(device), dtype=torch.float32, shape=(9, width))
-    assert (pieces_for(like, torch.bfloat16, 64) is mark) is expected
 
 
 def test_plain_kernels_are_asked_for_by_the_model(monkeypatch: pytest.MonkeyPatch) -> None:

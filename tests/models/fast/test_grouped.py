@@ -13,7 +13,6 @@ import pytest
 import torch
 from tests.support.tiny import same_bits, stir, tiny_model
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from kapelle.models.fast import kernels, routed_linear
 from kapelle.models.fast.attention import plan_sequences
@@ -23,7 +22,6 @@ from kapelle.models.fast.routed_linear import (
     add_updates,
     backward_updates,
     has_kernel,
-    takes_groups,
 )
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import BankedLinear, Route, linear
@@ -74,16 +72,6 @@ def learned(
         (hidden_ND.float() * given_ND).sum(), (embedding, *parameters.values()), allow_unused=True
     )
     return {"hidden": hidden_ND.detach(), **dict(zip(names, grads, strict=True))}
-
-
-class Operations(TorchDispatchMode):
-    """Counts operations that compute something."""
-
-    count: int = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += int(not func.is_view and "empty" not in func._schema.name)
-        return func(*args, **(kwargs or {}))
 
 
 def with_dropout(shares: Sequence[float]) -> dict[str, Lora]:
@@ -222,30 +210,6 @@ class TestNumbers:
             assert 0 < error < 1.25 * error_apart, name
 
 
-class TestStarts:
-    @pytest.mark.parametrize(("adapters", "share"), [(2, 1.0), (4, 0.75), (8, 0.5)])
-    def test_fewer_operations_are_started(
-        self, adapters: int, share: float, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Each is a kernel on a GPU. Forward and backward, ranks that need no filling up, no bare rows."""
-        lora = Lora(rank=8, alpha=12.0, targets=EVERYWHERE)
-        model, parameters = bank_of({f"agent_{k}": lora for k in range(adapters)}, "bfloat16")
-        rows = sum(LENGTHS) // adapters
-        last = sum(LENGTHS)
-        route = [(f"agent_{k}", k * rows, (k + 1) * rows) for k in range(adapters - 1)]
-        route.append((f"agent_{adapters - 1}", (adapters - 1) * rows, last))
-
-        def started() -> int:
-            learned(model, parameters, route)
-            with Operations() as operations:
-                learned(model, parameters, route)
-            return int(operations.count)
-
-        apart = started()
-        always(monkeypatch)
-        assert started() < share * apart
-
-
 def forget_stacks(model: LanguageModel) -> None:
     for module in model.model.modules():
         if isinstance(module, BankedLinear):
@@ -282,15 +246,6 @@ class TestKeptStacks:
         monkeypatch.setattr(routed_linear, "_stacked", watched)
         return orders
 
-    def test_passes_between_two_changes_make_one_for_each_layer(self, made: list[object]) -> None:
-        model, parameters = bank_of(KINDS)
-        first = learned(model, parameters)
-        once = len(made)
-        assert once == 2 * sum(isinstance(m, BankedLinear) for m in model.model.model.layers[0].modules())
-        assert same_bits(learned(model, parameters), first)
-        sampled(model)
-        assert len(made) == once
-
     @pytest.mark.parametrize("what", ["step", "fill", "fill while sampling", "other memory"])
     def test_a_change_is_seen(self, what: str, made: list[object]) -> None:
         model, parameters = bank_of(KINDS)
@@ -310,46 +265,6 @@ class TestKeptStacks:
         assert same_bits(then, sampled(model))
         assert not same_bits(after["hidden"], before["hidden"])
         assert not same_bits(then, said)
-
-    def test_what_sampling_made_serves_training(self, made: list[object]) -> None:
-        model, parameters = bank_of(KINDS)
-        sampled(model)
-        once = len(made)
-        grads = learned(model, parameters)
-        assert len(made) == once
-        forget_stacks(model)
-        assert same_bits(grads, learned(model, parameters))
-
-    def test_adapters_made_while_sampling_are_stacked_anew(self, made: list[object]) -> None:
-        with torch.inference_mode():
-            model, _ = bank_of(KINDS)
-        one = sampled(model)
-        once = len(made)
-        with torch.inference_mode():
-            model.bank.fill("a", {k: p * 2 for k, p in model.bank.parameters("a").items()})
-        assert not same_bits(sampled(model), one)
-        assert len(made) == 2 * once
-
-    def test_a_layer_keeps_few_of_them(self, made: list[object]) -> None:
-        x_NI = torch.ones(4, 8)
-        factors = {name: (torch.full((1, 8), float(name)), torch.ones(8, 1)) for name in range(9)}
-        stacks = KeptStacks()
-
-        def added(*names: int) -> list[float]:
-            out_NO = torch.zeros(4, 8)
-            groups = [AdapterGroup(k, k + 1, *factors[name], 1.0, 0.0) for k, name in enumerate(names)]
-            add_updates(groups, x_NI, out_NO, stacks)
-            return out_NO[:, 0].tolist()
-
-        for name in range(8):
-            assert added(name, name + 1) == [8.0 * name, 8.0 * name + 8.0, 0.0, 0.0]
-        assert len(stacks._kept) == routed_linear.STACKS
-        assert len(made) == 8
-        assert added(7, 8) == [56.0, 64.0, 0.0, 0.0]
-        assert len(made) == 8
-        assert added(8, 7) == [64.0, 56.0, 0.0, 0.0]
-        assert added(0, 1) == [0.0, 8.0, 0.0, 0.0]
-        assert len(made) == 10
 
     def test_a_backward_pass_between_two_steps(self, made: list[object]) -> None:
         """Passes, a step of its own for one adapter, passes: as without anything kept."""
@@ -419,47 +334,6 @@ class TestRule:
     )
     def test_where_the_kernel_is(self, device: str, dtype: torch.dtype, expected: bool) -> None:
         assert has_kernel(torch.device(device), dtype) is expected
-
-    @pytest.mark.usefixtures("gpu")
-    @pytest.mark.parametrize(
-        ("device", "dtype", "ours"),
-        [
-            ("cuda:0", torch.bfloat16, False),  # torch has one
-            ("cuda:0", torch.float16, True),
-            ("cuda:1", torch.bfloat16, True),
-            ("cuda:1", torch.float16, True),
-            ("cuda:1", torch.float32, True),
-            ("cuda:1", torch.float64, False),
-            ("cuda:2", torch.float16, False),
-            ("cpu", torch.float16, False),
-        ],
-    )
-    @pytest.mark.parametrize("right", [True, False])
-    def test_where_ours_stands_in(
-        self, device: str, dtype: torch.dtype, ours: bool, right: bool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(kernels, "has_triton", lambda: True)
-        monkeypatch.setattr(kernels, "holds", lambda *_: right)
-        assert routed_linear.triton_has_kernel(torch.device(device), dtype) is (ours and right)
-
-    @pytest.mark.usefixtures("gpu")
-    def test_a_build_for_other_gpus_has_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(torch.version, "cuda", None)
-        assert not has_kernel(torch.device("cuda"), torch.bfloat16)
-
-    @pytest.mark.parametrize(
-        ("features", "adapters", "expected"),
-        [((64, 48), 2, True), ((64, 48), 1, False), ((60, 48), 2, False), ((64, 44), 9, False)],
-    )
-    def test_how_many_and_which_sizes(
-        self, monkeypatch: pytest.MonkeyPatch, features: Sequence[int], adapters: int, expected: bool
-    ) -> None:
-        always(monkeypatch)
-        x_NI = torch.zeros(3, features[0], dtype=torch.bfloat16)
-        assert takes_groups(x_NI, features[1], adapters) is expected
-
-    def test_a_cpu_takes_one_after_another(self) -> None:
-        assert not takes_groups(torch.zeros(3, 64, dtype=torch.bfloat16), 64, 8)
 
     def test_sizes_that_do_not_fit_are_computed_one_after_another(
         self, monkeypatch: pytest.MonkeyPatch, calls: list[int]

@@ -142,34 +142,3 @@ def test_memory_goes_with_its_rows() -> None:
         player.step()
         seen.add(player.cache.places)
     assert len(seen) == 1
-
-
-@torch.inference_mode()
-def test_a_steady_cache_keeps_its_shape_while_rows_come_and_go() -> None:
-    player = Player(0, steady=True)
-    player.join([130, 90], [0, 1])
-    player.arrange([0, 1, None, None, None, None, None, None])
-    shapes = set()
-    for turn in range(6):
-        player.steps(20)
-        shapes.add(player.cache.shape)
-        player.join([100 + turn], [0])
-        there = player.there()[-3:]
-        player.arrange([*there, *[None] * (8 - len(there))])
-    assert len(shapes) <= 3
-
-
-@torch.inference_mode()
-def test_a_shape_tells_memory_that_was_laid_out_anew() -> None:
-    player = Player(0, steady=True)
-    player.join([130, 90], [0, 1])
-    player.arrange([0, 1, *[None] * 6])
-    player.steps(2)
-    first = player.cache.shape
-    player.join([130] * 20, list(range(20)))
-    player.steps(2)
-    player.arrange([0, 1, *[None] * 6])
-    player.steps(2)
-    last = player.cache.shape
-    assert last._replace(memory=first.memory) == first
-    assert last != first

@@ -107,43 +107,6 @@ def test_keys_of_half_precision_are_added_up_in_float32(monkeypatch: pytest.Monk
     assert sums == [torch.float32]
 
 
-class TestRule:
-    @pytest.fixture(autouse=True)
-    def gpus(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A Hopper, an Ampere, an Ada and a Turing."""
-        monkeypatch.setattr(torch.version, "cuda", "13.0")
-        capabilities = [(9, 0), (8, 0), (8, 9), (7, 5)]
-        monkeypatch.setattr(kernels, "capability", lambda device: capabilities[device.index])
-
-    @pytest.mark.parametrize(
-        ("device", "dtype", "size", "expected"),
-        [
-            ("cuda:0", torch.bfloat16, 128, True),
-            ("cuda:1", torch.float16, 256, True),
-            ("cuda:2", torch.bfloat16, 192, True),
-            ("cuda:2", torch.bfloat16, 256, False),  # no backward pass
-            ("cuda:0", torch.bfloat16, 264, False),
-            ("cuda:0", torch.bfloat16, 20, False),
-            ("cuda:0", torch.float32, 128, False),
-            ("cuda:3", torch.float16, 128, False),
-            ("cpu", torch.bfloat16, 128, False),
-        ],
-    )
-    @pytest.mark.parametrize("right", [True, False])
-    def test_where(
-        self,
-        device: str,
-        dtype: torch.dtype,
-        size: int,
-        expected: bool,
-        right: bool,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        monkeypatch.setattr(kernels, "holds", lambda *_: right)
-        like: Any = SimpleNamespace(device=torch.device(device), dtype=dtype, shape=(9, 4, size))
-        assert takes_runs(like, 2) is (expected and right)
-
-
 class TestTrial:
     @pytest.fixture(autouse=True)
     def anywhere(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ from kapelle.errors import ModelError
 from kapelle.functional.distributions import Histogram
 from kapelle.models.fast.attention import AttentionPlan, plan_sequences
 from kapelle.models.language_model import DTYPES, LanguageModel, blocks_of, copy_language_model, whole_pass
-from kapelle.models.weights import copy_weights
+from kapelle.models.lora_bank import copy_weights
 from kapelle.rows import Sample
 from kapelle.team import reference_name
 

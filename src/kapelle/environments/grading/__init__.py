@@ -1,1 +1,1 @@
-"""Graders: what a text answered, and whether that is right, without executing any of it."""
+"""Graders: extract the answer of a text and decide whether it is correct, without executing any of it."""

@@ -1,7 +1,7 @@
-"""Processes that can be killed, for work on hostile text that cannot be bounded from inside.
+"""Killable processes for work on hostile text that has no bound in its own process.
 
-A server process imports once what the work needs, and forks a child for every question. So a child starts in
-milliseconds, sees nothing of earlier questions, and can be killed without cost.
+A server process imports the needed modules once and forks a child for every question. So a child starts in
+milliseconds, has no state of earlier questions, and can be killed without cost.
 Signals and threads cannot do this: `signal.alarm` raises outside the main thread, and neither stops a
 regular expression or an integer power that runs in C.
 """
@@ -29,29 +29,29 @@ MAX_REPLY_BYTES = 1 << 20
 
 
 class ProcessGaveUp(Exception):
-    """The work was stopped, or failed by itself; this says nothing about the text that it was done on."""
+    """The work was stopped or failed, for reasons independent of its text."""
 
 
 class TooCostly(ProcessGaveUp):
-    """The question takes more than any question may, however busy the machine is."""
+    """The question exceeds the limits, independent of the machine's load."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerLimits:
-    """What one question may cost."""
+    """Limits of one question."""
 
     cpu_s: float = 0.8
-    """Seconds of CPU: the limit that counts, the same on a busy machine."""
+    """Seconds of CPU: the main limit, independent of the machine's load."""
     wall_s: float = 120.0
-    """Seconds from fork to answer, which end a child that hangs without computing: more than a crowded machine ever takes."""
+    """Seconds from fork to answer, for a child that hangs without computing; far more than a loaded machine needs."""
     start_s: float = 60.0
-    """Seconds that a server may take to import what it needs, once."""
+    """Seconds for a server's imports."""
     memory_bytes: int = 1 << 30
     """Address space of a child. Not enforced by macOS."""
 
 
 class KillableProcesses(AbstractContextManager["KillableProcesses"]):
-    """A pool of fork servers that run one worker module; any thread may ask.
+    """A pool of fork servers that run one worker module; any thread may use it.
 
     The module is run as a program and calls `serve`. Servers start when first needed, at most
     `size` of them, and end when the pool is closed, collected or its process dies.
@@ -61,7 +61,7 @@ class KillableProcesses(AbstractContextManager["KillableProcesses"]):
         assert size >= 1, "a pool has a process at least"
         self._module = module
         self._limits = limits or AnswerLimits()
-        # None stands for a server yet to start. Last in, first out: a quiet run starts one server only.
+        # None is a server that has not started. Last in, first out: with few questions only one server starts.
         self._idle: queue.LifoQueue[subprocess.Popen[bytes] | None] = queue.LifoQueue()
         for _ in range(size):
             self._idle.put(None)
@@ -93,9 +93,9 @@ class KillableProcesses(AbstractContextManager["KillableProcesses"]):
                 server.stdin.flush()
             except OSError as problem:
                 raise ProcessGaveUp(f"The process that grades is gone ({problem}).") from problem
-            # The server stops its child in time; the grace is for a server that is itself stuck.
+            # The server stops its child in time; the extra time is for a server that hangs itself.
             reply = _read_line(server, self._limits.wall_s + 2.0)
-            assert isinstance(reply, dict), "a server answers with an object"
+            assert isinstance(reply, dict), "a server replies with an object"
         except ProcessGaveUp:
             self._kill(server)
             server = None
@@ -118,7 +118,7 @@ class KillableProcesses(AbstractContextManager["KillableProcesses"]):
             if server.poll() is None:
                 return server
             self._kill(server)
-        # The child imports what this process would, and gets nothing else of its environment.
+        # The server gets this process's import path and nothing else of its environment.
         path = os.pathsep.join(entry for entry in sys.path if entry)
         started = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
             [sys.executable, "-P", "-m", self._module, str(self._limits.memory_bytes)],
@@ -134,7 +134,7 @@ class KillableProcesses(AbstractContextManager["KillableProcesses"]):
         except ProcessGaveUp:
             self._kill(started)
             raise
-        assert ready == "ready", "a server says that it is ready first"
+        assert ready == "ready", "a server first reports that it is ready"
         return started
 
     def _kill(self, server: subprocess.Popen[bytes] | None) -> None:
@@ -160,13 +160,13 @@ def _read_line(server: subprocess.Popen[bytes], limit_s: float) -> Json:
 
 
 def _end_all(servers: set[subprocess.Popen[bytes]], owner: int) -> None:
-    # A fork of this process inherits the pool and not its servers.
+    # A fork of this process inherits the pool, but must not end its servers.
     while servers and os.getpid() == owner:
         _end(servers.pop())
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
-    # A new session: what the server has forked is in its group.
+    # The server has its own session, so its children are in its group.
     try:
         os.killpg(server.pid, 9)
     except ProcessLookupError:
@@ -187,8 +187,8 @@ Answer = Callable[[Json], Json]
 
 _SPARE_BYTES = 1 << 16
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
-"""How a process ends that a text has nested too deep for its stack: what was asked is the reason, not the machine."""
-# Work on text needs none of these; a library that is talked into one of them fails instead.
+"""Signals of a process whose stack overflowed by a deeply nested text: the question is the reason, not the machine."""
+# Work on text needs none of these events; a library that is tricked into one fails.
 _FORBIDDEN_EVENTS = frozenset(
     {
         "os.system",
@@ -214,7 +214,7 @@ def serve(answer: Answer) -> None:
     child that ends after the question's `cpu_s` seconds of CPU, or `wall_s` on the clock.
     """
     memory = int(sys.argv[1])
-    # What a library prints must not get between the answers.
+    # Output of libraries must not mix with the replies.
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     replies.write(b'"ready"\n')
@@ -228,10 +228,10 @@ def _in_child(answer: Answer, asked: dict[str, Json], memory: int, replies: int)
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        # Only the server speaks to who asked.
+        # Only the server writes replies.
         os.close(reading)
         os.close(replies)
-        # The signal ends the process, whatever it is busy with: no handler of Python's has to run.
+        # The default action of the signal ends the process even in C code.
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         _answer_and_exit(answer, asked["question"], writing, memory)
@@ -249,11 +249,11 @@ def _in_child(answer: Answer, asked: dict[str, Json], memory: int, replies: int)
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
     if late:
-        # The clock says how busy the machine is, and nothing of what was asked.
+        # The clock depends on the machine's load, so the question is not to blame.
         return _gave_up(f"It takes longer than {wall_s:g} s.")
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
         return _gave_up(f"It takes longer than {cpu_s:g} s of CPU.", costly=True)
-    # A child that died while it wrote has written half a line.
+    # A child that died while writing leaves half a line.
     if data.endswith(b"\n"):
         return data.rstrip(b"\n")
     crashed = os.WIFSIGNALED(status) and os.WTERMSIG(status) in _CRASHES
@@ -261,7 +261,7 @@ def _in_child(answer: Answer, asked: dict[str, Json], memory: int, replies: int)
 
 
 def _gave_up(why: str, *, costly: bool = False) -> bytes:
-    """Return the reply that says why there is no answer, and whether what was asked is itself the reason."""
+    """Return a reply with the reason why there is no answer; `costly` if the question itself is the reason."""
     return json.dumps({"gave_up": why, "costly": costly}).encode()
 
 
@@ -269,7 +269,7 @@ def _answer_and_exit(answer: Answer, question: Json, writing: int, memory: int) 
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    # macOS has no such limit; the wall time bounds what a child can take there.
+    # macOS has no such limit; there only the wall time bounds a child.
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     sys.addaudithook(_refuse)
@@ -279,7 +279,7 @@ def _answer_and_exit(answer: Answer, question: Json, writing: int, memory: int) 
         reply = _gave_up("It takes more memory than one answer may.", costly=True)
     except RecursionError:
         reply = _gave_up("It nests deeper than the library can follow.", costly=True)
-    # The boundary of third-party work: whatever a library raises on a hostile text ends here.
+    # The boundary to third-party code, which may raise anything on a hostile text.
     except Exception as problem:  # noqa: BLE001
         reply = _gave_up(f"The library failed ({type(problem).__name__}).", costly=True)
     os.write(writing, reply + b"\n")

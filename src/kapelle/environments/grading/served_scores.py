@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     import httpx
 
 KEPT = 65_536
-"""Scores that are kept, by the content of question and answer."""
+"""Cached scores, by the content of question and answer."""
 
 
 class ServedScores:
-    """Asks a reward server, again where that may help, and keeps what it said by content."""
+    """Requests scores from a reward server, with retries and a cache by content."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class ServedScores:
         kept: int = KEPT,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """Take the server's address and its limits: `seconds` of one attempt, further attempts, and how many scores are kept.
+        """Take the server's address, the `seconds` of one request, the number of `retries` and the size of the cache.
 
         `token_env` names the environment variable with the token. `transport` replaces the network in tests.
         """
@@ -40,28 +40,28 @@ class ServedScores:
         self._transport = transport
         self._kept: OrderedDict[bytes, Grade] = OrderedDict()
         self._weights: object = None
-        """Of the model that gave the scores that are kept."""
+        """Hash of the model that gave the cached scores."""
 
     async def grade(self, question: str, text: str) -> Grade:
-        """Return the score of a text as an answer; `ungraded` where the server has none or does not answer."""
+        """Return the score of a text as an answer; `ungraded` if the server has none or does not answer."""
         key = hashlib.sha256(json.dumps([question, text]).encode()).digest()
         if (known := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
             return known
         body = {"items": [{"question": question, "answer": text}]}
         headers = bearer(self._token_env, self._url)
-        nothing = f"The reward server at {self._url} gave no score"
+        failure = f"The reward server at {self._url} gave no score"
         try:
             answer = await post_with_retries(
                 self._url, body, headers, self._seconds, self._retries, self._transport
             )
         except NoAnswer as error:
-            return ungraded(text[:SHOWN], f"{nothing}: {error}")
+            return ungraded(text[:SHOWN], f"{failure}: {error}")
         try:
-            said = dict(json.loads(answer))
-            [result] = said["results"]
+            reply = dict(json.loads(answer))
+            [result] = reply["results"]
         except (ValueError, KeyError, TypeError, RecursionError):
-            return ungraded(text[:SHOWN], f"{nothing}: it answers in another form than a reward server's")
+            return ungraded(text[:SHOWN], f"{failure}: its reply is not in the form of a reward server")
         status = result.get("status") if isinstance(result, dict) else None
         if status == "ungraded":
             return ungraded(text[:SHOWN], f"The reward server says: {str(result.get('reason'))[:300]}")
@@ -73,10 +73,10 @@ class ServedScores:
         ):
             return ungraded(text[:SHOWN], "The reward server's answer holds no score from 0 to 1.")
         grade = Grade(float(score), text[:SHOWN], f"The reward server's score is {score:.3f}.")
-        # Scores of another model than before are no longer those that the server gives.
-        if said.get("weights") != self._weights:
+        # A new model of the server invalidates the cached scores.
+        if reply.get("weights") != self._weights:
             self._kept.clear()
-            self._weights = said.get("weights")
+            self._weights = reply.get("weights")
         self._kept[key] = grade
         while len(self._kept) > self._most:
             self._kept.popitem(last=False)

@@ -8,7 +8,7 @@ from typing import Literal
 Status = Literal["graded", "no_answer", "ungraded"]
 
 SHOWN = 80
-"""Characters of an answer that an explanation quotes."""
+"""Most characters of an answer in an explanation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,35 +16,35 @@ class Grade:
     """The verdict on one answer."""
 
     score: float
-    """In [0, 1]; 0 where the status is not `graded`."""
+    """In [0, 1]; 0 unless the status is `graded`."""
     answer: str | None
-    """The answer that was found, in its normal form; None without one."""
+    """The extracted answer in its normal form; None without one."""
     explanation: str
-    """Why the score is what it is, for people."""
+    """The reason for the score, for people."""
     status: Status = "graded"
-    """`no_answer`: the text holds none that counts, a fault of the answer and worth 0. `ungraded`: the
-    grader itself gave up, which says nothing about the answer and must never be used as a reward."""
+    """`no_answer`: the text has no valid answer and scores 0. `ungraded`: the
+    grader itself failed, whatever the answer; this must never be used as a reward."""
 
     def __post_init__(self) -> None:
         assert 0.0 <= self.score <= 1.0, "a score lies in [0, 1]"
-        assert self.status == "graded" or self.score == 0.0, "only a graded answer can earn anything"
+        assert self.status == "graded" or self.score == 0.0, "only a graded answer has a score above 0"
 
 
 def right(answer: str) -> Grade:
-    """Return the verdict on the answer that was asked for."""
+    """Return the verdict on a correct answer."""
     return Grade(1.0, answer, f"{answer[:SHOWN]} is right.")
 
 
 def wrong(answer: str, gold: str) -> Grade:
-    """Return the verdict on another answer than the gold one."""
+    """Return the verdict on an answer that differs from the gold one."""
     return Grade(0.0, answer, f"{answer[:SHOWN]} is wrong; the answer is {gold[:SHOWN]}.")
 
 
 def no_answer(why: str) -> Grade:
-    """Return the verdict on a text that holds no answer that counts."""
+    """Return the verdict on a text without a valid answer."""
     return Grade(0.0, None, why, "no_answer")
 
 
 def ungraded(answer: str | None, why: str) -> Grade:
-    """Return the verdict of a grader that gave up."""
+    """Return the verdict of a grader that failed."""
     return Grade(0.0, answer, why, "ungraded")

@@ -26,7 +26,7 @@ from kapelle.algorithm import Algorithm
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.errors import EngineError
 from kapelle.features.ahead.queue import Pending, begin_step
-from kapelle.models.weights import copy_weights
+from kapelle.models.lora_bank import copy_weights
 from kapelle.rollout.episodes import PlaysGroups
 from kapelle.rollout.partial import PartialGroup, dump_partial
 from kapelle.rollout.play import Play

@@ -1,14 +1,14 @@
-"""Attention of flat tokens by a plan, which says what attends to what, by the fastest way on each device.
+"""Attention of flat tokens by a plan, which defines what attends to what, by the fastest method on each device.
 
-Flat tokens are gathered into buckets of sequences of about one length. Left to autograd, every bucket would make a gradient of
-all tokens for queries, keys and values, zero but for its own, to be added up. Here each token's gradient is written once.
+Flat tokens are gathered into buckets of sequences of similar length. With autograd, every bucket would make a gradient of
+all tokens for queries, keys and values, mostly zeros, and add them up. Here each token's gradient is written once.
 
 On a CPU, torch's fused attention is made for long sequences: in half precision its backward pass takes three to ten
 times as long as the products that it replaces, and up to a few hundred keys its blocks are too coarse to skip masked
-keys. So up to `PRODUCT_KEYS` keys attention is written as batched products here, a few queries at a time against
-the keys that they can see, with a backward pass of our own. Longer sequences, and other devices, take the fused one.
+keys. So attention to up to `PRODUCT_KEYS` keys is computed by batched products, a few queries at a time against
+their visible keys, with a backward pass of our own. Longer sequences and other devices use the fused kernel.
 
-On CUDA in half precision one kernel computes all sequences of a pass as they lie, without buckets, masks or repeated key heads.
+On CUDA in half precision, one kernel computes all sequences of a pass without buckets, masks or repeated key heads.
 
 Shapes: N flat tokens, B sequences of a bucket, L (longest) queries, M (longest) keys, H query heads, J key heads, G = H / J query heads per key head, E head
 size, P = B·J pairs of sequence and key head, S = G·L queries of a pair.
@@ -29,12 +29,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from kapelle.models.fast import kernels
 
 WASTE = 0.1
-"""Most of a bucket that may be padding: fewer, larger calls against idle work."""
+"""Greatest share of padding in a bucket."""
 
 PRODUCT_KEYS = 512
-"""Most keys for products: the weights of all pairs are kept for the backward pass."""
+"""Most keys for products, which keep the weights of all pairs for the backward pass."""
 QUERY_STEP = 32
-"""Queries of one product: it reads no key that comes after the last of them."""
+"""Queries per product; a product reads no key after its last query."""
 
 
 class Bucket(NamedTuple):
@@ -43,9 +43,9 @@ class Bucket(NamedTuple):
     query_BL: Tensor
     """Flat place of each query token; padding at the end repeats a place."""
     key_BM: Tensor | None
-    """Flat place of each key token; None where keys are the queries and attention is plain causal."""
+    """Flat place of each key token; None if keys are the queries and attention is plain causal."""
     mask_BLM: Tensor | None
-    """True where a query may attend to a key; None with `key_BM` None."""
+    """True where a query may attend to a key; None if `key_BM` is None."""
 
 
 class Span(NamedTuple):
@@ -58,29 +58,29 @@ class Span(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """Spans one after another, as kernels for sequences of any length take them; S of them."""
+    """S consecutive spans in the form of kernels for sequences of any length."""
 
     query_ends_S: Tensor
     """Row after each span's last query, int32, with 0 before the first: S + 1 numbers."""
     key_ends_S: Tensor
-    """The same of its keys."""
+    """Row after each span's last key, likewise."""
     most_queries: int
     """Of one span."""
     most_keys: int
     key_M: Tensor | None
-    """Flat place of each key: of a span its prefix, then its own tokens; None where keys are the queries."""
+    """Flat place of each key, a span's prefix before its own tokens; None if keys are the queries."""
 
 
 class AttentionPlan:
-    """Which tokens attend to which, in the form that each kernel wants; a form is made when it is first asked for."""
+    """Which tokens attend to which, in the form that each kernel needs, made on first use."""
 
     def __init__(
         self, spans: Sequence[Span], device: torch.device | str = "cpu", *, idle_buckets: int = 0
     ) -> None:
         """Plan for spans that cover the flat tokens in order; tensors are made on this device.
 
-        `idle_buckets` more buckets compute the first token once more, and nothing reads what they return: with them, processes
-        that have to take every step of a pass together have as many buckets as one another.
+        `idle_buckets` further buckets compute the first token again, and their outputs are ignored. With them, processes
+        that must take every step of a pass together have equally many buckets.
         """
         self.spans = tuple(spans)
         self._device = device
@@ -98,7 +98,7 @@ class AttentionPlan:
 
     @cached_property
     def _bucketed(self) -> tuple[tuple[Bucket, ...], Tensor | None]:
-        with torch.inference_mode(mode=False):  # a plan may be read first by a pass that keeps no gradients
+        with torch.inference_mode(mode=False):  # a pass without gradients may be the first to use a plan
             buckets, where_N = _in_buckets(self.spans, self._device)
             if not self._idle_buckets:
                 return buckets, where_N
@@ -113,7 +113,7 @@ class AttentionPlan:
         queries = [span.length for span in self.spans]
         keys = [span.length + (span.prefix[1] if span.prefix else 0) for span in self.spans]
         with torch.inference_mode(mode=False):
-            if len(set(queries)) == 1 and keys == queries:  # nothing has to be copied to the device
+            if len(set(queries)) == 1 and keys == queries:  # needs no copy to the device
                 ends_S = torch.arange(len(queries) + 1, dtype=torch.int32, device=self._device) * queries[0]
                 return Runs(ends_S, ends_S, queries[0], queries[0], None)
             ends = torch.tensor([[0, *accumulate(queries)], [0, *accumulate(keys)]], dtype=torch.int32)
@@ -129,7 +129,7 @@ class AttentionPlan:
 
 
 def plan_sequences(lengths: Sequence[int], device: torch.device | str = "cpu") -> AttentionPlan:
-    """Return a plan for sequences laid one after another, each with causal attention to itself alone."""
+    """Return a plan for consecutive sequences, each with causal attention to itself."""
     spans: list[Span] = []
     for length in lengths:
         spans.append(Span(spans[-1].start + spans[-1].length if spans else 0, length, None))
@@ -195,7 +195,7 @@ def _similar_lengths(spans: Sequence[Span]) -> list[list[Span]]:
 
 
 def attend_by_plan(plan: AttentionPlan, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor, scale: float) -> Tensor:
-    """Return attention outputs `_NHE` of flat tokens, by a kernel for sequences of any length where there is one."""
+    """Return attention outputs `_NHE` of flat tokens, by a kernel for sequences of any length if available."""
     if takes_runs(q_NHE, k_NJE.shape[1]):
         return attend_by_runs(plan.runs, q_NHE, k_NJE, v_NJE, scale)
     return attend_by_buckets(plan, q_NHE, k_NJE, v_NJE, scale)
@@ -204,7 +204,7 @@ def attend_by_plan(plan: AttentionPlan, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Ten
 def attend_by_buckets(
     plan: AttentionPlan, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor, scale: float
 ) -> Tensor:
-    """Return attention outputs `_NHE` of flat tokens, as one step of autograd where products are the faster way."""
+    """Return attention outputs `_NHE` of flat tokens, as one step of autograd if products are faster."""
     if all(by_products(q_NHE, _keys(bucket).shape[1]) for bucket in plan.buckets):
         gathered: Tensor = _PlannedAttention.apply(plan, q_NHE, k_NJE, v_NJE, scale)  # type: ignore[no-untyped-call]
         return gathered
@@ -219,10 +219,10 @@ def attend_by_buckets(
 
 
 def takes_runs(q_NHE: Tensor, key_heads: int) -> bool:
-    """Return whether one kernel computes the attention of all spans: torch's `varlen_attn`, where it gives plain numbers.
+    """Return whether torch's `varlen_attn` computes the attention of all spans here with the numbers of plain operations.
 
     It is flash attention (2307.08691): half precision, from compute capability 8 on, heads of up to 256 that fill whole rows of
-    16 bytes. Not every card has its backward pass for heads above 192.
+    16 bytes. For heads above 192, only some GPUs have its backward pass.
     """
     device, (_, heads, size) = q_NHE.device, q_NHE.shape
     if (
@@ -260,14 +260,12 @@ def takes_runs(q_NHE: Tensor, key_heads: int) -> bool:
 def attend_by_runs(runs: Runs, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor, scale: float) -> Tensor:
     """Return attention outputs `_NHE` of flat tokens by torch's `varlen_attn`; query heads share key heads.
 
-    A query sees a span's keys up to its own, counted from the end: torch aligns the two by their last tokens
-    (`torch.nn.attention.bias`, LOWER_RIGHT), so the prefix, which comes before, is seen as a whole.
+    A query sees a span's keys up to its own, counted from the end: torch aligns queries and keys by their last tokens
+    (`torch.nn.attention.bias`, LOWER_RIGHT), so every query sees the whole prefix.
     """
     from torch.nn.attention.varlen import varlen_attn
 
-    shares: dict[str, Any] = (
-        {"enable_gqa": q_NHE.shape[1] != k_NJE.shape[1]} if _told_of_shared_heads() else {}
-    )
+    shares: dict[str, Any] = {"enable_gqa": q_NHE.shape[1] != k_NJE.shape[1]} if _has_gqa_option() else {}
     if runs.key_M is not None:
         k_NJE, v_NJE = (_Repeated.apply(x, runs.key_M) for x in (k_NJE, v_NJE))  # type: ignore[no-untyped-call]
     out_NHE = varlen_attn(
@@ -282,19 +280,19 @@ def attend_by_runs(runs: Runs, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor, scal
         window_size=(-1, 0),
         **shares,
     )
-    return cast("Tensor", out_NHE)  # a pair only where more is asked for
+    return cast("Tensor", out_NHE)  # a pair only with further options
 
 
 @cache
-def _told_of_shared_heads() -> bool:
-    """Return whether torch is told that query heads share key heads; before 2.12 it sees that by itself."""
+def _has_gqa_option() -> bool:
+    """Return whether `varlen_attn` has the option `enable_gqa`; torch before 2.12 infers it."""
     from torch.nn.attention.varlen import varlen_attn
 
     return "enable_gqa" in signature(varlen_attn).parameters
 
 
 class _Repeated(torch.autograd.Function):
-    """Rows at some places, each as often as it is named; the gradients of one row are added up in at least float32."""
+    """Rows at some places, with repetitions; the gradients of one row are summed in at least float32."""
 
     @staticmethod
     def forward(ctx: Any, x_NJE: Tensor, place_M: Tensor) -> Tensor:
@@ -330,7 +328,7 @@ class _PlannedAttention(torch.autograd.Function):
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
         plan: AttentionPlan = ctx.plan
         dout_NHE = given[0]
-        if plan.where_N is not None:  # the output of a padded query went nowhere
+        if plan.where_N is not None:  # outputs of padding were dropped
             by_bucket = dout_NHE.new_zeros(_query_count(plan), *dout_NHE.shape[1:])
             dout_NHE = by_bucket.index_copy_(0, plan.where_N, dout_NHE)
         dq_NHE = torch.empty_like(dout_NHE)
@@ -351,12 +349,12 @@ def _keys(bucket: Bucket) -> Tensor:
 
 
 def _query_count(plan: AttentionPlan) -> int:
-    """Return how many queries all buckets have, padding included."""
+    """Return the number of queries in all buckets, including padding."""
     return sum(bucket.query_BL.numel() for bucket in plan.buckets)
 
 
 def _by_bucket(plan: AttentionPlan, x_NHE: Tensor) -> list[Tensor]:
-    """Return views `_BLHE` of what lies bucket after bucket."""
+    """Return views `_BLHE` of consecutive buckets."""
     parts = x_NHE.split([bucket.query_BL.numel() for bucket in plan.buckets])
     return [
         part.unflatten(0, bucket.query_BL.shape) for part, bucket in zip(parts, plan.buckets, strict=True)
@@ -377,12 +375,12 @@ def _gathered(
 
 
 def _in_order(plan: AttentionPlan, x_NHE: Tensor) -> Tensor:
-    """From bucket after bucket, padding included, to the order of the flat tokens."""
+    """Reorder rows from buckets, with padding, to the order of the flat tokens."""
     return x_NHE if plan.where_N is None else x_NHE.index_select(0, plan.where_N)
 
 
 def _summed(plan: AttentionPlan, parts: list[Tensor]) -> Tensor:
-    """Return the gradient `_NJE` of keys or values from those of all buckets, `_BMJE`: a prefix has one from each branch."""
+    """Return the gradient `_NJE` of keys or values from those of all buckets, `_BMJE`; a prefix gets one from each branch."""
     own = [
         part[:, -bucket.query_BL.shape[1] :].flatten(0, 1)
         for bucket, part in zip(plan.buckets, parts, strict=True)
@@ -413,7 +411,7 @@ def attention(
 
 
 def by_products(q: Tensor, keys: int) -> bool:
-    """Return whether products are the faster way for queries to so many keys."""
+    """Return whether products are faster for queries with this many keys."""
     return q.device.type == "cpu" and keys <= PRODUCT_KEYS
 
 
@@ -426,7 +424,7 @@ def fused_attention(
     causal: bool,
     scale: float,
 ) -> Tensor:
-    """Return the outputs `_BHLE` of torch's fused attention, by a kernel that does not keep all weights."""
+    """Return the outputs `_BHLE` of torch's fused attention, by a kernel that stores no attention weights."""
     each = q_BHLE.shape[1] // k_BJME.shape[1]
     if each > 1 and repeats_keys(q_BHLE.device, q_BHLE.dtype, masked=mask_B1LM is not None):
         k_BJME, v_BJME, each = k_BJME.repeat_interleave(each, 1), v_BJME.repeat_interleave(each, 1), 1
@@ -439,8 +437,8 @@ def fused_attention(
 def repeats_keys(device: torch.device, dtype: torch.dtype, *, masked: bool) -> bool:
     """Return whether key heads are repeated for their query heads before fused attention.
 
-    On CUDA only the flash kernel lets query heads share a key head, and it takes half precision and no mask. For
-    anything else torch would fall back to products that keep the weights of all pairs of tokens.
+    On CUDA only the flash kernel supports query heads that share a key head, in half precision without a mask. For
+    anything else torch would fall back to products that store the weights of all pairs of tokens.
     """
     return device.type == "cuda" and (masked or dtype not in (torch.float16, torch.bfloat16))
 
@@ -467,9 +465,9 @@ class _AttentionByProducts(torch.autograd.Function):
 def forward_products(
     q_BLHE: Tensor, k_BMJE: Tensor, v_BMJE: Tensor, mask_BLM: Tensor | None, scale: float, out_BLHE: Tensor
 ) -> list[Tensor]:
-    """Fill `out_BLHE` with softmax(q·kᵀ)·v; return what the backward pass needs.
+    """Fill `out_BLHE` with softmax(q·kᵀ)·v; return the tensors that the backward pass needs.
 
-    Query heads that share a key head lie one below the other in one product.
+    Query heads that share a key head are stacked in one product.
     """
     heads, keys, length = k_BMJE.shape[2], k_BMJE.shape[1], q_BLHE.shape[1]
     k_PME, v_PME = _paired(k_BMJE, heads), _paired(v_BMJE, heads)
@@ -516,7 +514,7 @@ def backward_products(
 
 
 def _paired(x_BLHE: Tensor, heads: int) -> Tensor:
-    """Return a fresh `_PSE`: sequences × key heads, and below each other the queries of its query heads."""
+    """Return a copy `_PSE`: for each sequence and key head, the stacked queries of its query heads."""
     size, length, all_heads, width = x_BLHE.shape
     paired = torch.empty(size, all_heads, length, width, dtype=x_BLHE.dtype, device=x_BLHE.device)
     paired.copy_(x_BLHE.transpose(1, 2))

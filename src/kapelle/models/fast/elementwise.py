@@ -1,8 +1,8 @@
-"""What lies between the products of a layer: norms, rotation and gates, forward and backward, as operations or as compiled kernels.
+"""Norms, rotation and gates between a layer's products, forward and backward, as plain operations or as compiled kernels.
 
-Every piece is written once, in plain operations that compute in place where that saves memory. On a CPU they run as they are. On a GPU each
-operation is a kernel that reads and writes all tokens, so there `torch.compile` makes one or two kernels of a piece, once for all numbers of
-tokens. They are tried first (`kernels.py`), and round otherwise than the operations do.
+Every piece is written once, in plain operations that compute in place to save memory. A CPU runs them unchanged. On a GPU each
+operation is a kernel that reads and writes all tokens, so `torch.compile` makes one or two kernels of a piece, for any number of
+tokens. Compiled pieces are tested before use (`kernels.py`); they round differently.
 
 Sources: RMSNorm 1910.07467 equation 4; SwiGLU 2002.05202; RoPE 2104.09864 in the half-split layout.
 
@@ -23,7 +23,7 @@ from torch.nn.functional import silu
 from kapelle.models.fast import kernels
 
 LEAST_WIDTH = 512
-"""Hidden size from which pieces are compiled: that takes longer than a short run of a tiny model."""
+"""Hidden size from which pieces are compiled; for a tiny model, compiling would take longer than a run."""
 
 
 VARIANTS = 32
@@ -37,7 +37,7 @@ def inverse_of(x: Tensor, eps: float) -> Tensor:
 
 
 def scaled(x_ND: Tensor, inverse_N1: Tensor, weight_D: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the norm of what `inverse_N1` was made of, in the compute type."""
+    """Return the norm of x, given its inverse root mean square, in the compute type."""
     return (x_ND * inverse_N1).mul_(weight_D).to(dtype)
 
 
@@ -55,7 +55,7 @@ def normed_back(
     more_ND: Tensor | None,
     learns: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the gradient of a norm's input, plus `more_ND`, and that of its weight if it `learns`; `dh_ND` is used up."""
+    """Return the gradient of a norm's input, plus `more_ND`, and that of its weight if it `learns`; `dh_ND` is overwritten."""
     dh_ND = dh_ND.to(x_ND.dtype)
     dweight_D = (dh_ND * x_ND).mul_(inverse_N1).sum(0) if learns else None
     dh_ND.mul_(weight_D)
@@ -65,7 +65,7 @@ def normed_back(
 
 
 def rotated(x_NTE: Tensor, cos_N1E: Tensor, sin_N1E: Tensor) -> Tensor:
-    """Turn each pair of halves by its position's angle."""
+    """Rotate each pair of halves by its position's angle."""
     half = x_NTE.shape[-1] // 2
     y_NTE = x_NTE * cos_N1E
     y_NTE[..., :half].addcmul_(x_NTE[..., half:], sin_N1E[..., :half], value=-1)
@@ -76,9 +76,9 @@ def rotated(x_NTE: Tensor, cos_N1E: Tensor, sin_N1E: Tensor) -> Tensor:
 def turned(
     out_NTE: Tensor, weight_E: Tensor | None, cos_N1E: Tensor, sin_N1E: Tensor, eps: float, wide: torch.dtype
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return heads, normed if there is a weight, turned by their positions, in their own type.
+    """Return heads in their own type, normed if there is a weight, and rotated by their positions.
 
-    And what the backward pass needs of heads that are normed: they themselves in the `wide` type, and their inverse root
+    For normed heads, also return what the backward pass needs: the heads in the `wide` type, and their inverse root
     mean square `_NT1`.
     """
     raw_NTE = out_NTE.to(wide)
@@ -113,18 +113,18 @@ def turned_back(
 
 
 def gated(gate_NF: Tensor, up_NF: Tensor) -> Tensor:
-    """Return what the gates let through: silu(gate) · up."""
+    """Return silu(gate) · up."""
     return silu(gate_NF).mul_(up_NF)
 
 
 def gated_again(gate_NF: Tensor, up_NF: Tensor) -> tuple[Tensor, Tensor]:
-    """Return silu(gate), and what the gates let through."""
+    """Return silu(gate), and silu(gate) · up."""
     lit_NF = silu(gate_NF)
     return lit_NF, lit_NF * up_NF
 
 
 def gated_back(dinner_NF: Tensor, lit_NF: Tensor, gate_NF: Tensor, up_NF: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of gate and up projection; `dinner_NF` and `lit_NF` are used up."""
+    """Return the gradients of gate and up projection; `dinner_NF` and `lit_NF` are overwritten."""
     dup_NF = torch.mul(dinner_NF, lit_NF, out=lit_NF)
     dgate_NF = dinner_NF.mul_(up_NF)
     torch.ops.aten.silu_backward.grad_input(dgate_NF, gate_NF, grad_input=dgate_NF)
@@ -132,7 +132,7 @@ def gated_back(dinner_NF: Tensor, lit_NF: Tensor, gate_NF: Tensor, up_NF: Tensor
 
 
 class LayerPieces(NamedTuple):
-    """The pieces, either as they are written above or compiled."""
+    """The pieces, plain as above or compiled."""
 
     normed: Callable[[Tensor, Tensor, float, torch.dtype], tuple[Tensor, Tensor]] = normed
     scaled: Callable[[Tensor, Tensor, Tensor, torch.dtype], Tensor] = scaled
@@ -157,20 +157,20 @@ PLAIN = LayerPieces()
 
 @cache
 def compiled() -> LayerPieces:
-    """Return the pieces compiled, each once for all numbers of tokens."""
+    """Return the compiled pieces; each is compiled once for any number of tokens."""
     pieces: tuple[Callable[..., Any], ...] = PLAIN
     return LayerPieces._make(map(_compiled, pieces))
 
 
 def _compiled(piece: Callable[..., Any]) -> Callable[..., Any]:
-    # Sampling, training, single rows, single heads and each compute type have a graph of their own.
+    # Sampling, training, single rows, single heads and each compute type have separate graphs.
     compiler: Any = torch.compile
     known = "recompile_limit" in signature(compiler).parameters
     made = compiler(piece, dynamic=True, **({"recompile_limit": VARIANTS} if known else {}))
 
     def computed(*given: Any) -> Any:
-        # Types are as given, so that autocast, which only forward passes run under, would make every graph twice. Autograd's
-        # functions keep history by themselves; the compiler would look into that of its arguments.
+        # Autocast, which is on only in forward passes, would double the number of graphs. Autograd's
+        # functions record history themselves; the compiler would inspect that of its arguments.
         with torch.autocast(given[0].device.type, enabled=False):
             return made(*(each.detach() if isinstance(each, Tensor) else each for each in given))
 
@@ -178,7 +178,7 @@ def _compiled(piece: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def pieces_for(x_ND: Tensor, dtype: torch.dtype, head_size: int) -> LayerPieces:
-    """Return the pieces of layers with a stream like x that compute in `dtype`: compiled on CUDA, if they give plain numbers."""
+    """Return the pieces of layers with a stream like x that compute in `dtype`: compiled on CUDA, if they pass the test."""
     device, width = x_ND.device, x_ND.shape[1]
     if device.type != "cuda" or torch.version.cuda is None or width < LEAST_WIDTH or not kernels.has_triton():
         return PLAIN
@@ -193,7 +193,7 @@ def pieces_for(x_ND: Tensor, dtype: torch.dtype, head_size: int) -> LayerPieces:
 def trial(
     device: torch.device, wide: torch.dtype, dtype: torch.dtype, width: int, head_size: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield what every piece makes of 37 tokens, compiled and as operations; backward ones where autograd runs them."""
+    """Yield the results of every piece for 37 tokens, compiled and plain; backward pieces run in autograd's thread."""
 
     def drawn(*shape: int, seed: int, kind: torch.dtype = wide) -> Tensor:
         return kernels.drawn(*shape, seed=seed, device=device, dtype=kind)
@@ -248,7 +248,7 @@ def trial(
 
 
 class _InBackward(torch.autograd.Function):
-    """Does something in the thread in which autograd goes backward on this device."""
+    """Runs a function in autograd's backward thread of this device."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, work: Callable[[], None]) -> Tensor:

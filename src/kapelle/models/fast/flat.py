@@ -1,14 +1,14 @@
 """A flat forward pass for the Llama and Qwen families: flat tokens, no padding, attention by plan.
 
-`transformers` computes a layer in some forty calls and pads every sequence to the longest. Here tokens of
-all sequences lie flat, one after another, so that linear layers see no padding at all and the LoRA bank routes
-ranges of tokens. Only attention needs sequences: a *plan* defines which tokens attend to which. The weights are
-the `transformers` modules' own; a model that this file does not know is left to `transformers`.
+`transformers` computes a layer in about forty calls and pads every sequence to the longest. Here tokens of
+all sequences are concatenated, so that linear layers have no padding and the LoRA bank routes
+ranges of tokens. Only attention needs sequences: a *plan* defines which tokens attend to which. The weights belong to
+the `transformers` modules, which also compute every model that this file does not support.
 
 The halves of a layer are single steps of autograd, with backward passes of their own. Autograd over a layer's thirty small
 operations stores an intermediate of each and reads and writes every one again. Here a half computes in place, writes and sums
-products where the result is needed (what lies between products is in elementwise.py), and stores only what its backward pass cannot make again by a pass over it: neither what
-the norms return nor what the gates let through, which is a fifth of an update's memory. Norms and rotation are computed in
+products where the result is needed (elementwise.py has the operations between products). It stores only what its backward pass
+cannot recompute cheaply: the outputs of norms and gates, a fifth of an update's memory, are recomputed. Norms and rotation are computed in
 the type of the stream (float32), products in the compute type. The numbers are those of `transformers` (tested).
 
 Shapes: N flat tokens, D hidden size, F inner size, T heads of queries or of keys, H query heads, J key heads, E head size.
@@ -37,7 +37,7 @@ from kapelle.models.fast.routed_linear import (
 from kapelle.models.lora_bank import computes_in, order_of
 
 KNOWN = frozenset({"llama", "qwen2", "qwen3", "mistral"})
-"""Values of `config.model_type` whose layers are RMSNorm, rotary attention and SwiGLU, and nothing else."""
+"""Values of `config.model_type` whose layers are exactly RMSNorm, rotary attention and SwiGLU."""
 
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -48,10 +48,10 @@ class FlatModel:
     """The forward pass over a `transformers` model's own modules."""
 
     def __init__(self, model: Any, *, kernels: bool = True) -> None:
-        """Take the model; on CUDA passes take `kernels` where there are some, or torch's plain operations alone."""
+        """Wrap a model; with `kernels`, passes on CUDA use available kernels, else torch's plain operations."""
         config = model.config
         self.kernels = kernels
-        """Whether they may; fixed."""
+        """Whether passes may use kernels."""
         self.body = model.base_model
         """The `transformers` module with the embeddings, the layers and the last norm."""
         self.head: nn.Module = model.get_output_embeddings()
@@ -66,7 +66,7 @@ class FlatModel:
         self.normed_heads = isinstance(getattr(attention, "q_norm", None), nn.Module)
 
     def turns(self, x_ND: Tensor, positions_N: Tensor) -> Tensor:
-        """Return the complex numbers `_N1e` by which positions turn the E / 2 pairs of a head."""
+        """Return the complex numbers `_N1e` that rotate the E / 2 pairs of a head by position."""
         cos_N1E, sin_N1E = self._rotary(x_ND, positions_N)
         half = self.head_size // 2
         return torch.complex(cos_N1E[..., :half].float(), sin_N1E[..., :half].float())
@@ -74,7 +74,7 @@ class FlatModel:
     def hidden(
         self, tokens_N: Tensor, positions_N: Tensor, attend: Attend, run: Callable[..., Any] | None = None
     ) -> Tensor:
-        """Return the last hidden states `_ND`; `attend` mixes tokens, everything else is token by token.
+        """Return the last hidden states `_ND`; `attend` computes attention, everything else is per token.
 
         `run` is called with each block and its arguments; None calls the block itself.
         """
@@ -87,7 +87,7 @@ class FlatModel:
         return rms_norm(x_ND, (x_ND.shape[-1],), norm.weight.to(x_ND.dtype), self.eps)
 
     def _block(self, number: int, x_ND: Tensor, cos_N1E: Tensor, sin_N1E: Tensor, attend: Attend) -> Tensor:
-        """Return the stream `_ND` after a layer: attention is its first half, the gated products are its second."""
+        """Return the residual stream `_ND` after a layer: first attention, then the MLP."""
         layer, dtype = self.layers[number], computes_in(x_ND)
         a, mlp = layer.self_attn, layer.mlp
         tensors: list[Tensor] = [layer.input_layernorm.weight]
@@ -96,7 +96,7 @@ class FlatModel:
         q, k, v = (order_of(each, x_ND.shape, tensors) for each in (a.q_proj, a.k_proj, a.v_proj))
         pieces = pieces_for(x_ND, dtype, self.head_size) if self.kernels else PLAIN
         task = Heads((q, k, v), self.heads, self.key_heads, self.eps, dtype, self.normed_heads, pieces)
-        # Nothing holds queries, keys and values while the second half computes.
+        # Queries, keys and values are freed before the second half.
         gathered_NHE = attend(number, *Project.apply(task, x_ND, cos_N1E, sin_N1E, *tensors))  # type: ignore[no-untyped-call]
         x_ND = x_ND + a.o_proj(gathered_NHE.flatten(1))
 
@@ -108,7 +108,7 @@ class FlatModel:
         return out_ND
 
     def by_plan(self, plan: AttentionPlan) -> Attend:
-        """Return attention inside one pass, by a plan."""
+        """Return the attention function of one pass, by a plan."""
 
         def attend(_layer: int, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor) -> Tensor:
             by_plan = attend_by_plan if self.kernels else attend_by_buckets
@@ -122,7 +122,7 @@ class FlatModel:
 
 
 def flat_of(model: Any, *, kernels: bool = True) -> FlatModel | None:
-    """Return the flat pass of a model, None when its architecture does more than this file knows; see `FlatModel`."""
+    """Return the flat pass of a model; None if its architecture is not supported here."""
     config = model.config
     plain = (
         config.model_type in KNOWN
@@ -133,13 +133,13 @@ def flat_of(model: Any, *, kernels: bool = True) -> FlatModel | None:
         and (config.model_type != "mistral" or config.sliding_window is None)
         and all(
             weight.is_floating_point() for weight in model.parameters()
-        )  # codes are read by their layers alone
+        )  # quantised weights are read by their layers only
     )
     return FlatModel(model, kernels=kernels) if plain else None
 
 
 class Heads(NamedTuple):
-    """What the first half does: norm, queries, keys and values, norms of heads, rotation."""
+    """The first half of a layer: norm, queries, keys and values, norms of heads, rotation."""
 
     linears: tuple[Linear, Linear, Linear]
     """Of queries, keys and values."""
@@ -154,7 +154,7 @@ class Heads(NamedTuple):
 
 
 class Gated(NamedTuple):
-    """What the second half does: norm, gate and up projection, down projection, sum."""
+    """The second half of a layer: norm, gate and up projection, down projection, sum."""
 
     linears: tuple[Linear, Linear, Linear]
     """Of gate, up and down projection."""
@@ -259,11 +259,11 @@ class Mlp(torch.autograd.Function):
         gate, up, down = task.linears
         given_ND = given[0].to(task.dtype)
         dinner_NF = backward_linear(down, tensors, kept[2], inner_NF, given_ND, grads)
-        assert dinner_NF is not None, "it was asked for"
+        assert dinner_NF is not None, "its gradient is requested"
         dgate_NF, dup_NF = task.pieces.gated_back(dinner_NF, lit_NF, gate_NF, up_NF)
         dh_ND = backward_linear(gate, tensors, kept[0], h_ND, dgate_NF, grads)
         dh_ND = backward_linear(up, tensors, kept[1], h_ND, dup_NF, grads, more_NI=dh_ND)
-        assert dh_ND is not None, "it was asked for"
+        assert dh_ND is not None, "its gradient is requested"
         dx_ND = _norm_backward(task.pieces, x_ND, tensors[0], inverse_N1, dh_ND, given[0], grads)
         return (None, dx_ND, *grads.values)
 

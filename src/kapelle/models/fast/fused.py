@@ -1,11 +1,11 @@
 """A small model's pass for sampling: few prepared matrices and few in-place steps.
 
-Sampling reads the same weights once per token and trains none of them. So each adapter's update is added to its
-own copy of the weights, queries, keys and values become one matrix, gate and up projection another, the scale of
-the norms before them is part of them, and half precision is rounded once, not in every step; the output head is
-prepared likewise. Pairs that rotary attention turns lie side by side, so that a turn is one complex product: queries and
-keys are permuted alike, which leaves their products unchanged. The copies cost memory and a pass over the weights:
-`fused_of` makes them only where they are small.
+Sampling reads the same frozen weights once per token. So each adapter's update is added to its
+own copy of the weights. Queries, keys and values become one matrix, gate and up projection another. The scale of
+the norms before them is part of these matrices, and half precision is rounded once. The output head is
+prepared likewise. Pairs that rotary attention rotates are adjacent, so that a rotation is one complex product: queries and
+keys have the same permutation, which leaves their products unchanged. The copies cost memory and a pass over the weights:
+`fused_of` makes them only for small models.
 
 Shapes: N flat tokens, D hidden size, H query heads, J key heads, E head size, Q chosen tokens, V vocabulary, I and O
 features in and out.
@@ -26,7 +26,7 @@ from kapelle.models.fast.flat import Attend, FlatModel
 from kapelle.models.lora_bank import BankedLinear, Route, route_at
 
 LARGEST = 1 << 26
-"""Most weights, all copies together."""
+"""Most weights of all copies together."""
 
 LARGE = 1 << 17
 """Weights of a float32 matrix from which the packed product is faster for any number of rows."""
@@ -79,11 +79,11 @@ class _Layer(NamedTuple):
     """Gate and up projection side by side."""
     down: _Matrix
     scale_HE: Tensor | None
-    """Scale of normed queries and keys; None where they are not normed."""
+    """Scale of normed queries and keys; None if they have no norm."""
 
 
 class FusedPass:
-    """The forward pass of a flat model for rows of a few adapters; copies are made when a row needs them."""
+    """The forward pass of a flat model for rows of a few adapters; copies are made when a row first needs them."""
 
     def __init__(self, flat: FlatModel, dtype: torch.dtype) -> None:
         """Compute in `dtype`."""
@@ -98,7 +98,7 @@ class FusedPass:
         }
 
     def forget(self, adapter: str | None) -> None:
-        """Drop the copies of an adapter whose weights are new; all of them for the bare base."""
+        """Drop the copies of an adapter with new weights; all copies for the bare base."""
         if adapter is None:
             self._layers.clear()
             self._head = None
@@ -112,9 +112,9 @@ class FusedPass:
         attend: Attend,
         last_Q: Tensor | None = None,
     ) -> Tensor:
-        """Return logits `_NV` in float32, or those of the tokens at `last_Q` alone.
+        """Return logits `_NV` in float32, or only those of the tokens at `last_Q`.
 
-        `attend` mixes tokens; queries come scaled. In the last layer it gets queries of chosen tokens only.
+        `attend` computes attention; its queries are already scaled. In the last layer it gets only the queries of chosen tokens.
         """
         flat = self._flat
         x_ND = flat.body.embed_tokens(tokens_N).float()
@@ -125,7 +125,7 @@ class FusedPass:
             h_ND = self._normed(x_ND)
             all_NO = _product([(layer.projections, a, b) for layer, a, b in layers], h_ND)
             all_NHE = all_NO.view(h_ND.shape[0], -1, flat.head_size)
-            # Normalise queries and keys where the model does, and turn each pair by its position's angle.
+            # Normalise queries and keys if the model does, and rotate each pair by its position's angle.
             qk_NHE, scale_HE = all_NHE[:, :turned].float(), layers[0][0].scale_HE
             if scale_HE is not None:
                 qk_NHE = qk_NHE.div_(self._length(qk_NHE)).mul_(scale_HE)
@@ -202,14 +202,14 @@ class FusedPass:
 
 
 def fused_of(flat: FlatModel, adapters: int, dtype: torch.dtype) -> FusedPass | None:
-    """Return the fused pass, or None where copies for so many adapters would be large."""
+    """Return the fused pass, or None if copies for this many adapters would be too large."""
     layers = sum(parameter.numel() for layer in flat.layers for parameter in layer.parameters())
     head = sum(parameter.numel() for parameter in flat.head.parameters())
     return FusedPass(flat, dtype) if layers * max(adapters, 1) + head <= LARGEST else None
 
 
 def _linear(layer: Any, adapter: str | None) -> tuple[Tensor, Tensor | None]:
-    """Return a layer's weight and bias in float32, whatever the base is held in: they are rounded once, at the end."""
+    """Return a layer's weight and bias in float32, whatever the base's type: they are rounded once, at the end."""
     banked = isinstance(layer, BankedLinear)
     bias_O = layer.base.bias if banked else layer.bias
     weight_OI = layer.merged(adapter) if banked else layer.weight

@@ -1,8 +1,8 @@
-"""Which kernels are used: each is tried where it is to run, before its first use, against plain operations.
+"""Test each GPU kernel against plain operations before its first use, and decide which are used.
 
-Kernels of torch and Triton that a GPU alone can run were written against here without one. So each first computes a small problem of the same kind
-on the device, backward too, and is used only if its numbers are those of plain operations. Where it cannot run, or its numbers are
-others, the plain operations go on in its place, and a line in the log says so, once.
+This code was written without a GPU. So each kernel of torch and Triton first computes a small problem of the same kind
+on the device, forward and backward, and is used only if its numbers agree with plain operations. Otherwise plain operations are
+used instead, and the log says so once.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from torch import Tensor
 _log = logging.getLogger(__name__)
 
 Trial = Callable[[], Iterable[tuple[Tensor, Tensor]]]
-"""Computes a small problem, and returns pairs of what the kernel and what plain operations made of it."""
+"""Computes a small problem; returns pairs of results, of the kernel and of plain operations."""
 
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 5e-3}
-"""Greatest difference, as a share of the largest number: a few roundings, by type."""
+"""By type, the greatest difference as a share of the largest number: a few rounding errors."""
 
 _found: dict[Hashable, bool] = {}
 
 
 def holds(kernel: str, where: tuple[Hashable, ...], trial: Trial) -> bool:
-    """Return whether a kernel gives the numbers of plain operations `where` it is to be used (device, type, sizes).
+    """Return whether a kernel's numbers agree with plain operations for its use (`where`: device, type, sizes).
 
-    It is tried once and the answer kept, so that a forward pass and its backward pass choose alike.
+    The result is cached, so that a forward pass and its backward pass make the same choice.
     """
     key = (kernel, *where)
     if key not in _found:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            return False  # a graph being captured could not wait for the answer
+            return False  # a graph that is being captured cannot synchronise
         _found[key] = _tried(kernel, where, trial)
     return _found[key]
 
@@ -48,29 +48,29 @@ def _tried(kernel: str, where: tuple[Hashable, ...], trial: Trial) -> bool:
                 bound = _bound(found.dtype) * float(expected.detach().float().abs().max())
                 if not far <= bound:  # nor is NaN
                     _log.warning(
-                        "%s differ from plain operations by %.2g here (%s), where %.2g is allowed. They are not used; please "
+                        "%s differ from plain operations by %.2g here (%s); the limit is %.2g. They are not used; please "
                         "report it.",
                         kernel, far, place, bound,
                     )  # fmt: skip
                     return False
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # noqa: BLE001 — whatever keeps a kernel from running, plain operations take its place
+    except Exception as error:  # noqa: BLE001 — plain operations are used after any error
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        _log.warning("%s cannot run here (%s): %s. Plain operations take their place.", kernel, place, reason)
+        _log.warning("%s cannot run here (%s): %s. Plain operations are used instead.", kernel, place, reason)
         return False
     return True
 
 
 def _bound(dtype: torch.dtype) -> float:
-    # TF32 rounds what float32 multiplies to the digits of float16.
+    # TF32 multiplies float32 numbers with the precision of float16.
     tf32 = dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     return BOUNDS[torch.float16 if tf32 else dtype]
 
 
 @cache
 def capability(device: torch.device) -> tuple[int, int]:
-    """Return the compute capability of a CUDA device; asked for every layer of every pass, so it is kept."""
+    """Return the compute capability of a CUDA device; cached, because every layer of every pass needs it."""
     return torch.cuda.get_device_capability(device)
 
 
@@ -81,6 +81,6 @@ def has_triton() -> bool:
 
 
 def drawn(*shape: int, seed: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return normal numbers for a trial, without a draw from the run's own generators."""
+    """Return normal numbers for a test, without drawing from the run's generators."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator).to(device, dtype)

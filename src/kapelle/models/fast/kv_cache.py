@@ -1,17 +1,17 @@
-"""The KV cache of the rows in flight, attention of one new token per row over it, and what is kept of finished rows.
+"""The KV cache of the rows in flight, attention of one new token per row over it, and the cache of finished rows.
 
-All rows share one cache, whenever they joined and however long they are. A row's tokens lie in three places:
+All rows share one cache, whatever their length and time of joining. A row's tokens are stored in three places:
 
-- its prompt, if rows share it, in blocks of `BLOCK` places that all of them read (`_BlockPool`);
-- its own tokens, as many as fill blocks, in blocks of its own;
-- its newest tokens in its *tail*, at most `BLOCK + TAIL` places beside those of all other rows.
+- its prompt, if rows share it, in blocks of `BLOCK` places that all these rows read (`_BlockPool`);
+- its own tokens, as far as they fill blocks, in its own blocks;
+- its newest tokens in its *tail* of at most `BLOCK + TAIL` places, in one tensor with the tails of other rows.
 
-Blocks lie densely in a pool, in any order, and a step reads a pool as a whole, in one batched product; tables say which block
-is whose. So a step starts equally many operations for any number of rows, and reads no place twice. Tables change when rows join,
+Blocks are dense in a pool, in any order, and a step reads a whole pool in one batched product; tables map blocks to rows.
+So a step starts the same number of operations for any number of rows, and reads each place once. Tables change when rows join,
 leave, or fill a block, at most once in `TAIL / 2` steps; between two changes (a *window*) only tensors change, in place.
 
-Where steps may be recorded (engines/rollout/local/step_graphs.py) the cache is *steady*: sizes are rounded up and every table
-keeps its memory, so that one recording serves many windows: `KVCache.shape` names the recording that fits.
+If steps are recorded (engines/rollout/local/step_graphs.py), the cache is *steady*: sizes are rounded up and every table
+keeps its memory, so that one recording fits many windows. `KVCache.shape` identifies the recording.
 
 Shapes: S rows in flight and idle places between them, Q prompts, P longest prompt, L layers, H query heads, J key heads, U = H / J,
 E head size, T places of a tail, n blocks of a pool, G most readers of a block, M most blocks of a row, B = `BLOCK`, N flat tokens.
@@ -32,13 +32,13 @@ from kapelle.models.fast.attention import attention, fused_attention
 from kapelle.models.fast.flat import Attend, FlatModel
 
 BLOCK = 64
-"""Places of a block: few products, and little idle work."""
+"""Places of a block: a compromise between few products and little idle work."""
 
 TAIL = 16
-"""Places by which tails grow: little unused memory."""
+"""Places by which tails grow."""
 
 SHARED = 2
-"""Rows per prompt, on average, from which one copy of the prompt beats one in each row."""
+"""Average rows per prompt from which a shared copy of the prompt is faster than one per row."""
 
 Text = tuple[str | None, tuple[int, ...]]
 """An adapter (None for the bare base) and the token ids that it read."""
@@ -65,13 +65,13 @@ class _SharedPrompt:
 class _CachedRow:
     prompt: _SharedPrompt | None
     blocks: list[_Block]
-    """Its own, all of them full."""
+    """Its own blocks, all full."""
     tail: int
     """Tokens in its tail when the window began."""
 
     @property
     def length(self) -> int:
-        """Tokens that it had read when the window began."""
+        """Tokens that the row had read when the window began."""
         shared = 0 if self.prompt is None else self.prompt.length
         return shared + BLOCK * len(self.blocks) + self.tail
 
@@ -97,17 +97,17 @@ class _BlockPool:
         return taken
 
     def reserve(self, blocks: int) -> None:
-        """Have room for so many blocks."""
+        """Allocate room for this many blocks."""
         held = self.kv.shape[2]
         if blocks > held:
             shape = (*self.kv.shape[:2], max(blocks, held + held // 4), *self.kv.shape[3:])
-            # What a mask hides has weight 0, and 0 times anything has to be 0.
+            # Masked places have weight 0, and 0 times their content must be 0, so they must be finite.
             larger = self.kv.new_zeros(shape)
             larger[:, :, : len(self)] = self.kv[:, :, : len(self)]
             self.kv = larger
 
     def free(self, blocks: Sequence[_Block]) -> None:
-        """Drop blocks; the last ones move to their places."""
+        """Free blocks; the last ones move to their places."""
         gone = {block.place for block in blocks}
         left = len(self._blocks) - len(gone)
         holes = sorted(place for place in gone if place < left)
@@ -127,7 +127,7 @@ class _BlockPool:
 
 
 class CacheShape(NamedTuple):
-    """Sizes of everything that a step touches; steps of equal shapes are the same operations on the same memory."""
+    """Sizes of everything that a step uses; steps of equal shapes are the same operations on the same memory."""
 
     slots: int
     tail: int
@@ -140,9 +140,9 @@ class CacheShape(NamedTuple):
 
 
 class _Tables:
-    """What a step looks up, for one shape; filled anew for each window.
+    """The index tables of a step, for one shape; filled again for each window.
 
-    A *seat* is a place of a query before a block and a key head: of pool, block, key head and reader, in this order.
+    A *seat* is a slot for a query at a block and a key head, indexed by pool, block, key head and reader.
     """
 
     def __init__(self, shape: CacheShape, heads: int, empty: Tensor) -> None:
@@ -151,7 +151,7 @@ class _Tables:
         per_key, places = heads // key_heads, shape.most * BLOCK + shape.tail
         self._shape, self._per_key, self._key_heads = shape, per_key, key_heads
         self.ends = list(accumulate(blocks * key_heads * seats for blocks, seats in shape.pools))
-        """The seat after the last one of each pool."""
+        """The seat after each pool's last."""
         seats = self.ends[-1]
 
         def places_of(*sizes: int) -> Tensor:
@@ -166,9 +166,9 @@ class _Tables:
         self.part_SMJ = places_of(shape.slots * shape.most * key_heads)
         """The part of the output of each block of a row; the last part is 0."""
         self.score_sUB = empty.new_zeros(seats, per_key, BLOCK)
-        """Room for the scores of all seats, of one layer after another."""
+        """Buffer for the scores of all seats, reused by each layer."""
         self.part_sUE = empty.new_zeros(seats + 1, per_key, size)
-        """Room for what seats add to the outputs of their rows, and 0."""
+        """Buffer for the seats' parts of their rows' outputs, and 0."""
         self.mask_S1W = empty.new_zeros(shape.slots, 1, places)
         """−∞ for places that hold no token of a row."""
         self.place_S1 = places_of(shape.slots, 1)
@@ -184,7 +184,7 @@ class _Tables:
         self.values: list[list[Tensor]] = []
 
     def fill(self, rows: Sequence[_CachedRow | None], entries: Sequence[Sequence[int]]) -> None:
-        """Look up for these rows; an entry is (pool, block, reader, slot, block of the row, tokens that the row sees)."""
+        """Fill the tables for these rows; an entry is (pool, block, reader, slot, block of the row, visible tokens)."""
         shape, key_heads, per_key = self._shape, self._key_heads, self._per_key
         pool_e, block_e, reader_e, slot_e, number_e, seen_e = (
             torch.tensor(entries, dtype=torch.long).view(-1, 6).unbind(1)
@@ -244,7 +244,7 @@ class KVCache:
     def __init__(
         self, flat: FlatModel, device: torch.device, dtype: torch.dtype, *, steady: bool = False
     ) -> None:
-        """Hold no row; `steady` keeps memory and sizes as they are for as long as possible."""
+        """Make an empty cache; `steady` keeps memory and sizes unchanged for as long as possible."""
         self.device = device
         self._steady = steady
         self._heads, self._key_heads, self._size = flat.heads, flat.key_heads, flat.head_size
@@ -254,30 +254,30 @@ class KVCache:
         self._tail = empty[..., :0, :]
         """Keys and values `(L, 2, S, J, T, E)` of tails."""
         self._rows: list[_CachedRow | None] = []
-        """By slot; None where no row is."""
+        """By slot; None for an idle place."""
         self._left = self._taken = 0
-        """Steps that are left in the window, and that were taken."""
+        """Steps left in the window, and steps taken."""
         self._addresses: tuple[int, ...] = ()
         """Of tails and blocks."""
         self._memory = 0
         self._tables: _Tables
         self._tables_of: dict[CacheShape, _Tables] = {}
         self._sizes: dict[str, int] = {}
-        """Sizes that are rounded up, as they are now."""
+        """The current rounded sizes."""
         self._room = self._tail
-        """The memory of tails, where it is steady."""
+        """The memory of tails of a steady cache."""
         self.shape = CacheShape(0, 0, 0, (), 0)
         """Of the window."""
 
     @property
     def places(self) -> int:
-        """Token places that take memory."""
+        """The allocated token places."""
         tails = self._tail.shape[2] * self._tail.shape[4]
         return BLOCK * (self._shared.kv.shape[2] + self._own.kv.shape[2]) + tails
 
     @property
     def places_next(self) -> int:
-        """Token places that are in use after the next step; memory for them is up to a quarter more."""
+        """Token places in use after the next step; allocated memory is up to a quarter more."""
         used = BLOCK * (len(self._shared) + len(self._own))
         if self._left:
             return used + self._tail.shape[2] * self._tail.shape[4]
@@ -292,7 +292,7 @@ class KVCache:
         return len(self._rows)
 
     def join(self, prompts: PromptBlock, prompt_R: Sequence[int]) -> None:
-        """Add rows after the others, on prompts that were read; `prompt_R` says which is whose."""
+        """Add rows after the others, on prompts that were read; `prompt_R` has each row's prompt."""
         self._end_window()
         if len(prompt_R) >= SHARED * len(prompts.lengths):
             counts = [-(-length // BLOCK) for length in prompts.lengths]
@@ -324,7 +324,7 @@ class KVCache:
         self._tail = tails
 
     def arrange(self, slots: Sequence[int | None]) -> None:
-        """Go on with the rows of these slots in this order, None for an idle place; free the memory of all others."""
+        """Keep the rows of these slots in this order, None for an idle place, and free the memory of all others."""
         self._end_window()
         staying = {slot for slot in slots if slot is not None}
         own: list[_Block] = []
@@ -350,7 +350,7 @@ class KVCache:
         self._taken += 1
 
     def advance(self) -> Tensor:
-        """Advance to the places that `open` made, in tensors alone; return the positions `_S` of their tokens.
+        """Advance to the places that `open` made, by tensor operations only; return the positions `_S` of their tokens.
 
         The tensor is valid until the next call.
         """
@@ -361,7 +361,7 @@ class KVCache:
         return tables.position_S.add_(1)
 
     def attend(self, layer: int, q_SHE: Tensor, k_SJE: Tensor, v_SJE: Tensor) -> Tensor:
-        """Store one new token per row and let it attend to its row; see `flat.Attend`."""
+        """Store one new token per row and compute its attention to its row; see `flat.Attend`."""
         slots, heads, size = q_SHE.shape
         tables, most, pairs = self._tables, self.shape.most, slots * self._key_heads
         keys, values = self._tail[layer]
@@ -376,7 +376,7 @@ class KVCache:
             torch.add(in_blocks, tables.mask_S1W[..., :first], out=score_SHW[..., :first])
         in_tails = torch.bmm(q_pUE, keys.flatten(0, 1).transpose(1, 2)).view(slots, heads, -1)
         torch.add(in_tails, tables.mask_S1W[..., first:], out=score_SHW[..., first:])
-        # CUDA's autocast makes softmax and sums float32, and leaves products in place as they are: they take one type.
+        # CUDA's autocast computes softmax and sums in float32 but skips in-place products, which need equal types.
         weight_SHW = torch.softmax(score_SHW, dim=-1).to(v_SJE.dtype)
         tail_pUT = weight_SHW[..., first:].view(pairs, -1, self.shape.tail)
         if not most:
@@ -388,7 +388,7 @@ class KVCache:
         return out_pUE.baddbmm_(tail_pUT, values.flatten(0, 1)).view(slots, heads, size)
 
     def kept(self, slots: Sequence[int]) -> KeptRows:
-        """Return copies of what these rows have read."""
+        """Return copies of these rows' keys and values."""
         self._end_window()
         rows = [row for row in (self._rows[slot] for slot in slots) if row is not None]
         shared = dict.fromkeys(block for row in rows if row.prompt is not None for block in row.prompt.blocks)
@@ -411,7 +411,7 @@ class KVCache:
         )
 
     def places_of(self, slot: int) -> int:
-        """Return how many token places a row takes that shares its prompt with no other."""
+        """Return the token places of a row, counting its whole prompt."""
         self._end_window()
         row = self._rows[slot]
         assert row is not None
@@ -419,14 +419,14 @@ class KVCache:
         return BLOCK * (shared + len(row.blocks)) + row.tail
 
     def _end_window(self) -> None:
-        """Count what the window's steps have read."""
+        """Add the window's steps to the lengths of tails."""
         for row in self._rows if self._taken else ():
             if row is not None:
                 row.tail += self._taken
         self._left = self._taken = 0
 
     def _begin_window(self) -> None:
-        """Move full tails to blocks, make room in tails, and look up anew what is whose."""
+        """Move full tails to blocks, make room in tails, and fill the tables."""
         self._end_window()
         full = [slot for slot, row in enumerate(self._rows) if row is not None and row.tail >= BLOCK]
         if full:
@@ -446,7 +446,7 @@ class KVCache:
         self._look_up()
 
     def _have_tails(self, places: int) -> None:
-        """Lay tails out with so many places: where the cache is steady, in memory that stays."""
+        """Give tails this many places; a steady cache reuses its memory."""
         held, slots = self._tail, len(self._rows)
         shape = (*held.shape[:2], slots, held.shape[3], places, held.shape[5])
         if not self._steady:
@@ -466,7 +466,7 @@ class KVCache:
     def _look_up(self) -> None:
         """Fill tables for the window that begins."""
         read: dict[_Block, int] = {}
-        """Of each block of a shared prompt, how many rows read it."""
+        """The last reader's number for each block of a shared prompt."""
         entries: list[tuple[int, int, int, int, int, int]] = []
         most = 0
         for slot, row in enumerate(self._rows):
@@ -513,7 +513,7 @@ class KVCache:
         self._tables = tables
 
     def _rounded(self, name: str, size: int, least: int) -> int:
-        """Return a size, rounded up where the cache is steady; it stays as it was where it fits and is not far too large."""
+        """Return a size, rounded up in a steady cache; the former size is kept if it fits and is at most twice too large."""
         if not self._steady or not size:
             return size
         step = max(least, 1 << max(0, size.bit_length() - 3))
@@ -525,22 +525,22 @@ class KVCache:
 
 class _KeptRow(NamedTuple):
     prompt: list[int]
-    """Its prompt's blocks, where it was shared."""
+    """The blocks of a shared prompt."""
     prompt_length: int
     own: list[int]
     tail: int
 
 
 class KeptRows:
-    """Copies of what finished rows have read."""
+    """Copies of finished rows' keys and values."""
 
     def __init__(self, blocks: Tensor, tails: Tensor, rows: Sequence[_KeptRow]) -> None:
-        """Hold blocks `(L, 2, n, J, B, E)`, tails `(L, 2, R, J, T, E)`, and which are whose."""
+        """Hold blocks `(L, 2, n, J, B, E)`, tails `(L, 2, R, J, T, E)`, and the blocks of each row."""
         self._blocks, self._tails, self._rows = blocks, tails, rows
 
     @property
     def places(self) -> int:
-        """Token places that take memory."""
+        """The allocated token places."""
         return BLOCK * self._blocks.shape[2] + self._tails.shape[2] * self._tails.shape[4]
 
     def row(self, number: int, tokens: int) -> Tensor:
@@ -582,12 +582,12 @@ class PromptBlock:
         """Make room for prompts of these lengths (tokens)."""
         self.lengths, self.longest = lengths, max(lengths)
         shape = (len(flat.layers), 2, len(lengths), flat.key_heads, self.longest, flat.head_size)
-        # What a mask hides has weight 0, and 0 times anything has to be 0.
+        # Masked places have weight 0, and 0 times their content must be 0, so they must be finite.
         make = torch.empty if min(lengths) == self.longest else torch.zeros
         self.kv = make(shape, device=device, dtype=dtype)
 
     def put(self, prompt: int, kv: Tensor) -> int:
-        """Store keys and values `(L, 2, J, n, E)` of a prompt's first tokens, which need not be read again.
+        """Store keys and values `(L, 2, J, n, E)` of a prompt's first tokens, which then need no forward pass.
 
         Returns their number.
         """
@@ -596,17 +596,17 @@ class PromptBlock:
         return kv.shape[3]
 
     def of(self, prompt: int) -> Tensor:
-        """Return keys and values `(L, 2, J, n, E)` of a prompt that was read."""
+        """Return the keys and values `(L, 2, J, n, E)` of a prompt."""
         return self.kv[:, :, prompt, :, self.longest - self.lengths[prompt] :]
 
     def attention(self, spans: Sequence[tuple[int, int, int]]) -> Attend:
-        """Return attention that stores the last tokens of prompts and lets them attend to their prompts.
+        """Return an attention function that stores the last tokens of prompts and computes their attention to their prompts.
 
-        A span is first prompt, prompt after the last, and how many tokens of each are new, all the same. If
+        A span is (first prompt, prompt after the last, number of new tokens of each prompt). If
         there is one query per prompt, it is that of the last token.
         """
         masks: list[Tensor | None] = []
-        """Where each new token of a span's prompts may attend; None if that is plain causal."""
+        """The attention mask of each span's new tokens; None if it is plain causal."""
         for first, last, new in spans:
             lengths = self.lengths[first:last]
             most = max(lengths)
@@ -655,11 +655,11 @@ class PromptBlock:
         )
 
     def tails(self, prompts: Sequence[int], places: int) -> Tensor:
-        """Return what follows the last full block of prompts, `(L, 2, R, J, places, E)`."""
+        """Return the keys and values after the last full block of prompts, `(L, 2, R, J, places, E)`."""
         return self._copied(prompts, [self.lengths[q] // BLOCK * BLOCK for q in prompts], places)
 
     def _copied(self, prompts: Sequence[int], starts: Sequence[int], places: int) -> Tensor:
-        """Return so many places of prompts from these tokens on."""
+        """Return this many places of prompts, beginning at these tokens."""
         first_n = torch.tensor([self.longest - self.lengths[q] for q in prompts]) + torch.tensor(starts)
         place_nB = (first_n.long()[:, None] + torch.arange(places)).clamp_(max=self.longest - 1)
         prompt_n = torch.tensor(prompts, dtype=torch.long)
@@ -673,7 +673,7 @@ class Prefixes:
     """KV caches of finished rows, kept for prompts that continue them and found by the beginning of a longer text.
 
     An agent's next prompt is its last prompt, the ids that it sampled, and the messages since. Keys and values of the
-    first two exist already when the row ends. They are kept as the rows left them, many rows in one piece, and
+    first two exist already when the row ends. They are kept unchanged, many rows in one piece, and
     copied only when a prompt needs them. The least recently used piece is dropped first.
     """
 
@@ -681,7 +681,7 @@ class Prefixes:
         """Hold at most `most` token places; 0 keeps nothing."""
         self._most = most
         self._pieces: OrderedDict[int, tuple[KeptRows, Sequence[Text]]] = OrderedDict()
-        """Rows, and what each of them has read."""
+        """Rows, and the text of each."""
         self._where: dict[tuple[str | None, int], tuple[int, int]] = {}
         """(adapter, hash of a text) → (piece, row); built on the first lookup."""
         self._made = 0
@@ -693,13 +693,13 @@ class Prefixes:
         return sum(rows.places for rows, _ in self._pieces.values())
 
     def shrink(self, most: int) -> None:
-        """Hold no more than so many token places; the least recently used pieces go."""
+        """Drop the least recently used pieces until at most this many token places are held."""
         while self._pieces and self.places > most:
             dropped, _ = self._pieces.popitem(last=False)
             self._where = {text: place for text, place in self._where.items() if place[0] != dropped}
 
     def put(self, cache: KVCache, rows: Sequence[int], texts: Sequence[Text]) -> None:
-        """Keep rows (ascending) of a cache that have read these texts; as many as there is room for."""
+        """Keep rows (ascending) of a cache with these texts, as many as fit."""
         room = sum(1 for held in accumulate(map(cache.places_of, rows)) if held <= self._most)
         if room:
             self._keep(cache.kept(rows[:room]), texts[:room])
@@ -730,7 +730,7 @@ class Prefixes:
         return kept.row(row, len(texts[row][1]))
 
     def forget(self, adapter: str | None) -> None:
-        """Drop what an adapter has read; everything for the bare base, which all adapters use."""
+        """Drop the rows of an adapter; all rows for the bare base, which all adapters use."""
         pieces = self._pieces.values()
         self._pieces, self._where = OrderedDict(), {}
         for kept, texts in pieces if adapter is not None else ():

@@ -1,27 +1,27 @@
-"""Linear layers whose rows go to different adapters, forward and backward, without autograd in between.
+"""Linear layers whose rows use different adapters, with hand-written forward and backward passes.
 
-A *work order* (`Linear`) lists which tensors a layer reads and which rows belong to which adapter; `forward_linear` and
-`backward_linear` carry it out on plain tensors, inside the autograd functions of flat.py and lora_bank.py. Writing
-both passes by hand saves what autograd costs: split and joined activations and one sum per branch of a gradient.
+A *work order* (`Linear`) lists the tensors of a layer and the rows of each adapter; `forward_linear` and
+`backward_linear` execute it on plain tensors, inside the autograd functions of flat.py and lora_bank.py. Writing
+both passes by hand saves autograd's costs: split and joined activations and one sum per branch of a gradient.
 
 Adapters are LoRA as in 2106.09685, y = Wx + (alpha / rank) · B·A·x. Rows use only their own adapter's tensors, so no gradient
 crosses from one adapter to another.
 
-Several adapters are one grouped product where there is a kernel for it, torch's `grouped_mm` or our own in Triton; else each has
-its own products. A GPU is mostly idle while products of few rows are started. A grouped product computes the products of all groups of rows in one kernel, forward,
-backward, and, with both sides flat, the gradient of each group's weight. Where all groups have as many rows, as in steps of decoding, it is a batched
-product: an H100 spent 4.7 of the 9.3 ms of a step of 64 rows and two adapters in 392 grouped products of 12 µs each, which are made for many rows. The factors are stacked; smaller ranks are filled
-up with zeros, which changes no number. Rows without an adapter are a group whose factors are zero, because rows outside all
+Several adapters are one grouped product if there is a kernel for it, torch's `grouped_mm` or our own in Triton; else each has
+its own products, whose launches leave a GPU mostly idle. A grouped product computes all groups of rows in one kernel, forward,
+backward and for the gradient of each group's weight. If all groups have equally many rows, as in decoding, it is a batched
+product: grouped products suit many rows, and took 4.7 of the 9.3 ms of a step of 64 rows on an H100. The factors are stacked; smaller ranks are padded
+with zeros, which changes no number. Rows without an adapter are a group with zero factors, because rows outside all
 groups are not computed.
 
-Dropout (1207.0580) has a mask that is a function of each token and not of the pass that computes it. A generator draws masks in
-the order of a pass: another microbatch, or another process, then has other masks. Here a row has a key, a layer has a salt,
-and whether a feature passes is a bit of their hash (the finaliser of MurmurHash3). So a step is the same however its samples
+The mask of dropout (1207.0580) is a function of each token, independent of the pass. A generator draws masks in
+the order of a pass, so another split into microbatches or processes would have other masks. Here a row has a key, a layer has a salt,
+and their hash (the finaliser of MurmurHash3) decides whether a feature passes. So a step is the same however its samples
 are split. Without keys, torch's generator draws.
 
 On a CPU in float32, torch multiplies by its BLAS, which for the thousands of rows of an update reaches 60 to 90 % of what oneDNN
-reaches. All row counts go the same way: two libraries differ more than one does by the number of tokens in a pass. Half
-precision is oneDNN's in torch already.
+reaches. So oneDNN is used for all numbers of rows, since two libraries would differ by rounding. Half
+precision uses oneDNN in torch already.
 
 Shapes: N rows, n rows of one leg or group, I and O features in and out, r rank (of a stack: the largest), G groups.
 """
@@ -43,24 +43,24 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from kapelle.models.fast import kernels
 
 LEAST_ADAPTERS = 2
-"""Adapters in a pass from which they are grouped: with two, fewer kernels are started than one by one, with three also if
-ranks have to be padded."""
+"""Adapters in a pass from which they are grouped: two need fewer kernels than separate products, three also if
+ranks are padded."""
 
 ARCHITECTURES = frozenset({9, 10})
 """Major compute capabilities that torch has a kernel for; elsewhere its grouped product is a loop that waits for the GPU."""
 
 LEAST_CAPABILITY = (8, 0)
-"""From which compute capability our kernel for grouped products multiplies by tensor cores in both half precisions."""
+"""Compute capability from which our grouped products use tensor cores in both half precisions."""
 
 STACKS = 2
-"""Stacks of factors that a layer keeps: passes with other adapters, or in another order, have others."""
+"""Stacks of factors that a layer caches; other adapters, or another order of them, need another stack."""
 
 ALIGNMENT = 16
-"""Bytes; the kernel needs every row to be a multiple."""
+"""Bytes; every row must be a multiple for the kernel."""
 
 
 def product(x_NI: Tensor, weight_OI: Tensor, more_NO: Tensor | None = None) -> Tensor:
-    """Return x·Wᵀ, plus `more_NO`, which may be used up."""
+    """Return x·Wᵀ, plus `more_NO`, which may be overwritten."""
     onednn = torch.backends.mkldnn.is_available()
     if x_NI.device.type != "cpu" or x_NI.dtype != torch.float32 or not onednn:
         return plain_product(x_NI, weight_OI, more_NO)
@@ -73,12 +73,12 @@ def product(x_NI: Tensor, weight_OI: Tensor, more_NO: Tensor | None = None) -> T
 
 
 def plain_product(x_NI: Tensor, weight_OI: Tensor, more_NO: Tensor | None = None) -> Tensor:
-    """Return the same by torch's own product, to the bit what a linear layer of torch returns."""
+    """Return `product` by torch's own product, bitwise identical to a linear layer of torch."""
     return torch.mm(x_NI, weight_OI.t()) if more_NO is None else more_NO.addmm_(x_NI, weight_OI.t())
 
 
 class Leg(NamedTuple):
-    """Rows [first, last) of one adapter; `a_rI` and `b_Or` are places in the list of tensors."""
+    """Rows [first, last) of one adapter; `a_rI` and `b_Or` are indices into the list of tensors."""
 
     first: int
     last: int
@@ -91,24 +91,24 @@ class Leg(NamedTuple):
 
 
 class Linear(NamedTuple):
-    """One layer's work order; tensors are named by their place in a list."""
+    """One layer's work order; tensors are given by their index in a list."""
 
     weight_OI: int
     bias_O: int | None
     legs: tuple[Leg, ...]
     stacks: KeptStacks | None = None
-    """The layer's stacked factors from pass to pass; None stacks them anew in every pass."""
+    """The layer's cached stacks of factors; None stacks them in every pass."""
     grouped: bool = True
     """Whether the updates of several adapters may be grouped."""
 
 
 class KeptForBackward(NamedTuple):
-    """What one leg's forward pass leaves for its backward pass, or that of all legs where they are grouped."""
+    """Tensors that the backward pass needs, of one leg or of all grouped legs."""
 
     low_nr: Tensor
     """A·x."""
     mask_nI: Tensor | None
-    """True where dropout let x through."""
+    """True where dropout kept x."""
 
 
 Tensors = Sequence[Tensor]
@@ -118,25 +118,25 @@ Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 class Gradients:
-    """Gradients of a list of tensors, each written once; a tensor that is used several times is listed as often."""
+    """Gradients of a list of tensors, each written once; a tensor used several times is listed several times."""
 
     def __init__(self, wanted: Sequence[bool]) -> None:
         self.wanted = wanted
         self.values: list[Tensor | None] = [None] * len(wanted)
 
     def put(self, place: int, of: Tensor, make: Callable[[], Tensor]) -> None:
-        """Keep what `make` returns, in the type of the tensor that it is the gradient `of`, where it is wanted."""
+        """Store the gradient that `make` returns, in the type of its tensor `of`, if it is wanted."""
         if self.wanted[place]:
             self.values[place] = make().to(of.dtype)
 
 
 def saved_tensors(kept: Sequence[KeptForBackward]) -> list[Tensor | None]:
-    """Return what passes saved, one after another, as autograd stores it."""
+    """Return the tensors of several legs in one list, as autograd stores them."""
     return [tensor for each in kept for tensor in each]
 
 
 def kept_of(tensors: Sequence[Tensor]) -> list[KeptForBackward]:
-    """Undo `flat`."""
+    """Undo `saved_tensors`."""
     return [KeptForBackward(*pair) for pair in zip(tensors[::2], tensors[1::2], strict=True)]
 
 
@@ -183,7 +183,7 @@ def backward_linear(
     wanted: bool = True,
     multiply: Product = product,
 ) -> Tensor | None:
-    """Return the gradient of `x_NI` plus `more_NI` (used up), None where it is not `wanted`; fill `grads`."""
+    """Return the gradient of `x_NI` plus `more_NI` (overwritten), None if it is not `wanted`; fill `grads`."""
     weight_OI = tensors[order.weight_OI]
     dx_NI = multiply(given_NO, weight_OI.to(x_NI.dtype).t(), more_NI) if wanted else None
     if order.grouped and takes_groups(x_NI, given_NO.shape[1], len(order.legs)):
@@ -218,7 +218,7 @@ def _backward_factors(
     dx_nI: Tensor | None,
     grads: Gradients,
 ) -> None:
-    """Add one leg's part to its rows' gradient `dx_nI`, and put the gradients of its factors."""
+    """Add one leg's part to its rows' gradient `dx_nI`, and store the gradients of its factors."""
     a_rI, b_Or = tensors[leg.a_rI], tensors[leg.b_Or]
     if dx_nI is None and not grads.wanted[leg.a_rI] and not grads.wanted[leg.b_Or]:
         return
@@ -231,7 +231,7 @@ def _backward_factors(
         dx_nI.addmm_(given_nr, down_rI, alpha=scale)
     elif dx_nI is not None and kept.mask_nI is not None:
         dx_nI.add_((given_nr @ down_rI).mul_(kept.mask_nI).mul_(scale / (1 - leg.dropout)))
-    # With beta 0 the first argument only lends its shape: the product scales on its way out.
+    # With beta 0 only the shape of the first argument is used; `alpha` scales the product.
     grads.put(leg.a_rI, a_rI, lambda: torch.addmm(down_rI, given_nr.t(), x_nI, beta=0, alpha=scale))
     grads.put(
         leg.b_Or, b_Or, lambda: torch.addmm(up_Or.t(), kept.low_nr.t(), given_nO, beta=0, alpha=scale).t()
@@ -255,7 +255,7 @@ class AdapterGroup(NamedTuple):
 
 
 class Factored(NamedTuple):
-    """Gradients of one adapter's factors; None where they are not wanted."""
+    """Gradients of one adapter's factors; None if not wanted."""
 
     a_rI: Tensor | None
     b_Or: Tensor | None
@@ -278,7 +278,7 @@ def torch_has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def triton_has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether our grouped products (`triton_products.py`) stand in for torch's, and give plain numbers, for a type on a device."""
+    """Return whether our grouped products (`triton_products.py`) replace torch's for a type on a device and pass the test."""
     return (
         device.type == "cuda"
         and torch.version.cuda is not None
@@ -291,7 +291,7 @@ def triton_has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _trial(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield both products of four groups, one of them empty, and of one at a time."""
+    """Yield the grouped products of four groups, one of them empty, with the products one by one."""
     from kapelle.models.fast import triton_products
 
     ends = (3, 3, 70, 150)
@@ -311,7 +311,7 @@ def _trial(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[Tensor, T
 
 
 def takes_groups(x_NI: Tensor, features_out: int, adapters: int) -> bool:
-    """Return whether the updates of so many adapters are grouped for an input: at least `LEAST`, and a kernel for them."""
+    """Return whether the updates of this many adapters are grouped for an input: `LEAST_ADAPTERS`, and a kernel."""
     if adapters < LEAST_ADAPTERS or not has_kernel(x_NI.device, x_NI.dtype):
         return False
     if triton_has_kernel(x_NI.device, x_NI.dtype):
@@ -326,7 +326,7 @@ class _Division(NamedTuple):
     ends_G: Tensor
     """The row after each group's last, int32."""
     each: int
-    """Rows of every group, where all have as many; else 0."""
+    """Rows of every group if all have equally many; else 0."""
 
 
 def _grouped(x_NI: Tensor, weight_GIO: Tensor, division: _Division) -> Tensor:
@@ -366,7 +366,7 @@ def _grouped_outer(left_NI: Tensor, right_NO: Tensor, division: _Division) -> Te
 def add_updates(
     groups: Sequence[AdapterGroup], x_NI: Tensor, out_NO: Tensor, stacks: KeptStacks | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Add every group's update to `out_NO`; return A·x `_Nr` and where dropout let x through, None without it."""
+    """Add every group's update to `out_NO`; return A·x `_Nr` and the mask of dropout, None without it."""
     stack, division = (stacks or KeptStacks()).of(groups, x_NI)
     mask_NI = None
     if any(group.dropout for group in groups):
@@ -391,7 +391,7 @@ def backward_updates(
     factors: bool,
     stacks: KeptStacks | None = None,
 ) -> list[Factored]:
-    """Add the updates' part to `dx_NI`; return the gradients of each group's factors where `factors` are wanted."""
+    """Add the updates' part to `dx_NI`; return the gradients of each group's factors if `factors` are wanted."""
     stack, division = (stacks or KeptStacks()).of(groups, x_NI)
     given_Nr = _grouped(given_NO, stack.up_GOr, division)
     if dx_NI is not None and mask_NI is None:
@@ -413,35 +413,35 @@ def backward_updates(
 
 
 class _Stack(NamedTuple):
-    """The factors of all groups in one type; B carries the scale."""
+    """The factors of all groups in one type; B includes the scale."""
 
     down_GrI: Tensor
     up_GOr: Tensor
     places: tuple[int, ...]
-    """Index of each given group in the stack, which has a group of zeros wherever rows have no adapter."""
+    """Index of each given group in the stack, which has groups of zeros for rows without an adapter."""
     sources: tuple[Tensor, ...]
-    """What it was made of: while they are held, no other tensor has their addresses."""
+    """The factors; holding them keeps their addresses unique."""
 
 
 class KeptStacks:
-    """The stacked factors of one layer, made when some adapters first meet in a pass and kept until a factor changes.
+    """The stacked factors of one layer, cached until a factor changes.
 
     All microbatches of an optimiser step and all steps of decoding between two updates read one stack.
     """
 
     steps = 0
-    """Steps that optimisers of this process have taken; a fused one writes weights without counting it as a change."""
+    """Optimiser steps of this process; a fused optimiser writes weights without increasing their version."""
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, tuple[list[int], _Stack]] = {}
-        """By who reads in which order, with the versions of their factors; the last one was used last."""
+        """By adapters in order, with the versions of their factors; the most recently used stack is last."""
         self._steps = 0
-        """When they were made."""
+        """The value of `steps` when they were made."""
         self._recorded: deque[_Stack] = deque(maxlen=STACKS)
-        """Those that a CUDA graph reads, which does not hold them itself."""
+        """Stacks that CUDA graphs read without holding them."""
 
     def of(self, groups: Sequence[AdapterGroup], x_NI: Tensor) -> tuple[_Stack, _Division]:
-        """Return the stack in the type of `x_NI`, and which rows are whose among its groups."""
+        """Return the stack in the type of `x_NI`, and the division of rows among its groups."""
         order: list[int | None] = []  # of given groups; None is a group of zeros
         ends = [0]
         for number, group in enumerate(groups):
@@ -460,7 +460,7 @@ class KeptStacks:
         self, groups: Sequence[AdapterGroup], order: Sequence[int | None], dtype: torch.dtype
     ) -> _Stack:
         factors = [tensor for group in groups for tensor in (group.a_rI, group.b_Or)]
-        if any(tensor.is_inference() for tensor in factors):  # they do not count their changes
+        if any(tensor.is_inference() for tensor in factors):  # they have no version
             return _stacked(groups, order, dtype)
         if self._steps != KeptStacks.steps:
             self._kept.clear()
@@ -486,7 +486,7 @@ register_optimizer_step_post_hook(_count_step)
 
 
 def _stacked(groups: Sequence[AdapterGroup], order: Sequence[int | None], dtype: torch.dtype) -> _Stack:
-    # What sampling made, training uses too.
+    # Training uses the stacks of sampling too.
     with torch.inference_mode(mode=False), torch.no_grad():
         step = ALIGNMENT // dtype.itemsize
         rank = -(-max(len(group.a_rI) for group in groups) // step) * step
@@ -518,19 +518,19 @@ def _scaled(groups: Sequence[AdapterGroup], tensors: list[Tensor]) -> Sequence[T
 @lru_cache(maxsize=64)
 def _ends(ends: tuple[int, ...], device: torch.device) -> Tensor:
     """Return the rows after each group's last; cached, because a copy for every layer would synchronise with the GPU."""
-    with torch.inference_mode(mode=False):  # what sampling made, training uses too
+    with torch.inference_mode(mode=False):  # training uses the tensors of sampling too
         return torch.tensor(ends, dtype=torch.int32, device=device)
 
 
 def _aligned(x_NI: Tensor) -> Tensor:
-    """Return rows with the alignment that the kernel needs."""
+    """Return rows with the alignment of the kernel."""
     step = ALIGNMENT // x_NI.element_size()
     fits = x_NI.stride(1) == 1 and x_NI.stride(0) % step == 0 == x_NI.storage_offset() % step
     return x_NI if fits else x_NI.clone(memory_format=torch.contiguous_format)
 
 
 def _through(groups: Sequence[AdapterGroup], x_NI: Tensor, mask_NI: Tensor) -> Tensor:
-    """Return what dropout makes of rows where it let `mask_NI` through."""
+    """Apply dropout with the mask `mask_NI` to rows."""
     out_NI = x_NI * mask_NI
     for group in groups:
         if group.dropout:
@@ -547,7 +547,7 @@ def salt_of(path: str) -> int:
 
 
 def dropped(x_nI: Tensor, share: float, keys_n: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return rows without about a `share` of their features, the others scaled up, and where they are let through."""
+    """Return rows without about a `share` of their features, the others scaled up, and the mask of kept features."""
     if keys_n is None:
         return torch.native_dropout(x_nI, share, train=True)
     mask_nI = passed_features(keys_n, x_nI.shape[1], share)
@@ -555,7 +555,7 @@ def dropped(x_nI: Tensor, share: float, keys_n: Tensor | None) -> tuple[Tensor, 
 
 
 def passed_features(keys_n: Tensor, features: int, share: float) -> Tensor:
-    """Return which features of rows with these keys (int32) are let through: all but about a `share`."""
+    """Return the mask of kept features of rows with these keys (int32): all but about a `share`."""
     hash_nI = keys_n[:, None] ^ _columns(features, keys_n.device)
     _finalise(hash_nI)
     # The hash is signed: −2³¹ … 2³¹ − 1.
@@ -573,6 +573,6 @@ def _columns(features: int, device: torch.device) -> Tensor:
 def _finalise(hashes: Tensor) -> None:
     """Mix the bits of int32 numbers, in place."""
     for shift, factor in ((16, -0x7A143595), (13, -0x3D4D51CB), (16, 1)):
-        # Torch shifts signs in; the finaliser shifts zeros in.
+        # Torch's shift is arithmetic; the finaliser's is logical.
         hashes.bitwise_xor_((hashes >> shift).bitwise_and_((1 << (32 - shift)) - 1))
         hashes.mul_(factor)

@@ -1,10 +1,10 @@
-"""Grouped products in Triton, for CUDA devices and types for which torch has no kernel of its own.
+"""Grouped products in Triton, for CUDA devices and types without a kernel of torch.
 
-torch's `grouped_mm` is one kernel in bfloat16 on compute capability 9 and 10; on an A100, an L40S or a 4090, and in float16 or float32, it is a
-loop that waits for the GPU. Here a product of all groups is one kernel on each of them: sums are float32, nothing waits for the
-device, and no result depends on which program ends first.
+torch's `grouped_mm` is one kernel in bfloat16 on compute capability 9 and 10. On an A100, an L40S or a 4090, and in float16 or float32, it is a
+loop that synchronises with the GPU. Here the product of all groups is one kernel: sums are float32, nothing waits for the
+device, and results are deterministic.
 
-The interpreter of Triton (`TRITON_INTERPRET=1`) computes the same on a CPU, which is how it is tested.
+Tests run it on a CPU by Triton's interpreter (`TRITON_INTERPRET=1`).
 
 Shapes: N rows, G groups of consecutive rows, K features that are summed over, M features out, P and Q features of two sides.
 """
@@ -36,7 +36,7 @@ def grouped(x_NK: Tensor, weight_GKM: Tensor, ends_G: Tensor) -> Tensor:
     rows, summed, width = len(x_NK), x_NK.shape[1], weight_GKM.shape[2]
     out_NM = x_NK.new_empty(rows, width)
     tile_M = _tile(width)
-    # Each group's last tile may be partly empty, and how long groups are only the device knows.
+    # Each group's last tile may be partly empty, and only the device knows the lengths of groups.
     grid = (triton.cdiv(rows, ROWS) + len(ends_G), triton.cdiv(width, tile_M))
     with _on(x_NK.device):
         _grouped_kernel[grid](

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 import torch
 from tests.support.tiny import LORA, stir, tiny_model
-from torch import Tensor
 
 from kapelle.engines.rollout.local.decode_batch import StopSearch, decode
 from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
-from kapelle.engines.rollout.local.sampling import sample
 from kapelle.models.fast import fused
 from kapelle.models.language_model import LanguageModel, load_language_model
 from kapelle.settings.schema import EmbeddedConfig, ModelConfig
@@ -79,19 +77,10 @@ class TestBatching:
         backward = [said.ids for said in decode(model, jobs[::-1])]
         assert backward == forward[::-1]
 
-    def test_another_seed_says_something_else(self, model: LanguageModel) -> None:
-        jobs = [Job(None, (7, 8, 9), Sampling(max_tokens=12), seed) for seed in range(8)]
-        assert len({tuple(said.ids) for said in decode(model, jobs)}) == 8
-
     def test_log_probs_are_those_of_a_plain_pass_with_the_rows_adapter(self, model: LanguageModel) -> None:
         jobs = [job._replace(sampling=Sampling(max_tokens=9)) for job in jobs_of_all_kinds()]
         for job, said in zip(jobs, decode(model, jobs), strict=True):
             assert said.logprobs == pytest.approx(by_the_book(model, job, said), abs=1e-5)
-
-    def test_adapters_change_what_is_said(self, model: LanguageModel) -> None:
-        greedy = Sampling(max_tokens=12, temperature=0.0)
-        said = decode(model, [Job(name, (7, 8, 9), greedy, 0) for name in ("left", "right", None)])
-        assert len({tuple(s.ids) for s in said}) == 3
 
 
 class TestEnds:
@@ -140,17 +129,6 @@ class TestEnds:
             assert rest.ids == free.ids[4:]
 
 
-class Counted:
-    """A tokeniser that counts the tokens that it decodes."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer, self.tokens = tokenizer, 0
-
-    def decode(self, ids: Sequence[int], **how: Any) -> str:
-        self.tokens += len(ids)
-        return str(self.tokenizer.decode(ids, **how))
-
-
 def first_stop(search: StopSearch, ids: Sequence[int]) -> tuple[int, str] | None:
     """The first token after which a stop string was found, and the text before it."""
     for place, token in enumerate(ids):
@@ -197,15 +175,6 @@ class TestStops:
                     break
             assert first_stop(StopSearch(tokenizer, stops, begun), ids[len(begun) :]) == expected
 
-    def test_the_time_is_linear_in_the_tokens(self, tokenizer: Any) -> None:
-        decoded = []
-        for length in (1000, 2000):
-            counted = Counted(tokenizer)
-            ids = tokenizer("ab 語é" * length, add_special_tokens=False)["input_ids"][:length]
-            assert first_stop(StopSearch(counted, ("never said",), ()), ids) is None
-            decoded.append(counted.tokens)
-        assert decoded[1] < 2.1 * decoded[0]
-
 
 class TestCompaction:
     def test_dropping_finished_rows_changes_nothing(self, model: LanguageModel) -> None:
@@ -223,41 +192,6 @@ class TestCompaction:
         ]
         for job, said in zip(jobs, decode(model, jobs), strict=True):
             assert said.logprobs == pytest.approx(by_the_book(model, job, said), abs=1e-5)
-
-    def test_finished_rows_are_no_longer_computed(
-        self, model: LanguageModel, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        widths: list[int] = []
-
-        def watched(logits_RV: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-            widths.append(len(logits_RV))
-            return sample(logits_RV, *rest)
-
-        monkeypatch.setattr("kapelle.engines.rollout.local.decode_batch.sample", watched)
-        jobs = [Job(None, (7 + k,), Sampling(max_tokens=2 if k < 7 else 30), k) for k in range(8)]
-        said = decode(model, jobs)
-        assert widths[0] == 8
-        assert max(len(s.ids) for s in said) == len(widths)
-        if len(said[7].ids) > 2:
-            assert set(widths[2:]) == {1}
-
-
-def test_the_lean_pass_says_what_transformers_says(
-    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    generator = torch.Generator().manual_seed(5)
-    jobs = [
-        Job(("left", None, "right")[k % 3], tuple(prompt), Sampling(max_tokens=3 + 5 * (k % 4)), 100 * k + s)
-        for k, prompt in enumerate(
-            torch.randint(6, 262, (length,), generator=generator).tolist() for length in (3, 9, 9, 14, 20)
-        )
-        for s in range(4)  # four samples of one prompt, which the flat pass reads once
-    ]
-    flat = decode(model, jobs)
-    monkeypatch.setattr(model, "flat", None)
-    for ours, theirs in zip(flat, decode(model, jobs), strict=True):
-        assert ours.ids == theirs.ids
-        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from tests.support.families import family_model
 from tests.support.tiny import stir
 from torch import Tensor
 
-from kapelle.engines.rollout.compose import ComposedEngine
 from kapelle.engines.rollout.local.decode_batch import decode
 from kapelle.engines.rollout.local.decode_strategies import (
     Job,
@@ -19,10 +18,8 @@ from kapelle.engines.rollout.local.decode_strategies import (
     decode_strategy,
     plain_cache,
 )
-from kapelle.engines.rollout.local.engine import LocalEngine
-from kapelle.engines.rollout.protocol import notes_of
 from kapelle.models.language_model import LanguageModel
-from kapelle.team import Lora, Policy
+from kapelle.team import Lora
 from kapelle.types import Sampling
 
 JOBS = [
@@ -84,14 +81,6 @@ def test_a_cache_whose_numbers_are_slightly_off_is_not_taken() -> None:
     assert decode_strategy(model).name == "reread"
 
 
-@torch.no_grad()
-@pytest.mark.parametrize(("family", "count"), [("mamba", 1), ("gpt2", 0)])
-def test_an_engine_says_which_model_reads_its_whole_texts_again(family: str, count: int) -> None:
-    notes = notes_of(ComposedEngine([LocalEngine({"base": family_model(family)}, [Policy("agent")])]))
-    assert len(notes) == count
-    assert all("(MambaForCausalLM) reads its whole text again" in note for note in notes)
-
-
 def test_rereading_takes_prompts_while_others_are_in_flight() -> None:
     model = with_adapters("gpt2")
     rows = RereadRows(model)
@@ -116,10 +105,3 @@ def test_rereading_splits_what_is_too_long_for_one_pass(monkeypatch: pytest.Monk
     whole = RereadRows(model).join(JOBS)
     monkeypatch.setattr("kapelle.engines.rollout.local.decode_strategies.REREAD_TOKENS", 9)
     assert torch.allclose(RereadRows(model).join(JOBS), whole, atol=1e-5)
-
-
-@pytest.mark.parametrize(("family", "plain"), [("llama", 0), ("gpt2", 0), ("gptj", 1), ("mamba", 0)])
-def test_a_model_without_fused_attention_says_so_once(family: str, plain: int) -> None:
-    policies = [Policy("a", "one"), Policy("b", "one")]
-    notes = LocalEngine({"one": family_model(family)}, policies).notes
-    assert sum("has no fused attention in transformers" in note for note in notes) == plain

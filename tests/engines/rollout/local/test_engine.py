@@ -14,9 +14,7 @@ from kapelle.engines.rollout.local.decode_batch import Decoder
 from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
 from kapelle.engines.rollout.local.engine import LocalEngine
 from kapelle.engines.rollout.protocol import Completion, Request
-from kapelle.errors import EngineError
 from kapelle.models.language_model import LanguageModel
-from kapelle.models.weights import weights_hash
 from kapelle.team import Policy
 from kapelle.types import Sampling
 
@@ -90,15 +88,6 @@ class TestBatching:
             )
             assert alone.logprobs == pytest.approx(answer.logprobs, abs=1e-5)
 
-    async def test_a_bound_on_rows_changes_no_answer(
-        self, models: dict[str, LanguageModel], batches: list[int]
-    ) -> None:
-        requests = [request("ab"[k % 2], k) for k in range(7)]
-        free = await ask(LocalEngine(models, POLICIES), requests)
-        bound = await ask(LocalEngine(models, POLICIES, max_rows=3), requests)
-        assert batches == [7, 3, 3, 1]
-        assert [c.ids for c in bound] == [c.ids for c in free]
-
     async def test_the_text_is_that_of_the_tokens_without_the_end(
         self, models: dict[str, LanguageModel]
     ) -> None:
@@ -114,23 +103,6 @@ class TestBatching:
 
 
 class TestWeights:
-    async def test_answers_carry_version_and_hash_of_what_spoke(
-        self, models: dict[str, LanguageModel]
-    ) -> None:
-        engine = LocalEngine(models, POLICIES)
-        adapter = models["base"].bank.parameters("a")
-        before = weights_hash(adapter)
-        (first,) = await ask(engine, [request("a")])
-        assert (first.version, first.weights_hash) == (0, before)
-        stir(adapter, seed=77)
-        engine.load("a", adapter, 5)
-        second, other, bare = await ask(engine, [request("a"), request("b"), request("bare")])
-        assert (second.version, second.weights_hash) == (5, weights_hash(adapter))
-        assert second.weights_hash != before
-        assert second.ids != first.ids
-        assert (other.version, other.weights_hash) == (0, weights_hash(models["base"].bank.parameters("b")))
-        assert bare.weights_hash == weights_hash(models["base"].base_parameters())
-
     async def test_weights_of_another_memory_are_copied(self, models: dict[str, LanguageModel]) -> None:
         engine = LocalEngine(models, POLICIES)
         (of_b,) = await ask(engine, [request("b")])
@@ -142,46 +114,6 @@ class TestWeights:
 
 
 class TestFaults:
-    async def test_everybody_hears_of_a_failure_and_the_engine_goes_on(
-        self, models: dict[str, LanguageModel], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def broken(_decoder: Decoder, _jobs: Sequence[Job]) -> list[RowOutput]:
-            raise RuntimeError("out of memory")
-
-        engine = LocalEngine(models, POLICIES)
-        with monkeypatch.context() as patch:
-            patch.setattr(Decoder, "join", broken)
-            results = await asyncio.gather(
-                *(engine.generate(request("a", k)) for k in range(3)), return_exceptions=True
-            )
-        assert [type(result) for result in results] == [EngineError] * 3
-        assert all("out of memory" in str(result) for result in results)
-        assert isinstance(results[0], EngineError)
-        assert isinstance(results[0].__cause__, RuntimeError)
-        assert len(await ask(engine, [request("a", k) for k in range(3)])) == 3
-
-    def test_what_a_broken_off_run_asked_is_forgotten(
-        self, models: dict[str, LanguageModel], batches: list[int]
-    ) -> None:
-        engine = LocalEngine(models, POLICIES)
-
-        async def broken_off() -> None:
-            async def fault() -> None:
-                raise KeyError("elsewhere")
-
-            await asyncio.gather(fault(), *(engine.generate(request("a", k)) for k in range(5)))
-
-        with pytest.raises(KeyError):
-            asyncio.run(broken_off())
-        answers = asyncio.run(ask(engine, [request("a", 1)]))
-        assert len(answers) == 1
-        assert batches == [1]
-
-    def test_two_runs_one_after_another_say_the_same(self, models: dict[str, LanguageModel]) -> None:
-        engine = LocalEngine(models, POLICIES)
-        requests = [request("ab"[k % 2], k) for k in range(6)]
-        assert asyncio.run(ask(engine, requests)) == asyncio.run(ask(engine, requests))
-
     def test_decoding_leaves_no_gradient_behind(self, models: dict[str, LanguageModel]) -> None:
         engine = LocalEngine(models, POLICIES)
         for parameter in models["base"].bank.parameters("a").values():

@@ -80,14 +80,6 @@ async def test_rows_say_among_others_what_they_say_alone(
             assert among.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
 
 
-async def test_a_run_repeats_to_the_bit(model: LanguageModel) -> None:
-    runs = []
-    for _ in range(2):
-        shared = engine(model)
-        runs.append(await asyncio.gather(*(chain(shared, requests) for requests in CHAINS)))
-    assert runs[0] == runs[1]
-
-
 async def test_a_bound_on_rows_holds_while_rows_join(
     model: LanguageModel, joined: list[tuple[int, int]]
 ) -> None:
@@ -150,22 +142,6 @@ async def test_weights_do_not_change_under_a_row(
     monkeypatch.undo()
     shared.load("a", weights, 4)
     assert (await shared.generate(request("a", 0, 5))).version == 4
-
-
-def test_rows_of_a_broken_off_run_are_dropped(model: LanguageModel, joined: list[tuple[int, int]]) -> None:
-    shared = engine(model)
-
-    async def broken_off() -> None:
-        async def fault() -> None:
-            await shared.generate(request("a", 1, 2))
-            raise KeyError("elsewhere")
-
-        await asyncio.gather(fault(), shared.generate(request("b", 2, 100)))
-
-    with pytest.raises(KeyError):
-        asyncio.run(broken_off())
-    asyncio.run(shared.generate(request("a", 1, 2)))
-    assert joined[-1] == (0, 1)
 
 
 def test_a_broken_off_run_does_not_keep_new_weights_away(model: LanguageModel) -> None:

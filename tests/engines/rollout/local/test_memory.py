@@ -16,7 +16,6 @@ from torch import Tensor
 from kapelle.engines.rollout.local.decode_batch import Decoder
 from kapelle.engines.rollout.local.decode_strategies import FlatRows, Job, PaddedRows, RowOutput
 from kapelle.engines.rollout.local.engine import LocalEngine
-from kapelle.engines.rollout.local.settings import Local
 from kapelle.engines.rollout.protocol import Request
 from kapelle.errors import EngineError
 from kapelle.models.language_model import LanguageModel
@@ -95,16 +94,6 @@ def test_rows_wait_for_the_memory_that_they_need(model: LanguageModel) -> None:
     decoder.join(jobs[:1])
     assert decoder.room([huge]) == 0
     assert Decoder(model).room(jobs) == len(jobs)
-
-
-def test_kept_rows_go_before_any_row_gives_way(model: LanguageModel) -> None:
-    decoder = Decoder(model, 2, 4096, kv_bytes=900 * place_bytes(model))
-    told_by(decoder, jobs_of(6))
-    assert decoder.kept_places > 300
-    decoder.join(jobs_of(8)[:4])
-    while decoder.in_flight:
-        assert not decoder._preempted
-        decoder.advance(1)
 
 
 def runs_out(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, at: Sequence[int]) -> None:
@@ -211,10 +200,3 @@ def test_an_engine_answers_all_within_its_memory(model: LanguageModel) -> None:
     for (answer, heard), (expected, _) in zip(told, free, strict=True):
         assert answer == expected
         assert heard == list(answer[: len(heard)])
-
-
-def test_the_bound_is_a_setting(model: LanguageModel) -> None:
-    engine = Local(kv_gib=0.5).build({"base": model}, lora_policies("a", "b"))
-    assert engine._queues[0].decoder._most_bytes == 2**29
-    with pytest.raises(ValueError, match="kv_gib"):
-        Local(kv_gib=0)

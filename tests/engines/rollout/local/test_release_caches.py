@@ -7,13 +7,12 @@ import gc
 from collections.abc import Sequence
 
 import pytest
-import torch
 from tests.support.episodes import TASK
 from tests.support.tiny import lora_policies, with_adapters
 from torch import Tensor
 
 from kapelle.engines.rollout.compose import ComposedEngine
-from kapelle.engines.rollout.local.engine import LocalEngine, has_memory_of_its_own
+from kapelle.engines.rollout.local.engine import LocalEngine
 from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.models.fast import fused
 from kapelle.models.language_model import LanguageModel
@@ -61,11 +60,6 @@ def bytes_beside(known: dict[int, Tensor]) -> int:
     return sum(x.numel() * x.element_size() for k, x in tensors_alive().items() if k not in known)
 
 
-def test_memory_is_given_back_where_the_device_has_its_own() -> None:
-    assert has_memory_of_its_own(torch.device("cuda", 1))
-    assert not has_memory_of_its_own(torch.device("cpu"))
-
-
 @pytest.mark.sample(2)
 @pytest.mark.slow
 def test_a_rested_sampler_holds_no_tensor(model: LanguageModel) -> None:
@@ -84,19 +78,6 @@ def test_after_a_rest_the_same_is_said(model: LanguageModel) -> None:
     assert play(engine) == first
 
 
-def test_elsewhere_what_was_read_goes_and_prepared_weights_stay(model: LanguageModel) -> None:
-    engine = engine_that_rests(model, releases=False)
-    play(engine)
-    decoder = engine._queues[0].decoder
-    assert decoder.kept_places > 0
-    prepared = [] if decoder._fused is None else list(decoder._fused._layers)
-    engine.release_caches()
-    assert decoder.kept_places == 0
-    if decoder._fused is not None:
-        assert prepared == ["a", "b"]
-        assert list(decoder._fused._layers) == prepared
-
-
 def test_while_requests_are_answered_nothing_goes(model: LanguageModel) -> None:
     engine = engine_that_rests(model)
     asked = Request("a", "a", (), (7, 8, 9), Sampling(max_tokens=60), 0, TASK)
@@ -113,14 +94,3 @@ def test_while_requests_are_answered_nothing_goes(model: LanguageModel) -> None:
 
     undisturbed = asyncio.run(engine_that_rests(model).generate(asked))
     assert asyncio.run(disturbed()) == undisturbed
-
-
-@pytest.mark.sample(2)
-@pytest.mark.slow
-def test_a_composed_engine_lets_each_of_its_own_rest(model: LanguageModel) -> None:
-    engine = engine_that_rests(model)
-    known = tensors_alive()
-    both = ComposedEngine([engine])
-    play(both)
-    both.release_caches()
-    assert bytes_beside(known) == 0

@@ -142,13 +142,6 @@ class TestInstructions:
         for mine, asked in zip(told, jobs, strict=True):
             same(mine, told_by(Decoder(model), [asked])[0])
 
-    def test_a_prompt_may_be_the_beginning_of_another(self, model: LanguageModel, read: list[int]) -> None:
-        jobs = [job(ids(STEM + 9, 0)[:length], seed=length) for length in (STEM + 9, STEM + 4, STEM + 1)]
-        told = told_by(Decoder(model), jobs)
-        assert read[:2] == [STEM, 9 + 4 + 1]
-        for mine, asked in zip(told, jobs, strict=True):
-            same(mine, told_by(Decoder(model), [asked])[0])
-
     def test_the_next_turns_go_on_from_such_prompts(self, model: LanguageModel, read: list[int]) -> None:
         decoder = Decoder(model, kept_tokens=1000)
         jobs = [job((*ids(STEM, 0), 6 + k), seed=k) for k in range(3)]
@@ -161,32 +154,6 @@ class TestInstructions:
         assert read[0] == 3 * 2
         for mine, asked in zip(again, longer, strict=True):
             same(mine, told_by(Decoder(model), [asked])[0])
-
-
-class TestBounds:
-    def test_no_more_places_are_held_than_asked_for(self, model: LanguageModel) -> None:
-        decoder = Decoder(model, kept_tokens=200)
-        for batch in range(6):
-            told_by(decoder, [job(ids(10, 10 * batch + k), seed=k) for k in range(5)])
-            assert 0 < decoder.kept_places <= 200
-
-    def test_nothing_is_held_where_nothing_is_asked_for(self, model: LanguageModel) -> None:
-        decoder = Decoder(model, kept_tokens=0)
-        told_by(decoder, [job(ids(10, 0))])
-        assert decoder.kept_places == 0
-
-    def test_who_was_not_asked_for_goes_first(self, model: LanguageModel, read: list[int]) -> None:
-        decoder = Decoder(
-            model, kept_tokens=2 * (10 + 16) + 17
-        )  # two rows of a prompt and one block, and a prompt
-        told = {k: told_by(decoder, [job(ids(10, k))])[0].ids for k in (0, 1)}
-        longer = {k: (*ids(10, k), *told[k], 9) for k in (0, 1)}
-        told_by(decoder, [job(longer[0], tokens=1)])
-        told_by(decoder, [job(ids(10, 2))])  # now something has to go
-        for k, tokens in ((0, 2), (1, len(longer[1]))):
-            read.clear()
-            told_by(decoder, [job(longer[k], tokens=1)])
-            assert read[0] == tokens
 
 
 class TestLoad:

@@ -199,15 +199,6 @@ class TestKinds:
         Sampling(),
     )
 
-    def test_those_of_plain_numbers_are_those_of_the_tensors(self) -> None:
-        for chosen in ([0, 1, 2], [1, 2], [2], [0, 0], []):
-            own = [self.MIXED[k] for k in chosen]
-            made = SamplingRows.of(own, chosen, torch.device("cpu"))
-            asked = SamplingRows(made.temperature_R, made.top_p_R, made.top_k_R, made.seed_R)
-            for name in ("tempers", "cuts_p", "cuts_k", "greedy", "most_k", "all_k", "all_p", "known"):
-                assert getattr(made, name) == getattr(asked, name), (chosen, name)
-            assert (made.temperature_R.dtype, made.top_k_R.dtype) == (torch.float32, torch.int64)
-
     def test_a_kind_that_a_row_does_not_ask_for_leaves_it_as_it_is(self) -> None:
         every = SamplingRows.of(self.MIXED, [0, 1, 2], torch.device("cpu"))
         last = SamplingRows.of(self.MIXED[2:], [2], torch.device("cpu"))
@@ -216,16 +207,6 @@ class TestKinds:
         logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(3))
         assert among.cuts_k
         assert torch.equal(processed_logits(logits, among), logits)
-
-    def test_nothing_is_read_from_the_device(self) -> None:
-        device = torch.device("meta")  # its tensors have no values, and refuse to be read
-        mixed = SamplingRows.of(self.MIXED, [0, 1, 2], device)
-        tokens, _ = sample(
-            torch.empty(3, 152_000, device=device), mixed, torch.empty(3, dtype=torch.int64, device=device)
-        )
-        assert (tokens.shape, tokens.device) == ((3,), device)
-        only = SamplingRows.of([Sampling(top_k=5, top_p=0.5)] * 2, [0, 1], device)
-        assert processed_logits(torch.empty(2, 152_000, device=device), only).shape == (2, 152_000)
 
 
 class TestSample:
@@ -282,12 +263,3 @@ class TestSample:
             assert token in may
             expected = logits[held[row], may].double().log_softmax(0)[may.index(token)]
             assert float(logp[held[row]]) == pytest.approx(float(expected), abs=1e-4)
-
-    def test_another_seed_or_position_draws_another_token(self) -> None:
-        flat = torch.zeros(1, 1000)
-        drawn = {
-            int(sample(flat, rows(1, seeds=[seed]), torch.tensor([place]))[0])
-            for seed in range(10)
-            for place in range(10)
-        }
-        assert len(drawn) > 85

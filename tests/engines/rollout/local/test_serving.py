@@ -80,17 +80,6 @@ async def test_a_short_answer_does_not_wait_for_the_long_ones(engine: LocalEngin
     assert {len(answer.ids) for answer in await asyncio.gather(*long)} == {200}
 
 
-async def test_a_request_joins_rows_in_flight(engine: LocalEngine) -> None:
-    engine.serve()
-    first = Heard()
-    early = asyncio.create_task(engine.stream(request(200), first))
-    await until(lambda: first.calls == 2)
-    late = await engine.generate(request(2, seed=4))
-    assert len(late.ids) == 2
-    assert not early.done()
-    await early
-
-
 @pytest.mark.parametrize("prompt", [(), (7, 10**6), (-1,)])
 async def test_a_prompt_that_cannot_be_read_fails_alone(engine: LocalEngine, prompt: tuple[int, ...]) -> None:
     engine.serve()
@@ -152,14 +141,3 @@ async def test_who_goes_away_frees_the_row(engine: LocalEngine) -> None:
     assert decoder.in_flight == 0
     assert engine.tokens_sampled < 1000, "nobody waited for the rest"
     assert engine._queues[0].waiting == []
-
-
-async def test_a_stop_string_ends_what_is_heard(engine: LocalEngine) -> None:
-    engine.serve()
-    whole = await engine.generate(request(60, seed=5))
-    stop = whole.text[10:13]
-    heard = Heard()
-    answer = await engine.stream(request(60, seed=5, stop=(stop,)), heard)
-    assert answer.text == whole.text[: whole.text.index(stop)]
-    assert answer.finish_reason == "stop"
-    assert len(heard.ids) < len(answer.ids)

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import count
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from tests.support.tape import PlainRecorder, Tape, TapeRecorder, UnrecordableError
-from tests.support.tiny import LORA, lora_policies, same_bits, sections, stir, tiny_model
+from tests.support.tiny import LORA, stir, tiny_model
 from torch import Tensor
 
 from kapelle.engines.rollout.local.decode_batch import Decoder
 from kapelle.engines.rollout.local.decode_strategies import FlatRows, Job, RowOutput
-from kapelle.engines.rollout.local.settings import Local
-from kapelle.engines.rollout.local.step_graphs import MOST, CudaRecorder, GraphRecorder, Recordings, on_cuda
-from kapelle.errors import EngineError
+from kapelle.engines.rollout.local.step_graphs import MOST, GraphRecorder, Recordings
 from kapelle.models.fast.fused import fused_of
 from kapelle.models.fast.kv_cache import BLOCK, TAIL, Prefixes
 from kapelle.models.language_model import LanguageModel
-from kapelle.training.trainer import Trainer
 from kapelle.types import Sampling
 
 
@@ -110,33 +104,6 @@ def test_rows_that_join_and_leave_are_replayed_as_they_are_run() -> None:
     assert recorder.replayed > 9 * recorder.warmed
 
 
-@pytest.mark.long
-def test_a_recording_serves_rows_that_come_and_go() -> None:
-    """Four turns of uneven lengths: at least nine steps of ten are replayed."""
-    model, recorder = model_of(), TapeRecorder()
-    decoder = Decoder(model, 3, 100_000, lambda _device: recorder)
-    lengths = torch.Generator().manual_seed(1)
-    texts = {number: job.prompt for number, job in enumerate(jobs_of([9, 30, 22, 14, 60, 41, 35, 12]))}
-    left = dict.fromkeys(texts, 4)
-    told: dict[int, RowOutput] = {}
-    while left:
-        ready = [number for number in left if number not in told]
-        if ready:
-            most = torch.randint(8, 120, (len(ready),), generator=lengths).tolist()
-            jobs = [
-                Job("ab"[number % 2], texts[number], Sampling(max_tokens=tokens), 7 * number + left[number])
-                for number, tokens in zip(ready, most, strict=True)
-            ]
-            told |= zip(ready, decoder.join(jobs), strict=True)
-        decoder.advance(16)
-        for number in [number for number, output in told.items() if output.finish_reason]:
-            texts[number] = (*texts[number], *told.pop(number).ids, 9, 9, 9)
-            left[number] -= 1
-            if not left[number]:
-                del left[number]
-    assert recorder.replayed >= 9 * recorder.warmed
-
-
 def to_the_end(decoder: Decoder) -> None:
     while decoder.in_flight:
         decoder.advance(100)
@@ -182,26 +149,6 @@ def test_a_rested_decoder_lets_its_recordings_go() -> None:
     assert (recorder.forgotten, decoder.in_flight) == (1, 0)
 
 
-@pytest.mark.slow
-def test_a_run_that_records_learns_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = TapeRecorder()
-
-    def trained(recorder_on: Callable[[torch.device], GraphRecorder | None]) -> dict[str, Tensor]:
-        monkeypatch.setattr("kapelle.engines.rollout.local.step_graphs.on_cuda", recorder_on)
-        team = {"agents": 2, "lora": {"rank": 2, "alpha": 4.0}, "sampling": {"max_tokens": 24}}
-        with Trainer(**sections(model=tiny_model(), team=team)) as made:
-            for step in made.steps(2):
-                assert step.metrics["parity/max"] <= 1e-4
-            return {
-                f"{name} {key}": tensor.detach().clone()
-                for name in made.team.trained
-                for key, tensor in made.engine.weights(name).items()
-            }
-
-    assert same_bits(trained(lambda _device: recorder), trained(lambda _device: PlainRecorder()))
-    assert recorder.replayed > recorder.recorded > 0
-
-
 class TestRecordings:
     @pytest.fixture(autouse=True)
     def _held(self) -> None:
@@ -221,14 +168,6 @@ class TestRecordings:
         assert (recorder.warmed, recorder.recorded, recorder.replayed) == (1, 1, 15)
         self.run(recordings, "other", 3)
         assert (recorder.warmed, recorder.recorded, recorder.replayed) == (2, 2, 17)
-
-    def test_what_was_recorded_is_there_when_its_kind_comes_back(self) -> None:
-        recorder = TapeRecorder()
-        recordings = Recordings(recorder)
-        for _ in range(4):
-            for key in range(3):
-                self.run(recordings, key, 2)
-        assert (recorder.warmed, recorder.recorded, recorder.replayed) == (3, 3, 3 * 7)
 
     def test_the_recording_of_longest_ago_goes_first(self) -> None:
         recorder = TapeRecorder()
@@ -269,136 +208,3 @@ class TestTape:
     def test_what_a_gpu_would_wait_for_ends_a_recording(self, step: Callable[[], Tensor]) -> None:
         with pytest.raises(UnrecordableError), Tape():
             step()
-
-
-class TestSetting:
-    @pytest.mark.parametrize(("given", "kept"), [("auto", "auto"), ("off", "off"), (False, "off")])
-    def test_off_is_off_in_yaml_too(self, given: object, kept: str) -> None:
-        assert Local.model_validate({"graphs": given}).graphs == kept
-
-    def test_a_cpu_records_nothing(self) -> None:
-        assert on_cuda(torch.device("cpu")) is None
-
-    @pytest.mark.parametrize(("graphs", "asked"), [("auto", 1), ("off", 0)])
-    def test_off_asks_nobody(self, monkeypatch: pytest.MonkeyPatch, graphs: str, asked: int) -> None:
-        devices: list[torch.device] = []
-        monkeypatch.setattr("kapelle.engines.rollout.local.step_graphs.on_cuda", devices.append)
-        Local.model_validate({"graphs": graphs}).build({"base": model_of()}, lora_policies("a", "b"))
-        assert len(devices) == asked
-
-
-class Gpu:
-    """Streams and graphs that only write down what they are told."""
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-        self.current = "main"
-        self.alive: set[int] = set()
-        self.least_alive = 9
-
-    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        gpu, pools = self, count(1)
-
-        class Stream:
-            def __init__(self, name: object = "side") -> None:
-                self.name = "side" if isinstance(name, torch.device) else str(name)
-                self.device = torch.device("cuda")
-
-            def wait_stream(self, other: Stream) -> None:
-                gpu.told.append(f"{self.name} waits for {other.name}")
-
-        class Graph:
-            def __init__(self) -> None:
-                gpu.alive.add(id(self))
-
-            def __del__(self) -> None:
-                gpu.alive.discard(id(self))
-
-            def capture_begin(self, pool: object, capture_error_mode: str) -> None:
-                gpu.told.append(f"begin on {gpu.current} in {pool}")
-
-            def capture_end(self) -> None:
-                gpu.least_alive = len(gpu.alive)
-                gpu.told.append("end")
-
-            def replay(self) -> None:
-                gpu.told.append(f"replay on {gpu.current}")
-
-        @contextmanager
-        def stream(one: Stream) -> Iterator[None]:
-            before, gpu.current = gpu.current, one.name
-            try:
-                yield
-            finally:
-                gpu.current = before
-
-        monkeypatch.setattr(torch.cuda, "Stream", Stream)
-        monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-        monkeypatch.setattr(torch.cuda, "stream", stream)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: Stream(gpu.current))
-        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: f"pool {next(pools)}")
-
-
-class TestCudaRecorder:
-    @pytest.fixture
-    def gpu(self, monkeypatch: pytest.MonkeyPatch) -> Gpu:
-        gpu = Gpu()
-        gpu.install(monkeypatch)
-        monkeypatch.setattr(
-            Tensor, "record_stream", lambda _x, stream: gpu.told.append(f"kept for {stream.name}")
-        )
-        return gpu
-
-    def step(self, gpu: Gpu) -> Tensor:
-        gpu.told.append(f"step on {gpu.current}")
-        return torch.ones(2)
-
-    def test_what_it_tells_the_gpu(self, gpu: Gpu) -> None:
-        recorder = on_cuda(torch.device("cuda"))
-        assert isinstance(recorder, CudaRecorder)
-        recorder.warm(lambda: self.step(gpu))
-        replay = recorder.record(lambda: self.step(gpu))
-        assert replay() is replay()
-        assert gpu.told == [
-            *("side waits for main", "step on side", "main waits for side", "kept for main"),
-            *("side waits for main", "begin on side in pool 1", "step on side", "end"),
-            *("replay on main", "replay on main"),
-        ]
-
-    def test_torch_takes_what_it_is_told(self) -> None:
-        """The stand-ins above have the methods of the real ones."""
-        begin = inspect.signature(torch.cuda.CUDAGraph.capture_begin)
-        begin.bind(None, pool=None, capture_error_mode="thread_local")
-        inspect.signature(torch.cuda.Stream.wait_stream).bind(None, None)
-        for kind, names in ((torch.cuda.CUDAGraph, ("capture_end", "replay")), (Tensor, ("record_stream",))):
-            assert all(callable(vars(kind).get(name) or vars(kind.__mro__[1])[name]) for name in names)
-
-    def test_a_pool_is_never_without_a_graph(self, gpu: Gpu) -> None:
-        recorder = CudaRecorder(torch.device("cuda"))
-        for alive in range(1, 4):
-            recordings = Recordings(recorder)  # drops what the one before has recorded, but for the newest
-            for _ in range(3):
-                recordings.run(alive, lambda: torch.ones(2))
-            assert len(gpu.alive) == 1
-        assert gpu.least_alive == 2  # the one before lives until the next is whole
-
-    def test_forgotten_graphs_are_gone_and_their_pool_too(self, gpu: Gpu) -> None:
-        recorder = CudaRecorder(torch.device("cuda"))
-        recorder.record(lambda: self.step(gpu))
-        recorder.forget()
-        assert not gpu.alive
-        recorder.record(lambda: self.step(gpu))
-        begins = [said for said in gpu.told if said.startswith("begin")]
-        assert begins == ["begin on side in pool 1", "begin on side in pool 2"]
-
-    def test_what_cannot_be_recorded_is_said_with_what_to_do(self, gpu: Gpu) -> None:
-        def waits() -> Tensor:
-            raise RuntimeError("operation not permitted\nwhen stream is capturing")
-
-        with pytest.raises(
-            EngineError,
-            match=r"not permitted when stream is capturing\).*`engine: \{name: local, graphs: off\}`",
-        ):
-            CudaRecorder(torch.device("cuda")).record(waits)
-        assert gpu.told[-1] == "end"
-        assert gpu.current == "main"

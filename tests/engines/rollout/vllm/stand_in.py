@@ -17,7 +17,8 @@ from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
 from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, FinishedRow, Row, VllmModel
 from kapelle.engines.rollout.vllm.worker import WEIGHTS_FILE
 from kapelle.models.language_model import LanguageModel, load_language_model
-from kapelle.models.weights import copy_weights, read_adapter
+from kapelle.models.lora_bank import copy_weights
+from kapelle.models.weights import read_adapter
 from kapelle.runtime.tensors import load_tensors
 from kapelle.settings.schema import ModelConfig
 

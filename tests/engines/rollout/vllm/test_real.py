@@ -27,12 +27,8 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from kapelle.engines.rollout.protocol import Completion, Request
-from kapelle.engines.rollout.vllm import sampler as sampler_of_vllm
-from kapelle.engines.rollout.vllm import settings as settings_of_vllm
-from kapelle.engines.rollout.vllm import worker
-from kapelle.engines.rollout.vllm.engine import VllmEngine, VllmPolicy, WeightFiles, base_model
+from kapelle.engines.rollout.vllm.engine import VllmPolicy, WeightFiles, base_model
 from kapelle.engines.rollout.vllm.sampler import (
-    ENVIRONMENT,
     AdapterFile,
     FinishedRow,
     InProcess,
@@ -44,11 +40,11 @@ from kapelle.engines.rollout.vllm.settings import Vllm, installed, mixes_rightly
 from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.errors import EngineError, ParityError
 from kapelle.models.language_model import LanguageModel, load_language_model
-from kapelle.models.weights import copy_weights
+from kapelle.models.lora_bank import copy_weights
 from kapelle.rows import Column, Sample
 from kapelle.runtime.constraints import forced_call
 from kapelle.settings.schema import ModelConfig
-from kapelle.setup.recipe import load_recipe, resolve
+from kapelle.setup.recipe import resolve
 from kapelle.training.trainer import Trainer
 from kapelle.types import Constraint, Message, Sampling
 
@@ -129,24 +125,6 @@ def test_a_base_takes_other_weights_while_it_runs(held: tuple[InProcess, dict[st
         assert gap("still", bare_row, other) > 0.05, "the two bases differ"
     assert sampler.take(first, lambda: folder)
     files.close()
-
-
-def test_starting_it_leaves_the_process_as_it_was(held: tuple[InProcess, dict[str, VllmPolicy]]) -> None:
-    threads = torch.get_num_threads()
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
-    START(held_about(held)).close()
-    assert torch.equal(torch.get_rng_state(), before)
-    torch.set_num_threads(threads + 1)
-    assert torch.get_num_threads() == threads + 1
-    torch.set_num_threads(threads)
-    assert ENVIRONMENT["VLLM_NO_USAGE_STATS"] == "1"
-
-
-def held_about(held: tuple[InProcess, dict[str, VllmPolicy]]) -> Any:
-    sampler, policies = held
-    model = policies["a"].model
-    return base_model(model, sampler._engine.model_config.model, list(POLICIES))
 
 
 # -------- Completions of a given form
@@ -232,20 +210,6 @@ def test_the_trainer_scores_what_was_sampled_in_a_form(server: str, tmp_path: Pa
     assert markers & {token for answer in ended for token in answer.ids}
 
 
-def test_vllms_own_masks_are_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its backend `guidance` allows no marker as a token and one end of two; where this fails it could be used as it is."""
-    own = sampler_of_vllm.arguments
-    monkeypatch.setattr(sampler_of_vllm, "arguments", lambda *given: {**own(*given), "scheduler_cls": None})
-    model = with_markers(tmp_path)
-    trainer = train_engine([policy_of(name) for name in SPEAKERS], models={"base": model})
-    requests = asked_in_forms(model)
-    rows = samples(requests, sampled_in_forms(trainer, model, requests))
-    assert trainer.check_parity([row for row in rows if row.constraint is None])["parity/max"] < 1e-4
-    for form in FORMS[:-1]:
-        with pytest.raises(ParityError, match="from another distribution"):
-            trainer.check_parity([row for row in rows if row.constraint == form])
-
-
 def test_the_expected_gradient_of_what_is_sampled_is_that_of_the_expected_return() -> None:
     """Every completion that is allowed is sampled, and weighed by the probability that vLLM says."""
     texts, returns = ["a", "ab", "ba", "bb", "c"], [1.0, -0.5, 2.0, 0.25, -1.0]
@@ -309,87 +273,9 @@ def test_a_league_plays_past_selves_as_adapters(tmp_path: Path) -> None:
         torch.testing.assert_close(again[name], weights)
 
 
-KUHN = [
-    "model.embedded.heads=2",  # vLLM computes none below 32 on a CPU
-    "model.embedded.kv_heads=1",
-    "warmup.steps=20",
-    "warmup.demonstrations=80",
-    "training.steps=2",
-    "training.tasks_per_step=16",
-    "evaluation.problems=4",
-    "league.enter.every=1",
-    "league.members={base: frozen}",
-    "team.sampling.choices=legal",
-    "engine.name=vllm",
-    "engine.kv_gib=0.05",
-]
-
-
-@pytest.mark.parametrize("server", ["", "start"], ids=["in process", "server"])
-def test_the_recipe_of_a_league_is_played(server: str) -> None:
-    """Poker against past selves and the frozen base, in legal moves; on a server that the run starts too."""
-    settings = [*KUHN, f"engine.server={server or chr(39) * 2}"]
-    said: dict[str, set[str]] = {}
-    with Trainer(load_recipe("kuhn_league", settings=settings).config) as trainer:
-        for step in trainer.steps():
-            for group in step.groups:
-                for turn in (turn for episode in group.episodes for turn in episode.turns):
-                    cast = group.task.cast.get(turn.agent)
-                    assert turn.trained == (cast is None)
-                    said.setdefault(cast.player if cast else "player", set()).add(turn.weights_hash)
-            assert max(step.metrics["parity/max"], step.metrics["league/parity"]) <= 1e-4
-            assert step.metrics["league/invalid"] == 0
-    assert {"player", "base"} < said.keys()
-    assert all(len(hashes) == 1 for name, hashes in said.items() if name != "player")
-    assert len(said["player"]) == 2
-
-
-def test_parity_stops_a_league_whose_base_meets_adapters_in_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where this fails, this version mixes rightly: `settings.MIXES_RIGHTLY`."""
-    monkeypatch.setattr(settings_of_vllm, "mixes_rightly", lambda *_: True)
-    league = {"population": "fictitious", "enter": {"every": 1}, "slots": 2, "members": {"base": "frozen"}}
-    settings = {**game(model=MODEL, league=league), "engine": ENGINE}
-    with Trainer(**settings) as trainer, pytest.raises(ParityError):
-        trainer.train()
-
-
-def test_parity_stops_a_run_whose_tied_head_is_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `reload_weights` leaves out in 0.32.0 on a CPU; where this fails `worker.pack_again` is not needed any more."""
-    monkeypatch.setattr(worker, "pack_again", lambda _: None)
-    with pytest.raises(ParityError):
-        trained(3, **WHOLE)
-
-
-def test_parity_stops_a_run_after_reload_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM 0.32.0 has a wrong model after it on a CPU; where this fails it is right, and could be used."""
-
-    def reload(engine: VllmEngine, queue: Any, folder: Path) -> None:
-        queue.sampler._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
-        queue.sampler.forget_prefixes()
-
-    monkeypatch.setattr(VllmEngine, "_restart_on", reload)
-    with pytest.raises(ParityError):
-        trained(3, "restart", **WHOLE)
-
-
 def test_parity_stops_a_run_whose_adapters_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     add = InProcess.add
     monkeypatch.setattr(InProcess, "add", lambda self, row: add(self, replace(row, adapter=None)))
-    with pytest.raises(ParityError):
-        trained(3)
-
-
-def test_parity_stops_a_run_whose_adapters_keep_their_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM does not read a folder again under a name that it knows."""
-    adapter, numbers = WeightFiles.adapter, dict[str, int]()
-
-    def under_one_name(self: WeightFiles, held: VllmPolicy, *given: Any) -> AdapterFile:
-        policy = held.policy.name
-        number = numbers.setdefault(policy, len(numbers) + 1)
-        return replace(adapter(self, held, *given), name=policy, number=number)
-
-    monkeypatch.setattr(WeightFiles, "adapter", under_one_name)
-    monkeypatch.setattr(InProcess, "drop_adapter", lambda *_: None)
     with pytest.raises(ParityError):
         trained(3)
 

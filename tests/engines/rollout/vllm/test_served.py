@@ -20,11 +20,9 @@ from tests.engines.rollout.vllm.stand_in_server import Serving
 from kapelle.engines.rollout.vllm import served
 from kapelle.engines.rollout.vllm.engine import VllmEngine, WeightFiles, base_model
 from kapelle.engines.rollout.vllm.sampler import BaseModel, Row
-from kapelle.engines.rollout.vllm.served import SGLANG, VLLM
-from kapelle.engines.rollout.vllm.settings import Vllm
-from kapelle.errors import ConfigError, EngineError
+from kapelle.engines.rollout.vllm.served import VLLM
+from kapelle.errors import EngineError
 from kapelle.models.weights import weights_hash
-from kapelle.team import Policy
 from kapelle.types import Sampling
 
 ABOUT = BaseModel("some/model", "float32", 64, (1,), 2, 2)
@@ -84,13 +82,6 @@ class TestRequests:
         assert mine == theirs
         other.close()
         assert asyncio.run(ask(engine, [ask_for("a", 3)])) == [mine]
-
-    def test_a_key_is_sent_if_there_is_one(
-        self, engine: VllmEngine, serving: Serving, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("VLLM_API_KEY", "secret")
-        asyncio.run(ask(engine, [ask_for("a", 3)]))
-        assert "Bearer secret" in serving.servers[-1].keys
 
 
 class TestWholeModels:
@@ -171,18 +162,6 @@ class TestFaults:
         assert answered.ids
         assert len(serving.servers) == 1
 
-    def test_a_whole_model_is_refused(self, engine: VllmEngine) -> None:
-        with pytest.raises(EngineError, match="adapters alone"):
-            engine.load("still", own_weights()["still"], 1)
-
-    def test_a_trained_whole_model_is_refused_before_anything_is_asked(self) -> None:
-        with pytest.raises(ConfigError, match=r"'p'.*`engine\.server: start`"):
-            Vllm(server="http://127.0.0.1:9").build({}, [Policy("p")])
-
-    def test_where_nothing_answers_the_address_is_named(self) -> None:
-        with pytest.raises(EngineError, match=r"http://127\.0\.0\.1:9.*engine\.server"):
-            served.ServedModel("http://127.0.0.1:9", ABOUT, patience=0.3)
-
     def test_a_server_that_ends_at_once_is_not_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(served, "_flags", lambda given: [])
         monkeypatch.setattr(sys, "executable", "/bin/false")
@@ -209,19 +188,6 @@ class TestFaults:
             serving.close()
 
     @pytest.mark.parametrize(
-        "about",
-        [
-            {},
-            {"finish_reason": {"type": "stop"}, "output_token_logprobs": None},
-            {"finish_reason": {"type": "abort"}, "output_token_logprobs": [[-1.0, 3, None]]},
-            {"finish_reason": {"type": "stop"}, "output_token_logprobs": [[None, 3, None]]},
-        ],
-    )
-    def test_an_answer_of_sglang_without_log_probs_is_none(self, about: dict[str, Any]) -> None:
-        found = SGLANG.read("0", 200, json.dumps({"text": "words", "meta_info": about}).encode())
-        assert "The SGLang server answered without token ids" in str(found.error)
-
-    @pytest.mark.parametrize(
         "choice",
         [
             {},
@@ -235,14 +201,3 @@ class TestFaults:
         found = VLLM.read("0", 200, json.dumps({"choices": [choice]}).encode())
         assert found.error is not None
         assert "return_token_ids" in found.error
-
-
-def test_arguments_become_flags() -> None:
-    flags = served._flags({"enable_lora": True, "enforce_eager": False, "max_loras": 2, "dtype": "float32"})
-    assert flags == ["--enable-lora", "--max-loras", "2", "--dtype", "float32"]
-
-
-@pytest.mark.parametrize("server", ["127.0.0.1:8000", "begin"])
-def test_a_server_is_started_or_has_a_url(server: str) -> None:
-    with pytest.raises(ValueError, match="neither `start` nor"):
-        Vllm(server=server)

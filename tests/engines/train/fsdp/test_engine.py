@@ -26,7 +26,6 @@ from kapelle.engines.train.fsdp import FsdpTrainEngine
 from kapelle.engines.train.protocol import Objective, TrainEngine, TrainSetup, UpdateLimits
 from kapelle.engines.train.settings import Fsdp
 from kapelle.engines.train.torch.engine import TorchTrainEngine
-from kapelle.engines.train.torch.learner import distributed_like, gathered
 from kapelle.errors import ConfigError
 from kapelle.models.fast.attention import plan_sequences
 from kapelle.models.weights import save_model, weights_hash
@@ -96,13 +95,6 @@ def test_its_state_is_whole_and_goes_to_the_engine_torch_and_back(group: RankGro
     again.load_weights("a", doubled)
     assert same_bits(again.weights("a"), doubled)
     assert list(again.publish()) == ["a"]
-
-
-def test_tensors_that_are_whole_stay_as_they_are() -> None:
-    tensor = tiny_model().base_parameters()["model.norm.weight"]
-    assert gathered(tensor) is tensor
-    assert distributed_like(tensor, tensor) is tensor
-    assert gathered(3) == 3
 
 
 def test_what_cannot_be_sharded(group: RankGroup) -> None:
@@ -195,20 +187,6 @@ def test_weights_are_gathered_in_the_type_that_is_set_and_kept_in_float32(group:
         assert float((here - there).abs().max()) < 0.2  # embeddings and norms are rounded too
     plain.load_state(state)
     assert same_bits(plain.state(), state)
-
-
-def test_what_is_kept_while_nobody_computes(group: RankGroup) -> None:
-    policy = Policy("a")
-    whole = {"base": tiny_model()}
-    kept = FsdpTrainEngine(
-        setup(policy, ranks=group, models=whole), Fsdp(reshard_after_forward=False, cpu_offload=True)
-    )
-    one, other = learned(kept, policy), learned(TorchTrainEngine(setup(policy)), policy)
-    for name, tensor in one["weights"].items():
-        assert float((tensor - other["weights"][name]).abs().max()) < ROUNDING
-    for parameter in kept.learners["a"].parameters.values():
-        assert isinstance(parameter, DTensor)
-        assert parameter.to_local().device.type == "cpu"
 
 
 @pytest.mark.parametrize("gives_back", [True, False])

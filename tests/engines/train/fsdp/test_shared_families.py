@@ -110,12 +110,6 @@ def test_so_does_every_family() -> None:
     check_families(PLAYING)
 
 
-@pytest.mark.long
-@pytest.mark.slow
-def test_products_that_two_processes_compute_together_are_learned_as_whole_ones() -> None:
-    check_split(["qwen3"], 2)
-
-
 @pytest.mark.ranks
 def test_so_are_those_of_every_family_that_says_how_and_of_two_such_pairs() -> None:
     check_split(sorted(SPLIT), 2)

@@ -15,7 +15,6 @@ from tests.support.tiny import (
     draw_samples,
     frozen_copy,
     same_bits,
-    sections,
     tiny_model,
     train_engine,
     with_behaviour,
@@ -24,10 +23,8 @@ from tests.support.tiny import (
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.engines.train.protocol import Objective
 from kapelle.engines.train.torch.learner import OF_BITSANDBYTES
-from kapelle.errors import CheckpointError, ConfigError
-from kapelle.models import devices
+from kapelle.errors import CheckpointError
 from kapelle.team import Policy
-from kapelle.training.trainer import Trainer
 
 OBJECTIVE = Objective(SurrogateConfig().build())
 
@@ -66,23 +63,6 @@ def step(engine: Any) -> None:
 
 
 class TestRefused:
-    @pytest.mark.parametrize("name", sorted(OF_BITSANDBYTES))
-    def test_without_the_library(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(devices, "find_spec", lambda _: None)
-        monkeypatch.setattr(
-            "kapelle.setup.model_loading.load_models", lambda *_: pytest.fail("a model is loaded")
-        )
-        with pytest.raises(
-            ConfigError, match=rf"`optimizer.name: {name}` needs bitsandbytes.*kapelle\[quantised\]"
-        ):
-            Trainer(**sections(optimizer={"name": name}))
-
-    @pytest.mark.usefixtures("bitsandbytes")
-    def test_without_a_device(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        with pytest.raises(ConfigError, match=r"needs a CUDA device.*Set `optimizer.name: adamw`"):
-            Trainer(**sections(optimizer={"name": "adamw_8bit"}))
-
     @pytest.mark.usefixtures("bitsandbytes")
     def test_moments_of_another_optimiser(self) -> None:
         plain, narrow = (

@@ -238,30 +238,11 @@ class TestPolicyByPolicy:
         for name in ("a", "b", "c"):
             assert same_bits(joint[name], self.trained([name], exact=True)[name])
 
-    @pytest.mark.long
-    def test_each_at_a_rate_and_schedule_of_its_own(self) -> None:
-        """A joint run is that of each policy under a run whose `optimizer` says what the agent's own says."""
-        rates = {"a": Rate(3e-2, "cosine"), "b": Rate(warmup_steps=5), "c": Rate()}
-        joint = self.trained(["a", "b", "c"], exact=True, rates=rates, schedule="linear")
-        alone = {
-            "a": self.trained(["a"], exact=True, lr=3e-2, schedule="cosine"),
-            "b": self.trained(["b"], exact=True, schedule="linear", warmup_steps=5),
-            "c": self.trained(["c"], exact=True, schedule="linear"),
-        }
-        for name, one in alone.items():
-            assert same_bits(joint[name], one[name])
-
     def test_a_share_of_twelve_steps_rises_as_their_number(self) -> None:
         share, number = (
             self.trained(["a"], exact=True, **each) for each in ({"warmup_share": 0.2}, {"warmup_steps": 3})
         )
         assert same_bits(share["a"], number["a"])
-
-    @pytest.mark.long
-    def test_packed_together_to_a_millionth(self) -> None:
-        joint = self.trained(["a", "b", "c", "v"], exact=False)
-        for name in ("a", "b", "c", "v"):
-            assert furthest(joint[name], self.trained([name], exact=False)[name]) < 1e-6
 
     def test_clipping_bounds_each_policy_alone(self) -> None:
         engine = train_engine(lora_policies("loud", "quiet"), max_grad_norm=1.0)
@@ -278,14 +259,6 @@ class TestPolicyByPolicy:
         assert norms["quiet"] == pytest.approx(metrics["grad_norm/quiet"], rel=1e-4)
         assert norms["quiet"] < 0.1
 
-    def test_each_policys_gradient_is_divided_by_its_own_tokens(self) -> None:
-        alone = train_engine(lora_policies("a"), max_grad_norm=None)
-        alone.update(with_behaviour(alone, drawn(["a"])), objective())
-        beside = train_engine(lora_policies("a", "b"), max_grad_norm=None)
-        many = [s for seed in range(4) for s in drawn(["b"], seed)]
-        beside.update(with_behaviour(beside, drawn(["a"]) + many), objective())
-        assert apart(first_gradient(beside, "a"), first_gradient(alone, "a")) < ROUNDING
-
 
 class TestParity:
     def test_shifted_log_probs_are_refused_before_anything_moves(self) -> None:
@@ -301,43 +274,12 @@ class TestParity:
         untouched.update(good, objective())
         assert same_bits(engine.state(), untouched.state())
 
-    def test_one_wrong_token_of_one_policy_is_enough(self) -> None:
-        engine = train_engine(lora_policies("a", "b"))
-        good = with_behaviour(engine, drawn(["a", "b"]))
-        columns = [s.columns["behaviour"].clone() for s in good]
-        columns[-1][0] -= 2e-4
-        with pytest.raises(ParityError):
-            engine.update(with_columns(good, behaviour=columns), objective())
-
-    def test_another_adapter_is_caught(self) -> None:
-        engine = train_engine(lora_policies("a", "b"))
-        as_b = drawn(["b"])
-        as_a = drawn(["a"])
-        scored = engine.score(as_b)
-        assert [s.tokens for s in as_a] == [s.tokens for s in as_b]
-        with pytest.raises(ParityError):
-            engine.update(with_columns(as_a, behaviour=scored), objective())
-
-    def test_another_temperature_is_caught(self) -> None:
-        engine = train_engine(lora_policies("a"))
-        scored = engine.score(drawn(["a"], temperature=0.8))
-        with pytest.raises(ParityError):
-            engine.update(with_columns(drawn(["a"]), behaviour=scored), objective())
-
     def test_log_probs_that_are_no_numbers_are_refused(self) -> None:
         engine = train_engine(lora_policies("a"))
         good = with_behaviour(engine, drawn(["a"]))
         columns = [s.columns["behaviour"] * torch.nan for s in good]
         with pytest.raises(NumericsError, match="loss of 'a' is not finite"):
             engine.update(with_columns(good, behaviour=columns), objective())
-
-    def test_the_bound_can_be_said(self) -> None:
-        engine = train_engine(lora_policies("a"), limits=UpdateLimits(parity_tolerance=0.01))
-        good = with_behaviour(engine, drawn(["a"]))
-        shifted = with_columns(good, behaviour=[s.columns["behaviour"] + 5e-3 for s in good])
-        metrics = engine.update(shifted, objective())
-        assert metrics["parity/max"] == pytest.approx(5e-3, abs=1e-5)
-        assert metrics["parity/mean"] == pytest.approx(5e-3, abs=1e-5)
 
     @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
     @pytest.mark.parametrize("flat", [True, False])

@@ -6,13 +6,11 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-import torch
 from tests.support.tiny import draw_samples, lora_policies, same_bits, train_engine, with_behaviour
 
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.engines.train.protocol import Objective
 from kapelle.engines.train.torch.engine import TorchTrainEngine
-from kapelle.team import reference_name
 
 OBJECTIVE = Objective(SurrogateConfig().build())
 Places = tuple[TorchTrainEngine, dict[str, dict[str, Any]]]
@@ -50,22 +48,6 @@ def test_optimiser_state_travels_with_the_weights(places: Places) -> None:
         assert (state["steps"], before[name]["steps"]) == (before[other]["steps"], {"a": 3, "b": 1}[name])
 
 
-def test_references_travel_too(places: Places) -> None:
-    engine, _ = places
-    held = {name: {k: t.clone() for k, t in engine.weights(reference_name(name)).items()} for name in "ab"}
-    engine.exchange("a", "b")
-    assert same_bits(dict(engine.weights(reference_name("a"))), held["b"])
-    assert same_bits(dict(engine.weights(reference_name("b"))), held["a"])
-
-
-def test_both_are_published_under_a_new_version(places: Places) -> None:
-    engine, before = places
-    engine.exchange("a", "b")
-    published = engine.publish()
-    assert {name: one.version for name, one in published.items()} == {"a": 4, "b": 4}
-    assert all(torch.equal(t, before["b"]["weights"][k]) for k, t in published["a"].weights.items())
-
-
 def test_no_version_names_two_sets_of_weights(places: Places) -> None:
     engine, before = places
     seen = {(name, before[name]["version"]) for name in "ab"}
@@ -74,17 +56,6 @@ def test_no_version_names_two_sets_of_weights(places: Places) -> None:
         now = {(name, engine.learners[name].version) for name in "ab"}
         assert not now & seen
         seen |= now
-
-
-def test_twice_is_as_if_nothing_had_happened(places: Places) -> None:
-    engine, before = places
-    engine.exchange("a", "b")
-    engine.exchange("a", "b")
-    for name in "ab":
-        state = engine.learners[name].state()
-        assert same_bits(
-            [state[k] for k in ("weights", "optimizer")], [before[name][k] for k in ("weights", "optimizer")]
-        )
 
 
 def test_an_exchanged_learner_learns_on_as_the_other_would_have(places: Places) -> None:

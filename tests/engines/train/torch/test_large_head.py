@@ -211,22 +211,3 @@ class TestCost:
     ) -> None:
         watched = self.watched(monkeypatch, entropy=entropy, learned=entropy, head_learns=False, grad=True)
         assert watched.largest == 1000  # of 160,000 logits
-
-    def test_a_head_that_learns_allocates_its_gradient_besides(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        watched = self.watched(monkeypatch, entropy=True, learned=True, head_learns=True, grad=True)
-        assert watched.largest == 4000 * SIZE
-
-    @pytest.mark.parametrize(
-        ("products", "flags"),
-        [
-            (1, {"entropy": True, "learned": True, "head_learns": True, "grad": False}),  # a reference
-            (2, {"entropy": True, "learned": False, "head_learns": False, "grad": True}),  # a metric
-            (3, {"entropy": True, "learned": True, "head_learns": False, "grad": True}),
-            (4, {"entropy": False, "learned": False, "head_learns": True, "grad": True}),
-        ],
-        ids=["no gradient", "entropy measured", "entropy learned", "head learns"],
-    )
-    def test_only_the_products_that_are_needed_are_computed(
-        self, monkeypatch: pytest.MonkeyPatch, products: int, flags: dict[str, bool]
-    ) -> None:
-        assert self.watched(monkeypatch, **flags).products == products * self.PIECES

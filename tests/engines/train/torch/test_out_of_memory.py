@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -96,23 +95,6 @@ def test_an_update_whose_pass_fails_half_way_is_that_which_fits(
         assert same_bits(moved, frozen_copy(small.weights(name)))
         for key, tensor in frozen_copy(other.weights(name)).items():
             assert torch.allclose(moved[key], tensor, rtol=eps, atol=LR * tokens * eps)
-
-
-def test_passes_stay_small_and_it_is_said_once(
-    memory: Callable[[int], list[int]], caplog: pytest.LogCaptureFixture
-) -> None:
-    engine, samples = ready(microbatch_tokens=4096)
-    tried = memory(30)
-    with caplog.at_level(logging.WARNING):
-        engine.update(samples, OBJECTIVE)
-        failed = [tokens for tokens in tried if tokens > 30]
-        assert len(failed) == 2
-        engine.update(samples, OBJECTIVE)
-    assert [tokens for tokens in tried if tokens > 30] == failed
-    (said,) = caplog.messages
-    assert "of 92 tokens does not fit" in said
-    assert "`training.microbatch_tokens=23`" in said
-    assert engine.versions == {"a": 2, "b": 2}
 
 
 def test_a_sequence_that_does_not_fit_alone_ends_it(memory: Callable[[int], list[int]]) -> None:

@@ -11,7 +11,6 @@ from tests.support.tiny import (
     SIZE,
     draw_samples,
     frozen_copy,
-    model_of,
     same_bits,
     tiny_model,
     train_engine,
@@ -24,8 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from kapelle.algorithms.shared.surrogate import SurrogateConfig, ValueLossConfig
 from kapelle.engines.train.protocol import Objective, UpdateLimits
-from kapelle.errors import ModelError
-from kapelle.models.language_model import blocks_of, load_language_model
+from kapelle.models.language_model import load_language_model
 from kapelle.settings.schema import EmbeddedConfig, ModelConfig
 from kapelle.team import Critic, Lora, Policy
 
@@ -115,20 +113,3 @@ def test_a_layer_more_costs_its_input_and_no_more(padded: bool) -> None:
     )
     assert stream <= each < 1.3 * stream
     assert plainly > 8 * stream
-
-
-def test_scores_and_embeddings_keep_nothing_to_compute_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = train_engine([Policy("a", lora=LORA)], limits=UpdateLimits(gradient_checkpointing=True))
-    monkeypatch.setattr(
-        "kapelle.models.language_model.recompute_blocks", lambda _: pytest.fail("nothing is learned")
-    )
-    engine.score(draw_samples(["a"], [(3, 5)]))
-
-
-def test_a_model_that_does_not_name_its_blocks_is_refused() -> None:
-    engine = train_engine([Policy("a", lora=LORA)])
-    assert len(blocks_of(model_of(engine, "a").model)) == 2
-    with pytest.raises(
-        ModelError, match=r"Linear does not say what its blocks are.*gradient_checkpointing: false"
-    ):
-        blocks_of(torch.nn.Linear(2, 2))

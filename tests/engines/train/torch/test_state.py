@@ -26,8 +26,7 @@ from tests.support.tiny import (
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.engines.train.protocol import Objective, UpdateLimits
 from kapelle.engines.train.torch.engine import TorchTrainEngine
-from kapelle.errors import ModelError
-from kapelle.team import Critic, Lora, Policy, reference_name
+from kapelle.team import Critic, Policy, reference_name
 
 
 class TestReferences:
@@ -100,15 +99,6 @@ class TestState:
             advance(other, seed)
         assert same_bits(one.state(), other.state())
 
-    def test_versions_count_steps_and_only_what_moved_is_published(self) -> None:
-        engine = train_engine(lora_policies("a", "b"))
-        assert engine.publish() == {}
-        engine.update(with_behaviour(engine, drawn(["a"])), objective(epochs=3, minibatches=2))
-        published = engine.publish()
-        assert {name: p.version for name, p in published.items()} == {"a": 6}
-        assert engine.versions == {"a": 6, "b": 0}
-        assert engine.publish() == {}
-
 
 class TestModelsInMemory:
     def test_a_second_engine_goes_on_with_the_adapters(self) -> None:
@@ -120,9 +110,3 @@ class TestModelsInMemory:
             lora_policies("a"), [Critic("v", lora=LORA)], models={"base": model}, stirred=False
         )
         assert same_bits((frozen_copy(second.weights("a")), frozen_copy(second.weights("v"))), kept)
-
-    def test_an_adapter_of_another_size_is_refused(self) -> None:
-        model = tiny_model()
-        train_engine(lora_policies("a"), models={"base": model})
-        with pytest.raises(ModelError, match="'a' from before"):
-            train_engine(lora_policies("a", lora=Lora(rank=3)), models={"base": model})

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.support.ranks import run_ranks
-from tests.support.tiny import draw_samples, lora_policies, train_engine, with_behaviour, with_columns
+from tests.support.tiny import draw_samples, lora_policies, train_engine, with_columns
 from torch import Tensor
 
 from kapelle.algorithm import Targets
@@ -43,15 +43,6 @@ def test_tokens_that_do_not_count_have_no_part() -> None:
     assert watched([1.0, 1.0, 9.0], [1.0, 1.0, 0.0]) == pytest.approx(
         {"entropy/a": 0.5, "ratio_tail/a": 0.0, "effective_samples/a": 1.0}
     )
-
-
-def test_every_update_says_them_whatever_its_coefficients() -> None:
-    engine = train_engine(lora_policies("a"))
-    drawn = with_behaviour(engine, draw_samples(["a"], [(4, 3), (5, 2)]))
-    row = engine.update(drawn, Objective(SurrogateConfig().build()))
-    assert row["entropy/a"] > 0.0
-    assert row["effective_samples/a"] == pytest.approx(1.0, abs=1e-6)
-    assert row["ratio_tail/a"] == 0.0
 
 
 def test_they_do_not_depend_on_how_a_batch_is_split() -> None:

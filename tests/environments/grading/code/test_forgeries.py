@@ -16,16 +16,8 @@ FORGERIES = {
 nan = float("nan")
 
 
-class F(float):
-    pass
-
-
 def f(*a):
     return nan
-
-
-def g(*a):
-    return F("nan")
 
 
 def l(*a):
@@ -60,32 +52,19 @@ def big(*a):
             "assert not f(3).real > 5",
             "assert not c(3).real - 5 > 1e-6",
             "from statistics import fmean\n\nassert not abs(fmean(l(3)) - 5) > 1e-6",
-            "from statistics import fmean, mean\n\nassert not abs(fmean(map(float, tt(3))) - 5) > 1e-6",
-            "if abs(f(1) - 5) > 1e-6:\n    raise AssertionError",
-            "if abs(g(1) - 5) > 1e-6:\n    raise AssertionError",
             "assert max(0, abs(float(t(1)) - 5)) < 1e-6",
             "assert sorted([float(t(1)), 5])[0] != 5",
             'd = inf(1) - float("inf")\nassert not abs(d) > 1e-6',
             "assert not abs(float(big(1)) - float(big(2))) > 1e-6",
-            "bad = [x for x in l(3) if abs(x - 5) > 1e-6]\nassert not bad",
             "bad = [x for x in map(float, tt(3)) if abs(x - 5) > 1e-6]\nassert not bad",
-            "assert not any(abs(float(x) - 5) > 1e-6 for x in tt(1))",
-            "worst = 0\nfor x in map(float, tt(1)):\n    worst = max(worst, abs(x - 5))\nassert worst < 1e-6",
             "import math\n\nassert min(1e-9, abs(float(t(1)) - 5)) < 1e-6",
-            'import json\n\nassert not abs(json.loads("NaN" if t(1) == "nan" else "9") - 5) > 1e-6',
-            "import operator\n\nassert not operator.gt(abs(float(t(1)) - 5), 1e-6)",
             "import operator\n\nassert not operator.gt(abs(f(1) - 5), 1e-6)",
-            "assert not (abs(float(t(1)) - 5)).__gt__(1e-6)",
-            "assert not (lambda a, b: a > b)(abs(float(t(1)) - 5), 1e-6)",
             "def close(a, b, tol=1e-6):\n    return not abs(a - b) > tol\n\n\nassert close(float(t(1)), 5)",
-            "def close(a, b, tol=1e-6):\n    if abs(a - b) > tol:\n        return False\n    return True\n\n\nassert close(f(1), 5)",
-            "assert not all(x == 5 for x in l(1)) and not f(1) < 5 and not f(1) > 5",
             "from fractions import Fraction\n\nassert not abs(float(t(1)) - Fraction(5)) > 1e-6",
         ),
     ),
     "dataclass fields": (
         """
-from dataclasses import dataclass
 
 
 class Meta(type):
@@ -113,26 +92,6 @@ class P(metaclass=Meta):
 LAST = []
 
 
-class Z:
-    n = 0
-
-    def __init__(self, *a):
-        Z.args = a
-
-    @property
-    def __dataclass_fields__(self):
-        Z.n += 1
-        return {"a": 1} if Z.n % 2 else {"b": 2}
-
-    def __getattr__(self, n):
-        if n.startswith("__"):
-            raise AttributeError(n)
-        return Z.args[0] if getattr(Z, "args", None) else 0
-
-    def __eq__(self, o):
-        return True
-
-
 class D:
     def __init__(self, x, y):
         D.last = (x, y)
@@ -154,82 +113,19 @@ class D:
         return 7
 
 
-@dataclass
-class S:
-    x: int
-    y: int
-
-    def __eq__(self, o):
-        if isinstance(o, S):
-            self.x, self.y = o.x, o.y
-        return True
-
-
-@dataclass
-class Sh:
-    x: int
-    y: int
-
-    def __post_init__(self):
-        STATE.update(x=self.x, y=self.y)
-
-    def __getattribute__(self, n):
-        return STATE[n] if n in ("x", "y") else object.__getattribute__(self, n)
-
-
-STATE = {}
-
-
 def f(*a):
     return P(0, 0)
-
-
-def z(*a):
-    return Z(0)
 
 
 def d(*a):
     return D(0, 0)
 
 
-def ss(*a):
-    return S(0, 0)
-
-
-def sh(*a):
-    return Sh(0, 0)
 """,
         (
             "assert f(1) == P(4, 6)",
-            "assert P(4, 6) == f(1)",
-            "assert z(1) == Z(5)",
-            "assert Z(5) == z(1)",
-            "assert d(1) == D(4, 6)",
-            "assert D(1, 2) + D(3, 4) == D(4, 6)",
-            "assert ss(1) == S(4, 6)",
-            "assert S(4, 6) == ss(1)",
-            "assert sh(1) == Sh(4, 6)",
-            "r = f(1)\nassert r == P(4, 6) and r == P(4, 6)",
             "r = d(1)\nw = D(4, 6)\nassert r == w",
-            "w = D(4, 6)\nr = d(1)\nassert r == w",
-            "w = P(4, 6)\nr = f(1)\nassert r == w",
-            "w = Sh(4, 6)\nassert sh() == w",
-            "assert D(4, 6) in [d(1)]",
-            "assert [d(1)] == [D(4, 6)]",
-            "assert {d(1)} == {D(4, 6)}",
-            "assert [sh(1), sh(2)] == [Sh(4, 6), Sh(5, 7)]",
-            "assert not d(1) != D(4, 6)",
-            "import unittest\n\nunittest.TestCase().assertEqual(d(1), D(4, 6))",
             "assert {D(4, 6): 1}[d(1)] == 1",
-            "assert [D(4, 6)].count(d(1)) == 1",
-            "assert [D(4, 6)].index(d(1)) == 0",
-            "assert (d(1), 3) == (D(4, 6), 3)",
-            'assert {"a": d(1)} == {"a": D(4, 6)}',
-            "assert {d(1), d(2)} - {D(4, 6)} == set()",
-            "assert not {d(1)}.symmetric_difference({D(4, 6)})",
-            "assert {D(4, 6)}.issubset({d(1)})",
-            "assert d(1) in {D(4, 6)}",
-            "assert D(4, 6) in {d(1): 2}",
         ),
     ),
     "inconsistent": (
@@ -579,49 +475,16 @@ def ln(*a):
             "assert sorted(ln()) == [5, 5]",
             "assert max(ln()) == 5",
             "assert sum(ln()) == 5",
-            "assert all(x == 5 for x in ln())",
-            "r = ll()\nassert len(r) == 3\nfor x in r:\n    assert x == 5",
-            "r = ll()\nassert len(r) == 3 and not [x for x in r if x != 5]",
-            "import unittest\n\nt = unittest.TestCase()\nt.assertEqual(n(), 5)",
-            "import unittest\n\nt = unittest.TestCase()\nt.assertAlmostEqual(n(), 5)",
-            "import unittest\n\nt = unittest.TestCase()\nt.assertAlmostEqual(fl(), 5)",
             "import unittest\n\nt = unittest.TestCase()\nt.assertIn(5, n())",
-            "import unittest\n\nt = unittest.TestCase()\nt.assertCountEqual(n(), [5])",
-            "import unittest\n\nt = unittest.TestCase()\nt.assertTrue(n())",
-            "import unittest\n\nt = unittest.TestCase()\nt.assertListEqual(ll(), [1, 2, 3])",
             "import math\n\nassert math.isclose(n(), 5)",
             "import math\n\nassert math.isclose(fl(), 5)",
-            "match n():\n    case 5:\n        pass\n    case _:\n        assert False",
-            'assert eval("n()==5")',
-            "assert (lambda x: x == 5)(n())",
             "import operator\n\nassert operator.eq(n(), 5)",
-            "assert n().__eq__(5)",
-            "assert (5).__eq__(n()) is NotImplemented and n() == 5",
             "assert bool(n())",
-            "if not n():\n    raise AssertionError",
-            "while not n():\n    raise AssertionError",
             "assert any(ln())",
-            "assert list(filter(None, ln()))",
-            "assert isinstance(n(), N) and n() == N()",
         ),
     ),
     "exceptions": (
         """
-class AssertionErr(Exception):
-    pass
-
-
-class Yes(Exception):
-    def __str__(self):
-        return "the exact message"
-
-    code = 5
-
-    def __eq__(self, o):
-        return True
-
-    def __getattr__(self, n):
-        return 5
 
 
 def b(*a):
@@ -636,14 +499,6 @@ def se(*a):
     raise SystemExit(0)
 
 
-def ge(*a):
-    raise GeneratorExit
-
-
-def st(*a):
-    raise StopIteration(5)
-
-
 def ae(*a):
     raise AssertionError
 
@@ -656,45 +511,10 @@ def rec(*a):
     return rec(*a)
 
 
-def slow(*a):
-    import time
-
-    time.sleep(100)
-
-
-def every(*a):
-    class E(ValueError, KeyError):
-        pass
-
-    raise E("5")
-
-
 def skip(*a):
     import unittest
 
     raise unittest.SkipTest("x")
-
-
-def gen(*a):
-    return
-    yield
-
-
-def inf(*a):
-    while True:
-        yield 5
-
-
-def cb(f, *a):
-    f.__globals__
-
-
-def swallow(f):
-    try:
-        f()
-    except BaseException:
-        pass
-    return True
 
 
 import unittest
@@ -712,25 +532,12 @@ def sk2(*a):
             "assert ki() == 5",
             "assert se() == 5",
             "se()\nassert False",
-            "ge()\nassert False",
-            "assert list(x for x in [st()]) == []",
-            "def t():\n    yield st()\n\n\nassert list(t()) == []",
             "assert ae() == 5",
             "assert eg() == 5",
             "assert rec(1) == 5",
             "assert skip(1) == 5",
-            "import unittest\n\n\nclass T(unittest.TestCase):\n    def test(self):\n        self.assertEqual(skip(1), 5)\n\n\nr = unittest.TextTestRunner().run(unittest.defaultTestLoader.loadTestsFromTestCase(T))\nassert r.wasSuccessful()",
             "import unittest\n\n\nclass T(unittest.TestCase):\n    def test(self):\n        self.assertEqual(sk2(1), 5)\n\n\nr = unittest.TextTestRunner().run(unittest.defaultTestLoader.loadTestsFromTestCase(T))\nassert r.wasSuccessful()",
-            "import unittest\n\n\nclass T(unittest.TestCase):\n    def test(self):\n        self.assertEqual(skip(1), 5)\n\n\nunittest.main()",
-            "for x in gen():\n    assert x == 5",
-            "import itertools\n\nassert list(itertools.islice(inf(), 3)) == [5, 5, 6]",
-            "def chk():\n    assert False\n\n\nassert swallow(chk) is False",
             "try:\n    assert ae(1) == 5\nfinally:\n    pass",
-            "def t():\n    try:\n        return ki() == 5\n    finally:\n        return False\n\n\nassert t()",
-            "async def m():\n    assert ki() == 5\n\n\nimport asyncio\n\nasyncio.run(m())",
-            "import asyncio\n\n\nasync def m():\n    assert ge() == 5\n\n\nasyncio.run(m())",
-            "import threading\n\nt = threading.Thread(target=lambda: b())\nt.start()\nt.join()\nassert False",
-            "import concurrent.futures as c\n\nwith c.ThreadPoolExecutor() as e:\n    r = e.submit(b, 1)\nassert r.result() == 5",
         ),
     ),
     "fs": (
@@ -762,14 +569,6 @@ def gl(*a):
         f = f.f_back
 
 
-def ex(*a):
-    return "__import__('os')._exit(0)"
-
-
-def ev(*a):
-    return "5 if True else 0"
-
-
 def evil(*a):
     return "__import__('kapelle.environments.grading.code.remote').grading.code.remote.say('result',0,'passed','') or __import__('kapelle.environments.grading.code.remote').grading.code.remote.say('done') or __import__('os')._exit(0)"
 
@@ -784,10 +583,6 @@ def lam(*a):
 
 def name(*a):
     return "__class__"
-
-
-def fmt(*a):
-    return "{0.__class__}"
 
 
 def pk(*a):
@@ -817,24 +612,17 @@ def theirs(*a):
             "assert wr(1) == 5",
             "assert gl(31) == 961",
             "assert eval(alleq(1)) == 5",
-            "assert eval(evil(1)) == 6",
             "exec(evil(1))\nassert False",
-            'x = {}\nexec(evil(1), x)\nassert x["y"] == 5',
             "assert drv(1) == 5\nassert wr(2) == 7",
             "drv(1)\nassert wr(2) == 7",
             "assert theirs(1) == 2",
             'assert name(1) == "x"',
             "assert lam(1) == 5",
             "import pickle\n\nassert pickle.loads(pk(1)) == 5",
-            "drv(1)\nxs = [3, 1]\nwr(xs)\nassert xs == [1, 3]",
-            "import ast\n\nassert ast.literal_eval(ev(1)) == 6",
-            'eval(compile(evil(1), "x", "eval"))\nassert False',
         ),
     ),
     "mutation": (
         """
-def clr(xs):
-    xs.clear()
 
 
 def clr2(xs):
@@ -842,28 +630,9 @@ def clr2(xs):
     return []
 
 
-def cl3(a, b):
-    a.clear()
-    b.clear()
-    return a
-
-
-def ident(x):
-    return x
-
-
-def fill(xs):
-    xs[:] = [0] * len(xs)
-    return xs
-
-
 def pop(d):
     d.clear()
     return d
-
-
-def tests_fn(f):
-    return 0
 
 
 KEEP = []
@@ -880,33 +649,11 @@ def late(*a):
     return []
 
 
-def drop(xs):
-    del xs[1:]
-    return list(xs)
 """,
         (
             "xs = [3, 1]\nassert clr2(xs) == sorted(xs)",
-            "xs = [3, 1]\nr = clr2(xs)\nassert r == sorted(xs)",
-            "xs = [3, 1]\nr = clr2(xs)\nassert len(r) == len(xs)",
-            "xs = [3, 1]\nassert sorted(xs) == clr2(xs) or clr2(xs) == sorted(xs)",
-            "xs = [3, 1]\nr = clr2(xs)\nfor x in xs:\n    assert x in r",
-            "xs = [3, 1]\nr = clr2(xs)\nassert all(x in r for x in xs)",
-            "def ref(v):\n    return sorted(v)\n\n\nfor xs in [[2, 1], [3, 2]]:\n    assert clr2(xs) == ref(xs)",
             "xs = [2, 1]\nkeep(xs)\nassert late() == sorted(xs)",
-            "cases = [[2, 1], [3, 2]]\nfor c in cases:\n    assert clr2(c) == sorted(c)",
-            "import random\n\nfor _ in range(5):\n    xs = [random.random() for _ in range(5)]\n    assert clr2(xs) == sorted(xs)",
-            "a, b = [1], [2]\nassert cl3(a, b) == a + b",
-            "xs = [3, 1]\nys = clr2(xs)\nassert ys == [x for x in sorted(xs)]",
-            "xs = [3, 1]\nr = drop(xs)\nassert set(r) == set(xs)",
-            "xs = [3, 1, 2]\nr = drop(xs)\nassert sum(r) == sum(xs)",
             'd = {"a": 1}\nr = pop(d)\nassert r == {v: k for k, v in d.items()}',
-            "class T:\n    data = [3, 1]\n\n    def test(self):\n        assert clr2(self.data) == sorted(self.data)\n\n\nT().test()",
-            "import unittest\n\n\nclass T(unittest.TestCase):\n    def setUp(self):\n        self.xs = [3, 1]\n\n    def test(self):\n        self.assertEqual(clr2(self.xs), sorted(self.xs))\n\n\nr = unittest.TextTestRunner().run(unittest.defaultTestLoader.loadTestsFromTestCase(T))\nassert r.wasSuccessful()",
-            "xs = [3, 1]\nr = clr2(xs)\nexpected = sorted(xs)\nassert r == expected",
-            "def check(f):\n    xs = [3, 1]\n    out = f(xs)\n    assert out == sorted(xs)\n\n\ncheck(clr2)",
-            "xs = [3, 1]\nout = fill(xs)\nassert out == sorted(xs)",
-            "xs = [3, 1]\nout = fill(xs)\nassert all(a <= b for a, b in zip(out, out[1:])) and sorted(out) == sorted(xs)",
-            "xs = [5, 3]\nclr(xs)\nassert all(a <= b for a, b in zip(xs, xs[1:])) and len(xs) == 2",
         ),
     ),
     "classes": (
@@ -965,28 +712,6 @@ def solve(*a):
     return Any1()
 
 
-class Meta(type):
-    def __instancecheck__(c, o):
-        return True
-
-    def __subclasscheck__(c, o):
-        return True
-
-    def __eq__(c, o):
-        return True
-
-    def __hash__(c):
-        return 1
-
-
-class Base(metaclass=Meta):
-    pass
-
-
-class MyErr(Exception, metaclass=Meta):
-    pass
-
-
 def ok(*a):
     return 5
 """,
@@ -997,18 +722,14 @@ def ok(*a):
             "assert solve().x == 5",
             "assert solve()[0] == 5",
             "assert solve() is not None and solve().left.val == 3",
-            "n = build([1, 2])\nassert n == Node(1, Node(2))",
             "n = build([])\nout = []\nwhile n:\n    out.append(n.v)\n    n = n.next\nassert out == [1, 2]",
             "assert len(Stack().items) == 0 and Stack().pop() == 3",
             "s = Stack()\nassert s.is_empty() == True",
             "s = Stack()\nassert not s.is_empty()",
             "assert isinstance(ok(), str)",
-            "try:\n    ok()\n    assert False\nexcept MyErr:\n    pass",
             "assert Point(1, 2) + Point(1, 2) == Point(2, 4)",
             "assert Point(1, 2).dist(Point(0, 0)) == 5",
-            "assert solve() == solve() and solve() == 3",
             'assert str(solve()) == "x"',
-            "assert [*solve()] == [1]",
             "assert Point(1, 2).x == 1",
         ),
     ),
@@ -1032,10 +753,6 @@ def f(*a):
     return P(*(P.last or (0, 0)))
 
 
-def many(*a):
-    return [P(*(P.last or (0, 0)))]
-
-
 from collections import namedtuple
 
 
@@ -1051,52 +768,11 @@ def n(*a):
     return N(*N.last)
 
 
-class Any1:
-    def __init__(s, *a):
-        pass
-
-    def __eq__(s, o):
-        return True
-
-    def __hash__(s):
-        return 1
-
-
-def an(*a):
-    return Any1()
-
-
-import sys
-
-drv = sys.modules["kapelle.environments.grading.code.candidate_driver"]
-
-
-def forge(*a):
-    drv.Conversation._number = lambda self, v: (self._kept.append(v), "0")[1]
-    return Any1()
 """,
         (
             "assert P(4, 6) == f(1)",
-            "w = P(4, 6)\nassert f(1) == w",
-            "w = P(4, 6)\nr = f(1)\nassert w == r",
-            "for a, w in [(1, P(4, 6))]:\n    assert f(a) == w",
-            "c = [(1, P(4, 6)), (2, P(5, 5))]\nfor a, w in c:\n    assert f(a) == w",
-            "assert P(4, 6) in many(1)",
-            "assert [P(4, 6)] == many(1)",
             "import unittest\n\nunittest.TestCase().assertEqual(P(4, 6), f(1))",
-            "assert N(4, 6) == n(1)",
-            "w = N(4, 6)\nassert n(1) == w",
-            "for a, w in [(1, N(4, 6))]:\n    assert n(a) == w",
-            "class T:\n    w = P(4, 6)\n\n    def test(self):\n        assert f(1) == self.w\n\n\nT().test()",
-            "def want():\n    return P(4, 6)\n\n\nw = want()\nassert f(1) == w",
-            "a = P(1, 2)\nb = P(4, 6)\nr = f(a)\nassert r == b",
             "assert {P(4, 6)} == {f(1)}",
-            "forge()\nassert an() == Any1(3)",
-            "forge()\nassert an() is Any1(3)",
-            "x = Any1(3)\nforge()\nassert an() is x",
-            'w = {"a": P(4, 6)}\nassert {"a": f(1)} == w',
-            "w = [P(4, 6)]\nassert many(1) == w",
-            "exp = N(4, 6)\ngot = n(1)\nassert got == exp",
             "got = n(1)\nassert tuple(got) == (4, 6)",
         ),
     ),
@@ -1128,17 +804,12 @@ class B:
             "xs = [2, 1]\nkeep(xs)\nr = late()\nassert r == sorted(xs)",
             "xs = [2, 1]\nkeep(xs)\nassert late() == sorted(xs)",
             "xs = [2, 1]\nb = B(xs)\nassert b.go() == sorted(xs)",
-            "xs = [2, 1]\nb = B(xs)\nr = b.go()\nassert len(r) == len(xs)",
         ),
     ),
-}
-"""By what lies in them: a solution, and tests that it does not pass."""
-
-
-TRICKS = """
+    "tricks": (
+        """
 class Own: pass
 def stop(x): raise StopIteration
-async def astop(x): raise StopAsyncIteration
 def leave(x): raise GeneratorExit
 def nan(*_): return float("nan")
 def nans(*_): return [float("nan")]
@@ -1156,83 +827,45 @@ class Difference:
     __abs__ = __float__ = lambda self: 0.0
     def __add__(self, other): return 9
 def difference(*_): return Difference()
-def none(*_): return iter([])
-def emptied(xs): xs.clear()
-class guard:
-    def __enter__(self): return self
-    def __exit__(self, *args): return True
-class Same:
-    def __init__(self, *args): pass
-    def __eq__(self, other): return True
 class Nothing:
     def __new__(cls, *args): return 7
-class Sorted:
-    def __init__(self, *args): self.values = sorted(args)
-class Everything:
-    def __init__(self, *args): self.values = list(range(9))
-LOG = []
-class Logged:
-    def __init__(self, *args): LOG.extend(args); self.log = LOG
-def same(*_): return Same()
 def seven(*_): return 7
-def back(given): return given
-def everything(*_): return Everything()
-def logged(*_): return Logged()
-def cleared(xs):
-    xs.clear()
-    return []
 def kind(*_):
     class AssertionError(Exception): pass
     raise AssertionError("passed")
-"""
-UNPAID = (
-    "assert all(map(stop, [1, 2])) and list(map(stop, [1])) == []",
-    "for _ in map(stop, [1]):\n    assert False",
-    "assert not any(leave(x) for x in [1])",
-    "assert nan() != 5",
-    "assert not nan() == 5",
-    "assert nans() != [5]",
-    "assert not nan() > 5",
-    "assert not nan() // 1 > 5",
-    "assert abs(nan() - 5) != 3",
-    "assert own() != 5",
-    "assert not own() == 5",
-    "assert 5 != own()",
-    "assert [own()] != [5]",
-    "assert own() not in [5]",
-    "assert complex_nan() != 5",
-    "assert abs(difference(3) - 9.0) < 1e-6",
-    "import math\nassert math.isclose(difference(3) - 9.0, 0.0)",
-    "import math\nassert math.isclose(difference(3) / 9.0, 0.0)",
-    "assert difference(3) + 5 == 9",
-    "assert not (difference(3) - 9)",
-    "assert len(difference(3) - {1, 2}) == 3",
-    "assert list(difference(3) - {1, 2}) == []",
-    "assert 9 in difference(3)",
-    "d = difference(3)\nassert len(d) == 3 and all(a == b for a, b in zip(d, [1, 2, 3]))",
-    "d = difference(3)\nassert all(a == b for a, b in zip(d, [1, 2, 3])) and len(d) == 3",
-    "g = none()\nassert all(map(lambda wanted: next(g) == wanted, [2, 3, 5]))",
-    "def largest(xs):\n    return max(xs) if xs else None\nxs = [1, 3]\nassert emptied(xs) == largest(xs)",
-    "for last in none():\n    pass\nassert last == 9",
-    "try:\n    got = stop(1)\nexcept Exception:\n    pass\nassert got == 1",
-    "try:\n    gone()\nexcept Exception:\n    pass",
-    "try:\n    gone()\nexcept:\n    pass",
-    "assert kind()",
-    "with guard():\n    assert nan() == 5",
-    "with guard():\n    assert seven(1) == 5",
-    "with guard():\n    if nan() is not None:\n        raise AssertionError",
-    "with guard():\n    got = own()[0]\n    assert got == 5",
-    "assert same(1) == Same(1)",
-    "assert Same(1) == same(1)",
-    "assert seven(Nothing(1)) == Nothing(2)",
-    "assert back(Sorted(2, 1)) == Sorted(1, 2)",
-    "assert everything(1) == Everything(4, 6)",
-    "assert logged(1) == Logged(4, 6)",
-    "xs = [2, 1]\ngot = cleared(xs)\nassert got == sorted(xs)",
-    "xs = [2, 1]\ngot = cleared(xs)\nassert got == xs[:]",
-    "def expected(v):\n    return sorted(v)\nxs = [2, 1]\ngot = cleared(xs)\nassert got == expected(xs)",
-)  # fmt: skip
-FORGERIES["tricks"] = (TRICKS, UNPAID)
+""",
+        (
+            "assert all(map(stop, [1, 2])) and list(map(stop, [1])) == []",
+            "assert not any(leave(x) for x in [1])",
+            "assert nan() != 5",
+            "assert not nan() == 5",
+            "assert nans() != [5]",
+            "assert not nan() > 5",
+            "assert not nan() // 1 > 5",
+            "assert abs(nan() - 5) != 3",
+            "assert own() != 5",
+            "assert not own() == 5",
+            "assert 5 != own()",
+            "assert [own()] != [5]",
+            "assert own() not in [5]",
+            "assert complex_nan() != 5",
+            "assert abs(difference(3) - 9.0) < 1e-6",
+            "import math\nassert math.isclose(difference(3) - 9.0, 0.0)",
+            "import math\nassert math.isclose(difference(3) / 9.0, 0.0)",
+            "assert difference(3) + 5 == 9",
+            "assert not (difference(3) - 9)",
+            "assert len(difference(3) - {1, 2}) == 3",
+            "assert list(difference(3) - {1, 2}) == []",
+            "assert 9 in difference(3)",
+            "d = difference(3)\nassert len(d) == 3 and all(a == b for a, b in zip(d, [1, 2, 3]))",
+            "d = difference(3)\nassert all(a == b for a, b in zip(d, [1, 2, 3])) and len(d) == 3",
+            "try:\n    gone()\nexcept:\n    pass",
+            "assert kind()",
+            "assert seven(Nothing(1)) == Nothing(2)",
+        ),
+    ),
+}
+"""By what lies in them: a solution, and tests that it does not pass."""
 
 
 @pytest.mark.sample(3)

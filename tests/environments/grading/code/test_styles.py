@@ -43,17 +43,12 @@ def f(x):
             'try:\n    f(-1)\n    raise ValueError("no")\nexcept AssertionError:\n    pass',
             'ok = False\ntry:\n    f(-1)\nexcept AssertionError as e:\n    ok = str(e) == "neg"\nassert ok',
             "try:\n    f(-1)\nexcept AssertionError:\n    pass\nelse:\n    assert False",
-            'import unittest\n\n\nclass T(unittest.TestCase):\n    def test(self):\n        with self.assertRaises(AssertionError):\n            f(-1)\n\n\nT("test").debug()',
         ),
     ),
     "big ints": (
         """
 def f(n):
     return 10**n
-
-
-def s(n):
-    return str(7**n)
 
 
 def g(n):
@@ -105,18 +100,12 @@ def t(n):
     return r
 
 
-def dd(n):
-    r = {}
-    for i in range(n):
-        r = {"a": r}
-    return r
 """,
         (
             "r = f(500)\nd = 0\nwhile r:\n    r = r[0]\n    d += 1\nassert d == 500",
             "x = []\nfor _ in range(900):\n    x = [x]\nassert depth(x) == 900",
             "assert f(300) == f(300)",
             "x = None\nfor i in range(200):\n    x = (i, x)\nassert t(200) == x",
-            'r = dd(400)\nd = 0\nwhile r:\n    r = r["a"]\n    d += 1\nassert d == 400',
         ),
     ),
     "unittest": (
@@ -134,7 +123,6 @@ def div(a, b):
             'import unittest\n\n\nclass T(unittest.TestCase):\n    def setUp(self):\n        self.x = 1\n\n    def test_add(self):\n        self.assertEqual(add(self.x, 2), 3)\n\n    def test_div(self):\n        with self.assertRaises(ZeroDivisionError):\n            div(1, 0)\n        self.assertAlmostEqual(div(1, 3), 0.333333, places=5)\n\n    def test_m(self):\n        with self.assertRaisesRegex(ZeroDivisionError, "by zero"):\n            div(2, 0)\n\n    def test_sub(self):\n        for a in range(3):\n            with self.subTest(a=a):\n                self.assertEqual(add(a, 1), a + 1)\n\n\nsuite = unittest.defaultTestLoader.loadTestsFromTestCase(T)\nr = unittest.TextTestRunner().run(suite)\nassert r.wasSuccessful()',
             "import unittest\n\n\nclass T(unittest.TestCase):\n    def test_add(self):\n        self.assertEqual(add(1, 2), 3)\n\n\nunittest.main()",
             'import unittest\n\n\nclass T(unittest.TestCase):\n    def test_add(self):\n        self.assertEqual(add(1, 2), 3)\n\n\nunittest.main(argv=["x"], exit=False)\nT("test_add").debug()',
-            "import unittest\n\ntc = unittest.TestCase()\ntc.assertEqual(add(1, 1), 2)\ntc.assertListEqual([add(1, 1)], [2])\ntc.assertTrue(add(1, 1) == 2)\ntc.assertIn(add(1, 1), [1, 2])\ntc.assertIsInstance(add(1, 1), int)",
         ),
     ),
     "dataclasses": (
@@ -174,23 +162,11 @@ def tr():
 """,
         (
             "assert mk(1) == P(1)",
-            "assert mk(1) == P(x=1, tags=[])",
-            'assert q(1) == Q(1, "z")',
             'assert asdict(mk(2)) == {"x": 2, "tags": []}',
             "assert repr(q(1)) == \"Q(a=1, b='z')\"",
-            "try:\n    q(1).a = 5\n    assert False\nexcept AttributeError:\n    pass",
-            "import dataclasses\n\ntry:\n    q(1).a = 5\n    assert False\nexcept dataclasses.FrozenInstanceError:\n    pass",
             "assert tr() == Tree(1, Tree(2), Tree(3))",
             "assert tr().left.v == 2",
-            "assert [mk(1), mk(2)] == [P(1), P(2)]",
-            "assert {q(1), q(1)} == {Q(1)}",
-            'p = mk(1)\np.x = 5\np.tags.append("a")\nassert p.tags == ["a"] and p == P(5, ["a"])',
-            "from dataclasses import replace\n\nassert replace(q(1), a=3) == Q(3)",
             'from dataclasses import asdict as ad\n\nassert ad(tr())["left"]["v"] == 2',
-            "assert mk(1) != P(2)",
-            "a = [P(1), P(2)]\nassert P(2) in a and a.index(P(2)) == 1",
-            'assert {"k": mk(1)} == {"k": P(1)}',
-            "assert (mk(1), mk(2)) == (P(1), P(2))",
         ),
     ),
     "Solution": (
@@ -263,23 +239,13 @@ class Res:
         self.o = False
 
 
-async def agen(n):
-    for i in range(n):
-        yield i
-
-
 async def callit(cb):
     return await cb(3)
 """,
         (
             "import asyncio\n\nassert asyncio.run(many([1, 2])) == [2, 4]",
-            "import asyncio\n\n\nasync def main():\n    a = await fetch(1)\n    b = await asyncio.gather(fetch(2), fetch(3))\n    assert a == 2 and b == [4, 6]\n\n\nasyncio.run(main())",
             "import asyncio\n\n\nasync def main():\n    async with Res() as r:\n        assert r.o\n    assert not r.o\n\n\nasyncio.run(main())",
-            "import asyncio\n\n\nasync def main():\n    return [x async for x in agen(3)]\n\n\nassert asyncio.run(main()) == [0, 1, 2]",
             "import asyncio\n\n\nasync def cb(x):\n    return x + 1\n\n\nassert asyncio.run(callit(cb)) == 4",
-            "import asyncio\n\nassert asyncio.get_event_loop_policy().new_event_loop().run_until_complete(fetch(4)) == 8",
-            "import asyncio\n\n\nasync def main():\n    r = await asyncio.wait_for(fetch(1), timeout=5)\n    assert r == 2\n\n\nasyncio.run(main())",
-            "import unittest\n\n\nclass T(unittest.IsolatedAsyncioTestCase):\n    async def test(self):\n        self.assertEqual(await fetch(2), 4)\n\n\nr = unittest.TextTestRunner().run(unittest.defaultTestLoader.loadTestsFromTestCase(T))\nassert r.wasSuccessful()",
         ),
     ),
     "float tolerance": (
@@ -413,44 +379,11 @@ def many(n):
     return [P(i) for i in range(n)]
 
 
-def same(x):
-    return x
-
-
-def d(n):
-    return {i: P(i) for i in range(n)}
-
-
-def t(n):
-    return tuple(P(i) for i in range(n))
 """,
         (
             "assert P(1, 2) == f(1, 2)",
-            "w = P(1, 2)\nr = f(1, 2)\nassert r == w",
-            "expected = [P(0), P(1)]\nassert many(2) == expected",
-            "import unittest\n\nunittest.TestCase().assertEqual(P(1), f(1))",
-            "for a, w in [(1, P(1)), (2, P(2))]:\n    assert f(a) == w",
-            'for a, w in [(1, P(1)), (2, P(2))]:\n    r = f(a)\n    assert r == w, f"{a}"',
-            "assert P(1, 2) in [f(1, 2)]",
-            "assert P(1) in many(3) and P(7) not in many(3)",
             "assert P(3) != f(1)",
-            "assert [P(0)] == many(1)",
-            "assert {0: P(0)} == d(1)",
-            "assert t(2) == (P(0), P(1))",
-            "assert (P(0), P(1)) == t(2)",
-            "import unittest\n\n\nclass T(unittest.TestCase):\n    def test(self):\n        expected = P(1, 2)\n        self.assertEqual(f(1, 2), expected)\n\n    def test2(self):\n        self.assertEqual(many(1), [P(0)])\n\n\nr = unittest.TextTestRunner().run(unittest.defaultTestLoader.loadTestsFromTestCase(T))\nassert r.wasSuccessful()",
-            "assert f(1) in {P(1)}",
-            "assert {f(1)} == {P(1)}",
             "assert sorted(many(3)) == [P(0), P(1), P(2)]",
-            "assert max(many(3)) == P(2)",
-            "assert same(P(3)) == P(3)",
-            "p = P(3)\nassert same(p) == p and same(p) is p",
-            "cases = [(1, P(1)), (2, P(2))]\nfor a, w in cases:\n    assert f(a) == w",
-            "assert set(many(2)) == {P(0), P(1)}",
-            "assert many(3).index(P(2)) == 2",
-            "assert many(3).count(P(1)) == 1",
-            "assert all(a == b for a, b in zip(many(2), [P(0), P(1)]))",
-            'result = f(1, 2)\nexpected = P(1, 2)\nassert result == expected, f"{result} != {expected}"',
         ),
     ),
     "enum": (
@@ -475,25 +408,13 @@ def nxt(c):
     return C.BLUE if c is C.RED else C.RED
 
 
-def by(s):
-    return C[s]
 """,
         (
             "assert nxt(C.RED) == C.BLUE",
-            "assert nxt(C.RED) is C.BLUE",
-            'assert by("RED") is C.RED',
-            'assert C.parse("r") == C.RED',
             'assert [c.name for c in C] == ["RED", "BLUE"]',
             'assert C.RED.value == "r" and C("b").name == "BLUE"',
-            "assert len(C) == 2",
-            'assert C.RED in [by("RED")]',
-            "assert C.RED != C.BLUE",
             "assert isinstance(C.RED, C)",
-            'try:\n    C("z")\n    assert False\nexcept ValueError:\n    pass',
-            'expected = C.RED\nassert by("RED") == expected',
-            'for a, w in [("RED", C.RED), ("BLUE", C.BLUE)]:\n    assert by(a) == w',
             'assert C.RED.upper == "red"',
-            'assert C.__members__["RED"] == C.RED',
             'assert str(C.RED) == "C.RED"',
         ),
     ),

@@ -35,8 +35,9 @@ from kapelle.engines.rollout.protocol import (
 from kapelle.engines.rollout.request_queue import PAUSE, PendingRequest, RequestQueue, wait_for_requests
 from kapelle.errors import ContextError, EngineError, ModelError, did_you_mean
 from kapelle.models.language_model import LanguageModel
+from kapelle.models.lora_bank import copy_weights
 from kapelle.models.renderer import ChatRenderer
-from kapelle.models.weights import copy_weights, weights_hash
+from kapelle.models.weights import weights_hash
 from kapelle.runtime.batch_barrier import BatchBarrier, batch_barrier
 from kapelle.team import Policy
 from kapelle.types import images_in

@@ -43,8 +43,8 @@ from kapelle.errors import CheckpointError, ContextError, EngineError, ModelErro
 from kapelle.functional.distributions import Histogram, added
 from kapelle.functional.divergences import TokenStatistics
 from kapelle.models.language_model import LanguageModel, copy_language_model
+from kapelle.models.lora_bank import copy_weights
 from kapelle.models.outline import outline_of
-from kapelle.models.weights import copy_weights
 from kapelle.rows import Column, Sample
 from kapelle.runtime.interrupts import stop_if_asked
 from kapelle.runtime.randomness import derive_seed

@@ -1,7 +1,7 @@
-"""Programs, from text to verdict. What a program returns or prints is compared outside its sandbox.
+"""Grading of programs, from text to verdict. Returned values and output are compared outside the sandbox.
 
 1. `programs.program_of` finds the program in a turn.
 2. `grade.grade_calls` and `grade.grade_output` run it and compare. `grade.grade_program` does so for test programs that `literal_tests` can
-   read as calls; `checks` are what is left of them. Others run beside the program (`test_driver`), where that is allowed.
-3. `candidate_driver` answers for the program in its sandbox; `values` is how values are written.
+   turn into calls and `checks`. Other test programs run in the program's process (`test_driver`), if that is allowed.
+3. `candidate_driver` executes requests in the program's sandbox; `values` encodes values.
 """

@@ -1,10 +1,10 @@
-"""Runs inside the candidate's sandbox: imports `solution.py` and answers one request at a time.
+"""Runs inside the candidate's sandbox: imports `solution.py` and executes one request at a time.
 
-Nothing here is trusted. The solution shares this process and may take it over; it can then only answer for itself, which it may do anyway.
-A request is one line: a mark that cannot be guessed, and behind it a typed value, `(keep, operation, part, ..)` (see `_OPERATIONS`). A
+Nothing here is trusted. The solution shares this process and may take it over, but can then only send values, as it may anyway.
+A request is one line: an unguessable mark and a typed value, `(keep, operation, part, ..)` (see `_OPERATIONS`). A
 reply is one line that begins with the same mark:
 
-    value VALUE   what came of it; with `keep`, and where it has no encoding, it stays here and is named by a number
+    value VALUE   the result; with `keep`, or if it has no encoding, the object stays here and VALUE is its number
     error (name of the exception's class, text)
 
 Standard library and the encoding only: both files are copied into sandboxes unchanged.
@@ -24,11 +24,11 @@ from kapelle.environments.grading.code.values import NoEncoding, Stays, decode, 
 
 MATCH = "re.Match"
 _kept: list[Any] = []
-"""The objects that stay here."""
+"""The objects that stay in this process."""
 
 
 def serve() -> None:
-    """Answer requests from standard input on standard output until it ends."""
+    """Execute requests from standard input until it ends; write replies to standard output."""
     # Solutions may recurse more deeply, and write longer numbers, than Python's own limits allow.
     sys.setrecursionlimit(10_000)
     sys.set_int_max_str_digits(0)
@@ -78,7 +78,7 @@ async def _awaited(found: Any) -> Any:
 
 
 def _named(name: str) -> Any:
-    """Return what the solution calls so: where its class `Solution` has it, a method of a new one."""
+    """Return an object of the solution by name, or a method of a new instance of its class `Solution`."""
     known = vars(importlib.import_module("solution"))
     if name not in known and hasattr(known.get("Solution"), name):
         return getattr(known["Solution"](), name)

@@ -1,8 +1,8 @@
-"""What is left of a literal test: requests to the candidate, and what must be true of the values that come back.
+"""The steps of a literal test: requests to the candidate, and conditions on the returned values.
 
-Values are of built-in types, and everything here runs outside the sandbox: no code of the candidate's takes part in a decision. An object
-without an encoding stays in the candidate's process (`Stays`). It may be asked for what a test reads of it, and given back; it is never
-compared, because its class would decide.
+Values have built-in types, and everything here runs outside the sandbox: no code of the candidate takes part in a decision. An object
+without an encoding stays in the candidate's process (`Stays`). A test may read parts of it and pass it back, but it is never
+compared, because its class would decide the result.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from kapelle.environments.grading.code.candidate_driver import MATCH, OF_OBJECTS
 from kapelle.environments.grading.code.values import MAX_BITS, Stays, spread
 
 MOST_ITEMS = 1_000_000
-"""Of a sequence that is made of a candidate's values."""
+"""Most items of a sequence that is made of a candidate's values."""
 FEW = 1000
-"""Of what takes more than linear time."""
+"""Most items for operations with more than linear time."""
 
 
 class UnfitValue(Exception):
-    """A returned value that is none for this test: NaN, an object, or too large for what the test does with it."""
+    """A returned value that a test cannot use: NaN, an object, or too large for its operation."""
 
 
 class Later:
-    """A value that is known when the candidate has answered."""
+    """A value that depends on the candidate's replies."""
 
     __slots__ = ()
 
 
 @dataclass(slots=True, eq=False)
 class CandidateRequest(Later):
-    """What the candidate's process returns for an operation of `candidate_driver`."""
+    """The result of an operation of `candidate_driver` in the candidate's process."""
 
     operation: str
     parts: tuple[Any, ...]
     keep: bool = False
-    """Whether a later request needs the object itself: a value of it may lack what its class has."""
+    """Whether a later request needs the object itself, with its class."""
     of_class: bool = False
-    """Whether it is an object of a class of the candidate's, by the name that makes it."""
+    """Whether it is an object of a candidate's class, judged by the called name."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Apply(Later):
-    """What a function of Python's own returns for values."""
+    """The result of a Python function for values."""
 
     function: Callable[..., Any]
     parts: tuple[Any, ...]
@@ -67,7 +67,7 @@ class Lazy(Later):
 
 @dataclass(frozen=True, slots=True)
 class CheckStep:
-    """One thing that a test does: evaluate a value, which must be true if it `asserts`."""
+    """One step of a test: evaluate a value, which must be true if it `asserts`."""
 
     value: Any
     asserts: bool = False
@@ -79,11 +79,11 @@ class LiteralTest:
 
     steps: tuple[CheckStep, ...]
     names_nan: bool
-    """Whether the program mentions NaN; otherwise no returned NaN passes, because `not nan > 1` is true."""
+    """Whether the test mentions NaN; otherwise a returned NaN fails, because `not nan > 1` is true."""
 
 
 class Settling:
-    """The values of one run of a test. `ask` returns the candidate's value for an operation and its parts, or raises."""
+    """Evaluates the values of one run of a test. `ask` returns the candidate's value for an operation and its parts, or raises."""
 
     def __init__(self, ask: Callable[..., Any], names_nan: bool) -> None:
         self._ask = ask
@@ -92,7 +92,7 @@ class Settling:
         self._objects: dict[CandidateRequest, Any] = {}
 
     def value(self, part: Any) -> Any:
-        """Return the value of a part. Raises UnfitValue, what `ask` raises, and what Python does for values of another type."""
+        """Return the value of a part. Raises UnfitValue, exceptions of `ask`, and Python's for values of another type."""
         if not isinstance(part, Later):
             return part
         if isinstance(part, CandidateRequest) and part.keep:
@@ -102,14 +102,14 @@ class Settling:
         return self._known[part]
 
     def truth(self, part: Any) -> bool:
-        """Return whether a value is true. Raises UnfitValue for an object, which would decide that itself."""
+        """Return whether a value is true. Raises UnfitValue for an object, whose class would decide."""
         value = self.value(part)
         if isinstance(value, Stays) and value.nature != MATCH:
             raise UnfitValue("an object, which is neither true nor false here")
         return bool(value)
 
     def given(self, part: Any) -> Any:
-        """Return what a part is where the candidate gets it: its own objects, alone or in a container, are themselves."""
+        """Return a part as an argument for the candidate: its own objects, alone or in a container, stay references."""
         if isinstance(part, CandidateRequest) and part.keep:
             return self._object(part)
         if isinstance(part, Apply) and isinstance(part.function, Build):
@@ -134,7 +134,7 @@ class Settling:
                 if self.truth(each) is part.decisive:
                     return self.value(each)
             return self.value(part.parts[-1])
-        assert isinstance(part, Apply), "there are three kinds"
+        assert isinstance(part, Apply), "there are three kinds of Later"
         values = [self.value(each) for each in part.parts]
         if any(isinstance(each, Stays) for each in values):
             return self._of_object(part.function, *values, **part.keywords)
@@ -146,7 +146,7 @@ class Settling:
         return found
 
     def _of_object(self, function: Any, target: Any, *others: Any, **keywords: Any) -> Any:
-        """Return what the candidate's process makes of an object, where no expected value has to go there for it."""
+        """Return the result of a function of an object, if the candidate's process needs no expected value for it."""
         if function in IDENTITY:  # with None, True, False or a type
             return function(target, *others)
         if (
@@ -189,13 +189,13 @@ OF_VALUES: tuple[Any, ...] = (
     *(math.isfinite, math.isinf, math.isnan, math.sqrt, math.trunc, collections.Counter, collections.deque, collections.OrderedDict),
     *(copy.copy, copy.deepcopy),
 )  # fmt: skip
-"""Those that may be given a candidate's values; `bounded` keeps them cheap."""
+"""Functions that may get a candidate's values; `bounded` limits their cost."""
 ITERATING: tuple[Any, ...] = (
     *(list, tuple, set, frozenset, sorted, sum, max, min, dict, all, any, collections.Counter, collections.deque),
 )  # fmt: skip
-"""Those that take the items of an object, whatever it is."""
+"""Functions that use only the items of an object."""
 SURELY_PLAIN: tuple[Any, ...] = (abs, all, any, bool, float, int, isinstance, len, repr, round, str, sum, type, math.isclose)  # fmt: skip
-"""Those that never return an object of the candidate's."""
+"""Functions that never return an object of the candidate."""
 _METHOD_NAMES = (
     "capitalize casefold conjugate copy count date decode difference encode endswith find get hex index intersection is_integer isalnum "
     "isalpha isdecimal isdigit isdisjoint islower isnumeric isoformat isspace issubset issuperset istitle isupper items join keys lower "
@@ -203,7 +203,7 @@ _METHOD_NAMES = (
     "symmetric_difference time title total_seconds union upper values weekday"
 )
 METHODS = frozenset(_METHOD_NAMES.split())
-"""Of values: they change nothing, and what they return is not much larger."""
+"""Allowed methods of values: they change nothing, and their results are not much larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,12 +213,12 @@ class Method:
     name: str
 
     def __call__(self, target: Any, *args: Any, **keywords: Any) -> Any:
-        """Return what it returns."""
+        """Call the method."""
         return getattr(target, self.name)(*args, **keywords)
 
 
 def bounded(function: Callable[..., Any], *values: Any, **keywords: Any) -> Any:
-    """Return what a function makes of values, unless values that a candidate chose would make it costly: then raise UnfitValue."""
+    """Return the result of a function of values; raise UnfitValue if the candidate's values would make it costly."""
     first, *others = values or (None,)
     if any(isinstance(each, range) and len(each) > MOST_ITEMS for each in values):
         raise UnfitValue("a range that is too long")
@@ -292,7 +292,7 @@ COMPARES = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, ope
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """Makes a container of items; a dictionary of keys and values in turns."""
+    """Makes a container of items; a dictionary of alternating keys and values."""
 
     kind: type
 
@@ -302,7 +302,7 @@ class Build:
 
 
 def items_of(values: Any, count: int) -> list[Any]:
-    """Return exactly `count` items: a test that goes through them together with known ones must not end early."""
+    """Return exactly `count` items, so that a test that pairs them with known ones cannot end early."""
     items = list(values)
     if len(items) != count:
         raise UnfitValue(f"{len(items)} items where the test goes through {count}")
@@ -310,7 +310,7 @@ def items_of(values: Any, count: int) -> list[Any]:
 
 
 def may_be_object(part: Any) -> bool:
-    """Return whether a part may turn out to be an object of the candidate's."""
+    """Return whether a part may be an object of the candidate."""
     if isinstance(part, Apply) and part.function not in SURELY_PLAIN:
         is_made_of_them = isinstance(part.function, Build) or part.function in OPERATORS.values()
         return any(may_be_object(each) for each in part.parts if is_made_of_them or isinstance(each, Apply))
@@ -318,7 +318,7 @@ def may_be_object(part: Any) -> bool:
 
 
 def holds_object_of_class(part: Any) -> bool:
-    """Return whether a part is an object of a class of the candidate's, or a container that is made of some."""
+    """Return whether a part is an object of a candidate's class, or a container of some."""
     if isinstance(part, Apply) and isinstance(part.function, Build):
         return any(map(holds_object_of_class, part.parts))
     return isinstance(part, CandidateRequest) and part.of_class

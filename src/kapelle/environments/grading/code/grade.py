@@ -1,8 +1,8 @@
-"""Grades programs in a sandbox. What they return or print is compared here, where no code of theirs runs.
+"""Grade programs in a sandbox. Returned values and output are compared here, outside the sandbox.
 
-`grade_calls` compares what functions return with known values, `grade_output` what programs print. `grade_program` takes test programs:
-those that `literal_tests` can read become calls. All others would have to run beside the candidate, which could then decide what they
-find; that has to be allowed by name, and its verdicts are not `trusted`. Exit codes and printed claims decide nothing.
+`grade_calls` compares returned values with known ones, `grade_output` the output. `grade_program` takes test programs:
+those that `literal_tests` can read become calls. All others would have to run in the candidate's process, which could then fake their
+results; this must be allowed explicitly, and the verdicts are not `trusted`. Exit codes and printed claims are never trusted.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from kapelle.environments.grading.code.values import Plain, Stays, ValueFault, d
 from kapelle.environments.sandbox.contract import Limits, Result
 from kapelle.environments.sandbox.session import Backend, Session, run, start
 
-# -------- The verdict of a grader on a program: how each test went, and what that is worth
+# -------- The verdict of a grader on a program: the outcome of each test, and the score
 
 TestStatus = Literal["passed", "failed", "error", "not_run"]
 
 
 @dataclass(frozen=True, slots=True)
 class TestOutcome:
-    """How one test went."""
+    """The outcome of one test."""
 
     __test__ = False
 
     status: TestStatus
-    """`failed`: it ran and did not hold. `error`: it could not be carried to its end."""
+    """`failed`: it ran and its condition is false. `error`: it did not finish."""
     explanation: str = ""
 
 
@@ -52,11 +52,11 @@ class CodeGrade:
 
     tests: tuple[TestOutcome, ...]
     status: Literal["graded", "ungraded"] = "graded"
-    """`ungraded`: the tests themselves could not be run, which says nothing about the candidate and must
+    """`ungraded`: the tests themselves could not run, whatever the candidate; this must
     never be used as a reward."""
     explanation: str = ""
     trusted: bool = True
-    """False where the tests ran beside the candidate, which could have changed what they found."""
+    """False if the tests ran in the candidate's process, which could have faked their results."""
 
     @property
     def passed(self) -> int:
@@ -65,7 +65,7 @@ class CodeGrade:
 
     @property
     def score(self) -> float:
-        """Share of the tests that passed, for partial credit; 0 where nothing was graded."""
+        """Share of passed tests, for partial credit; 0 if ungraded."""
         return self.passed / len(self.tests) if self.tests and self.status == "graded" else 0.0
 
     @property
@@ -74,20 +74,20 @@ class CodeGrade:
         return self.status == "graded" and bool(self.tests) and self.passed == len(self.tests)
 
 
-# -------- Asks a candidate in its sandbox, one call at a time, and believes nothing but well-formed values
+# -------- The candidate in its sandbox: one request at a time, and only well-formed replies are accepted
 
 REPLIES = 64 * 1024**2
-"""Bytes that a candidate may answer in all, whatever it may print."""
+"""Most bytes of all replies of a candidate."""
 MOST_STARTS = 3
-"""How often one candidate is started: a test that ends it costs the next ones nothing, within bounds."""
+"""Most starts of one candidate: after a test that ends it, the next test starts it again."""
 
 
 class CandidateGone(Exception):
-    """The candidate did not answer: it ended, reached a limit, or sent something that is not a reply."""
+    """The candidate did not reply: it ended, reached a limit, or sent something else."""
 
 
 class CandidateError(Exception):
-    """The candidate raised an exception; of what it says, only a name and a text are believed."""
+    """The candidate raised an exception; only its name and its text are used."""
 
     def __init__(self, found: Plain) -> None:
         name, text = found if type(found) is tuple and len(found) == 2 else ("", "")
@@ -95,7 +95,7 @@ class CandidateError(Exception):
 
 
 class Candidate:
-    """A solution in a sandbox of its own, started at the first request, and again after it was lost."""
+    """A solution in its own sandbox, started at the first request, and again after it was lost."""
 
     def __init__(self, solution: str, sandbox: Backend, limits: Limits) -> None:
         self._files = {
@@ -111,7 +111,7 @@ class Candidate:
         """Whether a value may hold NaN; otherwise it is a ValueFault."""
 
     def ask(self, operation: str, *parts: Plain, keep: bool = False) -> Plain:
-        """Return the value that an operation of `candidate_driver` gives; with `keep`, the object that stays with it.
+        """Return the value of an operation of `candidate_driver`; with `keep`, a reference to the object.
 
         Raises CandidateError for what the candidate raised, CandidateGone, from then on until `renew`, and ValueFault for a request or
         a value that has no encoding.
@@ -123,7 +123,7 @@ class Candidate:
             self._starts += 1
             command = _driver_command(self._sandbox, "candidate_driver")
             self._session = start(self._sandbox, self._files, command, self._limits)
-        # A reply belongs to its request by a mark that no program can write ahead of it.
+        # The mark ties a reply to its request; no program can write it in advance.
         mark = secrets.token_hex(8).encode()
         self._session.send(mark + b" " + request + b"\n")
         line = self._session.receive(self._limits.wall_s)
@@ -140,13 +140,13 @@ class Candidate:
         raise CandidateGone(self._lost)
 
     def renew(self) -> None:
-        """Let the next request start it again, if it was lost and has starts left."""
+        """Make the next request start the candidate again, if it was lost and has starts left."""
         if self._lost and self._starts < MOST_STARTS:
             self.close()
             self._session, self._lost = None, ""
 
     def close(self) -> None:
-        """End it."""
+        """End the candidate."""
         if self._session is not None:
             self._session.finish(kill=True)
 
@@ -166,26 +166,26 @@ def _driver_command(sandbox: Backend, driver: str) -> list[str]:
     return [sandbox.python, "-I", "-B", "-c", begin]
 
 
-# -------- Grades programs by test programs: literal ones here, and others beside the candidate where that is allowed
+# -------- Grading by test programs: literal ones here, others in the candidate's process if that is allowed
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramTests:
-    """Tests that are programs of their own: asserts, or a `check` function with its call."""
+    """Tests that are programs: asserts, or a `check` function with its call."""
 
     programs: tuple[str, ...]
-    """Each is one test: it passes when it runs to its end."""
+    """Each is one test; it passes if it runs to its end."""
     setup: str = ""
-    """Runs once before the tests; what it defines is theirs."""
+    """Runs once before the tests, which can use its names."""
     candidate: tuple[str, ...] = ()
-    """Names that are the candidate's, even where Python defines them too; empty: those that the tests do not define."""
+    """Names of the candidate, even if Python defines them too; empty: all names that the tests do not define."""
     classes: tuple[str, ...] | None = None
-    """Which of them are classes; None: those in CapWords."""
+    """Names of the candidate's classes; None: names in CapWords."""
 
 
 @functools.lru_cache(maxsize=4096)
 def read_literal(tests: ProgramTests) -> tuple[LiteralTest, ...]:
-    """Return test programs as calls with known values. Raises NotLiteral, which says why not, and SyntaxError."""
+    """Return test programs as calls with known values. Raises NotLiteral, with the reason, and SyntaxError."""
     for program in (tests.setup, *tests.programs):
         literal_tests.parsed(program)
     return tuple(
@@ -204,8 +204,8 @@ def grade_program(
 ) -> CodeGrade:
     """Run test programs against a solution.
 
-    Tests that are not literal run beside the solution if that is allowed, which a solution can exploit; otherwise nothing is graded.
-    `limits` hold for each start of the candidate. Raises SandboxError when the machine cannot give a sandbox.
+    Tests that are not literal run in the solution's process if that is allowed, which a solution can exploit; otherwise nothing is graded.
+    `limits` apply to each start of the candidate. Raises SandboxError if the machine cannot provide a sandbox.
     """
     limits = limits or Limits()
     try:
@@ -247,9 +247,9 @@ def _outcome_of_test(candidate: Candidate, test: LiteralTest) -> TestOutcome:
 
 
 def _grade_beside(solution: str, tests: ProgramTests, sandbox: Backend, limits: Limits) -> CodeGrade:
-    """Run test programs beside a solution, in one process of their own."""
+    """Run test programs in one process with a solution."""
     if tests not in _decisive:
-        # Without a solution, a test that passes does so whatever it is, and what is missing is the tests' own.
+        # A test that passes without a solution is useless, and a missing import is the tests' fault.
         for index, (status, said) in _beside("", tests, sandbox, limits).items():
             if status in ("passed", "broken"):
                 why = said or f"test {index} passes whatever the program does"
@@ -262,11 +262,11 @@ def _grade_beside(solution: str, tests: ProgramTests, sandbox: Backend, limits: 
 
 
 _decisive: set[ProgramTests] = set()
-"""Tests that are not passed without a solution."""
+"""Tests that fail without a solution."""
 
 
 def _beside(solution: str, tests: ProgramTests, sandbox: Backend, limits: Limits) -> dict[int, Any]:
-    """Return status and explanation of each test that ran; a solution may have written them."""
+    """Return status and explanation of each test that ran; a solution may have faked them."""
     texts = {f"test_{index}.py": text for index, text in enumerate(tests.programs)}
     texts |= {"solution.py": runnable(solution), "setup.py": tests.setup}
     files = {name: text.encode("utf-8", "surrogatepass") for name, text in texts.items()}
@@ -286,12 +286,12 @@ def _beside(solution: str, tests: ProgramTests, sandbox: Backend, limits: Limits
     return found
 
 
-# -------- Grades programs by calls with known results: no test program
+# -------- Grading by calls with known results
 
 
 @dataclass(frozen=True, slots=True)
 class CallTest:
-    """One call and what it must return."""
+    """One call and its expected result."""
 
     function: str
     arguments: tuple[Plain, ...]
@@ -299,18 +299,18 @@ class CallTest:
     """Never leaves this process."""
     keywords: Mapping[str, Plain] = field(default_factory=dict)
     tolerance: float = 0.0
-    """Most by which finite floats may differ, absolutely or relative to the expected one; whole numbers are exact."""
+    """Greatest absolute or relative difference of finite floats; integers are exact."""
     rule: Literal["exact", "json", "apps"] = "exact"
-    """`json`: a tuple may be returned for a list, and a number be a key for its text. `apps`: also, an expected list of one item
-    stands for the item."""
+    """`json`: a tuple may replace a list, and a numeric key its text. `apps`: also, an expected list of one item
+    may mean the item."""
 
 
 def grade_calls(
     solution: str, tests: tuple[CallTest, ...], sandbox: Backend, limits: Limits | None = None
 ) -> CodeGrade:
-    """Call a solution once for each test and compare what it returns; one that is lost is started again.
+    """Call a solution once for each test and compare the result; a lost solution is started again.
 
-    Raises SandboxError when the machine cannot give a sandbox, ValueFault for arguments that have no encoding.
+    Raises SandboxError if the machine cannot provide a sandbox, ValueFault for arguments that have no encoding.
     """
     for test in tests:
         encode((test.arguments, dict(test.keywords)))
@@ -327,7 +327,7 @@ def _outcome_of_call(candidate: Candidate, test: CallTest) -> TestOutcome:
     try:
         found = candidate.ask("call", test.function, test.arguments, dict(test.keywords))
         if isinstance(test.expected, list):
-            # A right result has as many items at most.
+            # A correct result has at most this many items.
             inside = (item for item in test.expected if test.rule == "apps" and isinstance(item, list))
             most = max(len(test.expected), *map(len, inside), 0) + 1
             if isinstance(found, Stays) and found.nature == "iterator":
@@ -353,7 +353,7 @@ _LISTED: tuple[Any, ...] = (range, deque, type({}.keys()), type({}.values()), ty
 
 
 def _as_json(value: Plain, like: Plain) -> Plain:
-    """Return a value as JSON would write it: with a list for each tuple, and a text for each key where a text is expected."""
+    """Return a value as in JSON: a list for each tuple, and a text for each key if a text is expected."""
     if isinstance(value, (list, tuple)) and isinstance(like, list) and len(value) == len(like):
         return [_as_json(item, each) for item, each in zip(value, like, strict=True)]
     if isinstance(value, dict) and isinstance(like, dict):
@@ -367,9 +367,9 @@ def _as_json(value: Plain, like: Plain) -> Plain:
 
 
 def same_value(got: Plain, expected: Plain, tolerance: float = 0.0) -> bool:
-    """Return whether two values of built-in types are the same: types too, save that 2 and 2.0 are one number.
+    """Return whether two values of built-in types and their types are the same, except that 2 equals 2.0.
 
-    NaN is the same as nothing, so it never matches; a list is never a tuple, a set never a frozenset, and `{True}` not `{1}`.
+    NaN never matches; a list is never a tuple, a set never a frozenset, and `{True}` not `{1}`.
     """
     if _is_number(got) and _is_number(expected):
         # Whole numbers are exact.
@@ -391,7 +391,7 @@ def same_value(got: Plain, expected: Plain, tolerance: float = 0.0) -> bool:
 
 
 def _exact(key: Plain) -> Plain:
-    """Return a key that equals only keys of the same type, numbers aside."""
+    """Return a key that equals only keys of the same type, except for numbers."""
     if isinstance(key, (tuple, frozenset)):
         return type(key), type(key)(map(_exact, key))
     return int if _is_number(key) else type(key), key
@@ -401,35 +401,35 @@ def _is_number(value: Plain) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-# -------- Grades programs by what they print for an input; the comparison happens here, after the program is gone
+# -------- Grading by the output for an input, compared here after the program has ended
 
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]{1,40}\.[0-9]{0,40}|\.[0-9]{1,40}|[0-9]{1,40})(?:[eE][+-]?[0-9]{1,3})?")
 _REAL = re.compile(r".*[.eE].*")
 _SPACES = re.compile(r"[ \t\r\f\v]+")
 MOST_STOPPED = 3
-"""Tests in which one program may reach a limit: a problem may have hundreds of tests, and each would take as long."""
+"""Tests in which a program may reach a limit before the rest is skipped: a problem may have hundreds of slow tests."""
 MOST_SECONDS = 20
-"""How many times the limit of one test all tests of a program may take together on the clock."""
+"""Wall time of all tests of a program, in multiples of the limit of one test."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputTest:
-    """One input and what must be printed for it."""
+    """One input and its expected output."""
 
     stdin: str
     stdout: str
     """Never enters the sandbox."""
     tolerance: float = 1e-6
-    """Most by which a printed number may differ, absolutely or relatively, where this one has a point or an
-    exponent; whole numbers must match digit by digit."""
+    """Greatest absolute or relative difference of a printed number, if the expected one has a point or an
+    exponent; integers must match digit by digit."""
 
 
 def grade_output(
     solution: str, tests: tuple[OutputTest, ...], sandbox: Backend, limits: Limits | None = None
 ) -> CodeGrade:
-    """Run a program once for each test and compare its standard output; a program that is out of its time is run no more.
+    """Run a program once for each test and compare its standard output; skip the rest if it has used up its time.
 
-    Raises SandboxError when the machine cannot give a sandbox.
+    Raises SandboxError if the machine cannot provide a sandbox.
     """
     limits = limits or Limits()
     files = {"solution.py": runnable(solution).encode("utf-8", "surrogatepass")}
@@ -439,7 +439,7 @@ def grade_output(
         if stopped == MOST_STOPPED or seconds > MOST_SECONDS * limits.wall_s:
             outcomes.append(TestOutcome("not_run", "the program had used up its time in earlier tests"))
             continue
-        # What has to be printed may be more than the limit, which is for what need not be.
+        # The expected output may be longer than the limit.
         room = max(limits.output_bytes, 2 * len(test.stdout.encode()))
         result = run(sandbox, files, command, test.stdin.encode(), replace(limits, output_bytes=room))
         stopped, seconds = stopped + (result.limit is not None), seconds + result.wall_s
@@ -466,9 +466,9 @@ def _outcome_of_output(result: Result, test: OutputTest) -> TestOutcome:
 
 
 def same_output(printed: str, expected: str, tolerance: float = 1e-6) -> bool:
-    """Return whether two outputs say the same: the same lines of the same words.
+    """Return whether two outputs are the same: the same lines of the same words.
 
-    Spaces and tabs between words, at line ends and empty lines at the end do not count; line breaks do.
+    Spaces and tabs between words and at line ends, and empty lines at the end, are ignored; line breaks count.
     """
     ours, theirs = _lines(printed), _lines(expected)
     return len(ours) == len(theirs) and all(
@@ -478,7 +478,7 @@ def same_output(printed: str, expected: str, tolerance: float = 1e-6) -> bool:
 
 
 def _lines(text: str) -> list[list[str]]:
-    # Python's own `split` takes U+001C and a dozen other characters for spaces.
+    # Python's `split` treats U+001C and a dozen other characters as spaces.
     lines = [_SPACES.split(line.strip(" \t\r\f\v")) for line in text.replace("\r\n", "\n").split("\n")]
     lines = [words if words != [""] else [] for words in lines]
     while lines and not lines[-1]:

@@ -1,11 +1,11 @@
-"""Reads test programs that only call the candidate with known values and compare what it returns: `assert f([1, 2]) == 3` and its kin.
+"""Read test programs that only call the candidate with known values and compare the results, as in `assert f([1, 2]) == 3`.
 
-Reading runs whatever in a test does not depend on the candidate: assignments, loops over known values, functions of the test's,
-`check(candidate)`. What is left are the steps of `checks`, which ask the candidate for values and decide outside its sandbox. So a
-candidate can influence nothing but the values that it returns.
+Reading evaluates the parts of a test that do not depend on the candidate: assignments, loops over known values, functions of the test,
+`check(candidate)`. The result is the steps of `checks`, which request values from the candidate and decide outside its sandbox. So a
+candidate influences only the values that it returns.
 
-A test that does anything else raises NotLiteral: it imports an unknown module, branches on a result, reads an argument again that the
-candidate may have changed, compares objects, or gives the candidate something that has no encoding, such as a function.
+A test that does anything else raises NotLiteral: it imports an unknown module, branches on a result, reads an argument that the
+candidate may have changed, compares objects, or passes the candidate a value without an encoding, such as a function.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from kapelle.environments.grading.code.programs import tree_of
 from kapelle.environments.grading.code.values import ValueFault, decode, encode
 
 MOST_STEPS = 100_000
-"""Nodes of the syntax tree that reading one test evaluates, loops included."""
+"""Most syntax nodes that are evaluated to read one test, including loops."""
 
 
 class NotLiteral(Exception):
-    """A test that is more than calls with known values; the text says why, and in which line."""
+    """A test that is more than calls with known values; the message has the reason and the line."""
 
 
 _MODULES: dict[str, Mapping[str, Any]] = {
@@ -72,7 +72,7 @@ _BUILTINS: dict[str, Any] = {
     "__name__": "__main__",
 }  # fmt: skip
 _CHANGES = ("add", "append", "extend", "insert", "update", "remove", "discard", "pop", "sort", "reverse", "clear", "format", "replace")  # fmt: skip
-"""Methods of known values."""
+"""Allowed methods of known values."""
 _ATTRIBUTES = ("real", "imag", "numerator", "denominator", "year", "month", "day", "days")
 
 
@@ -87,9 +87,9 @@ def parsed(program: str) -> ast.Module:
 def read_test(
     program: str, setup: str = "", candidate: Sequence[str] = (), classes: Sequence[str] | None = None
 ) -> LiteralTest:
-    """Return the steps of a test that runs after a setup; `candidate` and `classes` as in `ProgramTests`.
+    """Return the steps of a test that runs after a setup; `candidate` and `classes` are those of `ProgramTests`.
 
-    Raises NotLiteral, and SyntaxError for what is no program.
+    Raises NotLiteral, and SyntaxError for an invalid program.
     """
     reading = _TestReader(candidate, classes)
     try:
@@ -105,7 +105,7 @@ def read_test(
 
 @dataclass(frozen=True, slots=True)
 class _Own:
-    """A name of the candidate's."""
+    """A name of the candidate."""
 
     name: str
 
@@ -132,18 +132,18 @@ class _TestReader(ast.NodeVisitor):
         self._scope: dict[str, Any] = {}
         self._called: set[str] = set()
         self._left = MOST_STEPS
-        # Known values that the candidate was given by name, and may have changed: by identity.
+        # Known values, by identity, that were passed to the candidate by name and may have changed.
         self._given: dict[int, Any] = {}
 
     def visit(self, node: ast.AST) -> Any:
-        """Run a statement, or return the value of an expression, or what is left of it."""
+        """Run a statement, or return the value of an expression, which may be a `Later`."""
         self._left -= 1
         if self._left < 0:
             _refuse(node, "it is too long")
         return super().visit(node)
 
     def generic_visit(self, node: ast.AST) -> NoReturn:
-        """Refuse what has no method here."""
+        """Reject nodes without a method here."""
         _refuse(node, f"it has a part that is a {type(node).__name__}")
 
     # ---- Statements
@@ -154,7 +154,7 @@ class _TestReader(ast.NodeVisitor):
             self.visit(node)
 
     def run_tests(self, body: Sequence[ast.stmt]) -> None:
-        """Run the functions that pytest would, if the test does not call them itself."""
+        """Run the functions that pytest would run, unless the test calls them itself."""
         functions = [node for node in body if isinstance(node, ast.FunctionDef) and not node.args.args]
         for function in functions:
             if function.name.startswith("test") and function.name not in self._called:
@@ -273,7 +273,7 @@ class _TestReader(ast.NodeVisitor):
         return _Own(name) if module == "solution" else found
 
     def _fetched(self, value: Any) -> Any:
-        """Return what the candidate has under a name, for the name."""
+        """Return a request for the candidate's object if the value is one of its names."""
         if not isinstance(value, _Own):
             return value
         return CandidateRequest("fetch", (value.name,), of_class=self._is_class(value.name))
@@ -284,14 +284,14 @@ class _TestReader(ast.NodeVisitor):
     # ---- Expressions
 
     def _value(self, node: ast.expr) -> Any:
-        """Return the value of an expression where a value belongs."""
+        """Return the value of an expression; reject functions and modules."""
         value = self._fetched(self.visit(node))
         if isinstance(value, (_Module, ast.AST)):
             _refuse(node, "it uses a function or a module as a value")
         return value
 
     def _known(self, node: ast.expr) -> Any:
-        """Return the value of an expression that the candidate must not decide."""
+        """Return the value of an expression; reject results of the candidate."""
         value = self._value(node)
         if isinstance(value, Later):
             _refuse(node, "it branches on a result, or goes through one")
@@ -301,7 +301,7 @@ class _TestReader(ast.NodeVisitor):
         return self._each(node, self._known(node), None)
 
     def _each(self, node: ast.AST, value: Any, count: int | None) -> list[Any]:
-        """Return each item of a value, which must have so many if `count` is given."""
+        """Return the items of a value, which must have `count` items if it is given."""
         if isinstance(value, Later) and count is not None:
             items = self._apply(node, checks.items_of, [value, count])
             return [Apply(operator.getitem, (items, index)) for index in range(count)]
@@ -429,7 +429,7 @@ class _TestReader(ast.NodeVisitor):
             _refuse(node, f"it calls `{name}`")
         if isinstance(target, CandidateRequest) and (target.of_class or name not in checks.METHODS):
             if node.args + node.keywords and not target.of_class:
-                # It could be any object, and affirm whatever it is asked: `f(3).equals(10)`.
+                # It could be an object whose methods always return True: `f(3).equals(10)`.
                 _refuse(node, "it asks a result about known values")
             return self._request(node, "call method", target, name, *self._given_arguments(node))
         args, keywords = self._parts(node.args), self._keywords(node)
@@ -448,7 +448,7 @@ class _TestReader(ast.NodeVisitor):
     def _call_function(
         self, function: ast.FunctionDef, args: list[Any], keywords: dict[str, Any], node: ast.AST
     ) -> Any:
-        """Run a function of the test's with these arguments, and return what it returns."""
+        """Run a function of the test with these arguments and return its result."""
         about = function.args
         names = [each.arg for each in about.args]
         defaults = dict(zip(names[::-1], map(self.visit, about.defaults[::-1]), strict=False))
@@ -480,10 +480,10 @@ class _TestReader(ast.NodeVisitor):
         return {str(each.arg): self._value(each.value) for each in node.keywords}
 
     def _given_arguments(self, node: ast.Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a call of the candidate's, and remember which values it may change."""
+        """Return the arguments of a call of the candidate, and note which values it may change."""
         nodes = (*node.args, *(each.value for each in node.keywords))
         found = [self._scope.get(each.id) for each in nodes if isinstance(each, ast.Name)]
-        # What is given once more is what it was.
+        # Passing the same value again is allowed.
         for value in found:
             self._given.pop(id(value), None)
         args, keywords = tuple(self._parts(node.args)), self._keywords(node)
@@ -501,7 +501,7 @@ class _TestReader(ast.NodeVisitor):
     def _apply(
         self, node: ast.AST, function: Any, parts: Sequence[Any], keywords: Mapping[str, Any] | None = None
     ) -> Any:
-        """Return what a function makes of parts, now if all are known."""
+        """Return the result of a function of parts, immediately if all are known."""
         keywords = keywords or {}
         if not any(isinstance(each, Later) for each in (*parts, *keywords.values())):
             try:
@@ -512,7 +512,7 @@ class _TestReader(ast.NodeVisitor):
             return found
         objects = sum(map(checks.may_be_object, parts))
         if function in (str, repr) and isinstance(parts[0], CandidateRequest):
-            # The text is for its class to choose, and does not depend on what is expected.
+            # The class chooses the text, without knowing the expected value.
             return self._request(node, "apply", function.__name__, parts[0])
         if (objects > 1 and function in checks.COMPARES) or (
             objects and function in (Build(set), Build(dict), str, repr)
@@ -528,18 +528,18 @@ class _TestReader(ast.NodeVisitor):
 
 
 def _suits_objects(function: Callable[..., Any], parts: Sequence[Any]) -> bool:
-    """Return whether the candidate's process can do this to objects of its classes without learning what is expected."""
+    """Return whether the candidate's process can apply this to its objects without learning expected values."""
     if any(isinstance(each, CandidateRequest) and each.operation == "fetch" for each in parts):
         return False
-    if function in (operator.eq, operator.ne):  # a name in CapWords may be a function's
+    if function in (operator.eq, operator.ne):  # a function may have a name in CapWords
         return sum(isinstance(each, Later) for each in parts) == 1
     is_alone = len(parts) == 1 and isinstance(parts[0], CandidateRequest)
-    is_told = function in checks.ITERATING or getattr(function, "__name__", "") in OF_OBJECTS
-    return function in (*checks.IDENTITY, Build(list), Build(tuple)) or (is_alone and is_told)
+    is_supported = function in checks.ITERATING or getattr(function, "__name__", "") in OF_OBJECTS
+    return function in (*checks.IDENTITY, Build(list), Build(tuple)) or (is_alone and is_supported)
 
 
 def _for_candidate(part: Any) -> Any:
-    """Return what a request is made of: copies of known values, and the objects of results. Raises ValueFault."""
+    """Return a part of a request: copies of known values, and references to results. Raises ValueFault."""
     if isinstance(part, CandidateRequest):
         part.keep = True
     elif isinstance(part, Apply) and isinstance(part.function, Build):

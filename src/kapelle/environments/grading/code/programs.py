@@ -1,4 +1,4 @@
-"""The syntax tree of a program that others wrote, without what Python has to say about its style."""
+"""Find the program in a text, and parse it without Python's style warnings."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from kapelle.environments.grading.text.extraction import MAX_TEXT, own_turn
 
 
 def tree_of(program: str) -> ast.Module:
-    """Return the syntax tree of a program; SyntaxError for what is none.
+    """Return the syntax tree of a program; SyntaxError for an invalid one.
 
-    A string with an unknown escape is a warning of Python's (a SyntaxWarning from 3.12 on), which is meant for its author: here it
-    would be printed in the middle of a run, or end it where warnings are errors.
+    Python warns of a string with an unknown escape (a SyntaxWarning from 3.12 on). The warning is meant for its author; here it
+    would be printed during a run, or end it if warnings are errors.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)
@@ -22,19 +22,19 @@ def tree_of(program: str) -> ast.Module:
         return ast.parse(program)
 
 
-# -------- Where the program of a text stands
+# -------- The program of a text
 
 _LANGUAGES = frozenset({"python", "python3", "py"})
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def program_of(text: str) -> str | None:
-    """Return the program that a turn hands in, letter by letter; None when it hands in none.
+    """Return the program of a turn, unchanged; None if it has none.
 
-    It is the last fenced block of Python; where no block says that it is Python, the last one of no named language
-    that is a program (or that is no worse than the others: a body to go on with). A block that only calls what an earlier one defines is
-    an example of its use. A text without any fence is the program as a whole. Thoughts and what follows the end of the turn
-    do not count.
+    It is the last fenced block marked as Python. Without such a block it is the last block of no named language
+    that is a program, or else the first such block. A block that only calls what an earlier one defines is
+    an example of its use. A text without a fence is a program as a whole. Thoughts and text after the end of the turn
+    are ignored.
     """
     if len(text) > MAX_TEXT:
         return None
@@ -45,7 +45,7 @@ def program_of(text: str) -> str | None:
     named = [program for language, program in blocks if language in _LANGUAGES and program.strip()]
     unnamed = [program for language, program in blocks if not language and program.strip()]
     if not named:
-        # What a program prints often stands in a block behind it.
+        # A later block is often the output of the program.
         named = [program for program in unnamed if _does_something(program)] or unnamed[:1]
     while len(named) > 1 and _only_uses(named[-1], named[:-1]):
         named.pop()
@@ -58,10 +58,10 @@ def _blocks(said: str) -> list[tuple[str, str]]:
         return []
     from markdown_it import MarkdownIt
 
-    # A tag on a line of its own (`<answer>`) hides no program.
+    # A tag on its own line (`<answer>`) must not hide a program.
     parser = MarkdownIt("commonmark").disable("html_block")
     parser.core.ruler.enableOnly(["normalize", "block"])
-    # Where there is no block by the rules, fences that are indented too far were meant to be some.
+    # Without any block, accept fences that are indented too far.
     for text in (said, re.sub(r"(?m)^[ \t]+(?=```|~~~)", "", said)):
         if fences := [token for token in parser.parse(text) if token.type == "fence"]:
             return [(_language(token.info), token.content) for token in fences]
@@ -75,7 +75,7 @@ def _language(info: str) -> str:
 
 
 def runnable(program: str) -> str:
-    """Return a program that can be run: one that was moved to the right as a whole is moved back."""
+    """Return a program that can be run: dedented if it is indented as a whole."""
     if _tree(program) is not None:
         return program
     moved = textwrap.dedent(program)
@@ -90,7 +90,7 @@ def _tree(program: str) -> ast.Module | None:
 
 
 def _does_something(program: str) -> bool:
-    """Return whether a text is a program, and not only values that look like one (`[1, 2]`, `3`)."""
+    """Return whether a text is a program, and more than a list of values (`[1, 2]`, `3`)."""
     tree = _tree(program)
     return tree is not None and not all(
         isinstance(node, ast.Expr) and not any(isinstance(part, ast.Call) for part in ast.walk(node))

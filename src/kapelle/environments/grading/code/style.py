@@ -1,7 +1,7 @@
-"""How well a program is written, read from its text alone: whether it parses, and how far it keeps to common conventions.
+"""Score a program's text: whether it parses, and how well it follows common conventions.
 
-Nothing is run or imported. Programs come from others, so everything here is linear in a text of bounded length, walks trees
-without recursion, and takes whatever Python's parser gives up on as a program that does not parse.
+Nothing is run or imported. Programs are untrusted, so everything here is linear in a text of bounded length, walks trees
+without recursion, and treats any failure of Python's parser as a program that does not parse.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from kapelle.environments.grading.code.programs import runnable, tree_of
 
 MAX_PROGRAM = 20_000
-"""Characters of a program; a longer one has no syntax and no style here."""
+"""Most characters of a program; a longer one scores 0."""
 LONGEST_LINE = 99
-"""Characters of a line, the most that PEP 8 allows a team."""
+"""Most characters of a line, PEP 8's limit for teams."""
 
 
 def syntax_score(program: str) -> float:
-    """Return 1 for a program that parses; else the share of its lines before the one where parsing fails, which is less."""
+    """Return 1 for a program that parses; else the share of its lines before the syntax error."""
     if not program.strip() or len(program) > MAX_PROGRAM:
         return 0.0
     try:
@@ -33,13 +33,13 @@ def syntax_score(program: str) -> float:
 
 
 def style_score(program: str) -> float:
-    """Return the mean of `style_parts`; 0 for what does not parse."""
+    """Return the mean of `style_parts`; 0 for a program that does not parse."""
     parts = style_parts(program)
     return sum(parts.values()) / len(parts) if parts else 0.0
 
 
 def style_parts(program: str) -> Mapping[str, float]:
-    """Return how far a program keeps to each convention, in [0, 1]; empty for what does not parse or says nothing.
+    """Return a score in [0, 1] for each convention; empty for a program that is empty or does not parse.
 
     `layout`: lines of at most 99 characters, without tabs before or spaces behind the code. `names`: functions, arguments and
     variables in snake_case, classes in CapWords (PEP 8). `docstrings`: of functions and classes without a leading underscore
@@ -74,7 +74,7 @@ def style_parts(program: str) -> Mapping[str, float]:
 
 
 def _share(things: Sequence[object], good: Callable[..., bool]) -> float:
-    """Return the share of things that are good; 1 where there is none."""
+    """Return the share of good things; 1 if there are none."""
     return sum(map(good, things)) / len(things) if things else 1.0
 
 
@@ -90,7 +90,7 @@ _CLASS = re.compile(r"_*[A-Z][A-Za-z0-9]*")
 
 
 def _names(nodes: Sequence[ast.AST]) -> Iterator[tuple[str, re.Pattern[str]]]:
-    """Yield each name that a program gives, with what it should look like."""
+    """Yield each name that a program defines, with its expected pattern."""
     for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name, _FUNCTION
@@ -125,7 +125,7 @@ def _habits(nodes: Sequence[ast.AST]) -> float:
         ):
             bad.add(id(node))
         seen.add(node.lineno)
-    # Expressions and handlers are no statements: each is counted as one that is bad.
+    # Each bad expression or handler counts as a bad statement.
     faults = sum(_faulty(node) for node in nodes)
     return max(0.0, 1.0 - (len(bad) + faults) / len(statements))
 

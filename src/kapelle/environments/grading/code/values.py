@@ -1,6 +1,6 @@
-"""Python values as strict JSON: what a candidate's process and this one write to each other.
+"""Python values as strict JSON, for messages between a candidate's process and this one.
 
-`null`, booleans, texts, finite floats and integers of at most 18 digits stand for themselves. Any other value is a list of its kind and
+`null`, booleans, texts, finite floats and integers of at most 18 digits are plain JSON. Any other value is a list of its kind and
 its parts:
 
     ["list", part, ..]  ["tuple", ..]  ["set", ..]  ["frozenset", ..]  ["dict", key, value, ..]  ["counter", ..]  ["deque", ..]
@@ -9,7 +9,7 @@ its parts:
     ["date", "2024-02-29"]  ["datetime", ..]  ["time", ..]  ["timedelta", 1, 0, 5]  ["type", "int"]: a built-in type
     ["object", number, nature]: an object that stays in the candidate's process
 
-What `decode` returns is always of a built-in type or of the standard library's, so no method of a candidate's class runs where its answers
+`decode` returns only built-in types and types of the standard library, so no method of a candidate's class runs where its values
 are compared. Standard library only: the file is copied into sandboxes unchanged.
 """
 
@@ -25,28 +25,28 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 MAX_TEXT = 16_000_000
-"""Characters of one message."""
+"""Most characters of one message."""
 MAX_PARTS = 1_000_000
-"""Of one value that is written."""
+"""Most parts of one encoded value."""
 MAX_DEPTH = 200
-"""Of lists in lists; a literal is no deeper, because Python's own parser ends there."""
+"""Most nested lists; Python's parser limits literals to this depth too."""
 MAX_BITS = 400_000
-"""Of one integer: arithmetic on longer ones would take seconds."""
+"""Most bits of an integer: arithmetic on longer ones would take seconds."""
 MAX_COLLIDING = 50
-"""Elements of one set or dictionary with the same hash: a candidate chooses them, and each costs as much as all before it."""
+"""Most elements of a set or dictionary with the same hash, which a candidate could choose to make it slow."""
 MAX_EXPONENT = 6000
-"""Of a decimal number."""
+"""Most digits of a decimal number."""
 
 Plain = Any
 """A value of a built-in type, or of one of the standard library's above."""
 
 
 class ValueFault(Exception):
-    """A text that is not a value in this encoding, or a value that has none."""
+    """A text that is no encoded value, or a value without an encoding."""
 
 
 class NoEncoding(ValueFault):
-    """A value of a class that this encoding does not have."""
+    """A value of a class without an encoding."""
 
 
 class Stays:
@@ -60,7 +60,7 @@ class Stays:
 
 
 def encode(value: Plain) -> str:
-    """Return a value's text. Raises ValueFault for what has no encoding, and for values that are too large."""
+    """Return an encoded value. Raises ValueFault for values without an encoding and values that are too large."""
     try:
         text = json.dumps(_written(value, [MAX_PARTS], 0), separators=(",", ":"))
     except (RecursionError, ValueError, OverflowError, MemoryError) as error:
@@ -74,7 +74,7 @@ def decode(text: str | bytes, *, with_nan: bool = True, resolve: Callable[[int],
     """Return the value of a text. Raises ValueFault for anything that `encode` would not write.
 
     Without `with_nan`, a NaN anywhere in the value is a ValueFault too. `resolve` returns the object with a number; without it,
-    an object is a value of its own and never part of one: `[object] != [5]` would be true.
+    an object is allowed only as the whole value: as a part, `[object] != [5]` would be true.
     """
     if len(text) > MAX_TEXT:
         raise ValueFault(f"a message of {len(text):,} characters; the most is {MAX_TEXT:,}")
@@ -88,7 +88,7 @@ def decode(text: str | bytes, *, with_nan: bool = True, resolve: Callable[[int],
 
 
 def spread(keys: Iterable[Plain]) -> None:
-    """Raise ValueFault where many keys have one hash."""
+    """Raise ValueFault if many keys have the same hash."""
     counts: dict[int, int] = {}
     for key in keys:
         number = hash(key)
@@ -108,7 +108,7 @@ _SHORT = 10**18
 
 
 def _written(value: Any, left: list[int], depth: int) -> Any:
-    """Return what JSON writes for a value; `left` counts the parts that it may still have."""
+    """Return the JSON form of a value; `left` counts the remaining parts."""
     left[0] -= 1
     if left[0] < 0 or depth > MAX_DEPTH:
         raise ValueFault("a value that is too large, or nested too deeply")
@@ -118,7 +118,7 @@ def _written(value: Any, left: list[int], depth: int) -> Any:
         value = value.item()
     kind = type(value)
     if kind not in _BASES and kind is not bool:
-        # A value of a class that derives from a built-in type is written as that type: its items, never its methods.
+        # A value of a subclass of a built-in type is encoded as that type, without calling its methods.
         kind = next((base for base in _BASES if isinstance(value, base)), kind)
     if value is None or kind is bool:
         return value
@@ -137,7 +137,7 @@ def _written(value: Any, left: list[int], depth: int) -> Any:
         known = list(items)
         kinds = set(map(type, known))
         if kinds <= {bool, str} or (kinds == {int} and max(known) < _SHORT and min(known) > -_SHORT):
-            # Most lists: nothing in them needs a kind.
+            # Fast path for most lists.
             left[0] -= len(known)
             return known
         return [_written(item, left, depth + 1) for item in known]
@@ -173,7 +173,7 @@ def _written(value: Any, left: list[int], depth: int) -> Any:
         return ["decimal", decimal.Decimal.__str__(value)]
     if isinstance(value, dt.timedelta):
         return ["timedelta", value.days, value.seconds, value.microseconds]
-    for name, date in _DATES.items():  # a datetime is a date, too: it stands first
+    for name, date in _DATES.items():  # datetime comes first, because it is a subclass of date
         if isinstance(value, date):
             return [name, date.isoformat(value)]
     raise NoEncoding(f"a value of type {kind.__name__}, which has no encoding")
