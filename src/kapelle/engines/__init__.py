@@ -1,1 +1,1 @@
-"""engines of kapelle."""
+"""Engines that sample and engines that train."""

@@ -112,7 +112,7 @@ class TestAnswer:
         ],
     )
     async def test_another_form_fails_the_episode(self, answer: httpx.Response) -> None:
-        with pytest.raises(EpisodeError, match="another form"):
+        with pytest.raises(EpisodeError, match="chat completions"):
             await engine(lambda _: answer).generate(ASKED)
 
 

@@ -191,7 +191,7 @@ class TestFaults:
         samples = with_behaviour(engine, draw_samples(["a"], [(4, 3)]))
         wrong = with_columns(samples, behaviour=[s.columns["behaviour"] + 1e-3 for s in samples])
         model_of(engine, "a").flat = None
-        with pytest.raises(ParityError, match="no pass in float64"):
+        with pytest.raises(ParityError, match="no float64 pass"):
             engine.check_parity(wrong)
 
 
@@ -271,7 +271,7 @@ class TestWhatRoundingMakes:
         model = tiny_model(dtype="bfloat16")
         model.flat = None
         models: dict[str, tuple[LanguageModel, str | None]] = dict.fromkeys("ab", (model, None))
-        with pytest.raises(ParityError, match="rounding does not make that"):
+        with pytest.raises(ParityError, match="rounding does not explain"):
             parity.check_parity(gaps, samples, torch.bfloat16, BOUND, {}, models)
         gaps[0] = Gaps("a", torch.full((800,), 0.005), gaps[0].samples)
         totals: dict[str, list[float]] = {}
@@ -381,7 +381,7 @@ class TestFaultsInHalfPrecision:
         model, samples = model_of(engine, "a"), sampled()
         flat, model.flat = model.flat, None
         try:
-            with pytest.raises(ParityError, match=r"rounding does not make that, and .* no pass in float64"):
+            with pytest.raises(ParityError, match="no float64 pass"):
                 engine.check_parity(sampled("b"))
             samples[3].columns["behaviour"][5] -= 10.0
             assert engine.check_parity(samples)["parity/rounded"] == 1

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
-from kapelle.environments.grading.text import overlap
-from kapelle.environments.grading.text.overlap import MAX_WORDS, Length, Metric, check_packages, similarity
+from kapelle.environments.grading.text.overlap import MAX_WORDS, Length, Metric, similarity
 from kapelle.errors import ConfigError
 
 METRICS: tuple[Metric, ...] = ("rouge1", "rouge2", "rougeL", "rougeLsum", "chrf", "chrf++", "bleu")
@@ -77,15 +73,6 @@ def test_the_longest_texts_take_little_time() -> None:
     assert time.process_time() - began < 10.0
 
 
-def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overlap, "find_spec", lambda name: None if name == "rouge_score" else sys)
-    check_packages({"chrf": 1.0})
-    with pytest.raises(
-        ConfigError, match=r"The metric `rougeL` needs an extra: pip install 'kapelle\[text\]'"
-    ):
-        check_packages({"chrf": 1.0, "rougeL": 1.0})
-
-
 @pytest.mark.parametrize(
     ("length", "count", "kept"),
     [
@@ -120,26 +107,3 @@ def test_lengths_are_counted_in_words_characters_or_tokens(tmp_path: Path) -> No
     for wrong in (tmp_path, tmp_path / "none"):
         with pytest.raises(ConfigError, match=r"Name the folder of a model that has a tokenizer\.json"):
             Length(most=9, unit="tokens", tokeniser=str(wrong)).check()
-
-
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        ({}, "`length` sets no length. Give `target`, `most` or `least`"),
-        ({"target": 5, "most": 9}, "has a `target` and a limit"),
-        ({"least": 9, "most": 5}, "`length.least: 9` is above `most: 5`"),
-        ({"most": 9, "unit": "tokens"}, "needs a `tokeniser`"),
-        ({"most": 9, "tokeniser": "x"}, "other units need none"),
-        ({"most": 0}, "greater than or equal to 1"),
-        ({"most": 5, "penalty": 0.0}, "greater than 0"),
-    ],
-)
-def test_lengths_that_cannot_be_are_refused(settings: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ValidationError, match=problem):
-        Length(**settings)
-
-
-def test_an_agent_reads_the_length_in_words() -> None:
-    assert [str(each) for each in (Length(target=50), Length(most=9), Length(least=3), Length(least=3, most=9, unit="characters"))] == [
-        "about 50 words", "at most 9 words", "at least 3 words", "3 to 9 characters",
-    ]  # fmt: skip

@@ -18,13 +18,6 @@ def pool(**limits: float) -> KillableProcesses:
     )
 
 
-def test_an_answer_comes_back_and_nothing_else_does() -> None:
-    with pool(cpu_s=10) as processes:
-        assert processes.ask({"do": "echo", "value": [1, "ü\n", None]}) == [1, "ü\n", None]
-        # What the work prints is not an answer.
-        assert processes.ask({"do": "print"}) == "printed"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("question", "reason"),
@@ -116,11 +109,3 @@ def test_a_closed_pool_leaves_no_process_and_starts_again_when_asked() -> None:
     assert server.returncode is not None
     assert processes.ask({"do": "echo", "value": 2}) == 2
     processes.close()
-
-
-def test_a_worker_that_cannot_start_says_so() -> None:
-    with (
-        KillableProcesses("tests.environments.grading.no_such_module", 1) as processes,
-        pytest.raises(ProcessGaveUp, match="ended"),
-    ):
-        processes.ask({})

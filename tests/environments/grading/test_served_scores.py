@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -56,15 +55,6 @@ async def test_it_is_asked_by_content_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert {each.headers["authorization"] for each in server.asked} == {"Bearer secret"}
 
 
-async def test_the_cache_forgets_the_oldest_and_another_models_scores() -> None:
-    server = Server(*(scored(k / 10) for k in range(5)), scored(0.9, "b"), scored(0.8, "b"))
-    scores = client(server, kept=2)
-    for text, value in [("a", 0.0), ("b", 0.1), ("a", 0.0), ("c", 0.2), ("a", 0.0), ("b", 0.3), ("c", 0.4)]:
-        assert (await scores.grade("q", text)).score == value, text
-    assert (await scores.grade("q", "d")).score == 0.9
-    assert (await scores.grade("q", "c")).score == 0.8, "scored by the model that is there now"
-
-
 @pytest.mark.parametrize(
     "fault", [(429, {}), (503, {}), (504, b""), (500, b"x"), httpx.ConnectError("refused"), httpx.ReadError("gone")]
 )  # fmt: skip
@@ -94,9 +84,9 @@ async def test_what_does_not_pass_is_ungraded_in_the_end(pauses: list[float]) ->
         ((400, b"\xff"), "HTTP 400"),
         ((413, [1]), "HTTP 413"),
         ((200, b"no json"), "no JSON instead of an answer"),
-        ((200, []), "another form"),
-        ((200, {"results": []}), "another form"),
-        ((200, {"results": [{}, {}]}), "another form"),
+        ((200, []), "form of a reward server"),
+        ((200, {"results": []}), "form of a reward server"),
+        ((200, {"results": [{}, {}]}), "form of a reward server"),
         ((200, {"results": ["x"]}), "no score from 0 to 1"),
         ((200, {"results": [{"status": "scored"}]}), "no score from 0 to 1"),
         ((200, {"results": [{"score": 1.0}]}), "no score from 0 to 1"),
@@ -105,7 +95,7 @@ async def test_what_does_not_pass_is_ungraded_in_the_end(pauses: list[float]) ->
         *((scored(value), "no score from 0 to 1") for value in (None, "1", True, -0.1, 1.1, [1])),
         ((200, b'{"results": [{"status": "scored", "score": NaN}]}'), "no score from 0 to 1"),
         ((200, b'{"results": [{"status": "scored", "score": 1e999}]}'), "no score from 0 to 1"),
-        ((200, b"[" * 100_000), "another form"),
+        ((200, b"[" * 100_000), "form of a reward server"),
     ],
 )
 async def test_no_score_is_ever_made_up(reply: Reply, said: str, pauses: list[float]) -> None:
@@ -117,14 +107,3 @@ async def test_no_score_is_ever_made_up(reply: Reply, said: str, pauses: list[fl
     assert len(server.asked) == 1, "another attempt would bring the same"
     server.replies = [scored(0.5)]
     assert (await scores.grade("q", "a")).score == 0.5, "nothing was kept"
-
-
-async def test_a_late_answer_is_no_answer(pauses: list[float]) -> None:
-    async def silent(_: httpx.Request) -> httpx.Response:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    scores = ServedScores("http://localhost:1", "THEIR_TOKEN", 0.01, 1, 10, httpx.MockTransport(silent))
-    grade = await scores.grade("q", "a")
-    assert grade.status == "ungraded"
-    assert "not complete after 0.01 seconds" in grade.explanation

@@ -11,22 +11,6 @@ from kapelle.environments.sandbox.bubblewrap import Bubblewrap
 from kapelle.environments.sandbox.session import run
 
 
-@pytest.mark.parametrize(
-    ("enabled", "size", "unasked"),
-    [
-        ("always [madvise] never", "always inherit madvise [never]", False),
-        ("[always] madvise never", "always inherit madvise [never]", True),
-        ("always [madvise] never", "[always] inherit madvise never", True),
-    ],
-)
-def test_the_settings_of_the_kernel_are_read(tmp_path: Path, enabled: str, size: str, unasked: bool) -> None:
-    assert not huge_pages.given_unasked(tmp_path)
-    (tmp_path / "hugepages-64kB").mkdir()
-    (tmp_path / "enabled").write_text(enabled)
-    (tmp_path / "hugepages-64kB" / "enabled").write_text(size)
-    assert huge_pages.given_unasked(tmp_path) is unasked
-
-
 def allowed(status: str) -> str:
     return next(line.split()[1] for line in status.splitlines() if line.startswith("THP_enabled:"))
 

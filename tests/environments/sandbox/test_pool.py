@@ -63,13 +63,6 @@ def test_closing_frees_every_sandbox_that_waits(sandbox: Bubblewrap, monkeypatch
         pool.prepare(LIMITS)
 
 
-async def test_other_limits_get_a_sandbox_of_their_own(sandbox: Bubblewrap) -> None:
-    with Pool(sandbox, LIMITS, parallel=1) as pool:
-        assert pool.wait_until_warm()
-        result = await pool.run({}, ["sleep", "60"], limits=Limits(wall_s=0.3))
-    assert result.limit == "wall"
-
-
 async def test_the_event_loop_goes_on_while_programs_run(sandbox: Bubblewrap) -> None:
     with Pool(sandbox, LIMITS, parallel=1) as pool:
         running = asyncio.ensure_future(pool.run({}, ["sleep", "0.3"]))
@@ -78,8 +71,3 @@ async def test_the_event_loop_goes_on_while_programs_run(sandbox: Bubblewrap) ->
             await asyncio.sleep(0.005)
             turns += 1
     assert turns > 10
-
-
-def test_a_pool_without_room_is_refused(sandbox: Bubblewrap) -> None:
-    with pytest.raises(SandboxError, match="at least 1"):
-        Pool(sandbox, LIMITS, parallel=0)

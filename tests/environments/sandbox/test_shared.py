@@ -6,21 +6,6 @@ import pytest
 from tests.support.programs import output_of
 
 from kapelle.environments.sandbox.bubblewrap import Bubblewrap
-from kapelle.environments.sandbox.contract import Limits
-from kapelle.environments.sandbox.pool import shared_pool
-from kapelle.errors import SandboxError
-
-
-def test_who_asks_for_the_same_gets_the_same(sandbox: Bubblewrap) -> None:
-    one = shared_pool("bubblewrap", Limits(), 1)
-    assert shared_pool("bubblewrap", Limits(), 1) is one
-    assert shared_pool("bubblewrap", Limits(cpu_s=1.0), 1) is not one
-    assert (one.name, one.parallel) == ("bubblewrap", 1)
-
-
-def test_an_unknown_sandbox_is_refused() -> None:
-    with pytest.raises(SandboxError, match=r"no sandbox 'bubblewarp'. Did you mean 'bubblewrap'"):
-        shared_pool("bubblewarp", Limits(), 1)
 
 
 def test_a_fork_has_a_pool_of_its_own_and_leaves_its_parents_alone(sandbox: Bubblewrap) -> None:

@@ -1,4 +1,4 @@
-"""Rollout engines: everything that samples, behind one protocol. The built-in ones are found by name."""
+"""Rollout engines, which sample behind one protocol; the built-in ones by name."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""One engine made of several: each policy is sampled by the engine that holds it."""
+"""An engine composed of several; each policy is sampled by the engine that holds it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ComposedEngine(Interruptible, ServesCallers, HasNotes):
         return tuple(note for engine in self._engines for note in notes_of(engine))
 
     def renderer(self, policy: str) -> Renderer:
-        """Return how a policy's conversations become tokens."""
+        """Return the renderer of a policy's conversations."""
         return self._engine_of[policy].renderer(policy)
 
     async def generate(self, request: Request) -> Completion:
@@ -45,7 +45,7 @@ class ComposedEngine(Interruptible, ServesCallers, HasNotes):
         return await self._engine_of[request.policy].generate(request)
 
     def serve(self) -> None:
-        """Let no answer wait for others, in the engines that can."""
+        """Return completions independently of each other, in the engines that support it."""
         for engine in self._engines:
             if isinstance(engine, ServesCallers):
                 engine.serve()
@@ -55,7 +55,7 @@ class ComposedEngine(Interruptible, ServesCallers, HasNotes):
         return await stream_or_generate(self._engine_of[request.policy], request, on_tokens)
 
     async def interrupt(self) -> Sequence[Interrupted]:
-        """Break off the requests of the engines that can, one engine after another; the others' are waited for."""
+        """Interrupt the requests of `Interruptible` engines, one engine after another, and wait for those of the others."""
         return [
             broken
             for engine in self._engines
@@ -64,13 +64,13 @@ class ComposedEngine(Interruptible, ServesCallers, HasNotes):
         ]
 
     def pause_every(self, tokens: int, pause: Callable[[], Awaitable[bool]] | None) -> None:
-        """Let the engine that can break off requests pause; a team has one."""
+        """Make the one `Interruptible` engine pause."""
         for engine in self._engines:
             if isinstance(engine, Interruptible):
                 engine.pause_every(tokens, pause)
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
-        """Hand new weights to the engine that holds the policy."""
+        """Pass new weights to the engine that holds the policy."""
         self._engine_of[policy].load(policy, weights, version)
 
     def release_caches(self) -> None:

@@ -1,7 +1,7 @@
 """Frozen agents behind an OpenAI-compatible URL.
 
-The server returns text without token ids or log-probs that could be trained on, so such an agent is never
-trained. A request that fails makes its episode fail, not the run.
+The server returns text without token ids and log-probs, so such an agent is never
+trained. A request that fails ends its episode with an error; the run continues.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     import httpx
 
 RETRIES = 6
-"""Further attempts after a failed one, within `engine.timeout`; their pauses add up to half a minute."""
+"""Most retries of a request, each within `engine.timeout`; their pauses add up to half a minute."""
 
 WITHHELD = ("content_filter", "error")
-"""Values of `finish_reason` with which a server returns no text: an empty text is then no answer of the agent."""
+"""Values of `finish_reason` with which a server returns no text; an empty text is then an error."""
 
 
 def _response_format(constraint: Constraint | None) -> dict[str, Json]:
-    """Return how servers are asked for JSON; other constraints have no form that they share, and are left out."""
+    """Return the `response_format` of a JSON constraint; servers share no form for other constraints, which are ignored."""
     if constraint is None or constraint.kind not in ("json_schema", "json_object"):
         return {}
     if constraint.kind == "json_object":
@@ -41,7 +41,7 @@ def _response_format(constraint: Constraint | None) -> dict[str, Json]:
 
 
 class EndpointEngine(RolloutEngine):
-    """Sends requests to remote servers, one at a time per waiting agent; holds nothing between them."""
+    """Sends requests to remote servers; keeps no state between them."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class EndpointEngine(RolloutEngine):
         retries: int = RETRIES,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """Allow `timeout` seconds per attempt, from connecting to the last byte; `transport` replaces the network in tests."""
+        """Allow `timeout` seconds per HTTP request, from connecting to the last byte; `transport` replaces the network in tests."""
         for policy, endpoint in endpoints.items():
             try:
                 open_address(endpoint.url)
@@ -66,19 +66,19 @@ class EndpointEngine(RolloutEngine):
 
     @property
     def policies(self) -> Sequence[str]:
-        """Names of the policies that it plays."""
+        """Names of its policies."""
         return tuple(self._endpoints)
 
     def renderer(self, policy: str) -> ByteRenderer:
-        """Return bytes as tokens: the server has its own."""
+        """Return a renderer with bytes as tokens; the server has its own tokeniser."""
         return self._renderer
 
     async def generate(self, request: Request) -> Completion:
-        """Return what the server answers; EpisodeError after the last failed attempt."""
+        """Return the server's completion; EpisodeError after the last failed request."""
         endpoint = self._endpoints.get(request.policy)
         if endpoint is None:
             raise EngineError(
-                f"No endpoint plays the policy '{request.policy}'.{did_you_mean(request.policy, self._endpoints)}"
+                f"No endpoint is set for the policy '{request.policy}'.{did_you_mean(request.policy, self._endpoints)}"
             )
         body = {
             "model": endpoint.model,
@@ -109,7 +109,7 @@ class EndpointEngine(RolloutEngine):
             ended = choice.get("finish_reason")
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
             raise EpisodeError(
-                f"{endpoint.url} answered in another form than OpenAI's chat completions."
+                f"{endpoint.url} did not answer in the form of OpenAI's chat completions."
             ) from None
         if not text and ended in WITHHELD:
             raise EpisodeError(f"{endpoint.url} gave no text, but `finish_reason: {ended}`.")
@@ -124,14 +124,12 @@ class EndpointEngine(RolloutEngine):
         )
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
-        """Refuse: a remote server keeps its own weights."""
-        raise EngineError(
-            f"Policy '{policy}' is a remote endpoint and cannot take weights. Mark it as frozen."
-        )
+        """Raise EngineError: a remote server has its own weights."""
+        raise EngineError(f"Policy '{policy}' is a remote endpoint and takes no weights. Mark it as frozen.")
 
 
 def _usage(counted: object) -> tuple[int, int] | None:
-    """Return the tokens that a server says it read and wrote; None where it does not say so."""
+    """Return the server's count of prompt and completion tokens; None if it reports none."""
     if not isinstance(counted, dict):
         return None
     read, written = counted.get("prompt_tokens"), counted.get("completion_tokens")

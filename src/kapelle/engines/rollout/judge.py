@@ -1,4 +1,4 @@
-"""Any rollout engine as a judge: one of its policies reads answers and gives verdicts."""
+"""Use a policy of any rollout engine as a judge."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ GREEDY = Sampling(max_tokens=512, temperature=0.0)
 def ask_engine(
     engine: RolloutEngine, policy: str, sampling: Sampling = GREEDY
 ) -> Callable[[Sequence[Message]], Awaitable[str]]:
-    """Return a judge backed by a policy of an engine: it takes a conversation and returns the reply's text.
+    """Return a judge backed by a policy of an engine: it maps a conversation to the reply's text.
 
-    The same question gets the same answer.
+    The same conversation gets the same reply.
     """
 
     async def ask(messages: Sequence[Message]) -> str:

@@ -1,12 +1,12 @@
 """The rollout engine's protocol: many requests in flight, from all agents of all episodes.
 
-An engine answers a request with the tokens that one policy sampled, their log-probs, and the version
-and content hash of the weights that did it. It batches as it likes; a request's answer depends on its
-seed, never on the other requests in its batch.
+For each request an engine returns the tokens that one policy sampled, their log-probs, and the version
+and content hash of its weights. It may batch in any way; a request's completion depends on its
+seed and is independent of the other requests in its batch.
 
-What an engine or its settings can do beyond the protocols is a class below that they inherit from, as with environments (ADR
-0068): `Interruptible`, `HasNotes`, `HasQueue`, `ServesCallers` and `KnowsAlternatives`, of settings `AllowsInterrupts` and `ChecksItself`. An
-attribute that happens to be called `notes` means nothing.
+An engine and its settings declare optional abilities by inheriting from a class below, like environments (ADR
+0068): `Interruptible`, `HasNotes`, `HasQueue`, `ServesCallers` and `KnowsAlternatives`; for settings, `AllowsInterrupts` and `ChecksItself`. An
+attribute named `notes` alone declares nothing.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ class Request:
     sampling: Sampling
     seed: int
     task: Task
-    """The task being played; only scripts use it."""
+    """The task of the episode; only scripts use it."""
     sample: int = 0
     """Index of the episode in its group, from 0; only recordings use it."""
     begun: tuple[int, ...] = ()
-    """Ids of this completion that were sampled before (`Interruptible`). They count towards `sampling.max_tokens`, and
-    the answer has only the ids that follow them, with the text of all."""
+    """Ids of this completion that were sampled before an interrupt (`Interruptible`). They count towards `sampling.max_tokens`;
+    the completion has only the ids after them, and the text of all ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One sampled answer of a policy."""
+    """One completion of a policy."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Log-prob of each id under the distribution that was sampled from (nats)."""
+    """Log-prob of each id under the sampling distribution (nats)."""
     finish_reason: FinishReason
     text: str
     version: int
     weights_hash: str
     routing: Routing | None = None
-    """The experts that prompt and completion took, from engines that record them (`RecordsRouting`)."""
+    """The experts of prompt and completion, from engines that record them (`RecordsRouting`)."""
     usage: tuple[int, int] | None = None
-    """Tokens read and written as a server counted them, where `ids` are not its tokens."""
+    """The server's count of prompt and completion tokens, if `ids` are not its tokens."""
     constraint: Constraint | None = None
-    """What it was held to, with log-probs of the distribution over what was allowed; None from what takes no notice of
-    constraints: scripts, people, endpoints, whose answers may have another form."""
+    """The constraint that was applied, with log-probs of the constrained distribution; None from samplers that ignore
+    constraints: scripts, people and endpoints."""
 
 
 class Renderer(Protocol):
@@ -84,23 +84,23 @@ class Renderer(Protocol):
         heard: Sequence[Message],
         before: Sequence[Message] = (),
     ) -> tuple[int, ...]:
-        """Return the next prompt: the last one, the ids that were sampled, and the messages `heard` since.
+        """Return the next prompt: the last one, the sampled ids, and the messages `heard` since.
 
-        `before` is the conversation up to that answer, for chat templates that leave earlier thoughts out.
+        `before` is the conversation up to that completion, for chat templates that drop earlier thoughts.
         """
         ...
 
     def thoughts(self, prompt: Sequence[int], completion: Sequence[int], text: str) -> tuple[int, int]:
-        """Return how many tokens of a completion, and how many characters of its text, are thoughts; they stand first."""
+        """Return the tokens of a completion and the characters of its text that are thoughts; thoughts come first."""
         ...
 
 
 @runtime_checkable
 class ReadsPrompts(Protocol):
-    """A renderer that reads prompts which are no conversations."""
+    """A renderer that reads plain prompts."""
 
     def plain(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
-        """Return a prompt's token ids; ContextError where it is too long or has ids that the model does not know."""
+        """Return a prompt's token ids; ContextError if it is too long or has ids without an embedding."""
         ...
 
 
@@ -114,7 +114,7 @@ class TakesArguments(Protocol):
 
 
 def agent_renderer(agent: Agent, renderer: AnyRenderer) -> AnyRenderer:
-    """Return how an agent's conversations become tokens: by its policy's renderer, with its own arguments of the template."""
+    """Return an agent's renderer: that of its policy with the agent's template arguments."""
     if not agent.chat_template_kwargs:
         return renderer
     found: Any = renderer
@@ -139,9 +139,9 @@ class WritingRenderer(Renderer, Protocol):
 
 
 class RolloutEngine(Protocol):
-    """Samples completions for the policies that it holds.
+    """Samples completions for its policies.
 
-    A class may inherit from it: then it need not write `release_caches` and `close` where it holds nothing to release.
+    A class that inherits from it gets a `release_caches` and a `close` that do nothing.
     """
 
     @property
@@ -158,21 +158,21 @@ class RolloutEngine(Protocol):
         ...
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
-        """Take new weights for a policy; later completions carry this version and the weights' hash."""
+        """Load new weights for a policy; later completions have this version and the weights' hash."""
         ...
 
     def release_caches(self) -> None:
-        """Free memory that the engine can fill again, where an update needs it; no request is in flight."""
-        return  # nothing: what a class that inherits from this does
+        """Free memory that the engine can recompute, before an update that needs it; no request is in flight."""
+        return  # nothing to release by default
 
     def close(self) -> None:
-        """Release everything that the engine holds."""
+        """Release all resources."""
         return  # likewise
 
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """A request that was broken off, and what was sampled for it since it was sent."""
+    """An interrupted request, with its tokens so far."""
 
     request: Request
     ids: tuple[int, ...]
@@ -182,25 +182,25 @@ class Interrupted:
 
 
 class Interruptible:
-    """An engine that can break requests off and continue them with other weights (`training.partial_rollouts`)."""
+    """An engine that can interrupt requests and continue them with new weights (`training.partial_rollouts`)."""
 
     async def interrupt(self) -> Sequence[Interrupted]:
-        """Break off all requests once every coroutine waits for an answer, and return them; they are never answered.
+        """Interrupt all requests once every coroutine waits for a completion, and return them; they never complete.
 
-        Those that are complete by then are answered first. A request continues as another one with `Request.begun`, which
-        reads prompt and ids again: its log-probs are those of the weights that the engine holds then.
+        Requests that are complete by then return first. A request continues as a new one with `Request.begun`, which
+        reads prompt and ids again: the new log-probs are those of the engine's new weights.
         """
         raise NotImplementedError
 
     def pause_every(self, tokens: int, pause: Callable[[], Awaitable[bool]] | None) -> None:
-        """Await `pause` from now on after about so many tokens of each row, once every coroutine waits for an answer.
+        """From now on, await `pause` after about this many tokens of each row, once every coroutine waits for a completion.
 
-        Where it returns True nothing more is sampled until `interrupt`; None ends the pauses. When they come may depend on the
-        requests alone, never on time. Runs of several processes need it. Raises EngineError in an engine that has none.
+        If it returns True, sampling stops until `interrupt`; None ends the pauses. Their times may depend only on the
+        requests. Runs of several processes need it. Raises EngineError in an engine without it.
         """
         if pause is not None:
             raise EngineError(
-                f"The engine {type(self).__name__} does not pause, by which several processes agree on the end of a step. Write "
+                f"The engine {type(self).__name__} does not pause, which partial rollouts of several processes need. Write "
                 "its `pause_every`, train in one process, or set `training.partial_rollouts: 0`."
             )
 
@@ -214,26 +214,26 @@ class EngineSettings(Protocol):
 
 
 class AllowsInterrupts:
-    """Settings of an engine that is `Interruptible`; they have nothing else to say."""
+    """Settings of an engine that is `Interruptible`."""
 
 
 class RecordsRouting:
-    """Settings of an engine that says which experts of a mixture each token took (`Completion.routing`), where the model asks for it."""
+    """Settings of an engine that records the experts of each token (`Completion.routing`) if the model requests it."""
 
     def check_recording(self, model: LanguageModel) -> None:
-        """Raise ModelError for a model of which it cannot say this; as it stands here, none is refused."""
+        """Raise ModelError for a model whose experts cannot be recorded; by default all can."""
 
 
 class SeesImages:
-    """Settings of an engine that samples from prompts with images (`Message.images`); they have nothing else to say."""
+    """Settings of an engine that samples from prompts with images (`Message.images`)."""
 
 
 class HoldsToConstraints:
-    """Settings of an engine that holds completions to `Sampling.constraint`; they have nothing else to say."""
+    """Settings of an engine that applies `Sampling.constraint`."""
 
 
 class ChecksItself:
-    """Settings of an engine that needs more than kapelle itself."""
+    """Settings of an engine with further requirements."""
 
     def check(self) -> None:
         """Raise ConfigError if this machine cannot run the engine; before anything is loaded."""
@@ -241,60 +241,60 @@ class ChecksItself:
 
     def check_policies(self, policies: Iterable[Policy]) -> None:
         """Raise ConfigError for a policy that the engine cannot sample with; before anything is loaded."""
-        return  # every policy will do
+        return  # all policies are supported by default
 
 
 class HasNotes:
-    """An engine that has notes for the user before it samples."""
+    """An engine with notes for the user before it samples."""
 
     @property
     def notes(self) -> Sequence[str]:
-        """Sentences for the user, such as why it will be slow; often empty."""
+        """Notes for the user, such as why sampling will be slow; often empty."""
         raise NotImplementedError
 
 
 class HasQueue:
-    """An engine whose requests may wait before it begins with them."""
+    """An engine with a queue of requests."""
 
     @property
     def waiting(self) -> int:
-        """How many wait now; asked from any thread."""
+        """Number of waiting requests; may be called from any thread."""
         raise NotImplementedError
 
 
 OnTokens = Callable[[Sequence[int], Sequence[float]], None]
-"""Takes the next token ids of an answer and their log-probs."""
+"""Called with the next token ids of a completion and their log-probs."""
 
 
 class ServesCallers:
-    """An engine that can also answer callers who come at any time and want to read while it writes."""
+    """An engine that can also serve callers at any time, and stream completions."""
 
     def serve(self) -> None:
-        """Let no answer wait for others, from now on; what is sampled then need not repeat to the bit.
+        """Return completions independently of each other from now on; results may then differ in the last bits between runs.
 
-        Does nothing, which is right for an engine whose answers never wait for one another.
+        Does nothing by default, for engines whose completions are independent anyway.
         """
 
     async def stream(self, request: Request, on_tokens: OnTokens | None) -> Completion:
-        """Return one completion as `generate` does; `on_tokens` gets its tokens as they come, all but the last ones."""
+        """Return one completion as `generate` does; `on_tokens` gets its tokens as they are sampled, except the last ones."""
         raise NotImplementedError
 
 
 Likeliest = tuple[tuple[int, float], ...]
-"""Tokens that might stand in one place, the likeliest first, with their log-probs (nats)."""
+"""The likeliest tokens at one place, in descending order, with their log-probs (nats)."""
 
 
 class Recites:
-    """An engine whose answers are written by a script, such as the teacher of a warm-up: it is asked for any form, and taken at its word."""
+    """An engine with scripted answers, such as the teacher of a warm-up; its text is assumed to fit any constraint."""
 
 
 class KnowsAlternatives:
-    """An engine that can also return the likeliest alternatives to each sampled token."""
+    """An engine that can return the likeliest alternatives to each sampled token."""
 
     def alternatives(self, request: Request, ids: Sequence[int], count: int) -> Sequence[Likeliest]:
-        """Return the `count` likeliest tokens in the place of each id of a completion of this request.
+        """Return the `count` likeliest tokens at the place of each id of a completion of this request.
 
-        Called on the engine's thread, between its steps; the log-probs are those of the distribution that was sampled from.
+        Called on the engine's thread, between its steps; the log-probs are those of the sampling distribution.
         """
         raise NotImplementedError
 
@@ -302,7 +302,7 @@ class KnowsAlternatives:
 async def stream_or_generate(
     engine: RolloutEngine, request: Request, on_tokens: OnTokens | None
 ) -> Completion:
-    """Return one completion; `on_tokens` gets its tokens as they come, from engines that can stream."""
+    """Return one completion; engines that stream call `on_tokens` with its tokens as they are sampled."""
     if on_tokens is not None and isinstance(engine, ServesCallers):
         return await engine.stream(request, on_tokens)
     return await engine.generate(request)
@@ -315,17 +315,17 @@ ABILITIES: Sequence[tuple[type, str]] = (
     (ServesCallers, "stream"),
     (KnowsAlternatives, "alternatives"),
 )
-"""What a rollout engine may declare by inheriting from it, and the part that it then has to write."""
+"""Abilities that a rollout engine declares by inheriting, with a method that it must then define."""
 
 
 def check_abilities(engine: object, abilities: Sequence[tuple[type, str]]) -> None:
-    """Raise ConfigError where an engine declares an ability, by inheriting from it, and does not write its part."""
+    """Raise ConfigError if an engine inherits from an ability and does not define its method."""
     kind = type(engine)
     for ability, part in abilities:
         if isinstance(engine, ability) and getattr(kind, part) is vars(ability)[part]:
             raise ConfigError(
-                f"The engine {kind.__name__} inherits from `{ability.__name__}` but has no `{part}`. Write it in {kind.__module__}, or "
-                "inherit no longer."
+                f"The engine {kind.__name__} inherits from `{ability.__name__}` but does not define `{part}`. Define it in {kind.__module__}, or "
+                "remove the base class."
             )
 
 

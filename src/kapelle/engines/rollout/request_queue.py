@@ -1,7 +1,7 @@
-"""The queue of requests to a sampler, and the moment at which all of them have arrived.
+"""The queue of requests to a sampler, and the wait until all of them have arrived.
 
-What a row computes depends, in its last bits, on the rows beside it. So engines that sample in this process wait until no
-coroutine can continue without an answer, and let requests join in an order that does not depend on time: then a run repeats.
+The last bits of a row's results depend on the other rows of its batch. So engines that sample in this process wait until no
+coroutine can continue without a completion, and let requests join in an order that is independent of time. Then a run repeats.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kapelle.runtime.batch_barrier import BatchBarrier, Participant, current_par
 from kapelle.runtime.deadlines import pause_deadline
 
 QUIET_TICKS = 8
-"""Turns of the event loop without a new request after which all coroutines are taken to be waiting;
+"""Turns of the event loop without a new request after which all coroutines are assumed to wait;
 nested gathers need up to four to return a result."""
 
 PAUSE = 32
@@ -28,40 +28,40 @@ Output = TypeVar("Output")
 
 @dataclass(slots=True, eq=False)
 class PendingRequest(Generic[Output]):
-    """A request that waits for its answer."""
+    """A request that waits for its completion."""
 
     request: Request
     future: asyncio.Future[Completion]
     part: Participant | None
     """The part of the rollout that sent the request; None outside a rollout."""
     start_clock: Callable[[], None]
-    """Called when its row joins: its deadline counts from then on."""
+    """Called when its row joins, which starts its deadline."""
     output: Output | None = None
     """The output of its row; None while it waits."""
     notified: bool = False
     on_tokens: OnTokens | None = None
-    """Called with the tokens of its row as they come; None where only the whole answer is wanted."""
+    """Called with the tokens of its row as they are sampled; None without streaming."""
 
     def order(self) -> tuple[int, tuple[int, ...], str, int]:
-        """Sort key among the requests that arrived since the last decoding; those outside rollouts keep their order."""
+        """Sort key among the requests since the last decoding; those outside rollouts keep their order."""
         if self.part is None:
             return 0, (), "", 0
         return *self.part.order, self.request.agent, self.request.seed
 
     def notify(self) -> None:
-        """Tell the part that its answer has arrived, or never will."""
+        """Tell the part of the rollout that its request has ended."""
         if self.part is not None and not self.notified:
             self.part.ended_request()
         self.notified = True
 
     def answer(self, completion: Completion) -> None:
-        """Return a completion where the request is awaited, if it still is."""
+        """Return a completion to the awaiting coroutine, if it still waits."""
         self.notify()
         if not self.future.done():
             self.future.set_result(completion)
 
     def fail(self, error: Exception) -> None:
-        """Raise an EngineError where the request is awaited, if it still is."""
+        """Raise an EngineError in the awaiting coroutine, if it still waits."""
         self.notify()
         if not self.future.done():
             failure = error
@@ -76,11 +76,11 @@ class RequestQueue(Generic[Output]):
     """Requests to one base model that have not joined its rows."""
 
     arrived: list[PendingRequest[Output]] = field(default_factory=list)
-    """Those since the last decoding."""
+    """Requests since the last decoding."""
     waiting: list[PendingRequest[Output]] = field(default_factory=list)
 
     async def answer_to(self, request: Request, on_tokens: OnTokens | None = None) -> Completion:
-        """Let a request arrive, as part of the rollout inside which this runs, and wait for its answer."""
+        """Add a request, as part of the current rollout, and wait for its completion."""
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         pending = PendingRequest[Output](
             request, future, current_participant(), pause_deadline(), on_tokens=on_tokens
@@ -94,7 +94,7 @@ class RequestQueue(Generic[Output]):
             pending.notify()
 
     def enqueue_arrived(self) -> None:
-        """Append the requests that arrived to those that wait, in an order that does not depend on time."""
+        """Append the arrived requests to the waiting ones, in an order that is independent of time."""
         self.waiting += sorted(self.arrived, key=PendingRequest.order)
         self.arrived = []
 
@@ -105,12 +105,12 @@ class RequestQueue(Generic[Output]):
 
 
 async def wait_for_requests(here: BatchBarrier, arrived: Callable[[], int], patience: float) -> None:
-    """Wait until every coroutine, and every episode whose world is busy, has sent its request or ended.
+    """Wait until every coroutine, and every episode whose environment is busy, has sent its request or ended.
 
-    `arrived` counts the requests so far; `patience` is how many seconds to wait for busy worlds while nothing happens.
+    `arrived` counts the requests so far; `patience` is the longest wait in seconds for busy environments while nothing happens.
     """
     while True:
-        # Where no request arrives for some turns of the event loop, all coroutines wait for an answer.
+        # If no request arrives for some turns of the event loop, all coroutines wait for a completion.
         quiet, before = 0, (-1, -1)
         while quiet < QUIET_TICKS:
             now = (arrived(), here.changes)

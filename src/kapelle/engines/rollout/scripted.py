@@ -1,4 +1,4 @@
-"""Policies that are functions: for tests, golden transcripts, opponents and demonstrations."""
+"""Policies that are functions, for tests, golden transcripts, opponents and demonstrations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Script = Callable[[Request], str]
 
 
 class ByteRenderer:
-    """Token ids are UTF-8 bytes; enough for scripts, which read the messages."""
+    """A renderer with UTF-8 bytes as token ids, for scripts, which read the messages."""
 
     context = 1_000_000
 
@@ -33,7 +33,7 @@ class ByteRenderer:
         return (*prompt, *completion, *b"\n", *self.start(heard))
 
     def thoughts(self, prompt: Sequence[int], completion: Sequence[int], text: str) -> tuple[int, int]:
-        """Return how much of a text are thoughts; a server's text may lack the mark that opened them."""
+        """Return the length of the thoughts of a text; a server's text may lack the opening mark."""
         if "THINK]" not in text and "think>" not in text:
             return 0, 0
         return 0, len(text) - len(split_thoughts(text, thinking="</think>" in text)[1])
@@ -51,12 +51,12 @@ _BYTES = ByteRenderer()
 
 
 class ScriptedEngine(RolloutEngine, Recites):
-    """Answers each request with what its policy's script returns, at log-prob 0; holds nothing that could be released."""
+    """Returns the text of its policy's script for each request, with log-prob 0."""
 
     def __init__(
         self, scripts: Mapping[str, Script], renderers: Mapping[str, WritingRenderer] | None = None
     ) -> None:
-        """Take scripts by policy; with `renderers` their text becomes tokens of a policy's model."""
+        """Take scripts by policy; `renderers` turn their text into tokens of a policy's model."""
         self._scripts = dict(scripts)
         self._renderers = dict(renderers or {})
 
@@ -66,20 +66,20 @@ class ScriptedEngine(RolloutEngine, Recites):
         return tuple(self._scripts)
 
     def renderer(self, policy: str) -> WritingRenderer:
-        """Return the policy's renderer; bytes where none was given."""
+        """Return the policy's renderer, by default bytes."""
         return self._renderers.get(policy, _BYTES)
 
     async def generate(self, request: Request) -> Completion:
-        """Return what the script of the request's policy answers; EngineError for an unknown policy."""
+        """Return the text of the request's policy's script; EngineError for an unknown policy."""
         script = self._scripts.get(request.policy)
         if script is None:
             raise EngineError(
-                f"No script plays the policy '{request.policy}'.{did_you_mean(request.policy, self._scripts)}"
+                f"There is no script for the policy '{request.policy}'.{did_you_mean(request.policy, self._scripts)}"
             )
         text = script(request)
         ids = self.renderer(request.policy).completion(text)
         return Completion(ids, (0.0,) * len(ids), "stop", text, version=0, weights_hash="script")
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
-        """Refuse: a script has no weights."""
+        """Raise EngineError: a script has no weights."""
         raise EngineError(f"The scripted policy '{policy}' has no weights to load. Mark its agent as frozen.")

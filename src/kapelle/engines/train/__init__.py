@@ -1,4 +1,4 @@
-"""Train engines: everything that holds trained weights, behind one protocol. The built-in ones are found by name."""
+"""Train engines, which hold the trained weights behind one protocol; the built-in ones by name."""
 
 from collections.abc import Mapping
 

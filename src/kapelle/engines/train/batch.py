@@ -1,9 +1,9 @@
-"""Samples laid flat for one forward pass, every distinct token computed once; split into passes, minibatches and shards.
+"""Pack samples flat for forward passes, with every distinct token once; split them into passes, minibatches and shards.
 
-A learner is a set of weights that is evaluated at target tokens: a policy for their log-probs, a critic
+A learner is a set of weights that is evaluated at target tokens: a policy for log-probs, a critic
 for the values before them. The samples of a group share their prompt, later turns of an agent extend
-earlier ones, and short answers are often the same: `unfold` finds what is shared, `pack` lays the rest out flat. This
-changes no number: a sequence attends to itself alone, and its positions start at 0.
+earlier ones, and short answers are often equal: `unfold` finds shared tokens, `pack` lays the rest out flat. This
+changes no number: a sequence attends only to itself, and its positions start at 0.
 
 Samples that a loss compares with one another are a bundle (`Sample.bundle`): they stay together in one forward pass, in one
 optimiser step and on one rank.
@@ -35,25 +35,25 @@ class MicroBatch:
     """The target tokens of one learner in a batch."""
 
     place: slice
-    """Where they stand among the K of the batch."""
+    """Their places among the K targets of the batch."""
     targets: Targets
     samples: tuple[int, ...]
-    """Which samples (by index in what was packed) the S segments are."""
+    """Index of the sample of each of the S segments."""
     counts: tuple[int, ...]
-    """How many targets each of them has."""
+    """Number of targets of each segment."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedTargets:
-    """Which tokens could stand in the places of targets. Many places have the same, which are held once.
+    """The tokens that constraints allowed at the places of targets; equal masks are stored once.
 
     M distinct masks, W words of 32 tokens each (`TokenMasks`).
     """
 
     bits_MW: Tensor
-    """The first one allows all tokens."""
+    """The first mask allows all tokens."""
     mask_K: Tensor
-    """Each target's number among them."""
+    """Index of each target's mask."""
 
     def to(self, device: torch.device) -> AllowedTargets:
         """Return them on a device."""
@@ -64,9 +64,9 @@ class AllowedTargets:
         return replace(self, mask_K=self.mask_K[place])
 
     def cut(self, logits_KC: Tensor, first: int = 0, rows: slice = slice(None)) -> Tensor:
-        """Set logits of tokens from `first` on to −∞ where they could not stand, and return them; without a copy.
+        """Set the logits of forbidden tokens, counted from `first`, to −∞ in place, and return them.
 
-        `rows` are the targets that they are of.
+        `rows` are the targets of these logits.
         """
         bits_KW = self.bits_MW[self.mask_K[rows]]
         return logits_KC.masked_fill_(~allowed_words(bits_KW, first, first + logits_KC.shape[1]), -torch.inf)
@@ -80,7 +80,7 @@ class Batch:
     positions_N: Tensor
     plan: AttentionPlan
     spans: tuple[Span, ...]
-    """Sequences and shared prefixes, of which the plan is made."""
+    """Sequences and shared prefixes of the plan."""
     owners: tuple[tuple[str, int, int], ...]
     """(learner, first flat token, token after the last)."""
     source_K: Tensor
@@ -90,13 +90,13 @@ class Batch:
     temperature_K: Tensor
     parts: Mapping[str, MicroBatch]
     tokens: tuple[int, ...]
-    """The flat tokens once more, where nothing has to be waited for."""
+    """The flat tokens on the CPU."""
     experts_NLk: Tensor | None = None
-    """Experts that tokens take again (int16), negative for those that choose; None where all choose."""
+    """Recorded experts of tokens (int16), negative where the router chooses; None if it always does."""
     images: Mapping[int, tuple[Image, ...]] = field(default_factory=dict)
-    """First flat token of a sequence → the pictures in it."""
+    """First flat token of a sequence → its images."""
     allowed: AllowedTargets | None = None
-    """Which tokens constraints allowed in the place of targets; None where no sample has one."""
+    """Tokens that constraints allowed at the places of targets; None without constraints."""
 
 
 @dataclass(slots=True)
@@ -115,29 +115,29 @@ class TokenTree:
     prefix: tuple[int, ...]
     branches: list[TokenBranch]
     images: tuple[Image, ...] = ()
-    """The pictures in each of its samples; a tree with some has no prefix."""
+    """The images of each of its samples; a tree with images has no prefix."""
     routing: Routing | None = None
-    """The experts that they take again; then it has no prefix either."""
+    """The recorded experts of its samples; a tree with these has no prefix."""
 
     @property
     def size(self) -> int:
-        """Tokens that are computed."""
+        """Number of computed tokens."""
         return len(self.prefix) + sum(len(branch.tokens) for branch in self.branches)
 
 
 def unfold(samples: Sequence[Sample], share: bool) -> list[TokenTree]:
-    """Return what has to be computed for the samples, learner by learner.
+    """Return the trees of tokens to compute for the samples, learner by learner.
 
     Only tokens up to the last target are kept. A sample whose tokens are the beginning of another's shares its
     branch. With `share`, samples of one prompt become branches of one tree.
     """
     trees: list[TokenTree] = []
-    # Equal tokens are not the same sequence where they stand for different pictures, or take different experts.
+    # Equal tokens with different images or recorded experts are different sequences.
     kinds = {_kind(sample): (sample.images, sample.routing) for sample in samples}
     for kind, (images, routing) in sorted(kinds.items(), key=lambda each: each[0]):
         learner = kind[0]
-        # The distinct sequences, each with all samples whose tokens are its beginning: sorted backwards, a sequence comes
-        # right before its beginnings.
+        # The distinct sequences, each with all samples that are a prefix of it: in descending order, a sequence comes
+        # right before its prefixes.
         needed = {
             k: sample.tokens[: sample.targets[-1]]
             for k, sample in enumerate(samples)
@@ -176,9 +176,9 @@ def pack(
     share: bool = True,
     masks: TokenMasks | None = None,
 ) -> Iterator[Batch]:
-    """Yield batches of at most `max_tokens` tokens (at least one sequence) that hold every sample once.
+    """Yield batches of at most `max_tokens` tokens (at least one sequence) that contain every sample once.
 
-    `masks` say what constraints of samples allow.
+    `masks` compute the masks of the samples' constraints.
     """
     waiting: list[TokenTree] = []
     filled = 0
@@ -194,7 +194,7 @@ def pack(
 
 
 def blank(learner: str, device: torch.device | str) -> Batch:
-    """Return a pass over one token of a learner's base, of which nothing is asked."""
+    """Return a pass over one token of a learner's base without targets."""
     none = torch.zeros(0, dtype=torch.long, device=device)
     one = torch.zeros(1, dtype=torch.long, device=device)
     span = Span(0, 1, None)
@@ -203,7 +203,7 @@ def blank(learner: str, device: torch.device | str) -> Batch:
 
 
 def pieces(tree: TokenTree, max_tokens: int) -> Iterator[TokenTree]:
-    """Split a tree that is too large between its branches; the prefix is then computed once per piece."""
+    """Split a tree that is too large between its branches; each piece computes the prefix."""
     branches: list[TokenBranch] = []
     filled = len(tree.prefix)
     for branch in tree.branches:
@@ -274,7 +274,7 @@ def _laid_flat(
 
 
 def _at_their_places(experts: Mapping[int, Tensor], count: int) -> Tensor | None:
-    """Return the experts `_NLk` of a pass of so many tokens, given those of sequences by their first token."""
+    """Return the experts `_NLk` of a pass of `count` tokens, given those of sequences by their first token."""
     if not experts:
         return None
     some = next(iter(experts.values()))
@@ -285,7 +285,7 @@ def _at_their_places(experts: Mapping[int, Tensor], count: int) -> Tensor | None
 
 
 def allowed_targets(samples: Sequence[Sample], masks: TokenMasks | None) -> AllowedTargets | None:
-    """Return what the samples' constraints allow in the places of their targets, on the CPU; None where there are none."""
+    """Return the allowed tokens at the samples' targets, on the CPU; None without constraints."""
     constraints = [sample.constraint for sample in samples]
     if constraints.count(None) == len(constraints):
         return None
@@ -320,7 +320,7 @@ def _parts_by_learner(
         columns = {name: torch.cat([sample.columns[name] for sample in chosen]) for name in chosen[0].columns}
         segment_K = torch.arange(len(chosen)).repeat_interleave(counts)
         pairs = [sample.bundle for sample in chosen if sample.bundle is not None]
-        assert len(pairs) in (0, len(chosen)), "a learner's samples are all paired, or none is"
+        assert len(pairs) in (0, len(chosen)), "either all of a learner's samples are paired or none"
         observed = [float(sample.observed) for sample in chosen]
         targets = Targets(
             segment_K,
@@ -336,7 +336,7 @@ def _parts_by_learner(
 
 
 def _sent(batch: Batch, device: torch.device | str) -> Batch:
-    """Return a batch of the CPU on a device, all tensors in one transfer."""
+    """Move a batch from the CPU to a device, all tensors in one transfer."""
     if torch.device(device).type == "cpu":
         return batch
     tensors = [batch.tokens_N, batch.positions_N, batch.source_K, batch.token_K, batch.temperature_K]
@@ -384,9 +384,9 @@ def bundles_of(chosen: Sequence[int], samples: Sequence[Sample]) -> list[list[in
 
 
 def passes(chosen: Sequence[int], samples: Sequence[Sample], max_tokens: int) -> list[tuple[list[int], int]]:
-    """Return what each forward pass may hold, with its most tokens; no bundle is split.
+    """Return the samples of each forward pass, with its token limit; no bundle is split.
 
-    Without bundles that is everything, and `pack` splits it. A bundle longer than `max_tokens` has a pass of its own.
+    Without bundles there is one entry, which `pack` splits. A bundle longer than `max_tokens` has its own pass.
     """
     if all(samples[k].bundle is None for k in chosen):
         return [(list(chosen), max_tokens)]
@@ -401,9 +401,9 @@ def passes(chosen: Sequence[int], samples: Sequence[Sample], max_tokens: int) ->
 
 
 def minibatches(samples: Sequence[Sample], parts: int, seeds: Mapping[str, int]) -> list[list[int]]:
-    """Split every learner's samples at random into `parts`, bundles whole; the split of one learner does not depend on the others.
+    """Split every learner's samples at random into `parts` without splitting bundles, each learner independently.
 
-    `seeds` are by learner. Parts that come out empty are left out.
+    `seeds` are by learner. Empty parts are dropped.
     """
     split: list[list[int]] = [[] for _ in range(parts)]
     for learner in dict.fromkeys(sample.learner for sample in samples):
@@ -417,7 +417,7 @@ def minibatches(samples: Sequence[Sample], parts: int, seeds: Mapping[str, int])
 
 
 SHARD_PIECES = 4
-"""What shares a prompt is sharded in pieces of at most one such part of a rank's tokens: each piece computes the prompt again."""
+"""Samples with a common prompt are sharded in pieces of at most one such part of a rank's tokens; each piece computes the prompt."""
 
 
 def shard_samples(samples: Sequence[Sample], ranks: int) -> list[list[int]]:
@@ -426,7 +426,7 @@ def shard_samples(samples: Sequence[Sample], ranks: int) -> list[list[int]]:
     Bundles stay whole. Largest first, each unit goes to the rank with the fewest tokens (Graham 1969): the fullest rank has
     at most one unit more than the emptiest.
     """
-    # A unit is what is computed together: its tokens, and which samples it is.
+    # A unit is computed together: its number of tokens, and its samples.
     if any(sample.bundle is not None for sample in samples):
         bundles = bundles_of(range(len(samples)), samples)
         units = [(sum(len(samples[k].tokens) for k in bundle), bundle) for bundle in bundles]
@@ -451,10 +451,10 @@ _KEY_BITS = 0xFFFFFFFF
 
 
 def token_keys(batch: Batch, seeds: Mapping[str, int]) -> Tensor:
-    """Return the keys `_N` (int32) by which the dropout of a batch's flat tokens is drawn; `seeds` are by learner.
+    """Return the keys `_N` (int32) of dropout for a batch's flat tokens; `seeds` are by learner.
 
-    A key depends on its learner's seed and the tokens up to its own. A prefix that samples share is computed once in one
-    split of a step and several times in another: as a function of the tokens alone, its masks are the same.
+    A key depends on its learner's seed and the tokens up to its own. One split of a step computes a shared prefix once,
+    another several times; since keys depend only on the tokens, the masks are the same.
     """
     tokens, owners = batch.tokens, iter(batch.owners)
     keys = [0] * len(tokens)

@@ -1,9 +1,9 @@
-"""The train engine whose bases are shared out over the processes: each holds a part of the weights, their gradients and moments.
+"""The train engine with sharded bases: each process holds a shard of the weights, gradients and moments.
 
-It is the engine `torch` on sharded bases. Between its calls every process holds all weights, for whoever samples; inside
-`update`, `score` and `embed` only its part, and one block more at a time. Since FSDP gathers blocks where they are computed,
-all processes take the same number of passes: one with fewer samples fills up with passes over a single token that count for
-nothing. Nothing may break off between two of them, so that requests to stop and bad losses wait for the end of an update's step.
+It is the engine `torch` on sharded bases. Between its calls every process holds all weights, for the sampler; inside
+`update`, `score` and `embed` it holds only its shard, plus one block at a time. Since FSDP gathers each block for its computation,
+all processes take the same number of passes: one with fewer samples adds passes over a single token that count for
+nothing. No process may stop between two passes, so stop requests and bad losses take effect after an update's step.
 
 Shapes: N flat tokens, D hidden size.
 """
@@ -59,13 +59,13 @@ from kapelle.team import reference_name
 
 
 class FsdpTrainEngine(TrainEngine, KeepsParts, Examines, CountsTokens):
-    """Policies and critics on bases of which each rank holds a part."""
+    """Policies and critics on bases of which each rank holds a shard."""
 
     def __init__(self, setup: TrainSetup, settings: Sharding | None = None) -> None:
-        """Share the bases out, and frozen copies of them; then add adapters and heads, which every rank holds whole."""
+        """Shard the bases and their frozen copies; then add adapters and heads, which every rank holds whole."""
         settings = settings or Sharding()
         split = settings.tensor_parallel
-        if split > 1:  # its advice to flatten meshes is for code that redistributes in every pass
+        if split > 1:  # torch's advice to flatten meshes is for code that redistributes in every pass
             logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
         kind = next(iter(setup.models.values())).device.type
         mesh = init_device_mesh(kind, (setup.ranks.size // split, split), mesh_dim_names=("data", "tensor"))
@@ -73,7 +73,7 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines, CountsTokens):
         self._bases: list[ShardedBase] = []
         self._sampled: dict[str, LanguageModel] = {}
         if split > 1:
-            # Layers that are split wait for one another, and a sampler calls them at its own pace: it keeps a model of its own.
+            # Split layers of several processes wait for each other, but samplers are independent: they need a separate model.
             self._sampled = dict(setup.models)
             setup = replace(
                 setup,
@@ -120,13 +120,13 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines, CountsTokens):
         self._sharded_tensors = {place: each for place, each in kept.items() if isinstance(each, DTensor)}
 
     def _complete(self) -> None:
-        """Add up the gradients of weights that every process applies to its own heads alone."""
+        """Sum the gradients of weights that every process applies to its own heads."""
         for parameter in self._summed_apart:
             if parameter.grad is not None:
                 all_reduce(local_part(parameter.grad), group=self._tensor_group)
 
     def _show_sampler(self) -> None:
-        """Copy what has been learned into the models that are sampled from."""
+        """Copy learned weights into the models of the sampler."""
         with torch.no_grad():
             for name in self._engine.versions:
                 whole = self._sampled[self._bases_of[name]].base_parameters()
@@ -149,7 +149,7 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines, CountsTokens):
     def _equalise(
         self, passes: Mapping[str, Sequence[tuple[list[int], Batch]]]
     ) -> list[tuple[list[int], Batch]]:
-        """Return the passes over each base, by the name of a learner on it: in every rank as many, each of as many steps.
+        """Return the passes over each base, by the name of a learner on it: equally many in every rank, with equally many steps.
 
         The flat pass is one step; `transformers` takes one for each bucket of sequences.
         """
@@ -158,8 +158,8 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines, CountsTokens):
             name: [1 if flat[name] else len(batch.plan.buckets) for _, batch in own]
             for name, own in passes.items()
         }
-        told = json.dumps(steps).encode()
-        everywhere = [json.loads(each) for each in self._ranks.all_gather("passes", lambda: told)]
+        own = json.dumps(steps).encode()
+        everywhere = [json.loads(each) for each in self._ranks.all_gather("passes", lambda: own)]
         equalised: list[tuple[list[int], Batch]] = []
         for name, own in passes.items():
             device = self._engine.model_of(name).device
@@ -184,13 +184,13 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines, CountsTokens):
         return self._engine.learners
 
     def renderer(self, learner: str) -> WritingRenderer:
-        """Return how text becomes the tokens of the model of a policy or critic."""
+        """Return the renderer of the model of a policy or critic."""
         return self._engine.renderer(learner)
 
     def weights(self, name: str) -> Mapping[str, Tensor]:
         """Return all weights of a policy, critic or reference, whole.
 
-        All ranks have to ask together for those of a model that nobody samples from: a reference's, a critic's own.
+        For a model without a sampler (a reference's, a critic's own), all ranks must call this together.
         """
         own = self._engine.weights(name)
         if name in self._engine.versions and any(isinstance(tensor, DTensor) for tensor in own.values()):
@@ -205,7 +205,9 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines, CountsTokens):
             self._engine.load_weights(name, weights)
             return
         copy_weights(self.weights(name), weights, f"'{name}'")
-        given = {key: tensor.detach().clone() for key, tensor in weights.items()}  # they may be gathered ones
+        given = {
+            key: tensor.detach().clone() for key, tensor in weights.items()
+        }  # they may be gathered weights
         with self._sharded(changes=True), torch.no_grad():
             for key, part in parts.items():
                 part.copy_(distributed_like(given[key], part))
@@ -249,48 +251,48 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines, CountsTokens):
         return {name: Published(self.weights(name), each.version) for name, each in changed.items()}
 
     def exchange(self, one: str, other: str) -> None:
-        """Swap two policies: weights, optimiser state and references, bit for bit."""
+        """Swap two policies exactly: weights, optimiser state and references."""
         with self._sharded(changes=True):
             self._engine.exchange(one, other)
 
     def refresh_references(self) -> None:
-        """Make every reference policy a frozen copy of its trained policy as it is now."""
+        """Make every reference policy a frozen copy of its current trained policy."""
         with self._sharded():
             self._engine.refresh_references()
 
     def state(self) -> dict[str, Any]:
-        """Return everything that an exact resume needs, whole; all ranks have to ask for it together."""
+        """Return the whole state for an exact resume; all ranks must call this together."""
         return self._engine.state()
 
     def parts(self) -> dict[str, object]:
-        """Return everything that an exact resume needs, of what is shared out this rank's part; see `KeepsParts`."""
+        """Return the state for an exact resume, with this rank's shards; see `KeepsParts`."""
         return self._engine.state(parts=True)
 
     def room(self, place: str, saved: Tensor) -> Tensor | None:
-        """Return an empty tensor for what `parts` has at a dotted place; None if this rank keeps it whole."""
+        """Return an empty tensor for the value of `parts` at a dotted place; None if this rank keeps it whole."""
         own = self._sharded_tensors.get(
             place, self._sharded_tensors.get(place.rpartition(".")[0])
-        )  # a moment is named under its weight
+        )  # a moment's place is below its weight's
         return None if own is None or own.shape != saved.shape else torch.empty_like(own, dtype=saved.dtype)
 
     def load_state(self, state: Mapping[str, object]) -> None:
-        """Restore what `state` or `parts` returned, bit for bit, whatever number of ranks returned it."""
+        """Restore the result of `state` or `parts` exactly, from any number of ranks."""
         with self._sharded(changes=True):
             self._engine.load_state(state)
 
 
 class ShardedBase:
-    """The weights of one model under FSDP2 (`fully_shard`): whole in this process, or its part of them.
+    """The weights of one model under FSDP2 (`fully_shard`): whole in this process, or its shard.
 
-    FSDP gathers a block's weights before the block and gives them back after it, forward and backward, by hooks around
-    `forward` and around methods that it is told of. A module of `transformers` is called, and so FSDP sees it; the flat pass
-    calls none, so that there each block becomes such a method. The whole pass is one for both.
+    FSDP gathers a block's weights before the block and frees them after it, forward and backward, by hooks around
+    `forward` and around registered methods. `transformers` calls its modules, which triggers the hooks; the flat pass
+    calls none, so each block is registered as a method. The whole pass is a registered method for both.
     """
 
     def __init__(
         self, model: LanguageModel, mesh: DeviceMesh, settings: Sharding, *, sampled: bool, headed: bool
     ) -> None:
-        """Share the weights out over the mesh; they are parts from now on, and stay so unless the model is `sampled` from."""
+        """Shard the weights over the mesh; they stay sharded unless the model is `sampled` from."""
         self._model, self._sampled = model, sampled
         self._reshards = settings.reshard_after_forward
         model.computes_on = model.device
@@ -299,7 +301,7 @@ class ShardedBase:
         if settings.cpu_offload:
             offload = CPUOffloadPolicy(pin_memory=model.device.type != "cpu")
         param, reduce = DTYPES[settings.param_dtype], DTYPES[settings.reduce_dtype]
-        # Inputs stay as they are: the residual stream is float32, and autocast rounds what a product reads.
+        # Inputs keep their type: the residual stream is float32, and autocast rounds the inputs of products.
         precision = MixedPrecisionPolicy(
             param_dtype=None if param == torch.float32 else param,
             reduce_dtype=None if reduce == param else reduce,
@@ -318,14 +320,14 @@ class ShardedBase:
             for block in blocks:
                 block.flat_block = MethodType(_block, block)
         else:
-            with suppress(ModelError):  # nothing says which they are: the model is gathered as one piece
-                blocks = blocks_of(model.body)[::-1]  # what is inside others comes first
+            with suppress(ModelError):  # without marked blocks the model is gathered as one piece
+                blocks = blocks_of(model.body)[::-1]  # inner modules first
             model.model.get_input_embeddings().register_forward_hook(self._lead_back)
         for block in blocks:
             shard(block, reshard_after_forward=self._reshards)
             if model.flat is not None:
                 register_fsdp_forward_method(block, "flat_block")
-        # The head's weights are read after the pass, so that the root keeps what it has gathered.
+        # The head's weights are read after the pass, so the root keeps its gathered weights.
         shard(root, reshard_after_forward=False)
         root.shared_pass = MethodType(self._pass, root)
         register_fsdp_forward_method(root, "shared_pass")
@@ -336,10 +338,10 @@ class ShardedBase:
         for part in self._parts:
             part.set_gradient_divide_factor(1.0)  # sums: the engine divides by the global weight
             part.set_force_sum_reduction_for_comms(True)
-        # A policy's passes read the head, and a pass over a single token does not; a critic's never do.
+        # A policy's passes read the head; passes over a single token and passes of critics do not.
         root.set_reduce_scatter_unused_params(headed)
         self.shard()
-        # The first pass decides which module is the root: a sampler that calls a block alone must not be it.
+        # The first pass determines the root module, so it must not be a single block called by a sampler.
         plan = plan_sequences([1], model.device)
         nothing = torch.zeros(1, dtype=torch.long, device=model.device)
         with torch.no_grad(), model.computing([(None, 0, 1)]):
@@ -347,7 +349,7 @@ class ShardedBase:
         self.shard()
 
     def shard(self) -> None:
-        """Keep this process's part of the weights alone, and compute with gathered ones."""
+        """Keep only this process's shard of the weights, and compute with gathered ones."""
         for part in self._parts:
             if part is not self._root:
                 part.set_reshard_after_forward(self._reshards, recurse=False)
@@ -355,17 +357,17 @@ class ShardedBase:
         self._model.sharded_pass = self._model.model.shared_pass
 
     def gather(self) -> None:
-        """Hold all weights, so that they can be read and sampled with; a model that nobody samples from stays in parts."""
+        """Hold all weights for the sampler; a model without a sampler stays sharded."""
         if not self._sampled:
             return
         self._model.sharded_pass = None
         for part in self._parts:
-            # A sampler calls modules at its own pace, and what it calls must wait for no other process.
+            # A sampler's calls must not wait for other processes.
             part.set_reshard_after_forward(False, recurse=False)
             part.unshard()
 
     def _lead_back(self, _embeddings: nn.Module, _inputs: object, embedded: Tensor) -> None:
-        """Let every process's backward pass go through every block, whichever adapters its rows have."""
+        """Make every process's backward pass go through every block, whatever the adapters of its rows."""
         if self._model.sharded_pass is not None and torch.is_grad_enabled() and not embedded.requires_grad:
             embedded.requires_grad_()
 
@@ -387,5 +389,5 @@ class ShardedBase:
 
 
 def _block(_layer: Any, own: Any, run: Any, *args: Any) -> Any:
-    """Run a block, or let `run` keep its input alone and compute it again."""
+    """Run a block, or let `run` keep only its input and recompute it."""
     return own(*args) if run is None else run(own, *args)

@@ -1,18 +1,18 @@
-"""Whether trainer and sampler agree on weights and distribution, token by token; float64 judges where they do not.
+"""Check token by token that trainer and sampler agree on weights and distribution; float64 decides if they do not.
 
 The largest gap of a step does not decide by itself: it grows with the number of tokens. In half precision rounding has a heavy
-tail, and one token in a million is off by a nat in a run that is right. So there the step is held to what rounding makes
-of *many* tokens (`improbability`): the mean, and how many tokens are above the bound, above twice, four times … the bound, of
-each learner and of each sample. Both tests are exact for any number of tokens, so that a long step is not stopped sooner than a
+tail, and one token in a million is off by a nat in a correct run. So there the step is compared with the effect of rounding on
+*many* tokens (`improbability`): the mean, and the number of tokens above the bound, above twice, four times … the bound, of
+each learner and of each sample. Both tests are exact for any number of tokens, so a long step is stopped no sooner than a
 short one, and a fault in a few samples is not diluted.
 
-In float32 a gap above the bound is rare, and always looked into. Weights that have grown can make one token in a thousand
+In float32 a gap above the bound is rare, and always examined. Weights that have grown can make one token in a thousand
 depend on sums whose terms nearly cancel; two correct float32 passes then differ there by more than any bound that is useful
 elsewhere, and both differ from float64 by as much. A fault (other weights, another token, another temperature) leaves the
 trainer close to float64 and the sampler far from it, or changes more than a few tokens.
 
-What is looked into is a bounded number of sequences (`MOST_ROWS`, `MOST_TOKENS`), the worst and some that are drawn: they are
-computed in float64. The trainer's side is what the step's own pass computed: in a second pass the tokens are packed differently, so
+A bounded number of sequences is examined (`MOST_ROWS`, `MOST_TOKENS`), the worst and some random ones: they are
+computed in float64. The trainer's log-probs are those of the step's own pass: a second pass packs the tokens differently, so
 that other kernels sum in another order, and a gap that rounding made may be gone. The step passes only if few tokens are above the
 bound (`SHARE`), none by more than `CEILING` bounds, each by no more than `ROUNDINGS` times the effect of rounding errors of the
 compute type on that token, and neither side is off by more than `TIMES` the other and rounding.
@@ -39,33 +39,33 @@ from kapelle.models.lora_bank import BankedLinear
 from kapelle.rows import Column, Sample
 
 PARITY = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.1}
-"""Default bound on |trainer − sampler| log-prob (nats) by the type of rounding; in half precision hardly a token is above it."""
+"""Default bound on |trainer − sampler| log-prob (nats) by the type of rounding; in half precision few tokens exceed it."""
 
 ROUGH = frozenset([torch.bfloat16, torch.float16])
-"""Compute types whose rounding puts some tokens above every useful bound."""
+"""Compute types whose rounding lifts some tokens above every useful bound."""
 
 TAIL = 2e-3
-"""Greatest share of tokens that rounding of such a type puts above the bound; an eighth of it above twice the bound, and so on.
+"""Greatest share of tokens that such rounding lifts above the bound; an eighth of it above twice the bound, and so on.
 
 Differences whose largest of a million is 1 nat and whose mean is 0.02 have 0.0003."""
 
 MEAN = 1 / 8
-"""Greatest mean gap (in bounds, each gap cut at one bound) that rounding of such a type makes. Measured: 0.05."""
+"""Greatest mean gap of such rounding, in bounds, with each gap cut at one bound. Measured: 0.05."""
 
 TAIL_OF_ONE, MEAN_OF_ONE = 25 * TAIL, 4 * MEAN
-"""The same two for one sample alone: some texts are harder to compute than others. Those of several lie between."""
+"""Both limits for a single sample, because some texts are harder to compute; those of several samples lie between."""
 
 DOUBLINGS = 7
 """Multiples of the bound above which tokens are counted: 1, 2, 4, … ; the last one is 16 nats in bfloat16."""
 
 SUSPECT = 1e-2
-"""A step less probable than this is looked into: rounding is far from the limits above, so hardly ever one that is right."""
+"""A step less probable than this is examined; actual rounding is far below the limits above, so correct steps hardly ever are."""
 
 CERTAIN = 1e-9
-"""A step less probable than this is refused where there is no float64 to ask."""
+"""A step less probable than this fails if there is no float64 pass."""
 
 SHARE = 0.01
-"""Greatest share of a step's tokens above the bound; one token always may be."""
+"""Greatest share of a step's tokens above the bound; one token is always allowed."""
 
 CEILING = 100.0
 """Greatest gap, in bounds: beyond it the compute type is too coarse for these weights."""
@@ -74,16 +74,16 @@ ROUNDINGS = 16.0
 """Greatest gap, in root mean squares of the token's rounding error; in correct passes it stays below 7 (measured)."""
 
 TIMES = 2.0
-"""Greatest median distance of one side from float64, in those of the other side and of rounding errors."""
+"""Greatest median distance of one side from float64, in multiples of the other side's and of rounding errors."""
 
 MOST_ROWS = 64
 """Most sequences that are computed in float64."""
 
 MOST_TOKENS = 1 << 15
-"""Most tokens of these sequences, except that one sequence always is."""
+"""Most tokens of these sequences; one sequence is always computed."""
 
 FEW = 32
-"""Fewest tokens whose median is compared."""
+"""Fewest tokens for a comparison of medians."""
 
 
 LearnerModels = Mapping[str, tuple[LanguageModel, str | None]]
@@ -91,19 +91,19 @@ LearnerModels = Mapping[str, tuple[LanguageModel, str | None]]
 
 
 def rounded_as(model: LanguageModel) -> torch.dtype:
-    """Return the type whose rounding a model's products have: float16's where CUDA computes those of float32 in TF32."""
+    """Return the type of a model's rounding: float16 if CUDA computes float32 products in TF32."""
     tf32 = model.device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
     return torch.float16 if tf32 and model.dtype == torch.float32 else model.dtype
 
 
 @dataclass(frozen=True, slots=True)
 class ParityFinding:
-    """The verdict of float64 on a step that is looked into."""
+    """The verdict of float64 on an examined step."""
 
     tokens: int
     """Tokens above the bound."""
     total: int
-    """Tokens that were compared."""
+    """Number of compared tokens."""
     learner: str = ""
     sampler: float = 0.0
     """Distance of the sampler's log-prob from float64 (nats), at the token that rounding explains least."""
@@ -112,26 +112,26 @@ class ParityFinding:
     rounding: float | None = None
     """Root mean square of the rounding error there; None if nothing was computed in float64."""
     refused: str | None = None
-    """Why the step cannot pass; None if rounding explains everything."""
+    """Why the step fails; None if rounding explains everything."""
 
     def describe(self) -> str:
-        """Return it in words."""
+        """Return the finding as text."""
         where = f"{self.tokens} of {self.total} tokens are above the bound"
         if self.rounding is None:
             return f"{where}; {self.refused}"
         distances = (
             f"against float64 the sampler is off by {self.sampler:.2g} and the trainer by {self.trainer:.2g} "
-            f"(policy '{self.learner}'), where rounding makes about {self.rounding:.2g}"
+            f"(policy '{self.learner}'), where rounding explains about {self.rounding:.2g}"
         )
         return f"{where}; {distances}: {self.refused}" if self.refused else f"{where}; {distances}"
 
 
 def improbability(gap_K: Tensor, group_K: Tensor, samples_G: Tensor, bound: float) -> Tensor:
-    """Return a bound `_G` (float64) on the probability that rounding makes gaps as bad as these of each group of tokens.
+    """Return a bound `_G` (float64) on the probability that rounding causes such gaps in each group of tokens.
 
-    `group_K` are the tokens' groups, `samples_G` says of how many samples each has tokens. Rounding puts a token above the
-    bound with probability `TAIL` at most, above 2ʲ bounds with `TAIL`/8ʲ (a power law with exponent 3), and the mean of gaps
-    that are cut at the bound is `MEAN` bounds at most. The number of tokens above a multiple is then below a Poisson number; the
+    `group_K` are the tokens' groups, `samples_G` the number of samples of each group. Rounding lifts a token above the
+    bound with probability `TAIL` at most, above 2ʲ bounds with `TAIL`/8ʲ (a power law with exponent 3). The mean of gaps
+    cut at the bound is `MEAN` bounds at most. The number of tokens above a multiple is then below a Poisson number; the
     mean has Bernstein's bound, for the largest variance that its range and mean allow. The result is the smallest of these
     probabilities times their number. Without tokens it is 1.
     """
@@ -162,17 +162,17 @@ def check_parity(
     totals: dict[str, list[float]],
     models: LearnerModels,
 ) -> None:
-    """Record the largest and the mean gap of models of one compute type; without gaps nothing happens.
+    """Record the largest and the mean gap of models of one compute type; without gaps do nothing.
 
-    Where they are more than rounding makes, some of the samples are compared with float64: ParityError if rounding does not
-    explain them. Else the number of tokens above the bound is recorded too, if there are any. `samples` are those of the step,
+    If rounding is unlikely to explain them, some of the samples are compared with float64: ParityError if rounding does not
+    explain them. Otherwise the number of tokens above the bound is recorded too, if there are any. `samples` are those of the step,
     which `gaps` refer to.
     """
     off_K = torch.cat([each.off_K.to(gaps[0].off_K.device) for each in gaps]) if gaps else torch.zeros(0)
     if not len(off_K):
         return
     gap_K = off_K.abs()
-    worst, total = torch.stack([gap_K.double().max(), gap_K.double().sum()]).tolist()  # one wait for a GPU
+    worst, total = torch.stack([gap_K.double().max(), gap_K.double().sum()]).tolist()  # one synchronisation
     mean, rough = total / len(gap_K), compute in ROUGH
     above = 0
     if rough or not worst <= bound:
@@ -214,7 +214,7 @@ def check_parity(
 
 
 def _improbability_of_step(gap_K: Tensor, sample_K: Tensor, learners: Sequence[str], bound: float) -> float:
-    """Return the same of the most improbable learner or sample, times how many there are; `learners` are those of the samples."""
+    """Return `improbability` of the most improbable learner or sample, times their number; `learners` are those of the samples."""
     names = sorted(set(learners))
     learner_S = torch.tensor([names.index(name) for name in learners])
     of_learners = improbability(gap_K, learner_S[sample_K], learner_S.bincount(minlength=len(names)), bound)
@@ -223,14 +223,14 @@ def _improbability_of_step(gap_K: Tensor, sample_K: Tensor, learners: Sequence[s
 
 
 def _counted(sample: Sample) -> int:
-    """Return how many targets of a sample count."""
+    """Return the number of counted targets of a sample."""
     return len(sample.targets) if sample.mask is None else int(sample.mask.sum())
 
 
 def _chosen(largest_S: Tensor, samples: Sequence[Sample], least: float) -> list[int]:
-    """Return which samples with a gap above `least` are computed in float64: half by their largest gap, half drawn.
+    """Return the samples with a gap above `least` to compute in float64: half by their largest gap, half at random.
 
-    The drawn ones show what the others are like; the draw is the same at each call.
+    The random choice is the same at each call.
     """
     order = [k for k in largest_S.argsort(descending=True, stable=True).tolist() if largest_S[k] > least]
     worst, others = order[: MOST_ROWS // 2], order[MOST_ROWS // 2 :]
@@ -253,7 +253,7 @@ def judge_in_float64(
     rough: bool = False,
     probability: float = 0.0,
 ) -> ParityFinding:
-    """Judge some samples of a step, each with how far the trainer's log-probs are from the sampler's at its counted targets.
+    """Judge some samples of a step, each with the gaps between trainer and sampler at its counted targets.
 
     `finding` counts the tokens of the whole step, and `probability` is the step's.
     """
@@ -261,8 +261,8 @@ def judge_in_float64(
     if any(model.flat is None or model.sharded_pass is not None for model, _ in pairs):
         if rough and probability >= CERTAIN:
             return finding
-        why = "for this architecture or engine there is no pass in float64 to compare with"
-        return replace(finding, refused=f"rounding does not make that, and {why}" if rough else why)
+        why = "this architecture or engine has no float64 pass to compare with"
+        return replace(finding, refused=f"rounding does not explain that, and {why}" if rough else why)
     try:
         compared = [
             (sample.learner, *_against_float64(sample, off_T, models), ~(off_T.abs() <= bound))
@@ -271,8 +271,8 @@ def judge_in_float64(
     except (torch.OutOfMemoryError, MemoryError):
         if rough and probability >= CERTAIN:
             return finding
-        return replace(finding, refused="there was no memory to compare them with float64")
-    # What rounding explains least: a token above the bound, or in a rough type the usual token of a sample or a learner.
+        return replace(finding, refused="memory ran out during the comparison with float64")
+    # The gap that rounding explains least: of a token above the bound, or in half precision the median of a sample or learner.
     least: list[tuple[float, ParityFinding]] = []
     for learner, off_2T, rounding_T, above_T in compared:
         for off_2, rounding in zip(off_2T.T[above_T], rounding_T[above_T], strict=True):
@@ -291,7 +291,7 @@ def judge_in_float64(
     unexplained, found = max(least, key=lambda each: each[0], default=(0.0, finding))
     if not unexplained <= 1:
         if found.sampler >= found.trainer:
-            why = "the tokens were sampled with other weights, or from another distribution, than those that are trained"
+            why = "the tokens were sampled with other weights, or from another distribution, than the trained ones"
         else:
             why = "the trainer does not compute what its weights define; please report it"
         return replace(found, refused=why)
@@ -311,7 +311,7 @@ def _found(finding: ParityFinding, learner: str, off_2: Tensor, rounding: Tensor
 
 
 def _against_float64(sample: Sample, off_T: Tensor, models: LearnerModels) -> tuple[Tensor, Tensor]:
-    """Return how far sampler and trainer are from float64 `_2T` (nats), and what rounding makes `_T`, at the counted targets."""
+    """Return the distances of sampler and trainer from float64 `_2T` (nats) and of rounding `_T`, at the counted targets."""
     model, adapter = models[sample.learner]
     arguments = (model, adapter, sample.tokens, sample.targets, sample.temperature)
     allowed = allowed_targets([sample], model.masks)
@@ -325,16 +325,16 @@ def _against_float64(sample: Sample, off_T: Tensor, models: LearnerModels) -> tu
 
 # The log-probs of one sequence in float64: the reference when trainer and sampler disagree.
 #
-# It is written out plainly, one sequence at a time. It shares no pass, packing or routing with the trainer and no
-# merged copies with the sampler, so that it does not repeat a fault of either. The weights are widened layer by
-# layer and not kept, so that it needs memory only while it runs. The angles of rotary attention are the model's own,
-# which both sides use.
+# It is plain code, one sequence at a time. It shares no pass, packing or routing with the trainer and no
+# merged copies with the sampler, so it cannot repeat a fault of either. The weights are widened layer by
+# layer and then freed. The angles of rotary attention are the model's own,
+# as on both sides.
 #
 # A second result is how far rounding alone may move a log-prob: the same pass with random rounding errors of the compute
 # type in every weight and every intermediate. A sum whose terms nearly cancel shows up as a large error there.
 
 DRAWS = 8
-"""Passes with rounding errors from which their size is estimated."""
+"""Number of passes with rounding errors, to estimate their size."""
 
 SCORES = 1 << 26
 """Most attention scores in memory at once, over heads."""
@@ -352,9 +352,9 @@ def exact_logprobs(
 ) -> Tensor:
     """Return the log-probs `_T` (float64) of the tokens at `targets` after those before them; on the CPU.
 
-    With `allowed` they are of the distributions over the tokens that could stand there.
+    With `allowed` they are log-probs of the constrained distributions.
 
-    The model must have a flat pass: what another architecture computes is not known here.
+    The model must have a flat pass; other architectures are not supported.
     """
     return _Pass(model, adapter, None).logprobs(tokens, targets, temperature, allowed)
 
@@ -385,7 +385,7 @@ class _Pass:
     """A forward pass of one adapter, exact or with rounding errors from `generator`."""
 
     def __init__(self, model: LanguageModel, adapter: str | None, generator: torch.Generator | None) -> None:
-        assert model.flat is not None, "only what the flat pass knows is computed here"
+        assert model.flat is not None, "only architectures with a flat pass are supported"
         self._model = model
         self._flat = model.flat
         self._adapter = adapter
@@ -462,7 +462,7 @@ class _Pass:
         return y if bias_O is None else self._off(y + bias_O.double())
 
     def _off(self, x: Tensor) -> Tensor:
-        """Return numbers with relative rounding errors: normal, of half a unit in the last place."""
+        """Return numbers with random relative rounding errors: normal, of half a unit in the last place."""
         if self._generator is None:
             return x
         drawn = torch.randn(x.shape, generator=self._generator, dtype=torch.float64, device=x.device)

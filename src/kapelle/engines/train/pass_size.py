@@ -1,13 +1,13 @@
-"""How many tokens a pass of an update has where `training.microbatch_tokens: auto` leaves it open.
+"""Choose the tokens of a pass of an update for `training.microbatch_tokens: auto`.
 
-On a CPU it is a number that its cache likes, the same on every machine, so that runs repeat to the bit. A GPU is the better
-used the larger a pass is, up to what fits in its memory.
+On a CPU it is a fixed number that suits its cache, so that runs repeat exactly. A GPU is used the better
+the larger a pass is, up to its memory.
 
-For its backward pass a block keeps of every token about what its linear layers read and write, in the compute type, and the
-stream before its two halves, in float32. The backward pass of one block takes about as much again. With gradient
-checkpointing a block keeps the stream alone, and one block at a time is computed again. Experts are left out: a token
-visits few of them. Masks of attention, logits and what a step needs for itself are left to the share of the memory that is
-not taken; where that is too little, the update is taken again in smaller passes.
+For its backward pass a block keeps about the inputs and outputs of its linear layers for every token, in the compute type, and the
+residual stream before its two halves, in float32. The backward pass of one block takes about as much again. With gradient
+checkpointing a block keeps only the stream, and one block at a time is recomputed. Experts are excluded: a token
+uses few of them. The remaining share of the memory is for attention masks, logits and optimiser steps;
+if it is too little, the update is repeated in smaller passes.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from kapelle.models.adapters import Layers
 CPU_TOKENS = 4096
 """Tokens of a pass on a CPU."""
 FEWEST, MOST = 1024, 1 << 16
-"""Tokens of a pass on a GPU, at least and at most."""
+"""Fewest and most tokens of a pass on a GPU."""
 SHARE = 0.8
-"""Of the free memory, what passes may take."""
+"""Share of the free memory for passes."""
 STREAM, HEAD = 8, 16
-"""Bytes for each feature of a hidden state, in each block and beside the blocks: the last ones and their gradients."""
+"""Bytes per feature of a hidden state, in each block and outside the blocks (the last hidden states and their gradients)."""
 
 
 def token_bytes(layers: Layers, hidden: int, size: int, *, recompute: bool) -> int:
-    """Return the bytes that a token takes in a pass, forward and backward, by a compute type of `size` bytes."""
+    """Return the bytes per token of a forward and backward pass with a compute type of `size` bytes."""
     blocks: dict[str, int] = {}
     for path, features in layers.linear.items():
         parts = path.split(".")
@@ -39,6 +39,6 @@ def token_bytes(layers: Layers, hidden: int, size: int, *, recompute: bool) -> i
 
 
 def chosen_tokens(free: int, of_token: int) -> int:
-    """Return the tokens of a pass in so many bytes, each taking `of_token`: a power of two, so that little changes it."""
+    """Return the tokens of a pass in `free` bytes with `of_token` bytes per token: a power of two, to be stable."""
     fitting = int(SHARE * free) // max(1, of_token)
     return max(FEWEST, min(MOST, 1 << max(0, fitting.bit_length() - 1)))

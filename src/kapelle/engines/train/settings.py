@@ -1,4 +1,4 @@
-"""What a recipe says of the built-in train engines."""
+"""Settings of the built-in train engines."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 
 class Torch(Settings):
-    """Settings of the train engine in this process; where a launcher has started several, it is `ddp`."""
+    """Settings of the train engine in one process; with several processes of a launcher it becomes `ddp`."""
 
     name: Literal["torch"] = "torch"
 
     def build(self, setup: TrainSetup) -> TorchTrainEngine:
-        """Return the engine, which trains in the models' own memory."""
+        """Return the engine, which trains the models in place."""
         from kapelle.engines.train.torch.engine import TorchTrainEngine
 
         return TorchTrainEngine(setup)
 
 
 class Ddp(Torch):
-    """Settings of the same engine in several processes, each with all weights and a share of every step's samples."""
+    """Settings of the engine `torch` in several processes, each with all weights and a share of every step's samples."""
 
     name: Literal["ddp"] = "ddp"  # type: ignore[assignment]  # the tag of another class
     timeout: float = Field(default=1800.0, gt=0, allow_inf_nan=False)
-    """Seconds for which a process waits for the others, at the start and at every collective operation."""
+    """Longest wait in seconds for other processes, at the start and at every collective operation."""
 
 
 class Fsdp(Sharding):
@@ -41,7 +41,7 @@ class Fsdp(Sharding):
 
     name: Literal["fsdp"] = "fsdp"
     timeout: float = Field(default=1800.0, gt=0, allow_inf_nan=False)
-    """Seconds for which a process waits for the others, at the start and at every collective operation."""
+    """Longest wait in seconds for other processes, at the start and at every collective operation."""
 
     def check(
         self,
@@ -51,19 +51,19 @@ class Fsdp(Sharding):
         optimizer: str,
         ranks: int,
     ) -> None:
-        """Raise ConfigError for what so many processes cannot share out.
+        """Raise ConfigError if this many processes cannot shard the models.
 
-        `dtypes` by base; `whole` are learners that train all weights of a model, and those that are `adapted` have an adapter or
-        a head alone.
+        `dtypes` are by base; `whole` learners train all weights of a model, `adapted` ones only an adapter or
+        a head.
         """
         for base, dtype in dtypes.items():
             if self.param_dtype not in ("float32", dtype):
                 raise ConfigError(
-                    f"`train_engine.param_dtype: {self.param_dtype}` is not the type in which '{base}' computes ({dtype}). Set "
-                    f"`model.dtype: {self.param_dtype}`, or leave `param_dtype` out."
+                    f"`train_engine.param_dtype: {self.param_dtype}` differs from the compute type of '{base}' ({dtype}). Set "
+                    f"`model.dtype: {self.param_dtype}`, or remove `param_dtype`."
                 )
         if ranks == 1:
-            return  # nothing is shared out
+            return  # nothing is sharded
         if ranks % self.tensor_parallel:
             raise ConfigError(
                 f"`train_engine.tensor_parallel: {self.tensor_parallel}` does not divide the {ranks} processes of this run. Set a number "
@@ -76,12 +76,12 @@ class Fsdp(Sharding):
             )
         if whole and optimizer != "adamw":
             raise ConfigError(
-                f"'{whole[0]}' trains all weights of its model, and `optimizer.name: {optimizer}` takes no weights that processes "
-                "have shared out. Set `optimizer.name: adamw`, train an adapter, or set `train_engine.name: ddp`."
+                f"'{whole[0]}' trains all weights of its model, and `optimizer.name: {optimizer}` does not support sharded "
+                "weights. Set `optimizer.name: adamw`, train an adapter, or set `train_engine.name: ddp`."
             )
 
     def build(self, setup: TrainSetup) -> TrainEngine:
-        """Return the engine, for a process alone `torch`; ConfigError for what cannot be shared out."""
+        """Return the engine, for a single process `torch`; ConfigError for models that cannot be sharded."""
         if setup.ranks.size == 1:
             return Torch().build(setup)
         from kapelle.engines.train.fsdp import FsdpTrainEngine

@@ -1,4 +1,4 @@
-"""How processes share out the weights of a base."""
+"""Settings of the sharding of a base's weights over processes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from kapelle.settings.base import Settings
 
 
 class Sharding(Settings):
-    """Which parts lie where, and in which types they are computed with and summed."""
+    """The placement of shards, and the types in which they are computed and summed."""
 
     cpu_offload: bool = False
-    """Whether the parts of bases, of their gradients and of their moments lie in the machine's memory, and the optimiser steps there."""
+    """Whether shards of bases, gradients and moments are in the host's memory, where the optimiser steps."""
     reshard_after_forward: bool = True
-    """Whether a block's gathered weights are given back after its forward pass, and gathered once more for the backward pass."""
+    """Whether a block's gathered weights are freed after its forward pass and gathered again for the backward pass."""
     tensor_parallel: int = Field(default=1, ge=1)
-    """Processes in a row that hold each block's products together, by torch's `parallelize_module`; the rest share parts out."""
+    """Number of consecutive processes that split each block's products, by torch's `parallelize_module`; the others shard."""
     param_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """The type in which weights are gathered, computed with and exported; parts, moments and checkpoints stay in float32."""
+    """The type in which weights are gathered, computed and exported; shards, moments and checkpoints stay in float32."""
     reduce_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """The type in which gradients of shared-out weights are summed over the processes."""
+    """The type in which gradients of sharded weights are summed over the processes."""

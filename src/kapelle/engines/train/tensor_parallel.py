@@ -1,7 +1,7 @@
-"""Blocks whose products several processes compute together (1909.08053), by torch's `parallelize_module`.
+"""Split the products of blocks over several processes (1909.08053), by torch's `parallelize_module`.
 
-`transformers` says of many architectures which linear layers are split by their outputs (`colwise`), which by their inputs
-(`rowwise`), and which norms every process applies to its own heads alone. Others are refused by name.
+`transformers` defines for many architectures which linear layers are split by their outputs (`colwise`), which by their inputs
+(`rowwise`), and which norms every process applies only to its own heads. Other architectures raise ConfigError.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from kapelle.models.lora_bank import layers_of
 
 STYLES: Mapping[str, Any] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 OF_OWN_HEADS = "replicated_with_grad_allreduce"
-"""Weights whole in every process, which applies them to its own heads: the gradient is the sum of all processes'."""
+"""Style of weights that every process holds whole and applies to its own heads; their gradients are summed over processes."""
 
 
 def check_split(name: str, config: Any, layers: Layers, split: int, parts: int = 1) -> None:
-    """Raise ConfigError where so many processes cannot split a model, whose weights are then shared out in so many parts.
+    """Raise ConfigError if `split` processes cannot split a model whose weights are then sharded in `parts`.
 
-    It needs no weights: `config` are the model's settings as `transformers` reads them.
+    It needs no weights: `config` has the model's settings of `transformers`.
     """
     styles = _styles(config, _below_the_decoder(layers.modules))
     where = f"`train_engine.tensor_parallel: {split}` cannot split '{name}'"
@@ -61,38 +61,38 @@ def check_split(name: str, config: Any, layers: Layers, split: int, parts: int =
 
 
 def split_layers(model: LanguageModel, mesh: DeviceMesh, parts: int) -> None:
-    """Split a model's blocks over the processes of a mesh, before their weights are shared out in so many parts.
+    """Split a model's blocks over the processes of a mesh, before their weights are sharded in `parts`.
 
-    Its passes are those of `transformers` from then on. Raises ConfigError, before anything is split, where it cannot be.
+    Its passes are those of `transformers` from then on. Raises ConfigError before any split if the model does not support it.
     """
     check_split(model.name, model.model.config, layers_of(model.model), mesh.size(), parts)
     styles = _styles(model.model.config, dict(model.body.named_modules()))
-    model.flat = None  # it reads weights by itself; modules are what is split
+    model.flat = None  # the flat pass reads weights directly, but modules are split
     parallelize_module(
         model.body, mesh, {path: STYLES[style]() for path, style in styles.items() if style in STYLES}
     )
 
 
 def weights_of_own_heads(model: LanguageModel) -> list[nn.Parameter]:
-    """Return the weights whose gradients have to be added up over the processes that split a model."""
+    """Return the weights whose gradients must be summed over the processes that split a model."""
     styles = _styles(model.model.config, dict(model.body.named_modules()))
     paths = [path for path, style in styles.items() if style == OF_OWN_HEADS]
     return [parameter for path in paths for parameter in model.body.get_submodule(path).parameters()]
 
 
 def beside_split(parameter: Tensor) -> Shard | None:
-    """Return the dimension along which a weight is shared out: of a matrix that is split by its outputs the other one."""
+    """Return the dimension along which a weight is sharded: the second one of a matrix that is split by its outputs."""
     by_outputs = isinstance(parameter, DTensor) and parameter.ndim > 1 and parameter.placements == (Shard(0),)
     return Shard(1) if by_outputs else None
 
 
 def _below_the_decoder(paths: Iterable[str]) -> dict[str, str]:
-    """Return the paths of modules as the decoder has them, each with the whole one: without the name that the decoder goes by."""
+    """Return paths relative to the decoder → whole paths of modules."""
     return {path.partition(".")[2]: path for path in paths}
 
 
 def _styles(config: Any, paths: Iterable[str]) -> dict[str, str]:
-    """Return how each module below the decoder is split, by its path, as `transformers` says for the architecture."""
+    """Return how `transformers` splits each module below the decoder, by path."""
     patterns: Mapping[str, str] = getattr(config, "base_model_tp_plan", None) or {}
     found: dict[str, str] = {}
     for path in paths:

@@ -311,7 +311,7 @@ class TestVersions:
 
     @pytest.mark.parametrize("name", ["trust_remote_code", "load_format", "worker_cls", "logits_processors"])
     def test_arguments_that_run_code_are_refused(self, name: str) -> None:
-        with pytest.raises(ValueError, match=rf"`{name}` makes vLLM run code"):
+        with pytest.raises(ValueError, match=f"`{name}`"):
             Vllm(options={name: "mine"})
 
 

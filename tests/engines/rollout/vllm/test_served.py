@@ -114,7 +114,7 @@ class TestWholeModels:
         (answer,) = asyncio.run(ask(whole, [ask_for("still")]))
         assert_true({**own_weights(), "still": new}, ask_for("still"), answer)
         (said,) = caplog.messages
-        assert "started anew" in said
+        assert "restarted" in said
         assert "/collective_rpc (HTTP 404)" in said
         whole.load("still", own_weights()["still"], 2)
         assert bodies(serving, "/collective_rpc") == []

@@ -37,7 +37,6 @@ TESTS = ProgramTests(
     )
 )
 """`f` squares and adds one, `g` sorts, `h` reverses a text."""
-RIGHT = "def f(x): return x * x + 1\ndef g(xs): return sorted(xs)\ndef h(s): return s[::-1]"
 ALL = "f = g = h = lambda *a: {}\n"
 YES = """
 class Yes({base}):
@@ -146,11 +145,6 @@ def test_an_object_that_answers_with_what_it_is_asked_is_not_paid(sandbox: Bubbl
         "    __sub__ = __round__ = lambda self, other: other\ndef f(x): return Echo()"
     )
     assert grade_program(solution, ProgramTests((test,)), sandbox).score == 0.0
-
-
-def test_what_the_spoofs_are_graded_by_pays_who_is_right(sandbox: Bubblewrap) -> None:
-    grade = grade_program(RIGHT, TESTS, sandbox)
-    assert grade.solved, grade
 
 
 HONEST = {

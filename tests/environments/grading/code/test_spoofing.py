@@ -257,8 +257,3 @@ def test_a_spoof_is_worth_nothing_where_output_is_compared(sandbox: Bubblewrap, 
 def test_a_hostile_program_is_never_rewarded(sandbox: Bubblewrap, name: str) -> None:
     solution = PROGRAMS[name].source.decode()
     assert grade_program(solution, TESTS, sandbox, SMALL).score == 0.0
-
-
-def test_the_list_of_spoofs_is_complete() -> None:
-    # JSON bombs, hard-coded tests and changing answers have tests of their own.
-    assert len(SPOOFS) + len(SEARCHES) + 3 == 16

@@ -41,23 +41,6 @@ def test_tests_of_any_style_run_beside_the_program(sandbox: Bubblewrap, style: s
     assert (wrong.status, wrong.passed) == ("graded", 0)
 
 
-def test_a_list_of_nodes_may_be_long(sandbox: Bubblewrap) -> None:
-    solution = (
-        "class Node:\n    def __init__(self, value, next=None): self.value, self.next = value, next\n"
-        "    def __eq__(self, other): return other and (self.value, self.next) == (other.value, other.next)\n"
-        "def build(values):\n    head = None\n    for value in reversed(values): head = Node(value, head)\n    return head\n"
-        "def back(head):\n    last = None\n    while head: head.next, last, head = last, head, head.next\n    return last\n"
-    )
-    test = "assert back(build(list(range(40)))) == build(list(range(39, -1, -1)))"
-    assert grade_program(solution, ProgramTests((test,)), sandbox, allow_untrusted=True).solved
-    # Nobody compares objects here: what is read of them are values.
-    test = "head = back(build([1, 2, 3]))\nassert head.value == 3\nassert head.next.next.value == 1\nassert head.next.next.next is None"
-    literal = grade_program(solution, ProgramTests((test,)), sandbox)
-    assert (literal.solved, literal.trusted) == (True, True)
-    nested = "def nest(n): return [nest(n - 1)] if n else []"
-    assert grade_program(nested, ProgramTests((f"assert nest(40) == {'[' * 41}{']' * 41}",)), sandbox).solved
-
-
 def test_each_test_is_reported_by_itself_and_the_first_that_ends_the_process_ends_the_others(
     sandbox: Bubblewrap,
 ) -> None:

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import collections
-import datetime as dt
-import decimal
 import enum
-import fractions
 import math
 from collections.abc import Callable
 from functools import partial
@@ -74,42 +71,6 @@ def test_the_encoding_is_this(value: Any, text: str) -> None:
     assert encode(value) == text
     assert decode(text) == value
     assert decode(text.encode()) == value
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        range(9, 1, -2),
-        collections.deque([1, 2]),
-        collections.Counter("aab"),
-        fractions.Fraction(-1, 3),
-        decimal.Decimal("0.10"),
-        dt.date(2024, 2, 29),
-        dt.datetime(2024, 1, 2, 3, 4, 5, 6),  # noqa: DTZ001 (what a program may return)
-        dt.time(3, 4),
-        dt.timedelta(-1, 5, 7),
-        bytearray(b"x"),
-        -0.0,
-    ],
-    ids=repr,
-)
-def test_values_of_the_standard_library_come_back(value: Any) -> None:
-    back = decode(encode([value]))
-    assert repr(back) == repr([value])
-
-
-def test_views_come_back_as_views() -> None:
-    table = {"a": 1, "b": 2}
-    assert list(decode(encode(table.keys()))) == ["a", "b"]
-    assert list(decode(encode(table.values()))) == [1, 2]
-    assert decode(encode(table.items())) == table.items()
-
-
-def test_nan_is_a_value_where_it_is_allowed() -> None:
-    assert math.isnan(decode(encode(math.nan)))
-    for value in (math.nan, [{1: (math.nan,)}], complex(math.nan, 0), complex(0, math.nan)):
-        with pytest.raises(ValueFault, match="NaN"):
-            decode(encode(value), with_nan=False)
 
 
 def test_a_subclass_is_sent_as_what_it_derives_from_and_none_of_its_methods_runs() -> None:

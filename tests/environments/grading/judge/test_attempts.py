@@ -86,19 +86,6 @@ async def test_attempts_without_content_earn_nothing_and_are_not_shown() -> None
     assert sorted(judge.shown[0]) == ["aaa", "b"]
 
 
-async def test_where_one_text_is_left_nobody_is_asked() -> None:
-    judge = Comparer(length)
-    for texts, scores in (
-        (["a", "a", "a"], [0.5, 0.5, 0.5]),
-        (["a", "", "a"], [1.0, 0.0, 1.0]),
-        (["", "Answer:"], [0.0, 0.0]),
-    ):
-        found = await judge_attempts(judge, "?", texts, "better")
-        assert [grade.score for grade in found.grades] == scores
-        assert found.disagreement is None
-    assert judge.shown == []
-
-
 @pytest.mark.parametrize(
     "form",
     ["", "{scores}", "VERDICT {seal}: {scores} 3=1", "VERDICT {seal}: 1=5"],
@@ -107,16 +94,6 @@ async def test_without_a_verdict_all_are_ungraded(form: str) -> None:
     found = await judge_attempts(Comparer(length, form), "?", ["aa", "b", ""], "longer")
     assert [grade.status for grade in found.grades] == ["ungraded", "ungraded", "no_answer"]
     assert found.disagreement is None
-
-
-async def test_one_order_without_a_verdict_is_enough_to_have_none() -> None:
-    judge = Comparer(length)
-
-    async def once(messages: Sequence[Message]) -> str:
-        return await judge(messages) if not judge.shown else "I cannot say."
-
-    found = await judge_attempts(once, "?", ["aa", "b"], "longer")
-    assert {grade.status for grade in found.grades} == {"ungraded"}
 
 
 async def test_a_text_that_gives_scores_is_quoted_and_its_seal_is_not_the_judges() -> None:

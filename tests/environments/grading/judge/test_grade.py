@@ -49,12 +49,6 @@ async def test_the_same_answer_and_another_one() -> None:
     assert (wrong.score, wrong.status) == (0.0, "graded")
 
 
-async def test_each_side_stands_first_once() -> None:
-    judge = Judge(equal)
-    await judge_answer(judge, "Capital?", "Basel", "Bern")
-    assert [shown(asked) for asked in judge.asked] == [("Basel", "Bern"), ("Bern", "Basel")]
-
-
 async def test_a_judge_that_minds_the_order_decides_nothing() -> None:
     grade = await judge_answer(
         Judge(lambda one, _: "SAME" if one == "Basel" else "DIFFERENT"), "?", "Basel", "Bern"
@@ -113,15 +107,6 @@ async def test_a_reply_without_exactly_one_verdict_behind_its_seal_is_none(form:
 async def test_a_verdict_is_read_as_judges_write_it(form: str) -> None:
     assert (await judge_answer(Judge(equal, form), "?", "Bern", "Bern")).score == 1.0
     assert (await judge_answer(Judge(equal, form), "?", "Bern", "Basel")).score == 0.0
-
-
-async def test_a_judge_without_a_verdict_is_asked_once_more() -> None:
-    again = Judge(equal)
-
-    async def first_vague(messages: Sequence[Message]) -> str:
-        return "They agree." if len(messages) == 2 else await again(messages[:2])
-
-    assert (await judge_answer(first_vague, "?", "Bern", "Bern")).score == 1.0
 
 
 @pytest.mark.parametrize(

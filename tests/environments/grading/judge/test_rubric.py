@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 
@@ -34,23 +33,6 @@ async def test_the_mean_is_weighted_and_each_criterion_is_kept() -> None:
     assert found.criteria == {"clear": 0.6, "right": 1.0}
     assert found.grade.score == pytest.approx((0.6 + 3 * 1.0) / 4)
     assert found.grade.status == "graded"
-
-
-async def test_the_order_of_the_scores_is_the_judges_own() -> None:
-    found = await judge_rubric(Marker("VERDICT {seal}: right=0 clear=10"), "2+2?", "5", CRITERIA)
-    assert found.criteria == {"clear": 1.0, "right": 0.0}
-    assert found.grade.score == 0.25
-
-
-async def test_the_judge_reads_question_criteria_reference_and_text_alone() -> None:
-    judge = Marker("VERDICT {seal}: clear=1 right=1")
-    await judge_rubric(judge, "2+2?", 'It is "4".', CRITERIA, reference="four")
-    [[system, asked]] = judge.asked
-    assert "clear=<0-10> right=<0-10>" in system.content
-    for part in ('"2+2?"', '"four"', json.dumps('It is "4".'), "- clear: Can a beginner follow it?"):
-        assert part in asked.content
-    await judge_rubric(judge, "2+2?", "4", CRITERIA)
-    assert "A good answer" not in judge.asked[1][1].content
 
 
 @pytest.mark.parametrize(

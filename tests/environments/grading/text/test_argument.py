@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kapelle.environments.grading.text.argument import content_words, score_argument
+from kapelle.environments.grading.text.argument import score_argument
 
 TOPIC = "Zoos should be closed."
 GOOD = (
@@ -64,7 +64,3 @@ def test_the_other_side_wants_an_answer() -> None:
     assert (
         score(GOOD + " Breeding programmes could run outside of cages, as the condor shows.", rival)[2] == 1.0
     )
-
-
-def test_content_words() -> None:
-    assert content_words("The Zoos, and what they're FOR: a zoo!") == {"zoos", "they're", "zoo"}

@@ -38,11 +38,6 @@ def test_one_letter_and_only_that(answer: str, score: float, status: str) -> Non
     assert (grade.score, grade.status) == (score, status)
 
 
-def test_a_text_without_a_mark_picks_nothing() -> None:
-    assert grade_choice("B", "B", CAPITALS, ["only_box"]).status == "no_answer"
-    assert grade_choice("B", "B", CAPITALS, ["whole"]).score == 1.0
-
-
 SENTENCES = [
     "The answer is B.",
     "The answer is (B).",

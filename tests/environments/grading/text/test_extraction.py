@@ -122,11 +122,6 @@ def test_boxes(text: str, last: str | None, first: str | None) -> None:
     assert found(text, "first_box") == first
 
 
-def test_whole() -> None:
-    assert found(" a > b\n", "whole") == "a > b"
-    assert found("<think>a</think>", "whole") is None
-
-
 @pytest.mark.parametrize("policy", ALL)
 @pytest.mark.parametrize(
     "text",
@@ -167,14 +162,6 @@ def test_a_mark_that_says_nothing_definite_ends_the_search() -> None:
     assert result.text is None
     assert "differ" in result.problem
     assert found(r"5 \boxed{}", "last_box", "last_number") is None
-
-
-def test_without_any_mark_the_problem_names_the_policies() -> None:
-    assert "hash, last_box" in extract("5", ("hash", "last_box")).problem
-
-
-def test_what_is_said_after_thinking_counts() -> None:
-    assert found("<think>#### 5</think>#### 6", "hash") == "6"
 
 
 @pytest.mark.parametrize(

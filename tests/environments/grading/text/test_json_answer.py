@@ -52,11 +52,6 @@ def test_what_is_not_read(text: str, message: str) -> None:
     assert timed(refuse, 0.5)[1] < 0.5
 
 
-def test_brackets_in_strings_are_not_depth() -> None:
-    assert parse_json('"' + "[" * 1000 + '\\""') == "[" * 1000 + '"'
-    assert parse_json("[" * MAX_DEPTH + "]" * MAX_DEPTH) is not None
-
-
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
@@ -76,11 +71,6 @@ def test_brackets_in_strings_are_not_depth() -> None:
 def test_sameness(one: str, other: str, same: bool) -> None:
     assert same_json(parse_json(one), parse_json(other)) is same
     assert same_json(parse_json(other), parse_json(one)) is same
-
-
-def test_numbers_of_the_gold_answer_may_be_floats() -> None:
-    assert same_json(parse_json("0.1"), 0.1)
-    assert not same_json(parse_json("0.3"), 0.1 + 0.2)
 
 
 @pytest.mark.parametrize(

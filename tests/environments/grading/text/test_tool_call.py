@@ -231,13 +231,6 @@ def test_calls_as_models_write_them(form: Form, text: str) -> None:
     assert parse_calls(text, [form]) == (ReadCall("f", {"a": 1}), ReadCall("g", {}))
 
 
-def test_calls_in_a_line_each_stand_side_by_side() -> None:
-    calls = parse_calls("```py\nf(a=1)\ng(b=2)\n```", ["pythonic"])
-    assert [(call.name, dict(call.arguments)) for call in calls] == [("f", {"a": 1}), ("g", {"b": 2})]
-    with pytest.raises(NotCalls):
-        parse_calls("x(a=1)\ny = f(a=1)", ["pythonic"])
-
-
 def test_an_accent_is_the_same_in_one_character_or_two() -> None:
     composed, apart = (unicodedata.normalize(form, "Zürich") for form in ("NFC", "NFD"))
     assert composed != apart
@@ -254,13 +247,6 @@ def test_parallel_calls_match_in_any_order_and_one_to_one() -> None:
     assert grade("[f(x=2), f(x=2)]", accepted)[0] == 0.0
     assert grade("[f(x=1)]", accepted)[0] == 0.0
     assert grade("[f(x=1), f(x=2), f(x=1)]", accepted)[0] == 0.0
-
-
-def test_where_no_call_is_right() -> None:
-    assert grade("None of these tools helps.", []) == (1.0, "graded")
-    assert grade("f(x=1)", []) == (0.0, "graded")
-    assert grade("<tool_call>", []) == (0.0, "no_answer")
-    assert grade("None of these tools helps.", [{"f": {}}]) == (0.0, "no_answer")
 
 
 @pytest.mark.parametrize("form", ["hermes", "llama", "mistral", "deepseek", "glm", "qwen_coder", "harmony"])

@@ -1,11 +1,11 @@
-"""Decoding on one model: each step samples one token of each row in flight; prompts join between steps, finished rows leave.
+"""Decode on one model: each step samples one token of each row in flight; prompts join and finished rows leave between steps.
 
-Rows of many policies share one batch, ordered by adapter, whenever they joined. Their tokens stay in tensors until their row
-leaves. Finished rows leave together, as soon as they are a quarter of all, and their part of the KV cache stays for prompts
+Rows of many policies share one batch, ordered by adapter. Their tokens stay in tensors until their row
+leaves. Finished rows leave together, once they are a quarter of all, and their KV cache is kept for prompts
 that continue them.
 
-A step is: `sample` draws a token from each row's logits (sampling.py), `Decoder._record` notes it and marks the rows that it ends,
-`Rows.read` reads it and returns the logits of the next one (decode_strategies.py).
+In a step, `sample` draws a token from each row's logits (sampling.py), `Decoder._record` stores it and marks finished rows, and
+`Rows.read` computes the next logits (decode_strategies.py).
 
 Shapes: R rows, V vocabulary, T most tokens that a row has generated.
 """
@@ -41,23 +41,23 @@ from kapelle.models.token_masks import Walk
 LOG = logging.getLogger(__name__)
 
 SHARE = 0.4
-"""Of a GPU's free memory, for the places of the KV cache that are in use: while blocks get more memory they are there twice."""
+"""Share of a GPU's free memory for the KV cache in use; growing blocks exist twice for a moment."""
 
 EXPECTED = 128
-"""Tokens of a completion for which a row has to find memory when it joins; what it needs beyond may preempt others."""
+"""Tokens of a completion that need free memory when a row joins; more tokens may preempt other rows."""
 
 IDLE_SHARE = 0.25
-"""Share of finished rows at which they leave: a copy of the cache against idle work."""
+"""Share of finished rows at which they leave; leaving copies the cache, staying wastes work."""
 
 LEAST_ROOM = 64
-"""Tokens of each row for which there is room at first."""
+"""Initial capacity in tokens of each row."""
 
 STOP_MARGIN = 16
-"""Characters kept before the place where a stop string may begin: the next token may still change the last ones."""
+"""Characters kept before the earliest place of a stop string, because the next token may change the last ones."""
 
 
 class Decoder:
-    """Continues prompts on one model; prepared weights and KV caches are kept for later prompts."""
+    """Continues prompts on one model, and keeps prepared weights and KV caches for later prompts."""
 
     def __init__(
         self,
@@ -67,24 +67,24 @@ class Decoder:
         recorder_on: Callable[[torch.device], GraphRecorder | None] = on_cuda,
         kv_bytes: int | None = None,
     ) -> None:
-        """Expect about `adapters` adapters, and keep at most `kept_tokens` token places of finished rows.
+        """Prepare for about `adapters` adapters, and keep at most `kept_tokens` token places of finished rows.
 
-        `recorder_on` returns what records steps on a device, if anything. The KV cache takes up to `kv_bytes`, kept rows
-        included; with None, 0.4 of what a GPU has left when `room` is asked for an empty batch, and no bound elsewhere.
+        `recorder_on` returns the recorder of steps on a device, or None. The KV cache takes up to `kv_bytes`, kept rows
+        included; None means 0.4 of a GPU's free memory when the batch is empty, and no limit on a CPU.
         """
         self._model = model
         self._recorder = recorder_on(model.device)
         self._prefixes = Prefixes(kept_tokens)
         self._fused = None if model.flat is None else fused_of(model.flat, adapters, model.dtype)
         self.strategy, self._cache_of = decode_strategy(model)
-        """How the model decodes: `reread` where no cache of it can be trusted."""
+        """How the model decodes."""
         self._rows: Rows
         self._flying: list[_FlyingRow]
         self._preempted: list[_FlyingRow]
-        """Rows that gave their memory to others, and join again when there is room; the oldest first."""
+        """Preempted rows, oldest first; they join again when there is room."""
         self._most_bytes, self._measures = kv_bytes, kv_bytes is None
         self._most_rows: int | None = None
-        """Rows in flight for which memory is known to be too small; None until it has run out."""
+        """Number of rows for which memory was too small; None until it has run out."""
         self._logits_RV: Tensor
         """Of each row's next token."""
         self._position_R: Tensor
@@ -92,7 +92,7 @@ class Decoder:
         self._most_R: Tensor
         """Places of each row's completion."""
         self._live_R: Tensor
-        """Which rows still generate."""
+        """True for rows that are not finished."""
         self._tokens_RT: Tensor
         """Of each completion, by their place in it."""
         self._logps_RT: Tensor
@@ -105,7 +105,7 @@ class Decoder:
         self._longest = 0
         """Tokens of the longest completion in flight."""
         self._finished = 0
-        """Rows that are finished and have not left."""
+        """Finished rows that have not left."""
         self._steps = 0
         """Steps of this decoder."""
         self.drop()
@@ -117,7 +117,7 @@ class Decoder:
 
     @property
     def in_flight(self) -> int:
-        """Rows that still generate, or are finished and have not left the batch."""
+        """Number of rows in the batch, including finished ones."""
         return len(self._flying) + len(self._preempted)
 
     @property
@@ -126,7 +126,7 @@ class Decoder:
         return not self._flying or self._rows.open
 
     def room(self, jobs: Sequence[Job]) -> int:
-        """Return how many of the first jobs there is memory for; at least one where no row is in flight."""
+        """Return how many of the first jobs fit in memory; at least one if no row is in flight."""
         flying = len(self._flying)
         if self._measures and not flying:
             self._most_bytes = self._bytes_left()
@@ -134,7 +134,7 @@ class Decoder:
         count = len(jobs) if self._most_rows is None else min(len(jobs), max(0, self._most_rows - flying))
         used, text = self._rows.places_next, None
         for number, job in enumerate(jobs[:count]):
-            # A prompt of several rows is stored once, and most rows end before they may.
+            # A prompt of several rows is stored once, and most rows end before their limit.
             prompt = 0 if text == (job.adapter, job.prompt) else len(job.prompt)
             used += prompt + min(job.sampling.max_tokens, EXPECTED)
             if most is not None and used > most:
@@ -147,7 +147,7 @@ class Decoder:
     def join(self, jobs: Sequence[Job]) -> list[RowOutput]:
         """Read prompts and return the outputs of their rows, empty until `advance` lets them leave.
 
-        Where that fails, none of them joins, and the rows in flight go on.
+        If that fails, none of them joins, and the rows in flight continue.
         """
         rows = [_FlyingRow(self._model, job) for job in jobs]
         before = [*self._flying, *self._preempted]
@@ -160,7 +160,7 @@ class Decoder:
         return [row.output for row in rows]
 
     def _enter(self, rows: Sequence[_FlyingRow]) -> None:
-        """Read the prompts of rows, which are in flight then."""
+        """Read the prompts of rows and add them to the batch."""
         keep_freed_memory()
         joining = sorted(rows, key=lambda row: (row.job.adapter or "", len(row.job.prompt), row.job.prompt))
         device, before = self._model.device, self._flying
@@ -185,12 +185,12 @@ class Decoder:
         by_adapter = sorted(range(len(self._flying)), key=lambda row: self._flying[row].job.adapter or "")
         if by_adapter != list(range(len(self._flying))):
             self._rows.arrange(by_adapter)
-            self._logits_RV = self._logits_RV[self._go_on_with(by_adapter)]
+            self._logits_RV = self._logits_RV[self._keep_rows(by_adapter)]
         self._sampling = self._settings()
 
     @property
     def steps(self) -> int:
-        """Tokens that a row would have sampled if it had been in flight all the time."""
+        """Number of steps so far."""
         return self._steps
 
     @torch.inference_mode()
@@ -215,14 +215,14 @@ class Decoder:
             self._fill(finished)
             self._rows.leave(finished, [self._flying[number].newest() for number in finished])
             staying = self._unfinished()
-            staying_R = self._go_on_with(staying)
+            staying_R = self._keep_rows(staying)
             if staying:
                 self._sampling = self._settings()
                 self._logits_RV = self._rows.read(token_R[staying_R])
             return
 
     def _bytes_left(self) -> int | None:
-        """Return the bytes that a GPU has left for the KV cache, in large steps so that a run repeats."""
+        """Return a GPU's free bytes for the KV cache, rounded coarsely so that a run repeats."""
         device = self._model.device
         if device.type != "cuda":
             return None
@@ -234,13 +234,13 @@ class Decoder:
 
     @property
     def _most_places(self) -> int | None:
-        """Token places of the KV cache for which there is memory; None where nothing is known of it."""
+        """Token places of the KV cache that fit in memory; None if unknown."""
         if self._most_bytes is None or not self._rows.place_bytes:
             return None
         return self._most_bytes // self._rows.place_bytes
 
     def _tight(self) -> bool:
-        """Return whether the next step needs more memory than there is, even without kept rows, which go first."""
+        """Drop kept rows if memory is short; return whether the next step still needs more than there is."""
         most = self._most_places
         if most is None:
             return False
@@ -249,7 +249,7 @@ class Decoder:
         return needed > most
 
     def _preempt(self) -> Tensor:
-        """Let the newest rows give their memory to the others; return the indices of those that stay."""
+        """Preempt the newest rows; return the indices of those that stay."""
         excess = self._rows.places_next - (self._most_places or 0)
         staying = sorted(range(len(self._flying)), key=lambda number: self._flying[number].joined)
         going: list[int] = []
@@ -257,17 +257,17 @@ class Decoder:
             going.append(staying.pop())
             row = self._flying[going[-1]]
             excess -= len(row.job.prompt) + self._steps - row.joined
-        for row, ids, logprobs in list(self._said(sorted(going))):
+        for row, ids, logprobs in list(self._generated(sorted(going))):
             row.preempt(ids, logprobs)
             self._preempted.append(row)
         staying.sort()
         self._rows.arrange(staying)
-        staying_R = self._go_on_with(staying)
+        staying_R = self._keep_rows(staying)
         self._sampling = self._settings()
         return staying_R
 
     def _resume(self) -> None:
-        """Let rows that were preempted join again, as many as there is memory for."""
+        """Let preempted rows join again, as many as fit in memory."""
         if self._preempted and self.open:
             rows = self._preempted[: self.room([row.job for row in self._preempted])]
             if rows:
@@ -275,22 +275,22 @@ class Decoder:
                 self._within_memory(lambda: self._enter(rows), rows)
 
     def _within_memory(self, work: Callable[[], None], joining: Sequence[_FlyingRow]) -> None:
-        """Do `work`; where memory runs out, take all rows out of it, those that were `joining` too, and go on with half as many."""
+        """Do `work`; if memory runs out, take out all rows, including those `joining`, and continue with half as many."""
         try:
             work()
         except torch.OutOfMemoryError as error:
-            told = str(error)
+            message = str(error)
         else:
             return
-        # The failed step's tensors hang on the exception, which is gone here.
+        # The exception holds the failed step's tensors, and is released here.
         tried = max(len(self._flying), len(joining))
         rows = list(dict.fromkeys((*self._take_out(), *joining)))
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
         if tried <= 1:
             raise EngineError(
-                f"A row of {len(rows[0].job.prompt)} tokens does not fit in memory, alone. Set a lower `sampling.max_tokens`, shorter "
-                f"prompts or `model.dtype: bfloat16` (`kapelle plan` says what a device holds). The device says: {told}"
+                f"A row of {len(rows[0].job.prompt)} tokens does not fit in memory by itself. Set a lower `sampling.max_tokens`, shorter "
+                f"prompts or `model.dtype: bfloat16` (`kapelle plan` says what a device holds). The device reports: {message}"
             )
         self._preempted, self._most_rows = rows, tried // 2
         LOG.warning(
@@ -300,9 +300,9 @@ class Decoder:
         )
 
     def _take_out(self) -> list[_FlyingRow]:
-        """Forget the batch and return the rows that have to go on, each with what it has generated; finished ones are filled in."""
+        """Empty the batch: fill in the finished rows' outputs, and return the unfinished rows with their tokens."""
         noted = self._unfinished()[: len(self._tokens_RT)]
-        for row, ids, logprobs in list(self._said(noted)):
+        for row, ids, logprobs in list(self._generated(noted)):
             row.preempt(ids, logprobs)
         self._fill([number for number, row in enumerate(self._flying) if row.length is not None])
         unfinished = [self._flying[number] for number in self._unfinished()]
@@ -312,8 +312,8 @@ class Decoder:
         return rows
 
     def _allowed(self) -> AllowedTokens | None:
-        """Return what the unfinished rows with a constraint may sample next; None where all of these are finished."""
-        # A GPU reads the last tokens meanwhile.
+        """Return the allowed tokens of the unfinished rows with a constraint; None if there are none."""
+        # Meanwhile a GPU computes the logits.
         own = {
             number: row.walk
             for number, row in enumerate(self._flying)
@@ -325,7 +325,7 @@ class Decoder:
         return AllowedTokens.of(list(own), bits_CW, self._model.device)
 
     def _record(self, token_R: Tensor, logp_R: Tensor) -> None:
-        """Record each row's next token, and mark the rows that it ends."""
+        """Store each row's next token, and mark the rows that it finishes."""
         if self._longest == self._tokens_RT.shape[1]:
             self._make_room(2 * self._longest)
         self._tokens_RT.scatter_(1, self._position_R[:, None], token_R[:, None])
@@ -335,7 +335,7 @@ class Decoder:
         self._longest += 1
         ended_R = torch.isin(token_R, self._ends).logical_or_(self._position_R >= self._most_R)
         ended_R &= self._live_R
-        # The only wait for a GPU in a step, whatever rows there are.
+        # The only synchronisation with a GPU in a step.
         if self._stopping or self._constrained:
             tokens, ends = torch.stack((token_R, ended_R.long())).tolist()
             early: list[int] = []
@@ -365,13 +365,13 @@ class Decoder:
                     self._finished += 1
 
     def _make_room(self, places: int) -> None:
-        """Have room for so many tokens of each row in flight."""
+        """Allocate room for this many tokens of each row in flight."""
         rows, held = self._tokens_RT.shape
         margins = (0, max(0, places - held), 0, len(self._flying) - rows)
         self._tokens_RT, self._logps_RT = pad(self._tokens_RT, margins), pad(self._logps_RT, margins)
 
-    def _go_on_with(self, rows: Sequence[int]) -> Tensor:
-        """Keep what is noted of these rows, in this order, and return their indices as a tensor."""
+    def _keep_rows(self, rows: Sequence[int]) -> Tensor:
+        """Keep the state of these rows, in this order, and return their indices as a tensor."""
         index_R = torch.tensor(rows, dtype=torch.long, device=self._model.device)
         self._flying = [self._flying[row] for row in rows]
         self._position_R, self._most_R, self._live_R = (
@@ -382,7 +382,7 @@ class Decoder:
         return index_R
 
     def _count(self) -> None:
-        """Count anew what is known of the rows in flight."""
+        """Recompute the properties of the rows in flight."""
         self._longest = max((row.job.begun + self._steps - row.joined for row in self._flying), default=0)
         self._finished = sum(row.length is not None for row in self._flying)
         self._stopping = any(row.stop is not None for row in self._flying)
@@ -395,7 +395,7 @@ class Decoder:
 
     @torch.inference_mode()
     def end(self, outputs: Sequence[RowOutput]) -> None:
-        """End the rows of these outputs with what they have; they leave with the next rows that are finished."""
+        """Finish the rows of these outputs with their tokens so far; they leave with the next finished rows."""
         ended = {id(output) for output in outputs}
         for number, row in enumerate(self._flying):
             if id(row.output) in ended and row.length is None:
@@ -421,16 +421,16 @@ class Decoder:
     def _fill(self, rows: Sequence[int]) -> None:
         """Fill in the outputs of finished rows."""
         place = {id(row): number for number, row in enumerate(self._flying)}
-        for row, ids, logprobs in self._said(rows):
+        for row, ids, logprobs in self._generated(rows):
             output = row.output
             output.ids, output.logprobs = ids, logprobs
             stopped = output.text is not None or not ids or ids[-1] in self._model.end_ids
             output.finish_reason = "stop" if stopped else "length"
-            # The last token was chosen and not read; a row may have read more since it ended.
+            # The last token was sampled and not read; a row may have read further tokens since it finished.
             output.routing = self._rows.routing(place[id(row)], len(row.first.prompt) + len(ids) - 1)
 
-    def _said(self, rows: Sequence[int]) -> Iterator[tuple[_FlyingRow, list[int], list[float]]]:
-        """Yield these rows, the tokens that they have generated, and their log-probs."""
+    def _generated(self, rows: Sequence[int]) -> Iterator[tuple[_FlyingRow, list[int], list[float]]]:
+        """Yield these rows with their tokens and log-probs."""
         if rows:
             index_R = torch.tensor(rows, device=self._model.device)
             said = zip(self._tokens_RT[index_R].tolist(), self._logps_RT[index_R].tolist(), strict=True)
@@ -448,23 +448,23 @@ class Decoder:
         return [number for number, row in enumerate(self._flying) if row.length is None]
 
     def new_tokens(self) -> Iterator[tuple[RowOutput, list[int], list[float]]]:
-        """Yield the tokens that each unfinished row has generated since the last call, and their log-probs."""
-        for row, ids, logprobs in self._said(self._unfinished()):
+        """Yield each unfinished row's tokens since the last call, and their log-probs."""
+        for row, ids, logprobs in self._generated(self._unfinished()):
             first, row.reported = row.reported, len(ids)
             if first < len(ids):
                 yield row.output, ids[first:], logprobs[first:]
 
     def interrupt(self) -> None:
-        """Fill in the outputs of the rows in flight with what they have, and drop them; their `finish_reason` stays None."""
-        for row, ids, logprobs in self._said(self._unfinished()):
+        """Fill in the outputs of the rows in flight with their tokens so far, and drop them; `finish_reason` stays None."""
+        for row, ids, logprobs in self._generated(self._unfinished()):
             row.output.ids, row.output.logprobs = ids, logprobs
         for row in self._preempted:
             row.output.ids, row.output.logprobs = row.ids, row.logprobs
         self.drop()
 
     def drop(self) -> None:
-        """Forget the rows in flight."""
-        # No tensor of theirs stays: an update needs the memory.
+        """Drop the rows in flight."""
+        # Free all their tensors: an update needs the memory.
         none = torch.empty(0)
         self._flying, self._preempted = [], []
         self._logits_RV = self._position_R = none
@@ -478,21 +478,21 @@ class Decoder:
             self._rows = RereadRows(self._model)
 
     def forget(self, adapter: str | None) -> None:
-        """Forget what was prepared and read with an adapter's weights; with None, the base's, everything."""
-        assert not self.in_flight, "rows end with the weights that they began with"
+        """Drop prepared weights and KV caches of an adapter; None, the base, drops everything."""
+        assert not self.in_flight, "weights change only between rows"
         if adapter is None:
-            self.drop()  # and with them what was rounded
+            self.drop()  # also drops rounded weights
         self._prefixes.forget(adapter)
         if self._fused is not None:
             self._fused.forget(adapter)
 
     def forget_read(self) -> None:
-        """Forget the rows in flight and the kept KV caches; prepared weights stay."""
+        """Drop the rows in flight and the kept KV caches; keep prepared weights."""
         self.drop()
         self._prefixes.forget(None)
 
     def release_caches(self) -> None:
-        """Forget the rows in flight and everything that can be computed again."""
+        """Drop the rows in flight and everything that can be recomputed."""
         self.drop()
         self.forget(None)
         if self._recorder is not None:
@@ -500,7 +500,7 @@ class Decoder:
 
 
 def decode(model: LanguageModel, jobs: Sequence[Job]) -> list[RowOutput]:
-    """Continue every prompt to its end of turn, a stop string or its token limit; keep nothing."""
+    """Continue every prompt to its end of turn, a stop string or its token limit, without keeping caches."""
     decoder = Decoder(model, adapters=len({job.adapter for job in jobs}))
     outputs = decoder.join(jobs)
     while decoder.in_flight:
@@ -529,41 +529,41 @@ class _FlyingRow:
     def __init__(self, model: LanguageModel, job: Job) -> None:
         self.model = model
         self.job = self.first = job
-        """What it continues: what it had generated when it was preempted is the end of the prompt."""
+        """The job; tokens from before a preemption are appended to its prompt."""
         self.ids: list[int] = []
-        """What it had generated when it was preempted."""
+        """Its tokens from before it was preempted."""
         self.logprobs: list[float] = []
         self.output = RowOutput([], [])
         self.joined = 0
         """Steps of the decoder before it joined."""
         self.length: int | None = None
-        """Tokens that it has generated since; None while it generates."""
+        """Its number of tokens since it joined; None until it is finished."""
         self.ending: tuple[int, ...] = ()
-        """Tokens that its constraint left no choice in, at the end of its completion: no model has read them."""
+        """Tokens that its constraint determined, at the end of its completion; the model has not read them."""
         self.reported = 0
         """Tokens that `Decoder.new_tokens` has yielded."""
         begun = job.prompt[len(job.prompt) - job.begun :]
         self.stop = StopSearch(model.tokenizer, job.sampling.stop, begun) if job.sampling.stop else None
         self.walk = None if job.sampling.constraint is None else self._walk(begun)
-        """Where its completion stands in the grammar of its constraint; None without one."""
+        """The state of its completion in the grammar of its constraint; None without one."""
 
     def _walk(self, begun: Sequence[int]) -> Walk | None:
         constraint = self.job.sampling.constraint
         return None if constraint is None else self.model.masks.begin(constraint, begun)
 
     def preempt(self, ids: list[int], logprobs: list[float]) -> None:
-        """Go on from these tokens, all that it has generated here, when it joins again."""
+        """Continue after these tokens, all that it has generated, when it joins again."""
         self.ids, self.logprobs = ids, logprobs
         first = self.first
         self.job = job = first._replace(prompt=(*first.prompt, *ids), begun=first.begun + len(ids))
         self.walk = self._walk(job.prompt[len(job.prompt) - job.begun :])
 
     def room(self, steps: int) -> int:
-        """Return how many more tokens its completion may have after so many steps of the decoder."""
+        """Return the remaining tokens of its completion after this many steps of the decoder."""
         return self.job.sampling.max_tokens - self.job.begun - (steps - self.joined)
 
     def newest(self) -> list[int]:
-        """Return what a finished row has sampled since it joined."""
+        """Return the tokens of a finished row since it joined."""
         ids = self.output.ids[len(self.ids) :]
         return ids[: -len(self.ending)] if self.ending else ids
 
@@ -571,7 +571,7 @@ class _FlyingRow:
 class StopSearch:
     """Finds the first stop string in the text of one row, in time that is linear in its tokens.
 
-    A string that is new in the text reaches into its newest tokens. So only the last tokens are decoded at each step, as many
+    A new stop string includes some of the newest tokens. So only the last tokens are decoded at each step, as many
     as the longest stop string needs; once they contain one, the whole text decides.
     """
 
@@ -594,8 +594,8 @@ class StopSearch:
             if places:
                 return text[: min(places)]
         if len(recent) > 2 * self._least:
-            # Tokens that begin within a character, or whose first space the tokeniser strips, have another text alone than
-            # after the others: then this waits for a later step.
+            # Tokens that begin within a character, or whose first space the tokeniser strips, decode differently alone than
+            # after the others; then a later step decides.
             middle = (self._first + len(self._ids)) // 2
             later = self._text(middle)
             cut = later.startswith("\N{REPLACEMENT CHARACTER}")

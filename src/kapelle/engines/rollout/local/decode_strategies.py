@@ -1,12 +1,12 @@
-"""Decode strategies: how the rows in flight on one model read tokens and give the logits of the next ones.
+"""Decode strategies: how the rows in flight on one model read tokens and compute the next logits.
 
-`flat`    a pass that kapelle has written for the architecture (models/fast), with its own KV cache: `FlatRows`
+`flat`    kapelle's own pass for the architecture (models/fast), with its own KV cache: `FlatRows`
 `cache`   the model's own forward pass and KV cache, prompts padded on the left: `PaddedRows`
-`reread`  every token reads its whole text again, by the pass that training uses: `RereadRows`
+`reread`  every token reads its whole text again, by the pass of training: `RereadRows`
 
-Of the last two, `cache` is used if it gives the logits of the whole texts in a trial: prompts of different lengths are read
-together, some tokens follow, a row leaves. State-space models, whose state has to pass over padding, and caches that cannot
-drop a row fail that trial.
+`cache` is used if it reproduces the logits of whole texts in a test: prompts of different lengths are read
+together, some tokens follow, a row leaves. State-space models, whose state includes padding, and caches that cannot
+drop a row fail this test.
 
 Shapes: R rows, Q distinct prompts (per adapter), P prompt positions, N flat tokens, D hidden size, V vocabulary.
 """
@@ -46,22 +46,22 @@ class Job(NamedTuple):
     sampling: Sampling
     seed: int
     begun: int = 0
-    """How many of the last tokens of the prompt are the beginning of the completion, sampled before."""
+    """Number of tokens at the end of the prompt that belong to the completion, sampled before."""
     images: tuple[Image, ...] = ()
-    """The pictures in the prompt."""
+    """The images in the prompt."""
 
 
 @dataclass(slots=True)
 class RowOutput:
-    """What a row has generated, filled in once it is finished; `finish_reason` is None until then."""
+    """A row's result, filled in once it is finished; `finish_reason` is None until then."""
 
     ids: list[int]
     logprobs: list[float]
     finish_reason: FinishReason | None = None
     text: str | None = None
-    """Text up to a stop string, if one was found; with what was sampled before."""
+    """Text up to a stop string, if any, including tokens that were sampled before."""
     routing: Routing | None = None
-    """Experts that prompt and completion took, where the model records them."""
+    """Experts of prompt and completion, if the model records them."""
 
 
 class Rows:
@@ -69,15 +69,15 @@ class Rows:
 
     @property
     def open(self) -> bool:
-        """True where prompts may join the rows in flight."""
+        """True if prompts may join the rows in flight."""
         return True
 
     place_bytes = 0
-    """Bytes of a token in the KV cache; 0 where it is not known."""
+    """Bytes of a token in the KV cache; 0 if unknown."""
 
     @property
     def places_next(self) -> int:
-        """Token places of the KV cache that are used after the next step; 0 where it is not known."""
+        """Token places of the KV cache after the next step; 0 if unknown."""
         return 0
 
     def join(self, jobs: Sequence[Job]) -> Tensor:
@@ -89,20 +89,20 @@ class Rows:
         raise NotImplementedError
 
     def arrange(self, rows: Sequence[int]) -> None:
-        """Go on with these rows, in this order; drop all others."""
+        """Keep these rows, in this order; drop all others."""
         raise NotImplementedError
 
     @property
     def routes(self) -> bool:
-        """Whether the experts of each token are recorded, so that all tokens have to be read."""
+        """Whether the experts of each token are recorded, so all tokens must be read."""
         return False
 
     def routing(self, row: int, tokens: int) -> Routing | None:
-        """Return the experts that the first tokens of a row took; None where nothing records them."""
+        """Return the experts of the first tokens of a row; None if they are not recorded."""
         return None
 
     def leave(self, rows: Sequence[int], completions: Sequence[Sequence[int]]) -> None:
-        """Drop the finished rows at these indices (ascending); `completions` are the tokens that each has sampled."""
+        """Drop the finished rows at these indices (ascending); `completions` are their sampled tokens."""
         gone = set(rows)
         self.arrange([row for row in range(len(self)) if row not in gone])
 
@@ -112,7 +112,7 @@ class Rows:
 
 
 def _runs(lengths: Sequence[int], most: int) -> Iterator[range]:
-    """Split texts into runs of at most `most` tokens, or one longer text."""
+    """Split texts into runs of at most `most` tokens, or a single longer text."""
     first, filled = 0, 0
     for number, length in enumerate(lengths):
         if number > first and filled + length > most:
@@ -123,25 +123,25 @@ def _runs(lengths: Sequence[int], most: int) -> Iterator[range]:
 
 
 PROMPT_CHUNK, GPU_PROMPT_CHUNK = 1024, 1 << 14
-"""Prompt tokens read in one pass (or one longer prompt): few enough for a processor's cache, or enough to fill a GPU."""
+"""Prompt tokens of one pass (or a single longer prompt): few enough for a CPU's cache, or enough to fill a GPU."""
 
 LEAST_SLOTS, ROOMY = 8, 4
-"""Slots of an adapter where steps may be recorded: at least so many, and at most so many for each of its rows."""
+"""Slots of an adapter if steps are recorded: the minimum, and the maximum per row."""
 
 STEM = 32
-"""Minimum length of a common beginning of prompts that is read once for all of them."""
+"""Minimum length of a common prefix of prompts that is read once for all of them."""
 
 
 def keeps_rounded(model: LanguageModel) -> bool:
-    """Return whether sampling keeps weights rounded that a model holds in float32 and computes with in half precision.
+    """Return whether sampling keeps rounded copies of float32 weights of a model that computes in half precision.
 
-    On a GPU, where reading weights is most of a step.
+    True on a GPU, where reading weights takes most of a step.
     """
     return model.device.type == "cuda" and model.dtype != torch.float32 and model.sharded_pass is None
 
 
 class FlatRows(Rows):
-    """Rows that kapelle's own pass reads: prompts without padding, each distinct one once, into our own KV cache."""
+    """Rows of kapelle's own pass: prompts without padding, each distinct one once, in our own KV cache."""
 
     def __init__(
         self,
@@ -157,22 +157,22 @@ class FlatRows(Rows):
         self._fused = fused
         self._prefixes = prefixes
         self._rounded: RoundedWeights | None = None
-        # A GPU computes the same with and without recordings.
+        # Results on a GPU are the same with and without recordings.
         self._steady = recorder is not None or model.device.type == "cuda"
         self._cache = KVCache(flat, model.device, model.dtype, steady=self._steady)
         self.place_bytes = 2 * len(flat.layers) * flat.key_heads * flat.head_size * model.dtype.itemsize
         self._texts: list[Text] = []
         """Each row's adapter and prompt."""
         self._room: dict[str | None, int] = {}
-        """Slots of each adapter, where steps may be recorded."""
+        """Slots of each adapter, if steps are recorded."""
         self._slots: list[int] = []
         """Each row's."""
         self._slot_R: Tensor | None = None
-        """The same where steps may be recorded; None elsewhere, where rows are slots."""
+        """The slots as a tensor if steps are recorded; None if rows are slots."""
         self._token_S: dict[int, Tensor] = {}
-        """By their number, the tensor from which slots read their tokens: recordings know it."""
+        """By the number of slots, the tensor from which recorded steps read their tokens."""
         self._seated = True
-        """Whether all rows have the slots in which a step takes them."""
+        """Whether all rows have their slots."""
         self._route: Route = []
 
     def __len__(self) -> int:
@@ -191,13 +191,13 @@ class FlatRows(Rows):
         most = GPU_PROMPT_CHUNK if device.type == "cuda" else PROMPT_CHUNK
         block = PromptBlock(flat, [len(prompt) for _, prompt in prompts], device, dtype)
         known = [0] * len(prompts)
-        """Tokens of each prompt whose keys and values are in the block already."""
+        """Tokens of each prompt with cached keys and values."""
         for number, (adapter, prompt) in enumerate(prompts):
             kv = self._prefixes.find(adapter, prompt)
             if kv is not None:
                 known[number] = block.put(number, kv)
 
-        # Common beginnings of new prompts (an agent's instructions) are read once and copied to each prompt.
+        # Common prefixes of new prompts (an agent's instructions) are read once and copied to each prompt.
         shared = _shared_beginnings(prompts, known)
         if shared:
             stems = list(shared)
@@ -242,8 +242,8 @@ class FlatRows(Rows):
     def read(self, token_R: Tensor) -> Tensor:
         """Read one more token of each row and return logits `_RV` of the next token, valid until the next call."""
         if not self._seated:
-            self._seat()
-        self._cache.open()  # before the step, outside of what a recording replays
+            self._assign_slots()
+        self._cache.open()  # outside of the recorded step
         if self._slot_R is None:
             return self._step(token_R)
         slots = self._cache.slots
@@ -259,7 +259,7 @@ class FlatRows(Rows):
         return logits_SV.index_select(0, self._slot_R)
 
     def _step(self, token_S: Tensor) -> Tensor:
-        """Read a token into free places, with tensor operations only: a replay runs no Python."""
+        """Read a token by tensor operations only, because a replay runs no Python."""
         return self._logits(token_S, self._cache.advance(), self._route, self._cache.attend, None)
 
     def _logits(
@@ -282,7 +282,7 @@ class FlatRows(Rows):
                 return self._model.logits(hidden_ND)
 
     def leave(self, rows: Sequence[int], completions: Sequence[Sequence[int]]) -> None:
-        """Drop rows; later prompts may continue what they read: the prompt and all but the last sampled token."""
+        """Drop rows, keeping their KV cache for later prompts: the prompt and all but the last sampled token."""
         read = [
             (self._texts[row][0], (*self._texts[row][1], *completion[:-1]))
             for row, completion in zip(rows, completions, strict=True)
@@ -291,16 +291,16 @@ class FlatRows(Rows):
         super().leave(rows, completions)
 
     def arrange(self, rows: Sequence[int]) -> None:
-        """Go on with these rows, in this order; drop all others."""
+        """Keep these rows, in this order; drop all others."""
         self._texts = [self._texts[row] for row in rows]
         self._slots = [self._slots[row] for row in rows]
-        self._seat()
+        self._assign_slots()
 
-    def _seat(self) -> None:
-        """Lay the rows one after another.
+    def _assign_slots(self) -> None:
+        """Assign rows to slots.
 
-        Where steps may be recorded, each adapter has a number of slots that seldom changes, and some are idle: so that a
-        recording fits although rows come and go.
+        If steps are recorded, each adapter has a number of slots that seldom changes, some of them idle. So a
+        recording still fits when rows join and leave.
         """
         self._seated = True
         if not self._steady:
@@ -325,7 +325,7 @@ class FlatRows(Rows):
 
 
 def _shared_beginnings(prompts: Sequence[Text], known: Sequence[int]) -> dict[Text, list[int]]:
-    """Return the common beginnings of new prompts, each with the prompts that share it."""
+    """Return the common prefixes of new prompts, each with the prompts that share it."""
     alike: dict[Text, list[int]] = {}
     for number, (adapter, prompt) in enumerate(prompts):
         if not known[number] and len(prompt) > STEM:
@@ -333,8 +333,8 @@ def _shared_beginnings(prompts: Sequence[Text], known: Sequence[int]) -> dict[Te
     shared: dict[Text, list[int]] = {}
     for (adapter, _), numbers in alike.items():
         texts = [prompts[number][1] for number in numbers]
-        first, last = min(texts), max(texts)  # the two that differ earliest
-        most = min(len(text) for text in texts) - 1  # at least one token of every prompt is left to read
+        first, last = min(texts), max(texts)  # their common prefix is that of all
+        most = min(len(text) for text in texts) - 1  # at least one token of every prompt must be read
         same = next((k for k in range(STEM, most) if first[k] != last[k]), most)
         if len(numbers) > 1:
             shared[adapter, first[:same]] = numbers
@@ -352,20 +352,20 @@ def plain_cache(_model: LanguageModel) -> Cache:
 
 
 def cache_by_layer(model: LanguageModel) -> Cache:
-    """Return an empty cache with what each layer keeps: all tokens, those of a window, or a state."""
+    """Return an empty cache by kind of layer: all tokens, those of a window, or a state."""
     from transformers import DynamicCache
 
     return DynamicCache(config=model.model.config)
 
 
 class PaddedRows(Rows):
-    """Rows that a `transformers` causal LM reads: prompts padded on the left, the library's own KV cache.
+    """Rows of a `transformers` causal LM: prompts padded on the left, the library's own KV cache.
 
-    `decode_strategy` tries whether that gives the model's own logits.
+    `decode_strategy` tests whether that reproduces the model's own logits.
     """
 
     def __init__(self, model: LanguageModel, cache_of: CacheOf = plain_cache) -> None:
-        """Read with the cache that `cache_of` makes."""
+        """Use the cache that `cache_of` makes."""
         self._model = model
         self._cache_of = cache_of
         accepted = inspect.signature(model.body.forward).parameters
@@ -374,7 +374,7 @@ class PaddedRows(Rows):
         self._left: list[int] = []
         """Padding before each row's prompt."""
         self._experts_RPLk: list[Tensor] = []
-        """Of each pass, the experts that its tokens took, where the model records them."""
+        """The experts of each pass's tokens, if the model records them."""
 
     def __len__(self) -> int:
         return len(self._adapters)
@@ -385,7 +385,7 @@ class PaddedRows(Rows):
         return bool(self._experts_RPLk)
 
     def routing(self, row: int, tokens: int) -> Routing | None:
-        """Return the experts that the first tokens of a row took."""
+        """Return the experts of the first tokens of a row."""
         if not self.routes:
             return None
         first = self._left[row]
@@ -393,7 +393,7 @@ class PaddedRows(Rows):
 
     @property
     def open(self) -> bool:
-        """True if no row is in flight: the library's cache takes prompts all together or not at all."""
+        """True if no row is in flight: the library's cache takes all prompts at once."""
         return not self._adapters
 
     def join(self, jobs: Sequence[Job]) -> Tensor:
@@ -413,7 +413,7 @@ class PaddedRows(Rows):
         if self._model.vision is None:
             return self._forward({"input_ids": tokens_RP}, self._place(longest, longest))
         named, positions, shift_R = self._model.vision.inputs(tokens_RP, pad, [job.images for job in jobs])
-        self._pad_R -= shift_R  # of the tokens that follow: a picture has fewer positions than tokens
+        self._pad_R -= shift_R  # for later tokens: an image has fewer positions than tokens
         return self._forward(named, positions)
 
     def _place(self, count: int, length: int) -> Tensor:
@@ -429,7 +429,7 @@ class PaddedRows(Rows):
         return self._forward({"input_ids": token_R[:, None]}, self._place(1, self._mask_RP.shape[1]))
 
     def arrange(self, rows: Sequence[int]) -> None:
-        """Go on with these rows; nothing of others is kept, because the library's cache cannot continue single rows."""
+        """Keep these rows and drop the others, whose cache cannot be continued."""
         self._adapters = [self._adapters[row] for row in rows]
         self._left = [self._left[row] for row in rows]
         kept_R = torch.tensor(rows, dtype=torch.long, device=self._pad_R.device)
@@ -462,7 +462,7 @@ REREAD_TOKENS = 1 << 14
 class RereadRows(Rows):
     """Rows without a KV cache: every step reads all texts again.
 
-    The slowest strategy, and right for every model: it is used where a model's own cache gives other logits than its texts.
+    The slowest strategy, correct for every model: it is used if a model's own cache gives other logits than whole texts.
     """
 
     def __init__(self, model: LanguageModel) -> None:
@@ -510,10 +510,10 @@ class RereadRows(Rows):
 
 
 TRIED_PROMPTS = (9, 5, 7)
-"""Tokens of the prompts with which caches are tried."""
+"""Tokens of the prompts that test a cache."""
 
 TRIED_STEPS = 4
-"""Tokens that follow; the second row leaves in the middle."""
+"""Tokens after the prompts; the second row leaves in the middle."""
 
 CACHE_TOLERANCE = 1e-4
 """Greatest difference in float32, as a share of the norm of a row's logits."""
@@ -524,11 +524,11 @@ class DecodeStrategy(NamedTuple):
 
     name: Literal["flat", "cache", "reread"]
     cache_of: CacheOf | None = None
-    """What makes the KV cache of `cache`."""
+    """Makes the KV cache of `cache`."""
 
 
 def decode_strategy(model: LanguageModel) -> DecodeStrategy:
-    """Return the fastest strategy that gives a model's own logits; tries its cache, without adapters."""
+    """Return the fastest strategy that reproduces a model's logits; tests its cache, without adapters."""
     if model.flat is not None:
         return DecodeStrategy("flat")
     for cache_of in (plain_cache, cache_by_layer):
@@ -539,10 +539,10 @@ def decode_strategy(model: LanguageModel) -> DecodeStrategy:
 
 @torch.inference_mode()
 def _cache_agrees(model: LanguageModel, cache_of: CacheOf) -> bool:
-    """Return whether decoding with a cache gives the logits that the whole texts give.
+    """Return whether decoding with a cache gives the logits of whole texts.
 
-    Both are computed in float32, where a small mistake differs from rounding, and read in turn: what a model keeps of
-    its rows beside their cache is overwritten, as training would.
+    Both are computed in float32, where a small error differs from rounding, and in turn: state that a model keeps of
+    its rows outside the cache is then overwritten, as in training.
     """
     words = int(model.model.get_input_embeddings().weight.shape[0])
     count = sum(TRIED_PROMPTS) + TRIED_STEPS * len(TRIED_PROMPTS)
@@ -566,5 +566,5 @@ def _cache_agrees(model: LanguageModel, cache_of: CacheOf) -> bool:
                 bool(((found_RV - right_RV).norm(dim=1) / right_RV.norm(dim=1) <= CACHE_TOLERANCE).all())
                 for found_RV, right_RV in pairs
             )
-    except Exception:  # noqa: BLE001 - caches of others may raise anything at what they were not made for
+    except Exception:  # noqa: BLE001 - caches of transformers may raise anything
         return False

@@ -1,8 +1,8 @@
-"""The rollout engine in this process: requests of all agents meet in one decode batch.
+"""The rollout engine in this process: requests of all agents share one decode batch.
 
-Coroutines submit requests and wait. When none of them can continue without an answer, all submitted requests join
-the rows in flight, each row with its own adapter. Finished rows leave and are answered while the others
-continue, so that the next turns of their agents join too. The engine waits for episodes whose worlds are busy
+Coroutines submit requests and wait. When none of them can continue without a completion, all submitted requests join
+the rows in flight, each row with its own adapter. Finished rows leave and return while the others
+continue, so that the next turns of their agents join too. The engine waits for episodes whose environments are busy
 (`runtime/batch_barrier.py`), and requests that join together are sorted by a fixed order, not by arrival: so a run repeats.
 """
 
@@ -45,12 +45,12 @@ from kapelle.types import images_in
 _Pending = PendingRequest[RowOutput]
 
 SERVED_STEPS = 4
-"""Most tokens that rows generate, where callers come at any time, before others may join and streams get what there is."""
+"""When serving, most tokens that rows generate before others may join and streams get their tokens."""
 
 
 @dataclass(slots=True, eq=False)
 class _ModelQueue(RequestQueue[RowOutput]):
-    """One base model, the requests that wait for it, and those whose rows are in flight."""
+    """One base model with its waiting requests and those in flight."""
 
     model: LanguageModel
     decoder: Decoder
@@ -72,25 +72,25 @@ class _LoadedPolicy:
 
 
 def has_memory_of_its_own(device: torch.device) -> bool:
-    """Return whether a device has its own, smaller memory, which sampling gives back before an update.
+    """Return whether a device has its own, smaller memory, which sampling frees before an update.
 
-    True for CUDA, where KV caches and copies of weights take room from activations. False for a CPU, whose memory
-    is large, and where computing them again takes time.
+    True for CUDA, where KV caches and copies of weights take memory from activations. False for a CPU, whose memory
+    is large and where recomputing them takes time.
     """
     return device.type == "cuda"
 
 
 def check_recording(model: LanguageModel) -> None:
-    """Raise ModelError for a model whose routers' choices are to be recorded and that decodes without a KV cache."""
+    """Raise ModelError for a model with recorded routing that decodes without a KV cache."""
     if model.choices is not None and decode_strategy(model).name != "cache":
         raise ModelError(
-            f"`model.routing: replayed` records experts where a model decodes through its KV cache, and '{model.name}' "
-            "reads each text anew. Set `model.routing: free`."
+            f"`model.routing: replayed` needs a model that decodes with a KV cache, and '{model.name}' "
+            "reads each text again. Set `model.routing: free`."
         )
 
 
 def _check_ids(request: Request, model: LanguageModel) -> None:
-    """Raise ContextError for a prompt that the model cannot read: one without tokens, or with ids that it does not know."""
+    """Raise ContextError for a prompt without tokens or with ids outside the model's vocabulary."""
     ids = request.prompt_ids + request.begun
     if not ids or min(ids) < 0 or max(ids) >= model.vocabulary:
         what = f"holds the id {max(ids) if min(ids) >= 0 else min(ids)}" if ids else "has no token"
@@ -109,7 +109,7 @@ def _join(queue: _ModelQueue, joining: Sequence[_Pending], jobs: Sequence[Job]) 
         if len(jobs) == 1:
             joining[0].fail(error)
             return
-        # One of them is to blame: each is tried by itself, as many as may join now.
+        # One of them is to blame: try each by itself, as many as may join now.
         for place, pending in enumerate(joining):
             if not queue.decoder.open:
                 queue.waiting = [*joining[place:], *queue.waiting]
@@ -122,7 +122,7 @@ def _join(queue: _ModelQueue, joining: Sequence[_Pending], jobs: Sequence[Job]) 
 
 
 class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes, HasQueue):
-    """Samples for the policies whose base models it is given, in the models' own memory."""
+    """Samples on the trainer's base models, in their own memory."""
 
     def __init__(
         self,
@@ -139,8 +139,8 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes, Has
 
         Of each base model at most `max_rows` rows are in flight, and its KV cache takes at most `kv_bytes`; see `Decoder`.
 
-        `releases` decides on which devices `release_caches` frees copies of weights too, `recorder_on` returns what records steps
-        on a device, `patience` is how many seconds to wait for episodes that wait for something else.
+        `releases` decides on which devices `release_caches` also frees copies of weights. `recorder_on` returns the recorder of steps
+        on a device. `patience` is the longest wait in seconds for busy episodes.
         """
         played = [policy for policy in policies if policy.endpoint is None]
         for model in models.values():
@@ -166,13 +166,13 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes, Has
         self._steps, self._at_once = PAUSE, False
         self._pump: asyncio.Task[None] | None = None
         self._interrupting: asyncio.Future[list[Interrupted]] | None = None
-        """Gets the requests that `interrupt` breaks off; None while it is not called."""
+        """Gets the interrupted requests; None outside `interrupt`."""
         self._pause: Callable[[], Awaitable[bool]] | None = None
         self._pause_tokens, self._paused_at = 0, 0
         self._to_interrupt = asyncio.Event()
-        """Set once `interrupt` is called, since the last `pause_every`."""
+        """True if `interrupt` was called since the last `pause_every`."""
         self.tokens_sampled = 0
-        """Completion tokens sampled since the engine was made."""
+        """Number of sampled completion tokens."""
 
     @property
     def policies(self) -> Sequence[str]:
@@ -181,35 +181,35 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes, Has
 
     @property
     def notes(self) -> Sequence[str]:
-        """What chat templates do not take, and a sentence for each model without fused attention, or without a cache."""
+        """Notes on chat templates, and on models without fused attention or without a cache."""
         templates = (note for queue in self._queues for note in queue.model.renderer.notes)
         slow = (
-            f"'{queue.model.name}' ({type(queue.model.model).__name__}) reads its whole text again for every token that it "
-            "samples, so that long texts are slow: its cache does not give the logits of whole texts when rows of several "
-            "lengths share a batch. docs/models.md lists the families that need not."
+            f"'{queue.model.name}' ({type(queue.model.model).__name__}) reads its whole text again for every sampled "
+            "token, so long texts are slow: its cache does not reproduce the logits of whole texts when rows of several "
+            "lengths share a batch. docs/models.md lists families with a usable cache."
             for queue in self._queues
             if queue.decoder.strategy == "reread"
         )
         plain = (
-            f"'{queue.model.name}' ({type(queue.model.model).__name__}) has no fused attention in transformers and computes it "
-            "plainly, with memory that grows with the square of a text's length: keep prompts and `max_tokens` short."
+            f"'{queue.model.name}' ({type(queue.model.model).__name__}) has no fused attention in transformers, so attention "
+            "needs memory that grows with the square of a text's length: keep prompts and `max_tokens` short."
             for queue in self._queues
             if queue.model.plain_attention
         )
         return (*dict.fromkeys(templates), *plain, *slow)
 
     def renderer(self, policy: str) -> ChatRenderer:
-        """Return how a policy's conversations become tokens."""
+        """Return the renderer of a policy's conversations."""
         return self._policy(policy).queue.model.renderer
 
     async def generate(self, request: Request) -> Completion:
-        """Return one completion, decoded together with all other requests of this moment."""
+        """Return one completion, decoded in one batch with the other requests."""
         return await self.stream(request, None)
 
     async def stream(self, request: Request, on_tokens: OnTokens | None) -> Completion:
-        """Return one completion as `generate` does; `on_tokens` gets its tokens as they come, all but the last ones."""
+        """Return one completion as `generate` does; `on_tokens` gets its tokens as they are sampled, except the last ones."""
         queue = self._policy(request.policy).queue
-        # What is refused here fails this request alone; in the batch it would fail all rows, and an unknown id a whole GPU.
+        # An invalid request fails alone here; in the batch it would fail all rows, and an unknown id would break the GPU's context.
         _check_ids(request, queue.model)
         if request.sampling.constraint is not None:
             queue.model.masks.begin(request.sampling.constraint)
@@ -217,17 +217,17 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes, Has
         return await queue.answer_to(request, on_tokens)
 
     def _start_pump(self) -> asyncio.Task[None]:
-        """Return the task that answers requests; starts one if none runs."""
+        """Return the task that processes requests; start one if none runs."""
         if self._pump is None or self._pump.done():
             for left in self._queues:
-                # Requests that an interrupted run left here are cancelled: nothing waits for them.
+                # Requests of a cancelled run remain here: nothing waits for them.
                 left.clear()
                 left.drop_cancelled()
             self._pump = asyncio.get_running_loop().create_task(self._drain(batch_barrier()))
         return self._pump
 
     async def interrupt(self) -> Sequence[Interrupted]:
-        """Break off all requests once every coroutine waits for an answer; see `Interruptible`."""
+        """Interrupt all requests once every coroutine waits for a completion; see `Interruptible`."""
         interrupted: asyncio.Future[list[Interrupted]] = asyncio.get_running_loop().create_future()
         self._interrupting = interrupted
         self._to_interrupt.set()
@@ -238,28 +238,28 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes, Has
             self._interrupting = None
 
     def pause_every(self, tokens: int, pause: Callable[[], Awaitable[bool]] | None) -> None:
-        """Await `pause` after about so many tokens of each row; see `Interruptible`."""
+        """Await `pause` after about this many tokens of each row; see `Interruptible`."""
         self._pause, self._pause_tokens, self._paused_at = pause, tokens, self._tokens_a_row()
         self._to_interrupt = asyncio.Event()
 
     def _tokens_a_row(self) -> int:
-        """Return the steps of all base models, which sample in turn."""
+        """Return the number of steps of all base models, which sample in turn."""
         return sum(queue.decoder.steps for queue in self._queues)
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for a row."""
+        """Number of requests that wait for a row."""
         return sum(len(queue.arrived) + len(queue.waiting) for queue in self._queues)
 
     def serve(self) -> None:
-        """Answer each request as soon as its row is finished, and wait for no episodes, from now on.
+        """From now on, return each completion as soon as its row is finished, and do not wait for episodes.
 
-        For callers that come at any time: what their rows compute then depends, in its last bits, on when they came.
+        This is for callers at any time: the last bits of their results then depend on their time of arrival.
         """
         self._patience, self._steps, self._at_once = 0.0, SERVED_STEPS, True
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
-        """Take new weights; tensors that are already the engine's own memory are not copied."""
+        """Load new weights; tensors that already are the engine's own memory are not copied."""
         loaded = self._policy(policy)
         if self._pump is None or self._pump.done():
             loaded.queue.clear()
@@ -280,9 +280,9 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes, Has
     def release_caches(self) -> None:
         """Free the kept KV cache, and copies of weights on devices whose memory the update needs.
 
-        The loop calls this when all episodes are over, so nothing is freed between the turns of a rollout. The kept KV
-        cache of a trained adapter goes with its next weights anyway. That of frozen ones would grow with every step,
-        hardly any later episode would use it, and a resumed run would not have it.
+        The loop calls this when all episodes have ended, so nothing is freed between the turns of a rollout. The kept KV
+        cache of a trained adapter is dropped with its next weights anyway. That of frozen policies would grow with every step,
+        would be of little use to later episodes, and would be missing in a resumed run.
         """
         if self._pump is not None and not self._pump.done():
             return
@@ -297,11 +297,11 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes, Has
             torch.cuda.empty_cache()
 
     def close(self) -> None:
-        """Forget the models; their memory is freed when nothing else holds them."""
+        """Release the models; their memory is freed when nothing else holds them."""
         self._loaded.clear()
 
     async def _drain(self, here: BatchBarrier) -> None:
-        """Answer requests until none is left: wait for all that can come, then sample on each base model in turn."""
+        """Process requests until none is left: wait for all that can arrive, then sample on each base model in turn."""
         while self._interrupting is not None or any(
             queue.arrived or queue.waiting or queue.in_flight for queue in self._queues
         ):
@@ -326,14 +326,14 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes, Has
                 if await self._pause():
                     await self._to_interrupt.wait()
             if self._interrupting is not None:
-                # First what is finished; its answers may lead to further requests, which are then waited for.
+                # First return finished rows; their coroutines may send further requests, which are awaited.
                 before = sum(len(queue.in_flight) for queue in self._queues)
                 for queue in self._queues:
                     queue.decoder.settle()
                     self._answer_finished(queue)
                 if before != sum(len(queue.in_flight) for queue in self._queues):
                     continue
-                # Nothing more comes: drop all requests, each with what its row has sampled.
+                # No more requests will arrive: drop all, each with the tokens of its row.
                 interrupted: list[Interrupted] = []
                 for queue in self._queues:
                     queue.decoder.interrupt()
@@ -356,7 +356,7 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes, Has
                         pending.fail(error)
 
     def _advance(self, queue: _ModelQueue) -> None:
-        """Let waiting requests join the rows in flight, sample a few tokens of each, and answer the requests that are complete."""
+        """Let waiting requests join the rows in flight, sample a few tokens of each, and return finished completions."""
         queue.drop_cancelled()
         gone = [pending.output for pending in queue.in_flight if pending.future.done()]
         queue.decoder.end([output for output in gone if output is not None])
@@ -395,7 +395,7 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes, Has
         self._answer_finished(queue)
 
     def _answer_finished(self, queue: _ModelQueue) -> None:
-        """Answer the requests whose rows have finished."""
+        """Return the completions of finished rows."""
         answers: list[tuple[_Pending, Completion]] = []
         unfinished: list[_Pending] = []
         for pending in queue.in_flight:
@@ -424,7 +424,7 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes, Has
             pending.answer(completion)
 
     def alternatives(self, request: Request, ids: Sequence[int], count: int) -> Sequence[Likeliest]:
-        """Return the likeliest tokens in the place of each id; see `KnowsAlternatives`."""
+        """Return the likeliest tokens at the place of each id; see `KnowsAlternatives`."""
         loaded = self._policy(request.policy)
         return likeliest(loaded.queue.model, loaded.adapter, request.prompt_ids, ids, request.sampling, count)
 

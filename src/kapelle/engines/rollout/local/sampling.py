@@ -1,6 +1,6 @@
-"""From logits to one token per row, reproducible row by row.
+"""Sample one token per row from logits, reproducibly for each row.
 
-A row's random number depends on its own seed and position only, so that a request's tokens do not depend on the other
+A row's random number depends only on its own seed and position, so a request's tokens are independent of the other
 rows of its batch.
 
 Shapes: R rows, V vocabulary; N tokens of a prompt and its completion, T of the completion.
@@ -29,9 +29,9 @@ _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """Sampling settings of each row, as tensors, and which kinds occur, as plain values: asking a tensor waits for a GPU.
+    """Sampling settings of each row as tensors, and which kinds occur as plain values, because reading a tensor waits for a GPU.
 
-    Made by `of` it waits for nothing; made of tensors alone it asks them once.
+    `of` makes it without a wait; made from tensors, it reads them once.
     """
 
     temperature_R: Tensor
@@ -39,8 +39,8 @@ class SamplingRows:
     top_k_R: Tensor
     seed_R: Tensor
     known: tuple[tuple[float, float, int], ...] | None = None
-    """Temperature, top-p and top-k of the rows. What a row does not ask for leaves it as it is, so that one kind too many costs
-    time alone."""
+    """Temperature, top-p and top-k of the rows. A setting at its default changes nothing, so an extra kind costs only
+    time."""
     tempers: bool = field(init=False)
     """Whether any temperature is not 1."""
     cuts_p: bool = field(init=False)
@@ -76,7 +76,7 @@ class SamplingRows:
             torch.tensor([sampling.top_p for sampling in samplings], dtype=torch.float32),
             torch.tensor([sampling.top_k for sampling in samplings], dtype=torch.int64),
         )
-        # What float32 makes of the numbers decides, here as there.
+        # Compare the numbers as float32, as the tensors hold them.
         known = tuple(zip(*(column.tolist() for column in columns), strict=True))
         temperature_R, top_p_R, top_k_R = (column.to(device) for column in columns)
         return cls(
@@ -99,12 +99,12 @@ def _shift(z: Tensor, bits: int) -> Tensor:
 
 
 RANKED = 4096
-"""Most tokens that are sorted to find those that hold top-p; of more than that, the others are ruled out before."""
+"""Most tokens that are sorted to find the top-p set; with more, others are excluded first."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedTokens:
-    """What the rows with a constraint may sample next; other rows are not among them."""
+    """The allowed tokens of the rows with a constraint."""
 
     row_C: Tensor
     """Their indices, in order."""
@@ -117,7 +117,7 @@ class AllowedTokens:
         return cls(torch.tensor(rows, device=device), torch.from_numpy(bits_CW).to(device))
 
     def cut(self, logits_RV: Tensor) -> Tensor:
-        """Return logits in which these rows have only the tokens that they may sample; others are as they were."""
+        """Return logits in which these rows have only their allowed tokens; other rows are unchanged."""
         most_CV = allowed_limits(self.bits_CW, 0, logits_RV.shape[1], logits_RV.dtype)
         if len(self.row_C) == len(logits_RV):  # all rows, in order
             return torch.minimum(logits_RV, most_CV)
@@ -126,11 +126,11 @@ class AllowedTokens:
 
 
 def processed_logits(logits_RV: Tensor, rows: SamplingRows, allowed: AllowedTokens | None = None) -> Tensor:
-    """Return the logits `_RV` of the distributions that are sampled from: what is `allowed`, tempered, cut to top-k, then to top-p.
+    """Return the logits `_RV` of the sampling distributions: masked by `allowed`, tempered, cut to top-k, then to top-p.
 
     Tokens are ranked by their log-probs, and those of equal log-prob by their ids. Top-p keeps a token while those before it
-    hold less than p. A greedy row (temperature 0) keeps its untempered distribution. What no row asks for costs nothing, and
-    a row that does not ask for it stays as it is.
+    hold less than p. A greedy row (temperature 0) keeps its untempered distribution. A setting that no row uses costs nothing, and
+    a row that does not use it stays unchanged.
     """
     if allowed is not None:
         logits_RV = allowed.cut(logits_RV)
@@ -141,7 +141,7 @@ def processed_logits(logits_RV: Tensor, rows: SamplingRows, allowed: AllowedToke
     if rows.cuts_k:
         logp_RV, top_k_R1 = torch.log_softmax(logits_RV, dim=-1), rows.top_k_R[:, None]
         most = min(rows.most_k, vocabulary)
-        # One candidate more tells whether tokens of equal log-prob are cut apart.
+        # One more candidate shows whether the cut separates tokens of equal log-prob.
         ranked_RC = logp_RV.topk(min(most + 1, vocabulary)).values
         cut_RV = _without(logp_RV, *_last_of(ranked_RC, top_k_R1.clamp(1, most)))
         logits_RV = cut_RV if rows.all_k else torch.where(top_k_R1 > 0, cut_RV, logits_RV)
@@ -162,12 +162,12 @@ def processed_logits(logits_RV: Tensor, rows: SamplingRows, allowed: AllowedToke
 
 
 Last = tuple[Tensor, Tensor, Tensor]
-"""Where a ranking is cut: the log-prob `_R1` of the last token that is kept, how many tokens of exactly this log-prob are
+"""The cut of a ranking: the log-prob `_R1` of the last kept token, how many tokens of exactly this log-prob are
 kept `_R1`, and whether there may be more of them than that `_R1`."""
 
 
 def _last_of(ranked_RC: Tensor, count_R1: Tensor) -> Last:
-    """Return the last of so many tokens, given the C largest log-probs, largest first."""
+    """Return the cut after `count_R1` tokens, given the C largest log-probs in descending order."""
     least_R1 = ranked_RC.gather(1, count_R1 - 1)
     next_R1 = ranked_RC.gather(1, count_R1.clamp(max=ranked_RC.shape[1] - 1))
     above_R1 = (ranked_RC > least_R1).sum(-1, keepdim=True)
@@ -175,21 +175,21 @@ def _last_of(ranked_RC: Tensor, count_R1: Tensor) -> Last:
 
 
 def _last_of_nucleus(ranked_RC: Tensor, top_p_R1: Tensor, held: float = 0.0) -> Last:
-    """Return the last token of the smallest set of likeliest tokens that holds p, after others that hold `held`."""
+    """Return the cut after the smallest set of likeliest tokens that holds p, given others before that hold `held`."""
     mass_RC = ranked_RC.float().exp()
     before_RC = mass_RC.cumsum(-1, dtype=torch.float64) - mass_RC + held
     return _last_of(ranked_RC, (before_RC < top_p_R1).sum(-1, keepdim=True).clamp_(min=1))
 
 
 def last_of_nucleus_by_pivots(logp_V: Tensor, top_p_1: Tensor) -> Last:
-    """Return the same of one row of a large vocabulary, with R = 1, for a CPU: each look at the values costs it nothing.
+    """Return the top-p cut of one row of a large vocabulary (R = 1) on a CPU, where reading values is free.
 
-    As in quickselect a pivot parts the tokens, and their mass says which part the last token lies in, until few are left.
+    As in quickselect, a pivot divides the tokens, and their mass decides which part has the last token, until few remain.
     """
     left_C, held, top_p = logp_V, 0.0, float(top_p_1)
     while len(left_C) > RANKED:
         low, high = left_C.aminmax()
-        if not low < high:  # equal ones are never parted, and nothing is known of NaN
+        if not low < high:  # equal values cannot be divided, and NaN compares false
             break
         pivot = (low + high) / 2
         above_C = left_C > (pivot if pivot < high else low)
@@ -203,10 +203,10 @@ def last_of_nucleus_by_pivots(logp_V: Tensor, top_p_1: Tensor) -> Last:
 
 
 def last_of_nucleus_by_bisection(logp_RV: Tensor, top_p_R1: Tensor) -> Last:
-    """Return the same without ranking, by a fixed number of sums over the vocabulary: nothing here waits for a GPU.
+    """Return the top-p cut without ranking, by a fixed number of sums over the vocabulary, without waiting for a GPU.
 
     Positive numbers of float32 have the order of their bits. So 31 halvings find the smallest distance from 0 within which
-    the tokens hold p; it is that of a token, because only tokens add to what is held.
+    the tokens hold p; this is the distance of a token, because only tokens add mass.
     """
     far_RV = logp_RV.float().abs()
     mass_RV = (-far_RV).exp()
@@ -228,9 +228,9 @@ def last_of_nucleus_by_bisection(logp_RV: Tensor, top_p_R1: Tensor) -> Last:
 
 
 def _without(logp_RV: Tensor, least_R1: Tensor, ties_R1: Tensor, tied_R1: Tensor) -> Tensor:
-    """Return log-probs without what is ranked behind the last token that is kept, normalised again; `logp_RV` is used up."""
+    """Return log-probs without the tokens after the cut, normalised again; `logp_RV` is overwritten."""
     out_RV = logp_RV < least_R1
-    # Which of many equal tokens come first is counted along the whole vocabulary: on a CPU in the rows that need it.
+    # Ranking equal tokens needs a count along the whole vocabulary, on a CPU only in the rows that need it.
     rows = tied_R1.flatten().nonzero().flatten() if logp_RV.device.type == "cpu" else slice(None)
     equal_RV = logp_RV[rows] == least_R1[rows]
     out_RV[rows] |= equal_RV & (equal_RV.cumsum(-1, dtype=torch.int32) > ties_R1[rows])
@@ -238,13 +238,13 @@ def _without(logp_RV: Tensor, least_R1: Tensor, ties_R1: Tensor, tied_R1: Tensor
 
 
 FAINT = -80.0
-"""Logits so far below a row's top one have no mass: 10^-35 of that of the top."""
+"""Logits this far below a row's top have no mass: 10^-35 of the top's."""
 
 
 def _shares(below_RV: Tensor, cut: bool) -> Tensor:
-    """Return what every token weighs against the top one, in place; `cut` where some are −∞.
+    """Return every token's weight relative to the top, in place; `cut` if some are −∞.
 
-    A CPU's exponential is three to four times as slow at −∞ and where it underflows: there it gets `FAINT` numbers, which weigh nothing after it.
+    A CPU's exponential is three to four times as slow at −∞ and on underflow, so such logits are replaced by `FAINT`, whose weight is 0.
     """
     if not cut or below_RV.device.type != "cpu":
         return below_RV.exp_()
@@ -254,7 +254,7 @@ def _shares(below_RV: Tensor, cut: bool) -> Tensor:
 def sample(
     logits_RV: Tensor, rows: SamplingRows, position_R: Tensor, allowed: AllowedTokens | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return one token `_R` per row and its log-prob `_R` under the distribution it was drawn from."""
+    """Return one token `_R` per row and its log-prob `_R` under the sampling distribution."""
     logits_RV = processed_logits(logits_RV, rows, allowed)
     top_R1 = logits_RV.amax(-1, keepdim=True)
     cut = allowed is not None or rows.cuts_k or rows.cuts_p
@@ -276,10 +276,10 @@ def likeliest(
     sampling: Sampling,
     count: int,
 ) -> list[Likeliest]:
-    """Return the `count` likeliest tokens in the place of each id, under the distribution that it was sampled from.
+    """Return the `count` likeliest tokens at the place of each id, under its sampling distribution.
 
-    Tokens that this distribution leaves out are not among them. One pass over the whole text, after it was sampled:
-    sampling itself keeps the log-prob of the sampled token alone and stays as fast as it is.
+    Tokens with probability 0 are excluded. It takes one pass over the whole text after sampling:
+    sampling itself keeps only the log-prob of the sampled token, to stay fast.
     """
     tokens_N = torch.tensor([*prompt, *ids], device=model.device)
     positions_N = torch.arange(len(tokens_N), device=model.device)

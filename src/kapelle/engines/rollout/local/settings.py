@@ -1,4 +1,4 @@
-"""What a recipe says of the rollout engine in this process."""
+"""Settings of the rollout engine in this process."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class Local(Settings, AllowsInterrupts, HoldsToConstraints, RecordsRouting, Sees
     """Most token places of finished rows whose KV cache is kept for prompts that continue them, for each
     base model; 0 keeps none."""
     kv_gib: Annotated[float | None, FROM_HERE_ON] = Field(default=None, gt=0.0, allow_inf_nan=False)
-    """GiB for the KV cache of each base model, kept rows included: rows wait until there is room, and the newest ones give way.
-    None takes 0.4 of what a GPU has left, and sets no bound on a CPU."""
+    """GiB for the KV cache of each base model, kept rows included: rows wait until there is room, and the newest are preempted.
+    None takes 0.4 of a GPU's free memory, and sets no limit on a CPU."""
 
     graphs: Annotated[Literal["auto", "off"], FROM_HERE_ON] = "auto"
-    """Whether steps of sampling are recorded and replayed: `auto` as CUDA graphs on a GPU and not at all on a CPU."""
+    """Whether sampling steps are recorded and replayed: `auto` uses CUDA graphs on a GPU and nothing on a CPU."""
 
     patience: Annotated[float, FROM_HERE_ON] = Field(default=60.0, ge=0.0, allow_inf_nan=False)
-    """Seconds for which rows wait, while nothing happens, for episodes that wait for a world, tool, judge or endpoint;
-    0 does not wait, and then a run with worlds that take time does not repeat exactly."""
+    """Longest wait in seconds, while nothing happens, for episodes that wait for an environment, tool, judge or endpoint;
+    with 0, a run with slow environments does not repeat exactly."""
 
     @field_validator("graphs", mode="before")
     @classmethod
@@ -42,7 +42,7 @@ class Local(Settings, AllowsInterrupts, HoldsToConstraints, RecordsRouting, Sees
         return "off" if value is False else value  # YAML 1.1 reads off as false
 
     def check_recording(self, model: LanguageModel) -> None:
-        """Raise ModelError for a model that decodes without a KV cache, where its routers' choices are recorded."""
+        """Raise ModelError for a model with recorded routing that decodes without a KV cache."""
         from kapelle.engines.rollout.local.engine import check_recording
 
         check_recording(model)

@@ -1,12 +1,12 @@
-"""Steps of decoding that are recorded once and replayed, as CUDA graphs.
+"""Record decoding steps once and replay them, as CUDA graphs.
 
-A step of a small model is hundreds of kernels of a few microseconds each, and starting one from Python takes longer
-than running it. A recorded step starts all of them in one call. What is recorded must not change: the same shapes, the
-same memory, no number that Python reads or writes. The cache rounds its sizes up and keeps its tables in place for that
-(models/fast/kv_cache.py), so that a recording goes on serving while rows join, fill blocks and leave.
+A step of a small model is hundreds of kernels of a few microseconds each, and launching one from Python takes longer
+than running it. A recorded step launches all of them in one call. A recording needs constant shapes and
+memory, and no number that Python reads or writes. So the cache rounds its sizes up and keeps its tables in place
+(models/fast/kv_cache.py), and a recording still fits while rows join, fill blocks and leave.
 
-The first step of a kind is not recorded, and runs on a stream of its own: it does one-time work (copies of weights,
-kernels, workspaces) that cannot be recorded. The second one is recorded and replayed from then on.
+The first step of a kind is not recorded and runs on its own stream: it does one-time work (copies of weights,
+kernels, workspaces) that cannot be recorded. The second step is recorded, and later ones are replayed.
 
 Shapes: S rows and idle places between them, V vocabulary.
 """
@@ -23,20 +23,20 @@ from torch import Tensor
 from kapelle.errors import EngineError
 
 MOST = 64
-"""Recordings that are kept; the one that was used longest ago goes first."""
+"""Cached recordings; the least recently used one is dropped first."""
 
 
 class GraphRecorder:
     """Records a step so that it can be run again."""
 
     def warm(self, step: Callable[[], Tensor]) -> Tensor:
-        """Run a step as it is, so that the next one like it can be recorded."""
+        """Run a step without recording, so that the next one of its kind can be recorded."""
         return step()
 
     def record(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Return the step, recorded: each call runs it and returns its one output.
+        """Record a step and return a function that replays it and returns its output.
 
-        The next call overwrites the output, and so does that of any other recording, with which it shares memory.
+        The next call overwrites the output, and so does any other recording, because they share memory.
         """
         raise NotImplementedError
 
@@ -54,7 +54,7 @@ class Recordings:
         self._recorded: OrderedDict[Hashable, Callable[[], Tensor]] = OrderedDict()
 
     def run(self, kind: Hashable, step: Callable[[], Tensor]) -> Tensor:
-        """Return what a step of this kind returns; the next call may overwrite it."""
+        """Return the output of a step of this kind; the next call may overwrite it."""
         replay = self._recorded.get(kind)
         if replay is None:
             if kind not in self._warm:
@@ -71,7 +71,7 @@ class CudaRecorder(GraphRecorder):
     """Records steps as CUDA graphs that share one pool of memory."""
 
     def __init__(self, device: torch.device) -> None:
-        """Record on a stream of its own on this device."""
+        """Record on a separate stream of this device."""
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._last: torch.cuda.CUDAGraph | None = None
@@ -88,11 +88,11 @@ class CudaRecorder(GraphRecorder):
         return logits_RV
 
     def record(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """See `GraphRecorder`; EngineError where the step does something that a graph cannot hold."""
+        """See `GraphRecorder`; EngineError if the step has an operation that a graph does not support."""
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
-            # Not `torch.cuda.graph`: that empties the allocator's cache at every recording.
+            # `torch.cuda.graph` would empty the allocator's cache at every recording.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 logits_RV = step()
@@ -108,7 +108,7 @@ class CudaRecorder(GraphRecorder):
                     f"({' '.join(str(error).split())[:300]}). Set `engine: {{name: local, graphs: off}}`."
                 ) from error
             graph.capture_end()
-        self._last = graph  # the graph before may be freed only now
+        self._last = graph  # the former graph may be freed only now
 
         def replay() -> Tensor:
             graph.replay()
@@ -119,11 +119,11 @@ class CudaRecorder(GraphRecorder):
     def forget(self) -> None:
         """See `GraphRecorder`."""
         self._last = None
-        self._pool = torch.cuda.graph_pool_handle()  # a pool that has lost its last graph takes no other
+        self._pool = torch.cuda.graph_pool_handle()  # a pool without graphs cannot be reused
 
 
 def on_cuda(device: torch.device) -> GraphRecorder | None:
-    """Return a recorder of steps for a CUDA device; None for others, where starting a kernel costs nothing."""
+    """Return a recorder of steps for a CUDA device; None for others, where launches are cheap."""
     return CudaRecorder(device) if device.type == "cuda" else None
 
 

@@ -1,9 +1,9 @@
-"""Policies that vLLM samples for, in this process: batches, adapters and versions as a run needs them.
+"""The engine `vllm`: forms batches, publishes adapters and weights, and starts vLLM or its server.
 
-Requests meet as in the local engine: when no coroutine can continue without an answer, all of them join the batch in a fixed
-order. What vLLM gets wrong silently is kept away from it: rows with and without an adapter are never in one batch
-(`settings.MIXES_RIGHTLY`), new weights never have an old name (`WeightFiles`), and weights of a whole model go into a running vLLM
-by a method of ours (`worker.TakesWeights`), or by starting it again where it has none.
+Requests are batched as in the local engine: when no coroutine can continue without a completion, all join the batch in a fixed
+order. The engine avoids silent errors of vLLM: rows with and without an adapter are never in one batch
+(`settings.MIXES_RIGHTLY`), new weights never have an old name (`WeightFiles`), and whole models get their new weights
+by our own method (`worker.TakesWeights`), or by restarting vLLM without it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Queue(RequestQueue[Row]):
     sampler: VllmModel | None = None
     """None before the first request, and after an error."""
     newer: bool = False
-    """True if the model's weights in memory were published, and `about.path` has older ones."""
+    """True if weights in memory are newer than those in `about.path`."""
     in_flight: dict[str, _Waiting] = field(default_factory=dict)
     """By row id."""
 
@@ -61,7 +61,7 @@ class _Queue(RequestQueue[Row]):
 
 
 class VllmEngine(HasNotes):
-    """Samples with vLLM for the policies whose base models it is given."""
+    """Samples with vLLM for the policies of these base models."""
 
     def __init__(
         self,
@@ -76,10 +76,10 @@ class VllmEngine(HasNotes):
         max_rows: int = 256,
         patience: float = 60.0,
     ) -> None:
-        """Sample from copies of these models that `start` makes; published weights pass through `folder`.
+        """Sample from copies of these models, made by `start`; published weights are written to `folder`.
 
-        `mixes` tells whether rows with and without an adapter may share a batch, `restarts` whether `start` can put vLLM
-        on other base weights, `in_place` whether a running vLLM may be given them.
+        `mixes`: rows with and without an adapter may share a batch. `restarts`: `start` can start vLLM
+        on other base weights. `in_place`: a running vLLM may get them.
         """
         self._in_place = in_place
         self._start, self._mixes, self._max_rows, self._patience = start, mixes, max_rows, patience
@@ -90,13 +90,13 @@ class VllmEngine(HasNotes):
         played = [policy for policy in policies if policy.endpoint is None]
         self._policies = {policy.name: self._files.begin(policy, models[policy.base]) for policy in played}
         self._queues: dict[int, _Queue] = {}
-        # Also where the engine is dropped without `close`: a server and gigabytes of files would stay.
+        # Clean up even without `close`: a server and gigabytes of files would remain.
         self._end = weakref.finalize(self, _release, self._queues, self._files)
         bases = {id(loaded.model): loaded.model for loaded in self._policies.values()}
         gpus = tuple(m.device.index or 0 for m in bases.values() if m.device.type == "cuda")
         for place, model in enumerate(bases.values()):
             own = [loaded.policy for loaded in self._policies.values() if loaded.model is model]
-            # vLLM reads a base where it was read from, or a copy of what is in memory.
+            # vLLM reads a base from its original folder, or from a copy of the weights in memory.
             path = Path(model.name).expanduser()
             if not path.is_dir():
                 path = self._files.model(model, model.base_parameters())
@@ -104,7 +104,7 @@ class VllmEngine(HasNotes):
             about = replace(about, share=1 / (len(bases) - place), trained_on=gpus)
             self._queues[id(model)] = _Queue(model, about)
         try:
-            # Now, so that what cannot be started stops the run at its beginning.
+            # Start now, so that a failure stops the run at its beginning.
             for queue in self._queues.values():
                 queue.sampler = start(queue.about)
         except BaseException:
@@ -118,27 +118,29 @@ class VllmEngine(HasNotes):
 
     @property
     def notes(self) -> Sequence[str]:
-        """What the models' chat templates do not take, and what is done about it."""
+        """Notes on the models' chat templates."""
         return tuple(
             dict.fromkeys(n for loaded in self._policies.values() for n in loaded.model.renderer.notes)
         )
 
     def renderer(self, policy: str) -> ChatRenderer:
-        """Return how a policy's conversations become tokens."""
+        """Return the renderer of a policy's conversations."""
         return self._policy(policy).model.renderer
 
     async def generate(self, request: Request) -> Completion:
-        """Return one completion, sampled together with the other requests of this moment."""
+        """Return one completion, sampled in one batch with the other requests."""
         queue = self._queue(request.policy)
         if request.sampling.constraint is not None:
-            queue.model.masks.begin(request.sampling.constraint)  # a refused one never reaches vLLM
+            queue.model.masks.begin(
+                request.sampling.constraint
+            )  # raises for an unsupported one before vLLM gets it
         if self._pump is None or self._pump.done():
             self._forget_interrupted()
             self._pump = asyncio.get_running_loop().create_task(self._drain(batch_barrier()))
         return await queue.answer_to(request)
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
-        """Take new weights: an adapter under a new name, a whole model into vLLM's memory or by starting vLLM again."""
+        """Load new weights: an adapter under a new name, a whole model into vLLM's memory or by restarting vLLM."""
         loaded, queue = self._policy(policy), self._queue(policy)
         given = cast("Mapping[str, Tensor]", weights)
         if loaded.shapes.keys() != given.keys():
@@ -158,8 +160,8 @@ class VllmEngine(HasNotes):
             )
         if loaded.adapter is None and not self._restarts:
             raise EngineError(
-                f"Policy '{policy}' is a whole model, and a server that runs elsewhere takes adapters alone. Set "
-                "`engine.server: start`, or leave `engine.server` out."
+                f"Policy '{policy}' is a whole model, and an external server takes only adapters. Set "
+                "`engine.server: start`, or remove `engine.server`."
             )
         if loaded.adapter is None:
             self._replace_base(queue, given)
@@ -173,7 +175,7 @@ class VllmEngine(HasNotes):
         loaded.hash = weights_hash(given)
 
     def release_caches(self) -> None:
-        """Let vLLM give back the memory of its device until the next request; on a CPU nothing is freed."""
+        """Free vLLM's device memory until the next request; nothing is freed on a CPU."""
         if self._pump is not None and not self._pump.done():
             return
         self._forget_interrupted()
@@ -183,12 +185,12 @@ class VllmEngine(HasNotes):
                 queue.sampler.sleep()
 
     def close(self) -> None:
-        """Stop vLLM and delete the files that it read; a second call does nothing."""
+        """Stop vLLM and delete its files; a second call does nothing."""
         self._policies.clear()
         self._end()
 
     def _replace_base(self, queue: _Queue, weights: Mapping[str, Tensor]) -> None:
-        """Go on with other base weights: those of a running vLLM are overwritten, or vLLM is started on a file of them."""
+        """Use new base weights: overwrite those of a running vLLM, or restart vLLM on a file of them."""
         folder: list[Path] = []
 
         def write() -> Path:
@@ -200,37 +202,37 @@ class VllmEngine(HasNotes):
         if self._in_place and queue.sampler is not None:
             try:
                 taken = queue.sampler.take(weights, write)
-                why = "this vLLM, or this server, does not take them in place"
-            except Exception as error:  # noqa: BLE001 - a fresh one is right all the same
-                why = f"in place it failed ({error})"
+                why = "this vLLM, or this server, does not support it"
+            except Exception as error:  # noqa: BLE001 - a restart works after any error
+                why = f"it failed ({error})"
             if not taken:
                 self._in_place = False
                 logging.getLogger(__name__).warning(
-                    "vLLM is started anew for every publish of whole weights, which is right and slow: %s.",
+                    "vLLM is restarted for every publish of whole weights, which is slow: weights cannot be loaded in place, because %s.",
                     why,
                 )
         if not taken:
             self._restart_on(queue, write())
             return
-        # What a restart after a fault would need: the trainer's own tensors, or a file where these are copies.
+        # A restart after a fault needs the trainer's own tensors, or a file if these are copies.
         own = queue.model.base_parameters()
         queue.newer = all(own[name].data_ptr() == tensor.data_ptr() for name, tensor in weights.items())
         if not queue.newer or folder:
             self._read_from(queue, write())
 
     def _read_from(self, queue: _Queue, folder: Path) -> None:
-        """Let a queue's next sampler be started on another folder."""
+        """Start a queue's next sampler on another folder."""
         old, queue.about, queue.newer = Path(queue.about.path), replace(queue.about, path=str(folder)), False
         self._files.drop(old)
 
     def _restart_on(self, queue: _Queue, folder: Path) -> None:
-        """Start vLLM on other base weights."""
+        """Restart vLLM on other base weights."""
         queue.close()
         self._read_from(queue, folder)
         queue.sampler = self._start(queue.about)
 
     def _forget_interrupted(self) -> None:
-        """Drop what an interrupted run left here: nothing waits for it."""
+        """Drop the requests of a cancelled run, for which nothing waits."""
         for queue in self._queues.values():
             if queue.in_flight and queue.sampler is not None:
                 queue.sampler.abort(list(queue.in_flight))
@@ -255,7 +257,7 @@ class VllmEngine(HasNotes):
                     _fail(queue, error)
 
     def _advance(self, queue: _Queue) -> None:
-        """Let waiting rows join, and sample until some row has finished or others should have their turn."""
+        """Let waiting rows join, and sample until a row has finished or other requests should join."""
         queue.drop_cancelled()
         gone = [row for row, pending in queue.in_flight.items() if pending.future.done()]
         if gone and queue.sampler is not None:
@@ -293,7 +295,7 @@ class VllmEngine(HasNotes):
                 )
 
     def _join_waiting(self, queue: _Queue) -> None:
-        """Let the first waiting rows join; rows with and without an adapter take turns where they must not meet."""
+        """Let the first waiting rows join; rows with and without an adapter take turns if they must not share a batch."""
         if not queue.waiting:
             return
         if queue.sampler is None:
@@ -310,7 +312,7 @@ class VllmEngine(HasNotes):
                 if (self._policy(pending.request.policy).adapter is None) == bare
             ]
             if queue.in_flight and len(joining) < len(queue.waiting):
-                return  # the others would wait for ever if these went on joining
+                return  # or the others might wait forever
         joining = joining[: max(0, self._max_rows - len(queue.in_flight))]
         taken = set(map(id, joining))
         queue.waiting = [pending for pending in queue.waiting if id(pending) not in taken]
@@ -325,7 +327,7 @@ class VllmEngine(HasNotes):
             )
             try:
                 queue.sampler.add(row)
-            except Exception as error:  # noqa: BLE001 - this request's alone
+            except Exception as error:  # noqa: BLE001 - fails this request only
                 pending.fail(error)
                 continue
             queue.in_flight[row.id] = pending
@@ -352,7 +354,7 @@ def _release(queues: Mapping[int, _Queue], files: WeightFiles) -> None:
 
 
 def _fail(queue: _Queue, error: Exception) -> None:
-    """Raise an error where a queue's requests are awaited; its sampler, which may hold anything now, is closed."""
+    """Fail a queue's requests with an error, and close its sampler, whose state is unknown."""
     queue.enqueue_arrived()
     failed = [*queue.in_flight.values(), *queue.waiting]
     queue.in_flight, queue.waiting = {}, []
@@ -360,38 +362,38 @@ def _fail(queue: _Queue, error: Exception) -> None:
         pending.fail(error)
     try:
         queue.close()
-    except Exception:  # noqa: BLE001 - it was broken before
+    except Exception:  # noqa: BLE001 - it is broken already
         queue.sampler = None
 
 
 @dataclass(slots=True)
 class VllmPolicy:
-    """One policy: its base model, and the weights that vLLM samples it with now."""
+    """One policy: its base model, and its current weights in vLLM."""
 
     policy: Policy
     model: LanguageModel
     shapes: Mapping[str, tuple[int, ...]]
-    """Of its weights by name."""
+    """Shapes of its weights by name."""
     hash: str
     version: int = 0
     adapter: AdapterFile | None = None
 
 
 class WeightFiles:
-    """A folder of published weights: adapters under names of their own, and whole models.
+    """A folder of published weights: adapters under unique names, and whole models.
 
-    vLLM knows an adapter by its name and number and keeps what it has read once, so that new weights under an old name are
-    not used. Every publish therefore makes a new name, and the old files go as soon as the new ones are in place.
+    vLLM identifies an adapter by its name and number and caches it, so new weights under an old name would be
+    ignored. So every publish uses a new name, and deletes the old files once the new ones are in place.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._numbers = count(1)
         self._own = secrets.token_hex(4)
-        """Part of every name: several processes may publish to one server."""
+        """Part of every name, because several processes may publish to one server."""
 
     def begin(self, policy: Policy, model: LanguageModel) -> VllmPolicy:
-        """Return a policy as it is in the trainer's memory; its adapter is written here."""
+        """Return a policy with its weights in the trainer's memory, and write its adapter."""
         weights = model.bank.parameters(policy.name) if policy.lora else model.base_parameters()
         shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
         loaded = VllmPolicy(policy, model, shapes, weights_hash(weights))
@@ -400,7 +402,7 @@ class WeightFiles:
         return loaded
 
     def adapter(self, loaded: VllmPolicy, weights: Mapping[str, Tensor], version: int) -> AdapterFile:
-        """Write a policy's adapter under a name that was never used."""
+        """Write a policy's adapter under a new name."""
         assert loaded.policy.lora is not None
         number = next(self._numbers)
         name = f"{re.sub(r'[^A-Za-z0-9_-]', '_', loaded.policy.name)}-{version}-{number}-{self._own}"
@@ -411,7 +413,7 @@ class WeightFiles:
         return AdapterFile(name, number, self._folder / name)
 
     def model(self, model: LanguageModel, weights: Mapping[str, Tensor]) -> Path:
-        """Write a base with these weights as a folder of `transformers`, tokeniser included."""
+        """Write a base with these weights and its tokeniser as a folder of `transformers`."""
         from safetensors.torch import save_file
 
         folder = self._folder / f"model-{next(self._numbers)}"
@@ -426,17 +428,17 @@ class WeightFiles:
         return folder
 
     def drop(self, folder: Path) -> None:
-        """Delete files of this folder; others stay where they are."""
+        """Delete published files; other folders stay."""
         if folder.is_relative_to(self._folder):
             shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Delete everything that was written."""
+        """Delete all published files."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def base_model(model: LanguageModel, path: str, policies: list[Policy]) -> BaseModel:
-    """Return how vLLM loads a base model of these policies."""
+    """Return vLLM's description of the base model of these policies."""
     loras = [policy.lora for policy in policies if policy.lora is not None]
     learning = [
         model.bank.parameters(policy.name) if policy.lora else model.base_parameters()
@@ -465,6 +467,6 @@ def _writing(what: str, folder: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise EngineError(
-            f"The files with which vLLM gets {what} cannot be written to {folder}: {error.strerror}. Free room there, or set "
-            "TMPDIR to a folder that has some."
+            f"The files of {what} for vLLM cannot be written to {folder}: {error.strerror}. Free space there, or set "
+            "TMPDIR to another folder."
         ) from error

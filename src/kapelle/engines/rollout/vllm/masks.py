@@ -1,12 +1,12 @@
-"""What vLLM's structured output computes its masks with: kapelle's own, so that training applies the very same ones.
+"""A backend of vLLM's structured output with kapelle's own masks, so that training applies the same masks.
 
-vLLM compiles a grammar for each constrained request, asks it for a mask at each step, and sets the logits of what it rules out
-to −∞ before its sampler tempers, cuts and draws. Its own backends read a tokeniser in other ways than training does: `guidance`,
-which is llguidance too, never allows a token such as `<tool_call>` as text and knows a single end of a turn. So the grammars
-come from here. vLLM hands its structured output to the scheduler class that an engine argument names; `scheduler` is one
-that puts `MaskBackend` in before it makes vLLM's. That holds in this process, in a server's, and with several workers.
+vLLM compiles a grammar for each constrained request, computes a mask at each step, and sets the logits of excluded tokens
+to −∞ before its sampler tempers, cuts and draws. Its own backends interpret a tokeniser differently: `guidance`,
+which is llguidance too, never allows a token such as `<tool_call>` as text and has a single end of a turn. So the grammars
+come from here. vLLM passes its structured output to the scheduler class that an engine argument names; `scheduler` is one
+that installs `MaskBackend` before it makes vLLM's own. This works in this process, in a server, and with several workers.
 
-Nothing here imports vLLM: its classes are asked for what they have.
+Nothing here imports vLLM.
 
 Shapes: W = ⌈V / 32⌉ words of 32 tokens each (`models.token_masks`).
 """
@@ -30,10 +30,10 @@ SCHEDULER = "kapelle.engines.rollout.vllm.masks.scheduler"
 
 
 def scheduler(*, vllm_config: Any, structured_output_manager: Any, **given: Any) -> Any:
-    """Return vLLM's own scheduler for a configuration; its structured output has kapelle's masks from now on."""
+    """Return vLLM's own scheduler for a configuration, with kapelle's masks in its structured output."""
     vocabulary = vllm_config.model_config.get_vocab_size()
     structured_output_manager.backend = MaskBackend(structured_output_manager, vocabulary)
-    # A grammar that another thread compiles would let its row join whenever it is done, and no run would repeat.
+    # With asynchronous compilation the time of joining would vary, and no run would repeat.
     structured_output_manager._use_async_grammar_compilation = False  # noqa: SLF001 - vLLM has no argument for it
     own = copy(vllm_config.scheduler_config)
     own.scheduler_cls = None
@@ -45,17 +45,17 @@ class MaskBackend:
     """A backend of vLLM's structured output (its `StructuredOutputBackend`)."""
 
     def __init__(self, manager: Any, size: int) -> None:
-        """Read the tokeniser that vLLM's `manager` of structured output holds, for logits of so many tokens."""
+        """Read the tokeniser of vLLM's `manager` of structured output, for logits of `size` tokens."""
         self._manager, self._size = manager, size
         self._masks: dict[frozenset[int], TokenMasks] = {}
 
     def compile_grammar(
         self, request_type: Any, grammar_spec: str, stop_token_ids: set[int] | None = None
     ) -> MaskGrammar:
-        """Return a request's grammar: one of `runtime.constraints.lark_of`, of a turn that these tokens end."""
+        """Return a request's grammar, one of `runtime.constraints.lark_of`, for a turn with these end tokens."""
         if request_type.name != "GRAMMAR" or not grammar_spec.startswith(HEADER):
             raise EngineError(
-                "kapelle's masks take `structured_outputs.grammar` in the form that kapelle sends. Ask a server without "
+                "kapelle's masks support only the form of `structured_outputs.grammar` that kapelle sends. Use a server without "
                 f"`--scheduler-cls {SCHEDULER}` for other forms."
             )
         ends = frozenset(stop_token_ids or ())
@@ -65,15 +65,15 @@ class MaskBackend:
         return MaskGrammar(self._masks[ends], Constraint.grammar(text), ends)
 
     def allocate_token_bitmask(self, max_num_seqs: int) -> Tensor:
-        """Return room for the masks of so many rows, `(rows, W)`."""
+        """Return memory for the masks of this many rows, `(rows, W)`."""
         return torch.full((max_num_seqs, -(-self._size // 32)), -1, dtype=torch.int32)
 
     def destroy(self) -> None:
-        """Release nothing: there is nothing to release."""
+        """Do nothing."""
 
 
 class MaskGrammar:
-    """One request on its way through its grammar (vLLM's `StructuredOutputGrammar`)."""
+    """The state of one request in its grammar (vLLM's `StructuredOutputGrammar`)."""
 
     def __init__(self, masks: TokenMasks, constraint: Constraint, ends: frozenset[int]) -> None:
         self._masks, self._constraint, self._ends = masks, constraint, ends
@@ -81,7 +81,7 @@ class MaskGrammar:
         self._walk = masks.begin(constraint)
 
     def accept_tokens(self, request_id: str, tokens: Sequence[int]) -> bool:
-        """Go on with tokens, which the masks have allowed."""
+        """Append tokens that the masks have allowed."""
         del request_id
         for token in tokens:
             self._walk.take(token)
@@ -89,7 +89,7 @@ class MaskGrammar:
         return True
 
     def fill_bitmask(self, bitmask: Tensor, batch_index: int) -> None:
-        """Write what may come next into a row of `bitmask`, `(rows, W)`."""
+        """Write the allowed next tokens into a row of `bitmask`, `(rows, W)`."""
         bitmask[batch_index] = torch.from_numpy(self._masks.next([self._walk])[0])
 
     def is_terminated(self) -> bool:
@@ -97,7 +97,7 @@ class MaskGrammar:
         return bool(self._ids) and self._ids[-1] in self._ends
 
     def validate_tokens(self, tokens: Sequence[int]) -> list[int]:
-        """Return the first of these tokens, as far as they may come next; drafts of speculative decoding are asked about."""
+        """Return the longest allowed prefix of these tokens, which are drafts of speculative decoding."""
         walk, allowed = self._masks.begin(self._constraint, self._ids), list[int]()
         for token in tokens:
             word = int(self._masks.next([walk])[0][token // 32])
@@ -108,10 +108,10 @@ class MaskGrammar:
         return allowed
 
     def rollback(self, num_tokens: int) -> None:
-        """Take the last tokens back."""
+        """Remove the last tokens."""
         del self._ids[len(self._ids) - num_tokens :]
         self._walk = self._masks.begin(self._constraint, self._ids)
 
     def reset(self) -> None:
-        """Begin again."""
+        """Remove all tokens."""
         self.rollback(len(self._ids))

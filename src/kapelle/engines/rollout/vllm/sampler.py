@@ -1,7 +1,7 @@
-"""What the engine asks of vLLM, as a base class, and vLLM's LLM engine in this process: the only module that imports vLLM.
+"""The interface to vLLM as a base class, and vLLM's LLM engine in this process: the only module that imports vLLM.
 
-vLLM changes its process when it starts: it seeds the global random generators, replaces `torch.set_num_threads`, and wants
-its own threads. Here the generators and torch go on as they were.
+vLLM changes its process when it starts: it seeds the global random generators, replaces `torch.set_num_threads`, and sets
+its own threads. Here the generators and torch are restored.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from kapelle.runtime.randomness import capture_random, restore_random
 from kapelle.types import Json, Sampling
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Largest ranks for which vLLM makes room."""
+"""Values of vLLM's `max_lora_rank`."""
 
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # sample here, at moments that do not depend on time
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # sample in this process, at times that repeat
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer computes in the same threads
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer uses the same threads
 }
-"""What vLLM reads while it is imported; a variable that is set already is left alone."""
+"""Environment variables that vLLM reads on import; those already set are kept."""
 
 WORKER = "kapelle.engines.rollout.vllm.worker.TakesWeights"
-"""What vLLM's workers inherit from."""
+"""Base class of vLLM's workers."""
 
 SMALLEST_HEAD = 32
-"""Size of the smallest attention heads that vLLM computes on a CPU; it starts with smaller ones and fails at the first row."""
+"""Smallest attention heads that vLLM supports on a CPU; with smaller ones it fails at the first row."""
 
 OF_FREE = 0.9
-"""Share of a GPU's free memory that vLLM's models may take together, weights and KV cache."""
+"""Share of a GPU's free memory for all vLLM models together, weights and KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterFile:
-    """One published adapter, under a name and number that no other weights ever had."""
+    """One published adapter, under a unique name and number."""
 
     name: str
     number: int
-    """From 1; vLLM knows adapters by it."""
+    """vLLM's number of the adapter, from 1."""
     folder: Path
     """In PEFT's form."""
 
@@ -72,16 +72,16 @@ class FinishedRow:
     id: str
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Log-prob of each id under the distribution that was sampled from (nats)."""
+    """Log-prob of each id under the sampling distribution (nats)."""
     stopped: bool
-    """True if an end of turn or a stop string ended it, False if a limit did."""
+    """True after an end of turn or a stop string, False at a limit."""
     error: str | None = None
-    """Why there is no answer; the other rows go on."""
+    """Why there is no completion; the other rows continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """One base model as vLLM loads it."""
+    """Description of a base model for vLLM."""
 
     path: str
     """A folder in the form of `transformers`, or a name on the hub."""
@@ -95,24 +95,24 @@ class BaseModel:
     rank: int
     """The largest rank among them."""
     share: float = 1.0
-    """Part of the free memory of a device that it may take: models that are started later want theirs."""
+    """Its part of the device's free memory, leaving room for models that start later."""
     trained_on: tuple[int, ...] = ()
-    """GPUs on which the trainer's models lie."""
+    """GPUs of the trainer's models."""
     kept_free: int = 0
-    """Bytes of a device that the trainer has not taken yet and will: gradients and moments of what learns."""
+    """Bytes of a device that the trainer will need later: gradients and moments of the learners."""
     head_size: int = SMALLEST_HEAD
-    """Of its attention."""
+    """Size of its attention heads."""
 
 
 class VllmModel:
     """One base model in vLLM."""
 
     def add(self, row: Row) -> None:
-        """Let a row join the batch; an error concerns this row alone."""
+        """Add a row to the batch; an error fails only this row."""
         raise NotImplementedError
 
     def step(self) -> Sequence[FinishedRow]:
-        """Sample a token of each row and return the rows that finished; after an error the sampler is of no more use."""
+        """Sample a token of each row and return the finished rows; after an error the sampler is unusable."""
         raise NotImplementedError
 
     def abort(self, rows: Sequence[str]) -> None:
@@ -124,18 +124,18 @@ class VllmModel:
         raise NotImplementedError
 
     def drop_adapter(self, adapter: AdapterFile) -> None:
-        """Forget an adapter that no row will ask for again."""
+        """Drop an adapter that no further row needs."""
         raise NotImplementedError
 
     def take(self, weights: Mapping[str, Tensor], write: Callable[[], Path]) -> bool:
-        """Go on with other weights of the base, by name; `write` makes a folder of them, once, where they go over as a file.
+        """Use new weights of the base, by name; `write` makes a folder of them if they are passed as a file.
 
-        No row is in flight. False where it cannot: then vLLM has to be started anew. After an error it is of no more use.
+        No row is in flight. Returns False if unsupported, so that vLLM must be restarted. After an error the sampler is unusable.
         """
         return False
 
     def sleep(self) -> None:
-        """Give device memory back until the next row is added, where the device has memory of its own."""
+        """Free the memory of a GPU until the next row is added."""
 
     def close(self) -> None:
         """Release everything."""
@@ -153,13 +153,13 @@ def start_in_process(
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     given = arguments(kv_gib, max_rows, options, about)
-    # Random generators and torch's threads are left as they are here.
+    # Keep the state of the random generators and torch's threads.
     drawn, threads, setter = capture_random(), torch.get_num_threads(), torch.set_num_threads
     try:
         return InProcess(given, about)
     except Exception as error:
         raise EngineError(
-            f"vLLM did not start on '{about.path}': {error}. Arguments of vLLM's own can be given as `engine.options`."
+            f"vLLM did not start on '{about.path}': {error}. Further arguments of vLLM can be set as `engine.options`."
         ) from error
     finally:
         torch.set_num_threads = setter
@@ -170,13 +170,13 @@ def start_in_process(
 def arguments(
     kv_gib: float | None, max_rows: int, options: Mapping[str, Json], about: BaseModel
 ) -> dict[str, Any]:
-    """Return vLLM's engine arguments for a base model; without `kv_gib` its KV cache takes what is free on a GPU.
+    """Return vLLM's engine arguments for a base model; without `kv_gib` its KV cache takes the free memory of a GPU.
 
-    EngineError for a model or adapters that vLLM does not compute here.
+    Raises EngineError for a model or adapters that vLLM does not support here.
     """
     if about.head_size < SMALLEST_HEAD and not torch.cuda.is_available():
         raise EngineError(
-            f"The model '{about.path}' has attention heads of {about.head_size}, and vLLM computes none below {SMALLEST_HEAD} on a CPU. Sample without "
+            f"The model '{about.path}' has attention heads of {about.head_size}, and vLLM supports none below {SMALLEST_HEAD} on a CPU. Sample without "
             "`engine`, or give the model fewer heads: `model.embedded: {hidden: 64, heads: 2, kv_heads: 1}`."
         )
     room: dict[str, Any] = {"kv_cache_memory_bytes": int((kv_gib or KV_GIB) * 2**30)}
@@ -202,15 +202,15 @@ def arguments(
         "max_num_seqs": max_rows,
         **room,
         "logprobs_mode": "processed_logprobs",
-        "generation_config": "vllm",  # no defaults of the model's: a request says how it is sampled
+        "generation_config": "vllm",  # requests set all sampling parameters
         "enforce_eager": not torch.cuda.is_available(),
-        # A GPU that trains as well is given back during the update; vLLM takes the first ones.
+        # The memory of a GPU that also trains is freed during updates; vLLM uses the first GPUs.
         "enable_sleep_mode": any(
             k < int(str(options.get("tensor_parallel_size", 1))) for k in about.trained_on
         ),
         "worker_extension_cls": WORKER,
         "scheduler_cls": SCHEDULER,
-        "structured_outputs_config": {"backend": "guidance"},  # in which form grammars are read first
+        "structured_outputs_config": {"backend": "guidance"},  # the form of grammars
         "disable_log_stats": True,
         "seed": 0,
         **lora,
@@ -219,7 +219,7 @@ def arguments(
 
 
 PARTS = ("kv_cache", "weights")
-"""What vLLM puts to sleep and wakes one by one."""
+"""The parts that vLLM can put to sleep and wake separately."""
 
 
 class InProcess(VllmModel):
@@ -229,14 +229,14 @@ class InProcess(VllmModel):
         if not torch.cuda.is_available():
             import torch._dynamo as dynamo
 
-            # Compiling a few small functions for a CPU takes a minute and more, and saves milliseconds.
+            # Compiling for a CPU takes more than a minute and saves milliseconds.
             dynamo.config.disable = True
         from vllm.engine.arg_utils import EngineArgs  # type: ignore[import-not-found]
         from vllm.v1.engine.llm_engine import LLMEngine  # type: ignore[import-not-found]
 
         self._ends = list(about.ends)
         self._asleep: set[str] = set()
-        """What sleeps: the KV cache, and the weights."""
+        """The sleeping parts: the KV cache and the weights."""
         self._sleeps = bool(given["enable_sleep_mode"])
         self._engine: Any = LLMEngine.from_engine_args(EngineArgs(**given))
 
@@ -262,7 +262,7 @@ class InProcess(VllmModel):
             seed=row.seed,
             stop=list(asked.stop),
             stop_token_ids=self._ends,
-            ignore_eos=True,  # the ends of a turn are those above, for every model
+            ignore_eos=True,  # the end tokens above apply to every model
             logprobs=0,
             detokenize=bool(asked.stop),
             structured_outputs=form,
@@ -281,7 +281,7 @@ class InProcess(VllmModel):
                 continue
             (completion,) = output.outputs
             if completion.finish_reason not in ("stop", "length"):
-                reason = f"vLLM ended a request without an answer ({completion.finish_reason})."
+                reason = f"vLLM ended a request without a completion ({completion.finish_reason})."
                 finished.append(FinishedRow(output.request_id, (), (), stopped=False, error=reason))
                 continue
             ids = tuple(completion.token_ids)
@@ -302,14 +302,14 @@ class InProcess(VllmModel):
             self._engine.reset_prefix_cache()
 
     def drop_adapter(self, adapter: AdapterFile) -> None:
-        """Forget an adapter; one that no row has asked for is not known."""
+        """Drop an adapter, if a row has used it."""
         if adapter.number in self._engine.list_loras():
             self._engine.remove_lora(adapter.number)
 
     def take(self, weights: Mapping[str, Tensor], write: Callable[[], Path]) -> bool:
-        """Copy other weights of the base into vLLM's, on the device where both are; the KV cache goes on sleeping."""
+        """Copy new weights of the base into vLLM's memory on the same device; the KV cache keeps sleeping."""
         self._wake(self._asleep & {"weights"})
-        # Several workers are processes of their own, and each reads the file.
+        # Several workers are separate processes, which read the file.
         alone = self._engine.vllm_config.parallel_config.world_size == 1
         given = (None, dict(weights)) if alone else (str(write()),)
         self._engine.collective_rpc("take_weights", args=given)
@@ -317,7 +317,7 @@ class InProcess(VllmModel):
         return True
 
     def sleep(self) -> None:
-        """Give a GPU's memory back: weights go to the host's, the KV cache is dropped."""
+        """Free a GPU's memory: move weights to the host and drop the KV cache."""
         if not self._sleeps or len(self._asleep) == len(PARTS):
             return
         self._wake(self._asleep)

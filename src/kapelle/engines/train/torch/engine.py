@@ -1,10 +1,10 @@
-"""The train engine on one device: all learners that share a base in one forward and one backward pass.
+"""The train engine on one device: all learners on a base share one forward and one backward pass.
 
 An update accumulates the sums of losses and their gradients, compares trainer and sampler, divides each learner's gradient by its
-global weight, and steps. `learner.py` holds what one of them learns, `sharing.py` shares a step among processes.
+global weight, and steps. `learner.py` has a learner's weights and optimiser, `sharing.py` splits a step over processes.
 
-Learners share nothing. Clipping, normalisation and the step are each learner's own, so a joint update equals training
-every learner alone.
+Each learner has its own clipping, normalisation and step, so a joint update equals training
+every learner separately.
 
 Shapes: N flat tokens, K target tokens, D hidden size, T targets of one sample.
 """
@@ -54,15 +54,15 @@ from kapelle.team import Critic, Policy, embedder_name, reference_name
 LOG = logging.getLogger(__name__)
 
 EASED = (
-    "Set `training.gradient_checkpointing: true`, `model.dtype: bfloat16` or a lower `sampling.max_tokens`, or give the device less "
-    "else to hold (`kapelle plan` says what it holds)."
+    "Set `training.gradient_checkpointing: true`, `model.dtype: bfloat16` or a lower `sampling.max_tokens`, or reduce the device's "
+    "other memory use (`kapelle plan` lists it)."
 )
-"""What leaves a pass more memory."""
+"""Advice on memory."""
 
 Result = TypeVar("Result")
 
 EqualisePasses = Callable[[Mapping[str, Sequence[tuple[list[int], Batch]]]], list[tuple[list[int], Batch]]]
-"""Takes the passes over every base, by the name of a learner on it; returns those to take, in order."""
+"""Maps the passes over every base, by the name of a learner on it, to the passes to take, in order."""
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class Placement:
     adapter: str | None
     critic: bool = False
     head_alone: bool = False
-    """Whether its weights are a critic's head and nothing of its base."""
+    """Whether it trains only a critic's head."""
 
 
 class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
@@ -91,10 +91,10 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
     ) -> None:
         """Add adapters and heads to the models and make one learner for each policy and critic that is trained.
 
-        The processes of `setup.ranks` share every step. Where they have to take the same passes, they do so `in_lockstep`, and
-        `equalise` decides which passes are taken. `share_out` gets the frozen copies of bases (references, embedders) while
-        everything is whole, before adapters, heads and learners are made. So many ranks in a row hold one model `together` and
-        work at one share of a step; `complete` adds up what each of them has of a gradient, once a step.
+        The processes of `setup.ranks` share every step. If they must take the same passes, they work `in_lockstep`, and
+        `equalise` decides on the passes. `share_out` gets the frozen copies of bases (references, embedders)
+        before adapters, heads and learners are made. `together` consecutive ranks hold one model and
+        work on one share of a step; `complete` sums their parts of a gradient, once a step.
         """
         self._limits, self._seed, self._in_lockstep = setup.limits, setup.seed, in_lockstep
         self._placements: dict[str, Placement] = {}
@@ -107,13 +107,13 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         learning: Sequence[Policy | Critic] = [*self._policies, *setup.critics]
         for learner in learning:
             model, name, lora = setup.models[learner.base], learner.name, learner.lora
-            # An adapter that an earlier engine left on a model in memory goes on learning.
+            # An adapter of an earlier engine on a model in memory continues to learn.
             if lora and name not in model.bank.adapters:
                 model.bank.add(name, lora, derive_seed(setup.seed, "adapter", name))
             elif lora and model.bank.adapters[name] != lora:
                 raise ModelError(
-                    f"Model '{model.name}' carries an adapter '{name}' from before, made with other `lora` settings. "
-                    "Load the model anew, or set `lora` as it was."
+                    f"Model '{model.name}' already has an adapter '{name}' with other `lora` settings. "
+                    "Load the model again, or restore `lora`."
                 )
             critic = isinstance(learner, Critic)
             if critic and name not in model.value_heads:
@@ -139,10 +139,10 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         self._sharing = AmongRanks(setup.ranks, in_lockstep=in_lockstep, together=together)
         self._complete = complete
         self._spread: dict[str, Histogram] = {}
-        """How tokens of the updates since `distributions` was last called are distributed."""
+        """Histograms of tokens of the updates since the last call of `distributions`."""
 
     def _copied_bases(self, setup: TrainSetup) -> list[LanguageModel]:
-        """Place references and embedders of whole bases; return the frozen copies that they stand on."""
+        """Place references and embedders of whole bases; return their frozen copies."""
         copies: dict[str, LanguageModel] = {}
         embedding: dict[int, LanguageModel] = {}
         for policy in self._policies:
@@ -152,19 +152,19 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
                 copies[reference] = copy_language_model(model, reference)
                 self._placements[reference] = Placement(copies[reference], None)
             if setup.embedders:
-                # Each policy's base as it is now: the base under its adapter, or a copy of a base that is trained.
+                # Each policy's current base: the base under its adapter, or a copy of a base that is trained.
                 if whole and id(model) not in embedding:
                     copies[embedder] = embedding[id(model)] = copy_language_model(model, embedder)
                 self._placements[embedder] = Placement(embedding[id(model)] if whole else model, None)
         return list(copies.values())
 
     def _to_come(self, device: torch.device) -> int:
-        """Return the bytes of gradients and moments that learners on a device will take."""
+        """Return the bytes of future gradients and moments of learners on a device."""
         return sum(each.bytes_to_come for each in self.learners.values() if each.device == device)
 
     @property
     def versions(self) -> Mapping[str, int]:
-        """Number of changes behind the weights of each trained policy."""
+        """Number of changes of the weights of each trained policy."""
         return {p.name: self.learners[p.name].version for p in self._policies if p.trained}
 
     def model_of(self, name: str) -> LanguageModel:
@@ -172,7 +172,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         return self._placements[name].model
 
     def renderer(self, learner: str) -> WritingRenderer:
-        """Return how text becomes the tokens of the model of a policy or critic."""
+        """Return the renderer of the model of a policy or critic."""
         return self._placements[learner].model.renderer
 
     def weights(self, name: str) -> Mapping[str, Tensor]:
@@ -207,12 +207,12 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         return self._sharing.rows(samples, partial(self._forward.score, entropy=True))
 
     def _check_critics_context(self, samples: Sequence[Sample]) -> None:
-        """Raise ContextError where a critic would read more than its model's context; its input is never cut."""
+        """Raise ContextError if a critic's input exceeds its model's context; it is never cut."""
         for sample in samples:
             placement, tokens = self._placements[sample.learner], sample.targets[-1]
             if placement.critic and tokens > placement.model.renderer.context:
                 raise ContextError(
-                    f"'{sample.learner}' has {tokens} tokens to read; its model reads {placement.model.renderer.context}. A central "
+                    f"'{sample.learner}' has {tokens} tokens of input; its model's context is {placement.model.renderer.context}. A central "
                     "critic reads what all agents read and wrote: use a model with a longer context "
                     "(`model.embedded.context` for the embedded one), shorter prompts, fewer rounds, a lower "
                     "`sampling.max_tokens`, or `algorithm.name: ippo`, whose critics read what their own agent did."
@@ -244,7 +244,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
     def _step(
         self, samples: Sequence[Sample], objective: Objective, totals: dict[str, list[float]], fresh: bool
     ) -> None:
-        """Take one optimiser step of every learner of these samples; `fresh` compares with the sampler before."""
+        """Take one optimiser step of every learner of these samples; `fresh` first compares with the sampler."""
         learners = self.learners
         try:
             sums = self._sharing.summed(samples, partial(self._accumulate, objective, fresh), learners)
@@ -276,7 +276,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
                     self._spread[name] = counts if known is None else added([known, counts])
         except BaseException:
             for learner in learners.values():
-                learner.forget_gradient()  # or the next update would include it
+                learner.forget_gradient()  # else the next update would include it
             raise
 
     def distributions(self) -> Mapping[str, Histogram]:
@@ -285,11 +285,11 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         return found
 
     def _accumulate(self, objective: Objective, compared: bool, samples: Sequence[Sample]) -> UpdateSums:
-        """Add the gradients of the samples' losses to those of their learners, and return the sums to divide by.
+        """Accumulate the gradients of the samples' losses, and return the sums to divide by.
 
-        No pass waits for the one before it: losses are read when all passes are under way. Where one then turns out not to be
-        finite and is to be left out, all passes are taken again, each waiting for its losses. Processes that take every
-        pass together cannot begin again alone; there each pass waits from the start.
+        Passes do not wait for each other: losses are read after all passes are launched. If one is then not
+        finite and must be skipped, all passes are repeated, each waiting for its losses. Processes that take every
+        pass together cannot repeat alone; there each pass waits from the start.
         """
         leaves_out = self._limits.non_finite == "skip"
 
@@ -307,12 +307,12 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
     def _pass_over(
         self, samples: Sequence[Sample], objective: Objective, *, compared: bool, waits: bool
     ) -> UpdateSums:
-        """Take all passes from the first, forward and backward.
+        """Take all passes, forward and backward.
 
-        One that `waits` leaves losses that are not finite out of its backward pass.
+        With `waits`, a pass excludes losses that are not finite from its backward pass.
         """
         for learner in self.learners.values():
-            learner.forget_gradient()  # of passes that are taken again
+            learner.forget_gradient()  # of repeated passes
         sums = UpdateSums()
         entropy = Entropy.LEARNED if objective.entropy else Entropy.MEASURED
         with self._dropout() as keys_of:
@@ -381,7 +381,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
     def _compare(
         self, gaps: Sequence[Gaps], samples: Sequence[Sample], totals: dict[str, list[float]]
     ) -> None:
-        """Judge each kind of rounding by its own bound: one model in half precision excuses no other."""
+        """Apply to each kind of rounding its own bound, so that a model in half precision does not relax the others'."""
         models = {name: (placement.model, placement.adapter) for name, placement in self._placements.items()}
         kinds = {name: rounded_as(model) for name, (model, _) in models.items()}
         for kind in dict.fromkeys(kinds[gap.learner] for gap in gaps):
@@ -401,7 +401,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         return {name: Published(learner.parameters, learner.version) for name, learner in changed.items()}
 
     def exchange(self, one: str, other: str) -> None:
-        """Swap two policies: weights, optimiser state and references, bit for bit."""
+        """Swap two policies exactly: weights, optimiser state and references."""
         self.learners[one].exchange(self.learners[other])
         reference, other_reference = reference_name(one), reference_name(other)
         if reference not in self._placements:
@@ -414,7 +414,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
                 second.copy_(copy)
 
     def refresh_references(self) -> None:
-        """Make every reference policy a frozen copy of its trained policy as it is now."""
+        """Make every reference policy a frozen copy of its current trained policy."""
         for policy in self._policies:
             if not policy.trained:
                 continue
@@ -440,10 +440,10 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
 
     @contextmanager
     def _dropout(self) -> Iterator[Callable[[Batch], Tensor | None]]:
-        """Turn the adapters' dropout on; yield what gives a batch's keys, by which it is drawn.
+        """Turn the adapters' dropout on; yield a function that returns a batch's keys.
 
-        A mask depends on the run's seed, the learner's steps and the tokens up to its own, so that it is the same in any split
-        of a step's samples. The base has none: that would train another distribution than the one that was sampled.
+        A mask depends on the run's seed, the learner's steps and the tokens up to its own, so it is the same in any split
+        of a step's samples. The base has no dropout: it would train another distribution than the sampled one.
         """
         if not self._has_dropout():
             yield lambda _: None
@@ -461,7 +461,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
                 model.bank.train(on=False)
 
     def state(self, *, parts: bool = False) -> dict[str, object]:
-        """Return everything that an exact resume needs, as a tree of tensors and plain values; see `Learner.state`."""
+        """Return the state for an exact resume, as a tree of tensors and plain values; see `Learner.state`."""
         references = {
             name: {
                 key: tensor.detach() if parts else gathered(tensor.detach())
@@ -476,13 +476,13 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned, bit for bit."""
+        """Restore the result of `state` exactly."""
         if not {"learners", "references"} <= state.keys():
             raise CheckpointError(
-                f"The state holds {sorted(state)}, not what the train engine `torch` saves. Set `train_engine.name` as it "
+                f"The state holds {sorted(state)}, not the fields of the train engine `torch`. Set `train_engine.name` as it "
                 "was when the checkpoint was written."
             )
-        self._spread = {}  # of an update that never was
+        self._spread = {}  # drops histograms of an undone update
         for name, entry in state["learners"].items():
             self.learners[name].load_state(entry)
             self.learners[name].changed = True
@@ -493,7 +493,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
 
 
 class ForwardPass:
-    """All learners that share a base in one pass."""
+    """Passes that evaluate all learners on a base together."""
 
     def __init__(
         self,
@@ -504,21 +504,21 @@ class ForwardPass:
     ) -> None:
         """Evaluate learners, references and embedders by name, with at most `limits.microbatch_tokens` tokens in one pass.
 
-        With `limits.gradient_checkpointing` a backward pass computes each decoder block again. `to_come` returns the bytes that
-        learners on a device will take beside passes.
+        With `limits.gradient_checkpointing` a backward pass recomputes each decoder block. `to_come` returns the bytes that
+        learners on a device will need besides passes.
         """
         self._placements = placements
         self._limits = limits
         self._equalise = equalise
         self._to_come = to_come
         self._most_tokens: dict[tuple[str, torch.device], int] = {}
-        """Most tokens of a pass over a model: as set or chosen, less once memory has run out."""
+        """Most tokens of a pass over a model: set or chosen, and halved after memory has run out."""
         self._passes: dict[tuple[str, torch.device], int] = {}
-        """Tokens of the largest pass over each model, of those that are under way."""
+        """Tokens of the largest current pass over each model."""
         self._latest: tuple[tuple[str, torch.device], int] | None = None
         """The model of the latest pass, and its tokens."""
         self.anchor: Tensor | None = None
-        """A loss of zero that depends on the last pass, where every process has to go back through it; else None."""
+        """A zero loss that depends on the last pass, if every process must go backward through it; else None."""
 
     @torch.no_grad()
     def embed(self, samples: Sequence[Sample]) -> list[Tensor]:
@@ -569,7 +569,7 @@ class ForwardPass:
     ) -> list[tuple[str, MicroBatch, TokenStatistics | Tensor]]:
         """Run one forward pass and return each learner's statistics or values `_K` of its targets.
 
-        `keys_N` are the tokens' keys of dropout, where it is on.
+        `keys_N` are the tokens' keys of dropout, if it is on.
         """
         placement = self._placements[batch.owners[0][0]]
         route = [(self._placements[name].adapter, first, last) for name, first, last in batch.owners]
@@ -621,7 +621,7 @@ class ForwardPass:
             yield members, batch
 
     def _room(self, model: LanguageModel) -> int:
-        """Return the most tokens of a pass over a model; where they are left open on a GPU, they are chosen at the first pass."""
+        """Return the most tokens of a pass over a model; with `auto` on a GPU they are chosen at the first pass."""
         key = _key(model)
         if key not in self._most_tokens:
             self._most_tokens[key] = self._limits.microbatch_tokens or self._chosen(model)
@@ -634,7 +634,7 @@ class ForwardPass:
         free, _ = torch.cuda.mem_get_info(device)
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(
             device
-        )  # torch keeps it ready
+        )  # memory that torch's allocator keeps
         outline = outline_of(model.model)
         of_token = token_bytes(
             outline.layers,
@@ -645,13 +645,13 @@ class ForwardPass:
         return chosen_tokens(free - self._to_come(device), of_token)
 
     def fitting(self, work: Callable[[], Result]) -> Result:
-        """Return what `work` returns; where a pass of it runs out of memory, do all of it again with passes half as large.
+        """Return the result of `work`; if a pass runs out of memory, repeat all of it with passes half as large.
 
-        Work begins from nothing each time: what a failed backward pass has added to a gradient cannot be told from the rest. The
-        smaller passes stay. Raises EngineError where a sequence alone, or samples that have to stay together, do not fit.
+        Work starts from the beginning each time, because a failed backward pass may have added to a gradient. The
+        smaller size is kept. Raises EngineError if a single sequence, or a bundle of samples, does not fit.
         """
         failed: dict[tuple[str, torch.device], int] = {}
-        """Tokens of the first pass over each model that did not fit."""
+        """Tokens of the first failed pass over each model."""
         while True:
             try:
                 found = work()
@@ -662,13 +662,13 @@ class ForwardPass:
                 most = self._most_tokens[key]
                 if self._equalise is not None:
                     raise EngineError(
-                        f"A pass of {asked} tokens does not fit in memory. Processes that share out a base take every pass together, "
-                        f"so none takes it again alone: set `training.microbatch_tokens` below {asked}. {EASED} The device says: {error}"
+                        f"A pass of {asked} tokens does not fit in memory. Processes that shard a base take every pass together, "
+                        f"so it cannot be repeated: set `training.microbatch_tokens` below {asked}. {EASED} The device reports: {error}"
                     ) from error
                 if asked > most or asked <= 1:
                     raise EngineError(
-                        f"A pass of {asked} tokens does not fit in memory, and it holds what cannot be split: one sequence, or samples "
-                        f"that a loss compares. {EASED} The device says: {error}"
+                        f"A pass of {asked} tokens does not fit in memory and cannot be split: it has one sequence, or samples "
+                        f"that a loss compares. {EASED} The device reports: {error}"
                     ) from error
             else:
                 for (name, device), tokens in failed.items():
@@ -681,12 +681,12 @@ class ForwardPass:
                         self._most_tokens[name, device],
                     )
                 return found
-            # The failed pass's tensors hang on the exception, which is gone here.
+            # The exception holds the failed pass's tensors, and is released here.
             torch.cuda.empty_cache()
             failed.setdefault(key, asked)
             self._most_tokens[key] = max(1, min(most, self._passes[key]) // 2)
 
 
 def _key(model: LanguageModel) -> tuple[str, torch.device]:
-    """Return what tells models apart by their memory: copies of one model on one device are alike."""
+    """Return a key of models with equal memory needs: copies of one model on one device share it."""
     return model.name, model.device

@@ -1,19 +1,19 @@
 """Log-probs and entropies of target tokens from hidden states, with bounded memory for large vocabularies.
 
-Few logits are computed at once. Over a large vocabulary they are computed in pieces, and the gradient is made in the same pass.
+Over a large vocabulary, logits are computed in pieces, and the gradient is computed in the same pass.
 
-The loss is not known while the head runs, but all it can do to a token's gradient is to scale it. With logits l,
+The loss is unknown while the head runs, but it only scales a token's gradient. With logits l,
 probabilities p, target y, entropy H and w_v = ∂l_v/∂h, the gradients with respect to the hidden state h are
 
     ∂ log p_y / ∂h = (1 − p_y) w_y − Σ_{v≠y} p_v w_v        ∂H / ∂h = −Σ_v p_v (l_v − Σ_u p_u l_u) w_v
 
-so a head that is frozen computes both rows of size D beside the logits, and the backward pass scales them. This is
-attention of h to the rows of W, and like there (arXiv 2205.14135) the vocabulary is read in pieces under a running
-maximum. The target stays out of the sums: the gradient of a nearly certain token is a small number, which must
+so a frozen head computes both rows of size D with the logits, and the backward pass scales them. This is
+attention of h to the rows of W, and as in 2205.14135 the vocabulary is read in pieces under a running
+maximum. The target is excluded from the sums: the gradient of a nearly certain token is a small number, which must
 not be the difference of two large ones in half precision.
 
-The gradient of a head that learns adds up over tokens, each scaled by the loss: it has to wait. Then the backward
-pass computes the logits of each piece again, and the forward pass makes no gradient.
+The gradient of a trained head is a sum over tokens, each scaled by the loss, so it needs the loss. Then the backward
+pass recomputes the logits of each piece, and the forward pass computes no gradient.
 
 Shapes: K target tokens, D hidden size, V vocabulary, C words of one piece.
 """
@@ -36,20 +36,20 @@ from kapelle.models.language_model import LanguageModel, OutputHead
 from kapelle.models.lora_bank import computes_in
 
 LOGIT_BUDGET = 1 << 21
-"""Most logits that are kept for the backward pass; beyond it they are computed in pieces and forgotten."""
+"""Most logits that are stored for the backward pass; more are computed in pieces."""
 
 ROWS, PIECE = 512, 1 << 20
-"""Most tokens and most logits of a piece on a CPU: they stay in its cache."""
+"""Most tokens and logits of a piece on a CPU, to fit its cache."""
 
 DEVICE_ROWS, DEVICE_PIECE = 2048, 1 << 25
-"""The same on a GPU: each weight is read for many tokens, and a kernel is worth its start."""
+"""Most tokens and logits of a piece on a GPU, large enough to use it well."""
 
 FORBIDDEN = -1e4
-"""Stands for log-probs below it in products with their probability, which is 0 in every type: 0 · (−∞) is NaN."""
+"""Replaces log-probs below it in products with their probability, which is 0 in every type, because 0 · (−∞) is NaN."""
 
 
 class Entropy(Enum):
-    """Whether the entropy of each token's distribution is computed, and whether a loss learns from it."""
+    """Whether the entropy of each token's distribution is computed, and whether it has a gradient."""
 
     LEFT_OUT = "left out"
     MEASURED = "measured"
@@ -88,7 +88,7 @@ def token_statistics(
 
 
 class Wanted(NamedTuple):
-    """What a pass computes in addition to log-probs."""
+    """Results of a pass besides log-probs."""
 
     entropy: bool
     gradient: bool
@@ -108,9 +108,9 @@ def statistics_in_pieces(
 ) -> tuple[Tensor, Tensor]:
     """Return log-probs [K] and entropies [K] (else zeros) of softmax(logits / temperature), in nats and ≥ float32.
 
-    With `allowed` it is the distribution over the tokens that could stand there.
+    With `allowed` it is the constrained distribution.
 
-    No more than a piece of the logits is ever in memory. Entropies have a gradient if `learned`.
+    At most one piece of the logits is in memory. Entropies have a gradient if `learned`.
     """
     answer: tuple[Tensor, Tensor] = _Pieces.apply(  # type: ignore[no-untyped-call]
         hidden_KD,
@@ -144,7 +144,7 @@ class _Piece:
 
 @dataclass(slots=True)
 class _Problem:
-    """A head and what it is asked, in the compute type."""
+    """A head with hidden states and targets, in the compute type."""
 
     head: OutputHead
     hidden_KD: Tensor
@@ -158,7 +158,7 @@ class _Problem:
         return torch.promote_types(self.hidden_KD.dtype, torch.float32)
 
     def pieces(self) -> Iterator[_Piece]:
-        """Yield all pieces, words by words, so that each weight is read and converted once."""
+        """Yield all pieces, words in the outer loop, so that each weight is read and converted once."""
         tokens, words = len(self.token_K), len(self.head.weight_VD)
         cpu = self.hidden_KD.device.type == "cpu"
         rows = max(1, min(ROWS if cpu else DEVICE_ROWS, tokens))
@@ -182,7 +182,7 @@ class _Problem:
 
 
 class _Sums:
-    """Sums over the words read so far; all but the target's own, and relative to the largest logit so far."""
+    """Sums over the words so far, except the target, relative to the largest logit so far."""
 
     def __init__(self, problem: _Problem, wanted: Wanted) -> None:
         count, size = problem.hidden_KD.shape
@@ -202,9 +202,9 @@ class _Sums:
         """Derivative of the soft cap at the target."""
 
     def add(self, piece: _Piece) -> None:
-        """Take in a piece; its logits are used up."""
+        """Add a piece; its logits are overwritten."""
         rows, wanted = piece.rows, self._wanted
-        # Under a new maximum every sum so far is a smaller multiple of it.
+        # A new maximum rescales every sum so far.
         before_K = self.peak_K[rows].clone()
         self.peak_K[rows] = torch.maximum(before_K, piece.logits_KC.amax(dim=-1))
         fall_K = before_K - self.peak_K[rows]
@@ -234,7 +234,7 @@ class _Sums:
 
     @staticmethod
     def _pick(column_K: Tensor, piece: _Piece, values_KC: Tensor) -> None:
-        """Note the targets' own values where the piece has them."""
+        """Store the values of the targets in this piece."""
         found_K = values_KC.gather(1, piece.target_K1)[:, 0]
         column_K[piece.rows] = torch.where(piece.here_K1[:, 0], found_K, column_K[piece.rows])
 
@@ -247,7 +247,7 @@ def _add_towards(sum_KD: Tensor, share_KC: Tensor, piece: _Piece) -> None:
 
 
 def _add_product(sum_AB: Tensor, left_AC: Tensor, right_CB: Tensor, *, overwrite: bool = False) -> None:
-    """Add a matrix product to a sum, or `overwrite` it; products of half precision are rounded to it before."""
+    """Add a matrix product to a sum, or `overwrite` it; half-precision products are rounded first."""
     if sum_AB.dtype == left_AC.dtype:
         sum_AB.addmm_(left_AC, right_CB, beta=0 if overwrite else 1)
     elif overwrite:
@@ -348,7 +348,7 @@ class _Pieces(torch.autograd.Function):
 
 
 def _gradients(ctx: Any, logp_grad_K: Tensor, entropy_grad_K: Tensor) -> tuple[Tensor | None, ...]:
-    """Return the gradients of hidden states, weight and bias, from logits that are computed again."""
+    """Return the gradients of hidden states, weight and bias, from recomputed logits."""
     hidden_KD, weight_VD, bias_V, token_K, temperature_K, minus_total_K, entropy_K = ctx.saved_tensors
     head = OutputHead(weight_VD, bias_V, ctx.scale, ctx.softcap)
     problem = _Problem(head, hidden_KD.to(ctx.compute), token_K, temperature_K, ctx.allowed)

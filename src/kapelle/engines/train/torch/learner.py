@@ -1,6 +1,6 @@
-"""What learns: a set of weights with its optimiser, schedule and loss scale.
+"""A learner: a set of weights with its optimiser, schedule and loss scale.
 
-Clipping, normalisation and the step are each learner's own.
+Each learner has its own clipping, normalisation and step.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from kapelle.runtime.tensors import read_together
 from kapelle.settings.schema import OptimizerConfig
 
 Agreed = Callable[[str | None], str | None]
-"""Takes what is wrong in this process, and returns what is wrong in some process."""
+"""Maps the fault in this process to a fault in any process."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step that the device was asked for, of which nothing was read."""
+    """A launched step whose results were not read yet."""
 
     rate: float
     before: Mapping[str, Any] | None
-    """A copy of what the learner was, to which an undone step returns; None where a broken one stops the run."""
+    """A copy of the learner's state to undo the step; None if a faulty step stops the run."""
     unmoved: Sequence[nn.Parameter]
-    """Parameters that never had moments before."""
+    """Parameters without moments before the step."""
     learned: Mapping[str, Tensor]
-    """Weights and moments after it, by name."""
+    """Weights and moments after the step, by name."""
     unread: Sequence[Tensor]
-    """Scalars: the gradient's norm, whether that is finite, and whether what was learned is sound, for each device."""
+    """Scalars: the gradient's norm, whether it is finite, and per device whether weights and moments are usable."""
 
 
 class Learner:
@@ -53,30 +53,30 @@ class Learner:
         scaled: bool,
         frozen: Collection[str] = (),
     ) -> None:
-        """Take parameters (they become trainable, except `frozen` ones); `scaled` turns fp16 loss scaling on."""
+        """Take parameters, which become trainable except the `frozen` ones; `scaled` turns fp16 loss scaling on."""
         self.name = name
         self.parameters = dict(parameters)
         for key, parameter in self.parameters.items():
             parameter.requires_grad_(key not in frozen)
         self.steps = 0
-        """Optimiser steps taken by these weights."""
+        """Optimiser steps of these weights."""
         self.version = 0
-        """Number of changes of these weights; no two sets of weights have the same number, also after an exchange."""
+        """Number of changes of these weights, unique for a set of weights even after an exchange."""
         self.changed = False
-        """True if the weights changed since they were last published."""
+        """True if the weights changed since the last publish."""
         self._settings = settings
         self._lr = lr
         self._total_steps = total_steps
         self.device = next(iter(self.parameters.values())).device
         self._scale = LossScale() if scaled else None
-        # Foreach operations take tensors of one kind: parts and whole ones (a critic's head) are groups of their own.
+        # Foreach operations need tensors of one kind: sharded and whole ones (a critic's head) are separate groups.
         kinds = of_one_kind(self.parameters)
         self._names = [key for kind in kinds for key in kind]
         self._optimizer = build_optimizer([list(kind.values()) for kind in kinds], settings, lr)
 
     @property
     def bytes_to_come(self) -> int:
-        """Bytes that gradients and moments will take, where they are not there yet."""
+        """Bytes of gradients and moments that are not allocated yet."""
         moments = 0 if self._optimizer.state else MOMENT_BYTES[self._settings.name]
         return sum(
             local_part(p).numel() * (moments + (4 if p.grad is None else 0)) for p in self.parameters.values()
@@ -87,21 +87,21 @@ class Learner:
         return loss if self._scale is None else loss * self._scale.scale
 
     def step(self, weight: float, on_bad: str, agreed: Agreed = lambda wrong: wrong) -> dict[str, float]:
-        """Take a step alone; see `take_steps`."""
+        """Take a step of this learner only; see `take_steps`."""
         return take_steps({self: weight}, on_bad, agreed)[0]
 
     def launch(self, weight: float, *, undoable: bool) -> LaunchedStep:
-        """Ask the device for a step and for what has to be known of it, and wait for nothing.
+        """Launch a step and the checks of it without waiting.
 
-        The weights stay as they are where the gradient is not finite.
+        The weights do not change if the gradient is not finite.
         """
-        # A step that breaks the weights is noticed after it was taken: one that can be undone keeps this copy until then.
+        # A step that breaks the weights is detected afterwards; this copy undoes it.
         before = _snapshot(self.state(parts=True)) if undoable else None
         rate = self._lr * rate_at(self.steps, self._total_steps, self._settings)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         pushed = [p for p in self.parameters.values() if p.grad is not None]
-        # What was accumulated is a sum over all passes and processes, and `weight` is the learner's in all of them.
+        # The gradient is a sum over all passes and processes, and `weight` is the learner's global weight.
         gradients = of_one_kind({str(k): p.grad for k, p in enumerate(pushed) if p.grad is not None})
         kinds = [[local_part(gradient) for gradient in kind.values()] for kind in gradients]
         for kind in kinds:
@@ -111,14 +111,14 @@ class Learner:
         norm = _norm(gradients)
         if self._settings.max_grad_norm is not None:
             shrunk = (self._settings.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-            for kind in kinds:  # parts may lie in the machine's memory, and a head on the device
+            for kind in kinds:  # shards may be in the host's memory, and a head on the device
                 torch._foreach_mul_(kind, shrunk.to(kind[0].device))
         # Parts count together: whether the step is taken is the same in all processes.
         finite = torch.isfinite(norm)
         unmoved = [p for p in pushed if p not in self._optimizer.state]
-        self.version += 1  # until it is settled: who is broken off here has other weights than before
+        self.version += 1  # until it is settled: an interruption here leaves changed weights
         if self._settings.name == "adamw":
-            # The fused kernel reads it where the gradients are, and then leaves everything as it is.
+            # The fused kernel reads this flag on the device, and then changes nothing.
             stepping: Any = self._optimizer
             stepping.found_inf = finite.logical_not().float()
             stepping.step()
@@ -138,7 +138,7 @@ class Learner:
     def settle(
         self, step: LaunchedStep, read: Sequence[float], on_bad: str, agreed: Agreed
     ) -> dict[str, float]:
-        """Say what became of a step, of whose `unread` these are the values: count it, undo it, or raise NumericsError."""
+        """Finish a step, given the values of its `unread`: count it, undo it, or raise NumericsError."""
         norm, finite, sound = read[0], bool(read[1]), all(read[2:])
         undone = False
         self.version -= 1
@@ -146,7 +146,7 @@ class Learner:
             self._scale.follow(finite=finite)
         if not finite:
             for parameter in step.unmoved:
-                self._optimizer.state.pop(parameter, None)  # zeros that were made for the step
+                self._optimizer.state.pop(parameter, None)  # zeros from this step
             if on_bad == "stop" and self._scale is None:
                 raise NumericsError(
                     f"The gradient of '{self.name}' is not finite at its update {self.steps}. Look at this "
@@ -158,7 +158,7 @@ class Learner:
                 raise NumericsError(
                     f"The update {self.steps} of '{self.name}' at a rate of {step.rate:g} broke its weights: {wrong}. No "
                     "checkpoint holds them. Continue from the last one with a lower rate (`kapelle train --resume RUN "
-                    "optimizer.lr=…`), leave such updates out (`training.non_finite=skip`), or go further back "
+                    "optimizer.lr=…`), skip such updates (`training.non_finite=skip`), or return to an earlier one "
                     "(`kapelle runs rollback RUN --to STEP`)."
                 )
             undone = wrong is not None
@@ -174,11 +174,11 @@ class Learner:
         return {**size, "lr": step.rate, "skipped": float(not finite), **undo}
 
     def forget_gradient(self) -> None:
-        """Drop what was accumulated since the last step."""
+        """Drop the gradient accumulated since the last step."""
         self._optimizer.zero_grad(set_to_none=True)
 
     def state(self, *, parts: bool = False) -> dict[str, Any]:
-        """Return weights, optimiser state and counters as a tree; with `parts`, what is shared out stays so."""
+        """Return weights, optimiser state and counters as a tree; with `parts`, sharded tensors stay sharded."""
         moments = self._optimizer.state_dict()["state"]
         names = self._names
 
@@ -197,7 +197,7 @@ class Learner:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned, bit for bit; CheckpointError when another optimiser returned it."""
+        """Restore the result of `state` exactly; CheckpointError if another optimiser returned it."""
         for entry in state["optimizer"].values():
             if ("exp_avg" in entry) != (self._settings.name == "adamw"):
                 raise CheckpointError(
@@ -209,7 +209,7 @@ class Learner:
                 parameter.copy_(distributed_like(state["weights"][name], parameter))
         names, moments = self._names, dict[int, dict[str, Any]]()
         for name, entry in state["optimizer"].items():
-            # Copies; those of the weights' shape are laid out as the weights are.
+            # Copies; those with a weight's shape are sharded like the weight.
             parameter, own = self.parameters[name], dict[str, Any]()
             for key, value in entry.items():
                 own[key] = value.clone() if isinstance(value, Tensor) else value
@@ -224,9 +224,9 @@ class Learner:
             self._scale.load_state(state["scaler"])
 
     def replaced(self) -> None:
-        """Note that it has other weights now, from elsewhere."""
+        """Record that the weights were replaced from outside."""
         self.changed = True
-        self.version += self.version > 0  # those of version 0 may change: whoever plays them takes them anew
+        self.version += self.version > 0  # samplers always reload version 0
 
     def exchange(self, other: Learner) -> None:
         """Swap weights, optimiser state, counters and loss scale with a learner of the same shape."""
@@ -241,18 +241,18 @@ class Learner:
 class LossScale:
     """The factor on a learner's losses that keeps small gradients above the least number of float16 (1710.03740).
 
-    It is halved after a step whose gradient was not finite, which is left out, and doubled after 2000 that were.
+    It is halved after a skipped step with a gradient that is not finite, and doubled after 2000 finite ones.
     """
 
     FIRST, GROWS_AFTER = 65536.0, 2000
 
     def __init__(self) -> None:
-        """Begin with 2 to the 16th."""
+        """Start with 2 to the 16th."""
         self.scale = self.FIRST
         self._sound_steps = 0
 
     def follow(self, *, finite: bool) -> None:
-        """Take note of a step."""
+        """Update the scale after a step."""
         self._sound_steps = self._sound_steps + 1 if finite else 0
         if not finite:
             self.scale /= 2
@@ -260,7 +260,7 @@ class LossScale:
             self.scale, self._sound_steps = self.scale * 2, 0
 
     def state(self) -> dict[str, float | int]:
-        """Return it under the names of `torch.amp.GradScaler`, whose checkpoints it reads and which reads its own."""
+        """Return the state under the names of `torch.amp.GradScaler`, for checkpoints in both directions."""
         return {
             "scale": self.scale,
             "growth_factor": 2.0,
@@ -270,7 +270,7 @@ class LossScale:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore the result of `state`."""
         self.scale, self._sound_steps = float(state["scale"]), int(state["_growth_tracker"])
 
 
@@ -278,7 +278,7 @@ Kind = TypeVar("Kind", bound=Tensor)
 
 
 def of_one_kind(tensors: Mapping[str, Kind]) -> list[dict[str, Kind]]:
-    """Return tensors by how they are held: as parts on one mesh of processes, on another, or whole."""
+    """Group tensors by kind: sharded on one mesh of processes, on another, or whole."""
     kinds: dict[object, dict[str, Kind]] = {}
     for key, tensor in tensors.items():
         kinds.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, {})[key] = tensor
@@ -286,7 +286,7 @@ def of_one_kind(tensors: Mapping[str, Kind]) -> list[dict[str, Kind]]:
 
 
 def _norm(gradients: Sequence[Mapping[str, Tensor]]) -> Tensor:
-    """Return the norm of gradients of all kinds, of which processes may hold parts, the same in all of them."""
+    """Return the global norm of gradients of all kinds, which may be sharded; it is the same in all processes."""
     norms = [gathered(nn.utils.get_total_norm(list(kind.values()))) for kind in gradients]
     if not norms:
         return torch.tensor(0.0)
@@ -300,14 +300,14 @@ def take_steps(
 ) -> list[dict[str, float]]:
     """Divide each learner's accumulated gradient of sums by its weight, clip it, step; return norms and rates, in order.
 
-    All steps are launched before anything is read, so that a GPU is waited for once. Then every learner is settled, and the
-    first fault is raised: what the learners count is what their weights are.
+    All steps are launched before anything is read, to wait once for a GPU. Then every learner is settled, and the
+    first fault is raised, so that counters and weights of all learners are consistent.
 
     A gradient that is not finite raises NumericsError, or leaves the weights as they are when `on_bad`
-    is "skip" (fp16 always skips: its scale adapts that way). So does a step that itself breaks the weights or the
+    is "skip" (fp16 always skips, because its scale adapts that way). So does a step that breaks the weights or the
     optimiser's moments; under "skip" it is undone (weights, moments and counters) and counts as `undone` too. For
-    this "skip" keeps a copy of them during the step, one learner after the other. Where processes hold parts of the weights,
-    `agreed` makes what is wrong with the part of one known to all.
+    this "skip" keeps a copy of them during the step. If processes hold shards of the weights,
+    `agreed` shares a fault of one process with all.
     """
     undoable = on_bad == "skip"
     rows: list[dict[str, float]] = []
@@ -350,17 +350,17 @@ def rate_at(step: int, total: int, settings: OptimizerConfig) -> float:
 
 
 OF_BITSANDBYTES = {"adamw_8bit": "AdamW8bit", "paged_adamw_8bit": "PagedAdamW8bit"}
-"""Classes of `bitsandbytes.optim` by name: moments of one byte (2110.02861), and paged ones, which may lie in the machine's memory."""
+"""Classes of `bitsandbytes.optim` by name: moments of one byte (2110.02861), optionally paged to the host's memory."""
 
 
 MOMENT_BYTES = {"adamw": 8, "adamw_8bit": 2, "paged_adamw_8bit": 2}
-"""Bytes of both moments of a number, by `optimizer.name`."""
+"""Bytes of both moments per weight, by `optimizer.name`."""
 
 
 def build_optimizer(
     groups: Sequence[Sequence[nn.Parameter]], settings: OptimizerConfig, lr: float
 ) -> torch.optim.Optimizer:
-    """Return AdamW over groups of parameters in torch's or another library's form; `setup` has checked that it is there."""
+    """Return AdamW of torch or bitsandbytes over groups of parameters; `setup` has checked that it is installed."""
     given: dict[str, Any] = {
         "lr": lr,
         "betas": settings.betas,
@@ -377,25 +377,23 @@ def build_optimizer(
     return made
 
 
-# Where processes shard a base (engines/train/fsdp.py), its weights are `DTensor`s: each process holds a part.
+# If processes shard a base (engines/train/fsdp.py), its weights are `DTensor`s.
 
 
 def gathered(value: Any) -> Any:
-    """Return a value itself, or gather a tensor from all processes, which must all ask for it."""
+    """Gather a sharded tensor from all processes, which must all call this; return any other value unchanged."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def local_part(value: Tensor) -> Tensor:
-    """Return a tensor itself, or the part of it that this process holds."""
+    """Return this process's shard of a tensor, or a whole tensor itself."""
     return value.to_local() if isinstance(value, DTensor) else value
 
 
 def distributed_like(tensor: Tensor, pattern: Tensor) -> Tensor:
-    """Return a whole tensor, which all processes hold, laid out as another of its shape is; one that already is, itself."""
+    """Shard a whole tensor like another of its shape; return a sharded tensor unchanged."""
     if not isinstance(pattern, DTensor) or isinstance(tensor, DTensor):
         return tensor
     on_device = tensor.to(device=pattern.device, dtype=pattern.dtype)
     laid_out = distribute_tensor(on_device, pattern.device_mesh, pattern.placements, src_data_rank=None)
-    return laid_out.to(
-        pattern.device
-    )  # parts may lie in the machine's memory, though the mesh is one of devices
+    return laid_out.to(pattern.device)  # shards may be in the host's memory although the mesh is of devices

@@ -1,7 +1,7 @@
-"""What an update adds up before it is divided by its global weight, and how processes that hold the same learners share the work.
+"""The sums of an update before the division by the global weight, and the split of its work over processes.
 
-Every process takes a part of the samples. Rows are gathered; losses, weights and gradients are summed over all processes
-before they are divided. The step is then the one that a single process takes, however the samples are split.
+Every process takes some of the samples. Rows are gathered; losses, weights and gradients are summed over all processes
+before the division. So the step equals that of a single process for any split of the samples.
 
 Shapes: K target tokens.
 """
@@ -27,7 +27,7 @@ from kapelle.runtime.ranks import Ranks
 from kapelle.runtime.tensors import packed, read_together, unpacked
 
 TAIL = 2.0
-"""A token is in the tail if the new weights make it more than this many times more, or less, likely."""
+"""A token is in the tail if the new weights change its probability by more than this factor."""
 
 
 def add_metric(totals: dict[str, list[float]], name: str, total: float, weight: float) -> None:
@@ -49,13 +49,13 @@ def means(totals: Mapping[str, list[float]]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """How far trainer and sampler are apart at the counted targets of some samples of one learner."""
+    """Gaps between trainer and sampler at the counted targets of some samples of one learner."""
 
     learner: str
     off_K: Tensor
-    """Log-prob of the trainer less that of the sampler (nats), one sample after another."""
+    """Log-prob of the trainer minus that of the sampler (nats), one sample after another."""
     samples: tuple[int, ...]
-    """Which samples of the step they are, by index."""
+    """Indices of the samples in the step."""
 
 
 @dataclass(slots=True)
@@ -65,25 +65,25 @@ class UpdateSums:
     weight: dict[str, float] = field(default_factory=dict)
     sums: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     bad: set[str] = field(default_factory=set)
-    """Learners with a loss that is not finite: nothing that they accumulated counts."""
+    """Learners with a loss that is not finite; their gradients are dropped."""
     gaps: list[Gaps] = field(default_factory=list)
     unread_gaps: list[tuple[Gaps, Tensor]] = field(default_factory=list)
-    """The same before `read`, of all tokens, with the mask of those that count."""
+    """Gaps of all tokens before `read`, with the mask of counted tokens."""
     spread: dict[str, Histogram] = field(default_factory=dict)
-    """How policies' tokens are distributed, by kind and policy (`CountsTokens`)."""
+    """Histograms of policies' tokens, by kind and policy (`CountsTokens`)."""
     unread_tokens: dict[str, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
-    """What they are made of before `read`: values of tokens, with the mask of those that count."""
+    """Values of tokens for the histograms before `read`, with the mask of counted tokens."""
     unread: list[tuple[str, str, Tensor, Tensor]] = field(default_factory=list)
-    """Learner, metric (empty for the weight), sum and weight that `read` has not added yet: reading one waits for a GPU."""
+    """Learner, metric (empty for the weight), sum and weight before `read`, because reading waits for a GPU."""
 
     def add(self, learner: str, loss: Loss) -> None:
-        """Add a batch's loss and metrics; `read` makes them count."""
+        """Store a batch's loss and metrics until `read`."""
         self.unread.append((learner, "", loss.total.detach(), loss.weight))
         for name, (total, weight) in {"loss": (loss.total.detach(), loss.weight), **loss.metrics}.items():
             self.unread.append((learner, f"{name}/{learner}", total, weight))
 
     def read(self) -> None:
-        """Read what was added, with one wait for each device; learners with a loss that is not finite are `bad` from then on."""
+        """Read stored values with one synchronisation per device; learners with a loss that is not finite become `bad`."""
         scalars = [each for entry in self.unread for each in entry[2:]]
         columns = [each for gaps, mask_K in self.unread_gaps for each in (gaps.off_K, mask_K)]
         tokens = [each for pairs in self.unread_tokens.values() for pair in pairs for each in pair]
@@ -108,7 +108,7 @@ class UpdateSums:
         self.unread_tokens.clear()
 
     def merge(self, other: UpdateSums) -> None:
-        """Add what another process has accumulated."""
+        """Add the sums of another process."""
         for name, weight in other.weight.items():
             self.weight[name] = self.weight.get(name, 0.0) + weight
         for name, metrics in other.sums.items():
@@ -120,13 +120,13 @@ class UpdateSums:
             self.spread[name] = added([self.spread[name], counts]) if name in self.spread else counts
 
     def add_gaps(self, policy: str, logp_K: Tensor, targets: Targets, samples: tuple[int, ...]) -> None:
-        """Add how far the trainer's log-probs of samples, by index, are from the sampler's, where the samples have those."""
+        """Add the gaps between the trainer's and the sampler's log-probs of samples, by index, if the samples have those."""
         if Column.BEHAVIOUR in targets.columns:
             off_K = logp_K.detach() - targets[Column.BEHAVIOUR]
             self.unread_gaps.append((Gaps(policy, off_K, samples), targets.mask_K))
 
     def add_statistics(self, policy: str, statistics: TokenStatistics, targets: Targets) -> None:
-        """Add the statistics that every policy has, whatever its loss: entropy, and ratios to the sampler."""
+        """Add the statistics of every policy: entropy, and ratios to the sampler."""
         mask_K = targets.mask_K
         found = {"entropy": statistics.entropy_K.detach()}
         spread = {"update_entropy": found["entropy"]}
@@ -144,16 +144,16 @@ class UpdateSums:
 
 
 Accumulate = Callable[[Sequence[Sample]], UpdateSums]
-"""Adds samples' gradients to those of the learners; returns the sums."""
+"""Accumulates samples' gradients in the learners; returns the sums."""
 
 
 class AmongRanks:
-    """The ranks of a run; each takes samples with about as many tokens as the others'. A process alone does all the work."""
+    """The ranks of a run; each takes samples with about equally many tokens."""
 
     def __init__(self, ranks: Ranks, *, in_lockstep: bool = False, together: int = 1) -> None:
-        """Share with these ranks; in lockstep, a share is worked at together and nothing breaks it off.
+        """Share work with these ranks; in lockstep, ranks work together and no share is interrupted.
 
-        So many ranks in a row hold one model `together` (tensor parallel): they work at one share.
+        `together` consecutive ranks hold one model (tensor parallel) and work on one share.
         """
         self._ranks = ranks
         self._in_lockstep = in_lockstep
@@ -170,7 +170,7 @@ class AmongRanks:
     def rows(
         self, samples: Sequence[Sample], work: Callable[[Sequence[Sample]], list[Tensor]]
     ) -> list[Tensor]:
-        """Return what `work` returns, a tensor for each sample; every rank works at its own and gathers all."""
+        """Return the result of `work`, a tensor for each sample, computed by all ranks and gathered."""
         if self._ranks.size == 1:
             return work(samples)
         dealt = shard_samples(samples, self._shares)
@@ -188,14 +188,14 @@ class AmongRanks:
     def summed(
         self, samples: Sequence[Sample], accumulate: Accumulate, learners: Mapping[str, Learner]
     ) -> UpdateSums:
-        """Accumulate this rank's samples and add up what all ranks have accumulated, sums and gradients."""
+        """Accumulate this rank's samples, and sum the results and gradients of all ranks."""
         if self._ranks.size == 1:
             return accumulate(samples)
         dealt = shard_samples(samples, self._shares)[self._own]
 
         def share() -> bytes:
             sums = accumulate([samples[k] for k in dealt])
-            # A gradient that is shared out (`DTensor`) was summed where it was made.
+            # A sharded gradient (`DTensor`) is summed already.
             numbers = {
                 name: [
                     k
@@ -226,7 +226,7 @@ class AmongRanks:
             joined.merge(UpdateSums(plain["weight"], plain["sums"], set(plain["bad"]), gaps, spread=spread))
             for name, numbers in plain["gradients"].items():
                 with_gradient[name] |= set(numbers)
-        # A parameter that no rank's loss depends on stays without a gradient: the optimiser leaves it alone.
+        # A parameter without a gradient in any rank stays without one, so the optimiser skips it.
         gradients: list[Tensor] = []
         for name, learner in learners.items():
             parameters = list(learner.parameters.values())
@@ -235,14 +235,14 @@ class AmongRanks:
                     parameter.grad = torch.zeros_like(parameter)
                 gradients.append(parameter.grad)
         self._ranks.add(gradients)
-        if self._together > 1 and gradients:  # each share was added as often as there are ranks that hold it
+        if self._together > 1 and gradients:  # each share was added once per rank that holds it
             torch._foreach_div_(gradients, float(self._together))
         return joined
 
     def agreed(self, wrong: str | None) -> str | None:
-        """Return what is wrong with a learner after its step in the first rank where something is, in all of them.
+        """Return the fault of a learner's step in the first rank that has one, in all ranks.
 
-        Only where ranks hold parts of the weights; else all of them see the same.
+        This applies if ranks hold shards of the weights; otherwise all ranks see the same.
         """
         if not self._in_lockstep:
             return wrong
