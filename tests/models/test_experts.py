@@ -21,19 +21,15 @@ from tests.support.tiny import (
 from torch import Tensor
 
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
-from kapelle.engines.rollout.local.decode_batch import decode
-from kapelle.engines.rollout.local.decode_strategies import Job
 from kapelle.engines.train.protocol import Objective
 from kapelle.errors import ModelError
 from kapelle.models.adapters import adapted_layers, named, read_lora
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import layers_of
-from kapelle.models.outline import adapter_parameters, check_saved, outline_of
+from kapelle.models.outline import check_saved, outline_of
 from kapelle.models.weights import read_adapter, read_model, save_adapter, save_model
-from kapelle.rows import Sample
 from kapelle.team import Lora
 from kapelle.training.exporting import merged
-from kapelle.types import Sampling
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
 
@@ -126,16 +122,6 @@ class TestRows:
 
 
 class TestLearning:
-    def test_sampler_and_trainer_agree(self) -> None:
-        model = family_model("qwen3_moe")
-        engine = train_engine(lora_policies("a", lora=LORA), models={"base": model}, stirred=False)
-        stir(model.bank.parameters("a"), 0, 0.1)
-        job = Job("a", tuple(range(6, 14)), Sampling(max_tokens=6), 3)
-        output = decode(model, [job])[0]
-        text = Sample("a", (*job.prompt, *output.ids), tuple(range(8, 8 + len(output.ids))))
-        gap = torch.tensor(output.logprobs) - engine.score([text])[0]
-        assert float(gap.abs().max()) < 2e-6
-
     def test_the_gradient_is_that_of_weights_with_the_factors_merged(self) -> None:
         lora = Lora(rank=2, alpha=4.0, targets=("experts",))
         model, bare = family_model("qwen3_moe"), build("qwen3_moe")
@@ -241,13 +227,3 @@ class TestNames:
             *("experts.down_proj", "experts.gate_up_proj"),
             *("k_proj", "o_proj", "q_proj", "v_proj"),
         )
-
-    def test_names_and_counts_are_the_same_when_the_model_has_adapters(self) -> None:
-        model = family_model("qwen3_moe")
-        before = named(layers_of(model.model), LORA), adapter_parameters(outline_of(model.model), LORA)
-        model.bank.add("a", LORA, seed=0)
-        assert (
-            named(layers_of(model.model), LORA),
-            adapter_parameters(outline_of(model.model), LORA),
-        ) == before
-        assert before[1] == sum(tensor.numel() for tensor in model.bank.parameters("a").values())

@@ -163,14 +163,6 @@ def test_a_field_of_tomorrow_may_only_say_that_it_is_not_used(tmp_path: Path) ->
             read_lora(tmp_path)
 
 
-def test_tensors_that_the_settings_do_not_speak_of_are_refused(tmp_path: Path) -> None:
-    made_by_peft(tmp_path)
-    for targets in (["q_proj"], [*TARGETS, "k_proj"]):
-        rewrite(tmp_path, target_modules=targets)
-        with pytest.raises(ModelError, match=r"'base_model\.model\."):
-            ours(tmp_path)
-
-
 def test_layers_of_peft_in_a_model_in_memory_are_refused() -> None:
     base = tiny_model()
     with warnings.catch_warnings():

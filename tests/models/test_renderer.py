@@ -121,12 +121,6 @@ class TestFamilies:
         assert rest[:1] == ids(tokens, end)
         assert following == whole(tokens, [*OPENING, Message("assistant", "four and some mo"), *HEARD])
 
-    def test_hearing_nothing_asks_to_speak_again(self, family: tuple[PreTrainedTokenizerFast, str]) -> None:
-        tokens, end = family
-        renderer = ChatRenderer(tokens, 512)
-        prompt, completion = renderer.start(OPENING), (*ids(tokens, "4"), *ids(tokens, end))
-        assert renderer.extend(prompt, completion, []) == whole(tokens, [*OPENING, Message("assistant", "4")])
-
     def test_what_is_heard_may_hold_any_text(self, family: tuple[PreTrainedTokenizerFast, str]) -> None:
         tokens, end = family
         renderer = ChatRenderer(tokens, 512)
@@ -218,14 +212,6 @@ def test_the_embedded_model_s_light_tokeniser_gives_the_ids_of_the_one_of_transf
     assert light.same_tokens(whole)
 
 
-def test_a_light_tokenizer_of_a_model_that_sees_writes_what_the_whole_one_writes() -> None:
-    light = ChatRenderer(light_tokenizer(sees=True), 512)
-    whole = ChatRenderer(build_tokenizer(512, sees=True), 512)
-    heard = [Message("system", "h\u00e9"), Message("user", "<|image_pad|> x <|vision_end|>\n")]
-    assert light.start(heard) == whole.start(heard)
-    assert light.decode(range(270)) == whole.decode(range(270))
-
-
 RICH = (
     "{{ bos_token }}{% for m in messages %}\n{% if m['role'] == 'nobody' %}{% continue %}{% endif %}\n"
     "{{ '<|im_start|>' + m['role'] }} {{ m | tojson }} {{ eos_token }}\n{% if loop.index > 9 %}"
@@ -261,22 +247,6 @@ class TestFolders:
         if family != "rich":
             assert light.completion("four") == whole.completion("four")
             assert light.extend((3,), (70, 1), HEARD) == whole.extend((3,), (70, 1), HEARD)
-
-    @pytest.mark.parametrize(
-        "settings",
-        [
-            {"max_position_embeddings": None},
-            {"rope_scaling": {"type": "longrope"}},
-            {"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 48}},
-        ],
-        ids=["by its class", "of before", "longrope"],
-    )
-    def test_what_is_read_beyond_the_files_is_left_to_transformers(
-        self, settings: dict[str, object], tmp_path: Path
-    ) -> None:
-        self.save(tmp_path, FAMILIES["chatml"][0], **settings)
-        found = read_folder(tmp_path)
-        assert found is None or found[1] == 48
 
     def test_a_template_that_it_cannot_read_is_left_to_transformers(self, tmp_path: Path) -> None:
         self.save(tmp_path, tokenizer("{% generation %}x{% endgeneration %}" + CHATML, "<|im_end|>"))

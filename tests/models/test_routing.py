@@ -18,8 +18,7 @@ from kapelle.engines.rollout.local.decode_batch import Decoder
 from kapelle.engines.rollout.local.decode_strategies import Job
 from kapelle.engines.train.protocol import Objective
 from kapelle.errors import ConfigError, ParityError
-from kapelle.models.fast.attention import plan_sequences
-from kapelle.models.language_model import LanguageModel, copy_language_model
+from kapelle.models.language_model import LanguageModel
 from kapelle.models.routing import packed, unpacked
 from kapelle.rows import Column, Sample
 from kapelle.runs.episode_json import dump_episode, load_episode
@@ -128,27 +127,6 @@ class TestReplay:
         ours, theirs = (torch.cat([each.flatten() for each in g]) for g in (moments, expected))
         assert float(torch.cosine_similarity(ours, theirs, dim=0)) > 1 - 1e-5
         assert any(not torch.equal(before[key], tensor) for key, tensor in engine.weights("a").items())
-
-    def test_a_frozen_copy_of_a_model_replays_too(self) -> None:
-        model = LanguageModel(build("qwen3_moe"), tokenizer(), replays_routing=True)
-        copied = copy_language_model(model, "copy")
-        tokens_N = torch.arange(6, 17)
-        experts_NLk = torch.randint(0, 4, (11, 2, 1), generator=torch.Generator().manual_seed(0))
-        experts_NLk = torch.cat([experts_NLk, (experts_NLk + 1) % 4], -1).to(torch.int16)
-        found = []
-        for each in (model, copied):
-            for given in (None, experts_NLk):
-                with torch.no_grad(), each.computing([(None, 0, 11)], None, given):
-                    found.append(each.hidden(tokens_N, tokens_N - 6, plan_sequences([11])))
-        assert torch.equal(found[0], found[2])
-        assert torch.equal(found[1], found[3])
-        assert float((found[0] - found[1]).abs().max()) > 0.01
-
-    def test_samples_with_and_without_recorded_experts_share_a_pass(self) -> None:
-        _, engine, samples = sampled_otherwise("qwen3_moe")
-        mixed = [sample if k % 2 else replace(sample, routing=None) for k, sample in enumerate(samples)]
-        for alone, together_T in zip(mixed, engine.score(mixed), strict=True):
-            assert float((engine.score([alone])[0] - together_T).abs().max()) < 1e-5
 
 
 class TestData:

@@ -100,14 +100,6 @@ class TestOwnThoughts:
     def test_an_answer_without_thoughts_is_continued(self) -> None:
         assert turns(THINKING, {}, ["4", "5"], [U, U]) == [True, True]
 
-    def test_the_mark_of_no_thoughts_goes_too(self) -> None:
-        assert turns(THINKING, {"enable_thinking": False}, ["4", "5"], [U, TOOL]) == [False, False]
-        assert turns(THINKING, {"enable_thinking": False}, [CALLING, THOUGHT], [TOOL, U]) == [False, False]
-
-    def test_a_prompt_may_open_them(self) -> None:
-        assert turns(ALWAYS_OPEN, {}, ["hm\n</think>\n\n4", "hm\n</think>\n\n5"], [U, U]) == [False, False]
-        assert turns(ALWAYS_OPEN, {}, ["hm\n</think>\n\n4"], [TOOL]) == [True]
-
     def test_a_template_that_keeps_them_is_continued(self) -> None:
         assert turns(KEEPS, {}, [THOUGHT, THOUGHT], [U, U]) == [True, True]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.engines.rollout.local.decode_batch import decode
-from kapelle.engines.rollout.local.decode_strategies import Job, RereadRows
+from kapelle.engines.rollout.local.decode_strategies import Job
 from kapelle.engines.train.batch import unfold
 from kapelle.engines.train.protocol import Objective
 from kapelle.errors import DataError, ModelError
@@ -99,19 +99,6 @@ class TestPasses:
                     other if sample.images[0] is RED else replace(sample, images=(picture("red", 16, 32),))
                 )
                 assert float((engine.score([other])[0] - expected_T).abs().max()) > 0.01
-
-    def test_every_strategy_reads_pictures(self) -> None:
-        model = seeing_model()
-        jobs = [job._replace(adapter=None) for job in jobs_of(model)]
-        texts = [(*job.prompt,) for job in jobs]
-        rows = RereadRows(model)
-        logits_RV = rows.join(jobs)
-        for job, text, logits_V in zip(jobs, texts, logits_RV, strict=True):
-            sample = Sample("", (*text, 9), (len(text),), images=job.images)
-            assert model.vision is not None
-            logp = logits_V.log_softmax(-1)[9]
-            bare = alone(model, replace(sample, learner=None))  # type: ignore[arg-type]
-            assert float((logp - bare).abs().max()) < 1e-5
 
     def test_a_token_of_a_picture_that_an_agent_writes_moves_no_picture(self) -> None:
         model = seeing_model()

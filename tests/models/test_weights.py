@@ -14,13 +14,10 @@ from tests.support.tiny import stir, tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kapelle.errors import ModelError
-from kapelle.models import weights
 from kapelle.models.adapters import named
-from kapelle.models.language_model import load_language_model
 from kapelle.models.lora_bank import layers_of
 from kapelle.models.weights import read_adapter, save_adapter, save_model, weights_hash
 from kapelle.runtime.tensors import copy_together
-from kapelle.settings.schema import ModelConfig
 from kapelle.team import Lora
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
@@ -56,15 +53,6 @@ class TestHash:
         }
         assert weights_hash(tensors) == by_plain_integers(tensors)
         assert weights_hash({}) == by_plain_integers({})
-
-    def test_how_tensors_are_taken_together_changes_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        generator = torch.Generator().manual_seed(0)
-        tensors = {str(k): torch.randn(k, generator=generator) for k in range(40)}
-        tensors["half"] = torch.randn(1001, generator=generator).bfloat16()[1:]  # begins between two words
-        expected = weights_hash(tensors)
-        for words in (1, 7, 1 << 20):
-            monkeypatch.setattr(weights, "_words_at_once", lambda _, words=words: words)
-            assert weights_hash(tensors) == expected
 
 
 def by_plain_integers(tensors: dict[str, torch.Tensor]) -> str:
@@ -132,15 +120,6 @@ class TestAdapters:
             ours = model.model(input_ids=TOKENS, use_cache=False).logits
         assert float((ours - theirs(input_ids=TOKENS).logits).abs().max()) < 1e-5
 
-    def test_ours_reads_ours(self, tmp_path: Path) -> None:
-        model = tiny_model()
-        model.bank.add("agent", KINDS[1], seed=0)
-        stir(model.bank.parameters("agent"), 5)
-        save_adapter(tmp_path, model.bank.parameters("agent"), KINDS[1], "base")
-        tensors, found = read_adapter(tmp_path)
-        assert found == Lora(5, 7.5, ("down_proj", "q_proj"))
-        assert weights_hash(tensors) == weights_hash(model.bank.parameters("agent"))
-
     def test_a_folder_that_is_none_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(
             ModelError,
@@ -167,14 +146,6 @@ class TestModels:
         assert torch.equal(theirs(input_ids=TOKENS).logits, expected)
         assert tokens.chat_template == model.tokenizer.chat_template
         assert tokens("Zoë\n")["input_ids"] == model.tokenizer("Zoë\n")["input_ids"]
-
-    def test_kapelle_loads_it_bit_for_bit(self, tmp_path: Path) -> None:
-        model = tiny_model()
-        save_model(tmp_path, model)
-        again = load_language_model(ModelConfig(path=str(tmp_path)))
-        assert weights_hash(again.base_parameters()) == weights_hash(model.base_parameters())
-        assert again.end_ids == model.end_ids
-        assert again.renderer.context == model.renderer.context
 
 
 def test_copies_on_the_cpu_are_of_the_same_bits_and_share_no_memory() -> None:

@@ -199,16 +199,6 @@ class TestTemperedDistributions:
             assert isinstance(each, EngineError)
             assert "`top_p: 1` and `top_k: 0`" in str(each)
 
-    def test_a_form_is_refused_for_its_request_alone(self, engine: RolloutEngine) -> None:
-        async def both() -> list[Completion | BaseException]:
-            asked = [ask_for("a", 0), ask_for("a", 1, Sampling(constraint=YES_NO))]
-            return await asyncio.gather(*map(engine.generate, asked), return_exceptions=True)
-
-        answer, refused = asyncio.run(both())
-        assert isinstance(answer, Completion)
-        assert isinstance(refused, EngineError)
-        assert "masks" in str(refused)
-
 
 @asked_of(weights=True, cuts=True)
 class TestDistributions:
@@ -272,10 +262,6 @@ class TestForms:
 
 @WEIGHED
 class TestWeights:
-    def test_the_first_are_those_of_the_models(self, engine: RolloutEngine) -> None:
-        for answer, name in zip(asyncio.run(ask(engine, mixed(3))), NAMES, strict=True):
-            assert (answer.version, answer.weights_hash) == (0, weights_hash(own_weights()[name]))
-
     @pytest.mark.sample(2)
     def test_what_is_published_is_used_by_its_agent_alone(self, engine: RolloutEngine) -> None:
         weights = own_weights()
@@ -439,7 +425,3 @@ class TestFaults:
         with pytest.raises(KeyError):
             asyncio.run(broken_off())
         assert words(asyncio.run(ask(engine, mixed()))) == expected
-
-    def test_an_unknown_policy_is_told_the_known_ones(self, engine: RolloutEngine) -> None:
-        with pytest.raises(EngineError, match=r"'stil'.*Did you mean 'still'"):
-            asyncio.run(ask(engine, [ask_for("stil")]))

@@ -66,8 +66,3 @@ def test_a_step_holds_whole_bundles_and_every_sample_once(
     assert sorted(k for chosen in split for k in chosen) == list(range(len(samples)))
     for together in mates(samples):
         assert sum(bool(together & set(chosen)) for chosen in split) == 1
-
-
-def test_the_same_number_of_one_learner_and_another_is_not_one_bundle() -> None:
-    samples = drawn([("a", 0, 4), ("b", 0, 4)])
-    assert [piece for piece, _ in passes(range(2), samples, 4)] == [[0], [1]]

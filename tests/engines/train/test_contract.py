@@ -168,10 +168,6 @@ class TestScores:
             adapter = None if sample.learner == "still" else sample.learner
             assert logp_T.sub(spoken(engine, adapter, sample)).abs().max() <= 1e-5
 
-    def test_a_new_critic_foresees_nothing_at_every_place(self, engine: TrainEngine) -> None:
-        for sample, value_T in zip(judged(), engine.score(judged()), strict=True):
-            assert torch.equal(value_T, torch.zeros(len(sample.targets)))
-
     def test_a_reference_stays_until_it_is_refreshed(self, engine: TrainEngine) -> None:
         asked = [replace(s, learner=reference_name("a")) for s in words("a")]
         begun = engine.score(asked)
@@ -231,11 +227,6 @@ class TestUpdates:
             engine.update(samples, NLL)
         assert float(torch.cat(engine.score(samples)).mean()) > before + 0.05
 
-    def test_what_a_loss_compares_comes_to_it_together(self, engine: TrainEngine) -> None:
-        samples = [replace(s, bundle=k // 2) for k, s in enumerate(words("a", "b") + words("a", "b", seed=1))]
-        engine.update(samples, replace(NLL, policy_loss=in_pairs, minibatches=2))
-        assert dict(engine.versions) == {"a": 2, "b": 2}
-
     def test_the_samplers_word_is_compared_before_anything_moves(self, engine: TrainEngine) -> None:
         true = with_behaviour(engine, words("a", "b"))
         assert engine.check_parity(true)["parity/max"] <= 1e-4
@@ -273,11 +264,6 @@ class TestUpdates:
         other = make()
         other.update(words("a"), NLL)
         assert changed(after, learned(other)) == set()
-
-
-def in_pairs(outputs: Outputs, targets: Targets) -> Loss:
-    assert targets.segments % 2 == 0
-    return negative_log_likelihood(outputs, targets)
 
 
 def no_number(outputs: Outputs, targets: Targets) -> Loss:

@@ -31,11 +31,6 @@ def test_each_sample_goes_to_one_rank_and_no_rank_gets_much_more(
     assert max(filled) - min(filled) <= max(len(sample.tokens) for sample in samples)
 
 
-def test_one_long_sample_weighs_as_much_as_many_short_ones() -> None:
-    samples = draw_samples(["a"], [(2, 30), *[(2, 3)] * 6])
-    assert shard_samples(samples, 2) == [[0], [1, 2, 3, 4, 5, 6]]
-
-
 def test_what_a_loss_compares_stays_on_one_rank() -> None:
     drawn = draw_samples(["a"], [(3, 2)] * 6)
     pairs = [replace(sample, bundle=k // 2) for k, sample in enumerate(drawn)]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from kapelle.environments.sandbox import usage
 from kapelle.environments.sandbox.contract import Limits
 from kapelle.environments.sandbox.usage import RunCgroup, find_folder
 from kapelle.errors import SandboxError
@@ -81,24 +79,6 @@ def test_a_run_is_bounded_counted_killed_and_removed(kernel: None, tmp_path: Pat
     run.close()
 
 
-def test_a_run_whose_dead_stay_a_while_is_removed_with_the_next_one(
-    kernel: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(usage, "_GONE_WITHIN_S", 0.0)
-    late, other = (RunCgroup(tmp_path, Limits()) for _ in range(2))
-    remove = Path.rmdir
-
-    def busy(self: Path) -> None:
-        raise OSError(errno.EBUSY, "Device or resource busy")
-
-    monkeypatch.setattr(Path, "rmdir", busy)
-    late.close()
-    assert len(list(tmp_path.iterdir())) == 2
-    monkeypatch.setattr(Path, "rmdir", remove)
-    other.close()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_what_a_killed_trainer_left_is_removed(kernel: None, tmp_path: Path) -> None:
     folder = tree(tmp_path, "user.slice/kapelle.scope/kapelle", control="memory pids")
     (folder / "kapelle").mkdir(exist_ok=True)
@@ -125,12 +105,3 @@ def test_a_delegated_scope_is_taken_and_its_processes_make_room(
     assert (folder / "cgroup.subtree_control").read_text() == "+memory +pids"
     # A file of the kernel takes each number that is written; the stand-in keeps the last.
     assert (folder / "kapelle" / "cgroup.procs").read_text() == "34"
-
-
-def test_a_machine_with_the_old_hierarchy_has_no_strong_mode(tmp_path: Path) -> None:
-    (tmp_path / "own").write_text("4:memory:/\n0::/\n")
-    with pytest.raises(SandboxError, match="cgroup v2 is not mounted"):
-        find_folder(tmp_path, tmp_path / "own")
-    (tmp_path / "own").write_text("4:memory:/\n")
-    with pytest.raises(SandboxError, match="cgroup v2 is not mounted"):
-        find(tmp_path)

@@ -67,25 +67,6 @@ def test_the_run_that_was_in_the_kernel_is_charged() -> None:
     assert [one.suspected for one in (idle, busy, thief)] == [False, False, True]
 
 
-def test_what_a_machine_loses_while_nobody_is_in_the_kernel_is_nobodys() -> None:
-    net, idle, busy = Net(), Program(), Program()
-    idle.computes(1.0, 0.5)
-    for look in range(10):
-        net.look([idle, busy], 100.0 + look, (1000 + 400 * look) * MIB)
-        busy.computes(0.2)
-    assert not idle.suspected
-    assert not busy.suspected
-
-
-def test_what_happened_before_a_run_is_not_its_doing() -> None:
-    net, program = Net(), Program()
-    net.look([], 100.0, 1000 * MIB)
-    net.rest()
-    program.computes(0.5, 0.5)
-    net.look([program], 200.0, 9000 * MIB)
-    assert not program.suspected
-
-
 def test_one_at_a_time_is_suspected() -> None:
     net, one, other = Net(), Program(), Program()
     net.look([one, other], 100.0, 1000 * MIB)

@@ -14,14 +14,13 @@ import torch
 from tests.support.tiny import same_bits, stir, tiny_model
 from torch import Tensor
 
-from kapelle.models.fast import kernels, routed_linear
+from kapelle.models.fast import routed_linear
 from kapelle.models.fast.attention import plan_sequences
 from kapelle.models.fast.routed_linear import (
     AdapterGroup,
     KeptStacks,
     add_updates,
     backward_updates,
-    has_kernel,
 )
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import BankedLinear, Route, linear
@@ -314,27 +313,6 @@ class TestSeparation:
 
 
 class TestRule:
-    @pytest.fixture
-    def gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A machine without Triton, whose first GPU is a Hopper, the second an Ampere, the third a Turing."""
-        monkeypatch.setattr(kernels, "has_triton", lambda: False)
-        monkeypatch.setattr(torch.version, "cuda", "13.0")
-        monkeypatch.setattr(kernels, "capability", lambda device: [(9, 0), (8, 0), (7, 5)][device.index or 0])
-
-    @pytest.mark.usefixtures("gpu")
-    @pytest.mark.parametrize(
-        ("device", "dtype", "expected"),
-        [
-            ("cuda:0", torch.bfloat16, True),
-            ("cuda:0", torch.float32, False),
-            ("cuda:0", torch.float16, False),
-            ("cuda:1", torch.bfloat16, False),
-            ("cpu", torch.bfloat16, False),
-        ],
-    )
-    def test_where_the_kernel_is(self, device: str, dtype: torch.dtype, expected: bool) -> None:
-        assert has_kernel(torch.device(device), dtype) is expected
-
     def test_sizes_that_do_not_fit_are_computed_one_after_another(
         self, monkeypatch: pytest.MonkeyPatch, calls: list[int]
     ) -> None:

@@ -77,16 +77,6 @@ def test_a_graph_that_is_captured_waits_for_no_trial(monkeypatch: pytest.MonkeyP
     assert kernels.holds("Sums", ("here",), trial)
 
 
-def test_gradients_are_tried_also_while_sampling() -> None:
-    def trial() -> Iterator[tuple[Tensor, Tensor]]:
-        x = ONES.clone().requires_grad_(True)
-        (grad,) = torch.autograd.grad(x.square().sum(), x)
-        yield grad, 2 * ONES
-
-    with torch.inference_mode():
-        assert kernels.holds("Sums", ("here",), trial)
-
-
 def test_a_trial_draws_nothing_from_the_run() -> None:
     before = torch.get_rng_state()
     one = kernels.drawn(2, 3, seed=0, device=torch.device("cpu"), dtype=torch.float16)

@@ -97,11 +97,3 @@ def test_rereading_takes_prompts_while_others_are_in_flight() -> None:
     alone.join([Job("b", (*JOBS[1].prompt, 8), JOBS[1].sampling, 0)])
     assert both.shape == (3, 262)
     assert torch.allclose(after[0], alone.read(torch.tensor([3]))[0], atol=1e-5)
-
-
-@torch.no_grad()
-def test_rereading_splits_what_is_too_long_for_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = with_adapters("gpt2")
-    whole = RereadRows(model).join(JOBS)
-    monkeypatch.setattr("kapelle.engines.rollout.local.decode_strategies.REREAD_TOKENS", 9)
-    assert torch.allclose(RereadRows(model).join(JOBS), whole, atol=1e-5)

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-import torch
 from tests.support.episodes import TASK
 from tests.support.tiny import LORA, lora_policies, stir, tiny_model
 
@@ -54,21 +53,6 @@ async def ask(engine: LocalEngine, requests: Sequence[Request]) -> list[Completi
 
 
 class TestBatching:
-    async def test_all_who_wait_are_answered_at_once(
-        self, models: dict[str, LanguageModel], batches: list[int]
-    ) -> None:
-        engine = LocalEngine(models, POLICIES)
-
-        async def speaker(seed: int, turns: int) -> None:
-            for turn in range(turns):
-                await engine.generate(request("ab"[seed % 2], 100 * seed + turn))
-
-        async def nested() -> None:
-            await asyncio.gather(*(asyncio.gather(speaker(k, 2), speaker(k + 1, 2)) for k in range(0, 8, 2)))
-
-        await asyncio.gather(nested(), speaker(9, 3))
-        assert batches == [9, 9, 1]
-
     async def test_each_base_decodes_its_own(
         self, models: dict[str, LanguageModel], batches: list[int]
     ) -> None:
@@ -111,13 +95,3 @@ class TestWeights:
         (of_a,) = await ask(engine, [request("a")])
         assert of_a.ids == of_b.ids
         assert of_a.weights_hash == of_b.weights_hash
-
-
-class TestFaults:
-    def test_decoding_leaves_no_gradient_behind(self, models: dict[str, LanguageModel]) -> None:
-        engine = LocalEngine(models, POLICIES)
-        for parameter in models["base"].bank.parameters("a").values():
-            parameter.requires_grad_(True)
-        asyncio.run(ask(engine, [request("a")]))
-        assert torch.is_grad_enabled()
-        assert all(p.grad is None for p in models["base"].bank.parameters("a").values())

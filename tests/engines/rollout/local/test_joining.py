@@ -80,14 +80,6 @@ async def test_rows_say_among_others_what_they_say_alone(
             assert among.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
 
 
-async def test_a_bound_on_rows_holds_while_rows_join(
-    model: LanguageModel, joined: list[tuple[int, int]]
-) -> None:
-    shared = engine(model, max_rows=4)
-    await asyncio.gather(*(chain(shared, requests) for requests in CHAINS))
-    assert max(in_flight + joining for in_flight, joining in joined) == 4
-
-
 async def test_who_waits_for_something_else_joins_after_a_pause(
     model: LanguageModel, joined: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,15 +134,3 @@ async def test_weights_do_not_change_under_a_row(
     monkeypatch.undo()
     shared.load("a", weights, 4)
     assert (await shared.generate(request("a", 0, 5))).version == 4
-
-
-def test_a_broken_off_run_does_not_keep_new_weights_away(model: LanguageModel) -> None:
-    shared = engine(model)
-
-    async def broken_off() -> None:
-        await asyncio.wait_for(shared.generate(request("b", 2, 10_000)), timeout=0)
-
-    with pytest.raises(TimeoutError):
-        asyncio.run(broken_off())
-    shared.load("a", model.bank.parameters("a"), 1)
-    assert asyncio.run(shared.generate(request("a", 1, 2))).version == 1

@@ -83,19 +83,6 @@ def test_rows_that_give_way_say_what_they_would_have_said(
     same(outputs, told_by(Decoder(model, 2, 4096), jobs))
 
 
-def test_rows_wait_for_the_memory_that_they_need(model: LanguageModel) -> None:
-    decoder = Decoder(model, 2, 0, kv_bytes=1000 * place_bytes(model))
-    jobs = [job._replace(prompt=(*job.prompt, number)) for number, job in enumerate(jobs_of(40))]
-    assert 2 < decoder.room(jobs) < 20
-    alike = [jobs[8]._replace(seed=seed) for seed in range(40)]
-    assert decoder.room(alike) > decoder.room(jobs), "a prompt is stored once for its samples"
-    huge = Job("a", tuple(range(6, 200)) * 10, Sampling(max_tokens=4), 0)
-    assert decoder.room([huge, huge]) == 1, "a row alone is always tried"
-    decoder.join(jobs[:1])
-    assert decoder.room([huge]) == 0
-    assert Decoder(model).room(jobs) == len(jobs)
-
-
 def runs_out(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, at: Sequence[int]) -> None:
     """Let the calls with these numbers of a method run out of memory."""
     plain: Callable[..., Tensor] = getattr(kind, name)
@@ -155,24 +142,6 @@ def test_a_row_that_does_not_fit_alone_is_an_error(
     ):
         told_by(decoder, ())
     assert not decoder.in_flight
-
-
-def test_who_is_broken_off_or_given_up_while_preempted_keeps_what_it_said(model: LanguageModel) -> None:
-    jobs = [job._replace(sampling=Sampling(max_tokens=120)) for job in jobs_of(14)]
-    expected = told_by(Decoder(model, 2), jobs)
-    decoder = Decoder(model, 2, 0, kv_bytes=900 * place_bytes(model))
-    outputs = decoder.join(jobs)
-    while not any(row.ids for row in decoder._preempted):
-        decoder.advance(1)
-    given_up = next(row for row in decoder._preempted if row.ids).output
-    decoder.end([given_up])
-    assert given_up.finish_reason == "length"
-    decoder.interrupt()
-    assert not decoder.in_flight
-    for output, whole in zip(outputs, expected, strict=True):
-        assert output.ids == whole.ids[: len(output.ids)]
-        assert len(output.ids) == len(output.logprobs)
-    assert given_up.ids
 
 
 def test_an_engine_answers_all_within_its_memory(model: LanguageModel) -> None:

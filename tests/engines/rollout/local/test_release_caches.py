@@ -76,21 +76,3 @@ def test_after_a_rest_the_same_is_said(model: LanguageModel) -> None:
     first = play(engine)
     engine.release_caches()
     assert play(engine) == first
-
-
-def test_while_requests_are_answered_nothing_goes(model: LanguageModel) -> None:
-    engine = engine_that_rests(model)
-    asked = Request("a", "a", (), (7, 8, 9), Sampling(max_tokens=60), 0, TASK)
-
-    async def disturbed() -> Completion:
-        task = asyncio.ensure_future(engine.generate(asked))
-        for _ in range(100):
-            await asyncio.sleep(0)
-            if engine._queues[0].in_flight:
-                break
-        assert engine._queues[0].in_flight
-        engine.release_caches()
-        return await asyncio.wait_for(task, 20)
-
-    undisturbed = asyncio.run(engine_that_rests(model).generate(asked))
-    assert asyncio.run(disturbed()) == undisturbed

@@ -86,17 +86,6 @@ class TestTurns:
                 heard = ids(1 + (place[1] * 5) % 11, 17 * turn + place[1])
                 prompts[place] = heard if (place[1] + turn) % 5 == 4 else (*prompt, *mine.ids, *heard)
 
-    def test_several_prompts_go_on_from_one_row(self, model: LanguageModel, read: list[int]) -> None:
-        decoder = Decoder(model, kept_tokens=1000)
-        samples = told_by(decoder, [job(ids(12, 0), seed) for seed in range(4)])
-        stem = (*ids(12, 0), *samples[2].ids)
-        read.clear()
-        branches = [job((*stem, *ids(3 + k // 2, k // 2)), seed=k) for k in range(4)]
-        told = told_by(decoder, branches)
-        assert read[0] == (1 + 3) + (1 + 4), "each distinct prompt once, from the row that both stand on"
-        for mine, theirs in zip(told, told_by(Decoder(model), branches), strict=True):
-            same(mine, theirs)
-
     def test_an_adapter_never_reads_with_anothers_eyes(self, model: LanguageModel, read: list[int]) -> None:
         decoder = Decoder(model, kept_tokens=1000)
         (said,) = told_by(decoder, [job(ids(12, 0), adapter="a")])
@@ -107,17 +96,6 @@ class TestTurns:
             assert read[0] == len(longer)
             same(told, told_by(Decoder(model), [job(longer, adapter=other)])[0])
 
-    def test_rows_that_left_early_are_kept_too(self, model: LanguageModel, read: list[int]) -> None:
-        decoder = Decoder(model, kept_tokens=1000)
-        jobs = [job(ids(8 + k % 2, k), seed=k, tokens=(2, 30)[k % 2]) for k in range(8)]
-        told = told_by(decoder, jobs)
-        read.clear()
-        longer = [job((*j.prompt, *s.ids, 9, 9), seed=3) for j, s in zip(jobs, told, strict=True)]
-        again = told_by(decoder, longer)
-        assert read[0] == 8 * 3
-        for mine, theirs in zip(again, told_by(Decoder(model), longer), strict=True):
-            same(mine, theirs)
-
 
 class TestInstructions:
     def test_what_prompts_begin_with_alike_is_read_once(self, model: LanguageModel, read: list[int]) -> None:
@@ -125,20 +103,6 @@ class TestInstructions:
         jobs = [job((*stem, 6 + k, *ids(k, k)), seed=k) for k in range(5)]
         told = told_by(Decoder(model), jobs)
         assert read[:2] == [len(stem), 5 * 1 + 0 + 1 + 2 + 3 + 4]
-        for mine, asked in zip(told, jobs, strict=True):
-            same(mine, told_by(Decoder(model), [asked])[0])
-
-    def test_each_adapter_and_each_beginning_is_read_for_itself(
-        self, model: LanguageModel, read: list[int]
-    ) -> None:
-        stems = [ids(STEM, 1), ids(STEM + 20, 2)]
-        jobs = [
-            job((*stems[k % 2], *ids(3, k)), seed=k, adapter=name) for k in range(4) for name in ("a", None)
-        ]
-        jobs.append(job(ids(STEM, 3)))  # too short to share anything
-        told = told_by(Decoder(model), jobs)
-        assert read[0] == 2 * (STEM + STEM + 20)
-        assert read[1] == 8 * 3 + STEM
         for mine, asked in zip(told, jobs, strict=True):
             same(mine, told_by(Decoder(model), [asked])[0])
 

@@ -22,7 +22,7 @@ from kapelle.engines.rollout.vllm.settings import Vllm
 from kapelle.errors import EngineError, ParityError
 from kapelle.models.language_model import LanguageModel, load_language_model
 from kapelle.models.lora_bank import copy_weights
-from kapelle.models.weights import save_model, weights_hash
+from kapelle.models.weights import weights_hash
 from kapelle.settings.schema import EmbeddedConfig
 from kapelle.setup.recipe import load_recipe, resolve
 from kapelle.team import Policy
@@ -78,14 +78,6 @@ def drawn(policy: str, seed: int) -> dict[str, Tensor]:
 
 
 class TestBatches:
-    def test_rows_without_an_adapter_stay_apart(self, engine: VllmEngine, started: Started) -> None:
-        ask(engine, [asked(name, k) for k, name in enumerate(["a", "still", "b", "still", "a"])])
-        kinds = [{bool(name) for name in batch} for batch in started.last.batches]
-        assert {True} in kinds
-        assert {False} in kinds
-        assert {True, False} not in kinds
-        assert any(len(batch) == 2 for batch in started.last.batches), "adapters do meet"
-
     def test_nobody_waits_for_ever_while_others_go_on_asking(self, engine: VllmEngine) -> None:
         order: list[str] = []
 
@@ -114,16 +106,6 @@ class TestBatches:
 
 
 class TestPublishing:
-    def test_every_publish_has_a_name_of_its_own(self, engine: VllmEngine, started: Started) -> None:
-        ask(engine, [asked("a")])
-        engine.load("a", drawn("a", 5), 1)
-        ask(engine, [asked("a")])
-        engine.load("a", drawn("a", 6), 1)  # as after a resume: the version again, other weights
-        ask(engine, [asked("a")])
-        names = [name for batch in started.last.batches for name in batch]
-        assert len(set(names)) == 3
-        assert list(dict.fromkeys(names))[:2] == started.last.dropped
-
     def test_prefixes_are_forgotten_and_old_files_go(
         self, engine: VllmEngine, started: Started, tmp_path: Path
     ) -> None:
@@ -133,17 +115,6 @@ class TestPublishing:
         assert started.last.calls == ["forget"]
         assert len(after) == len(before)
         assert len(after - before) == 1
-
-    def test_a_model_of_a_folder_is_read_from_there(self, started: Started, tmp_path: Path) -> None:
-        model = bare()
-        save_model(tmp_path / "own", model)
-        model.name = str(tmp_path / "own")
-        engine = VllmEngine({"base": model}, [POLICIES[2]], started, tmp_path / "files")
-        assert started.last.about.path == str(tmp_path / "own")
-        assert started.last.about.adapters == 0
-        engine.close()
-        assert (tmp_path / "own" / "model.safetensors").exists()
-        assert not (tmp_path / "files").exists()
 
     def test_names_are_safe_in_a_path(self, started: Started, tmp_path: Path) -> None:
         model = bare()
@@ -290,12 +261,6 @@ class TestFaults:
         (answer,) = ask(engine, [asked("a")])
         assert len(started.all) == 2
         assert answer.ids
-
-    def test_one_that_does_not_start_leaves_no_files(self, started: Started, tmp_path: Path) -> None:
-        started.refuses = True
-        with pytest.raises(EngineError, match="did not start"):
-            VllmEngine({"base": base()}, POLICIES, started, tmp_path / "files")
-        assert not (tmp_path / "files").exists()
 
 
 class TestVersions:

@@ -8,7 +8,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,22 +65,6 @@ class TestRequests:
         assert len(set(loaded)) == len(loaded) == 2
         assert [body["lora_name"] for body in bodies(serving, "/v1/unload_lora_adapter")] == loaded[:1]
         assert bodies(serving, "/reset_prefix_cache")
-
-    def test_a_given_server_is_left_as_it_was(self, engine: VllmEngine, serving: Serving) -> None:
-        asyncio.run(ask(engine, [ask_for("a"), ask_for("b")]))
-        assert len(serving.servers[-1].adapters) == 2
-        engine.close()
-        assert serving.servers[-1].adapters == {}
-
-    def test_two_processes_of_a_run_share_a_server(
-        self, engine: VllmEngine, serving: Serving, tmp_path: Path
-    ) -> None:
-        there = partial(served.ServedModel, serving.servers[-1].url)
-        other = VllmEngine({"base": base()}, POLICIES, there, tmp_path / "other", restarts=False)
-        mine, theirs = (asyncio.run(ask(each, [ask_for("a", 3)]))[0] for each in (engine, other))
-        assert mine == theirs
-        other.close()
-        assert asyncio.run(ask(engine, [ask_for("a", 3)])) == [mine]
 
 
 class TestWholeModels:

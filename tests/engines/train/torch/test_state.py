@@ -13,10 +13,8 @@ from tests.engines.train.torch.test_engine import (
 )
 from tests.support.tiny import (
     LORA,
-    frozen_copy,
     lora_policies,
     same_bits,
-    stir,
     tiny_model,
     train_engine,
     with_behaviour,
@@ -26,27 +24,10 @@ from tests.support.tiny import (
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.engines.train.protocol import Objective, UpdateLimits
 from kapelle.engines.train.torch.engine import TorchTrainEngine
-from kapelle.team import Critic, Policy, reference_name
+from kapelle.team import Critic, Policy
 
 
 class TestReferences:
-    def test_a_reference_stays_until_it_is_refreshed(self) -> None:
-        models = {"base": tiny_model(), "own": tiny_model(seed=3)}
-        policies = [*lora_policies("a"), Policy("whole", base="own")]
-        engine = train_engine(policies, models=models, references=True, stirred=False)
-        stir(engine.weights("a"), 1)
-        engine.refresh_references()
-        for name in ("a", "whole"):
-            reference = reference_name(name)
-            as_reference = drawn([reference])
-            start = engine.score(drawn([name]))
-            assert same_bits(engine.score(as_reference), start)
-            engine.update(with_behaviour(engine, drawn([name])), objective())
-            assert same_bits(engine.score(as_reference), start)
-            assert not same_bits(engine.score(drawn([name])), start)
-            engine.refresh_references()
-            assert same_bits(engine.score(as_reference), engine.score(drawn([name])))
-
     def test_a_penalty_to_it_pulls_back(self) -> None:
         engine = train_engine(lora_policies("a"), references=True, max_grad_norm=None)
         loss = SurrogateConfig(kl_coefficient=1.0, kl_estimator="k2").build()
@@ -98,15 +79,3 @@ class TestState:
             advance(one, seed)
             advance(other, seed)
         assert same_bits(one.state(), other.state())
-
-
-class TestModelsInMemory:
-    def test_a_second_engine_goes_on_with_the_adapters(self) -> None:
-        model = tiny_model()
-        first = train_engine(lora_policies("a"), [Critic("v", lora=LORA)], models={"base": model})
-        first.update(with_behaviour(first, drawn(["a"])) + critic_samples(["v"]), objective())
-        kept = frozen_copy(first.weights("a")), frozen_copy(first.weights("v"))
-        second = train_engine(
-            lora_policies("a"), [Critic("v", lora=LORA)], models={"base": model}, stirred=False
-        )
-        assert same_bits((frozen_copy(second.weights("a")), frozen_copy(second.weights("v"))), kept)
