@@ -1,8 +1,8 @@
-"""Conversations as token ids, which are extended and never tokenised again.
+"""Render conversations as token ids, which are extended and never tokenised again.
 
-The chat template renders a conversation with a placeholder instead of the agent's answer. The text after the placeholder is
-what follows the tokens that the agent sampled. So the next prompt is exactly the last prompt, the sampled ids and that text:
-training sees the tokens that were sampled, and a KV cache or a merged training row continues where the last turn ended.
+The chat template renders a conversation with a placeholder for the agent's answer. The text after the placeholder
+follows the sampled tokens. So the next prompt is exactly the last prompt, the sampled ids and that text:
+training uses the sampled tokens, and a KV cache or a merged training row continues where the last turn ended.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ if TYPE_CHECKING:
     from kapelle.models.vision import Vision
 
 _STAND_IN = "\u2e28said\u2e29"
-"""Stand-in for the agent's answer; a string that no template contains."""
+"""Placeholder for the agent's answer; no template contains this string."""
 
 
 _TWO_WORDS = "two words"
 REMEMBERED = 64
-"""Beginnings of conversations whose tokens a renderer remembers."""
+"""Cached prompts of new conversations."""
 
 
 class ChatTokenizer(Protocol):
-    """What a renderer asks of a tokeniser; those of transformers are such."""
+    """The interface of a tokeniser for a renderer; tokenisers of transformers have it."""
 
     name_or_path: Any
     chat_template: Any
 
     @property
     def added_tokens_decoder(self) -> Mapping[int, object]:
-        """Tokens beside the vocabulary, special ones among them, by id."""
+        """Tokens beside the vocabulary, including special ones, by id."""
         ...
 
     @property
     def eos_token_id(self) -> Any:
-        """The token that ends a turn; None for none."""
+        """The token that ends a turn, or None."""
         ...
 
     def get_vocab(self) -> Mapping[str, int]:
@@ -92,7 +92,7 @@ class ChatTokenizer(Protocol):
 
 @lru_cache(maxsize=1)
 def _byte_letters() -> Mapping[str, int]:
-    """Return the letters by which byte-level tokenisers write bytes (GPT-2): printable ones are themselves, the rest follow 255."""
+    """Return GPT-2's letters of bytes in byte-level tokenisers: printable bytes are themselves, the others follow 255."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = sorted(set(range(256)).difference(printable))
     return {chr(byte): byte for byte in printable} | {chr(256 + k): byte for k, byte in enumerate(others)}
@@ -110,9 +110,9 @@ class ChatRenderer:
         arguments: Mapping[str, Json] | None = None,
         ends: Iterable[int] = (),
     ) -> None:
-        """Render for a model that reads `context` tokens and has so many `embeddings`; ModelError where they do not fit.
+        """Render for a model with `context` tokens and `embeddings`; ModelError if the tokeniser has more tokens.
 
-        A model with `vision` reads pictures too. The chat template gets `arguments` beside the conversation. `ends` are the tokens that
+        A model with `vision` reads images too. The chat template gets `arguments` beside the conversation. `ends` are the tokens that
         end a turn by the model's own settings.
         """
         self._ends = frozenset(ends)
@@ -133,9 +133,9 @@ class ChatRenderer:
         added = tokenizer.added_tokens_decoder
         self._special = {number: str(token) for number, token in added.items()}
         self._common = frozenset(str(each) for each in added.values() if not getattr(each, "special", True))
-        """Added tokens that a text may hold, unless the template opens messages by them."""
-        # The samples of a group begin with one prompt: it is rendered and tokenised once. A template that asks for the time
-        # writes another text each time.
+        """Added tokens that a text may contain, unless the template opens messages by them."""
+        # The samples of a group share a prompt, which is rendered and tokenised once. A template that reads the time
+        # renders another text each time.
         dated = "strftime_now" in str(tokenizer.chat_template)
         self._start = lru_cache(0 if dated else REMEMBERED)(self._ids_of_start)
         self._openings = frozenset(number for number, mark in self._special.items() if mark in OPENINGS)
@@ -143,7 +143,7 @@ class ChatRenderer:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A sentence on what the chat template does not take, and what is done about it; empty for most templates."""
+        """Notes on unsupported conversations of the chat template, and how kapelle handles them; empty for most templates."""
         limits, name = self._form.limits, self._tokenizer.name_or_path
         found = [f"The chat template of '{name}' {'; it '.join(limits)}."] if limits else []
         end, own = self._written_end.strip(), self._tokenizer.eos_token_id
@@ -152,12 +152,12 @@ class ChatRenderer:
         )
         if token is None and end:
             found.append(
-                f"The chat template of '{name}' ends answers with the text {end[:40]!r}, which is no token: sampling stops at the model's "
+                f"The chat template of '{name}' ends answers with the text {end[:40]!r}, not with a token: sampling stops at the model's "
                 f"own end or at `max_tokens`. Set `team.sampling.stop: [{json.dumps(end[:40])}]`."
             )
         elif token is not None and token not in {*self._ends, own}:
             found.append(
-                f"The chat template of '{name}' ends answers with '{self._special[token]}', which the model does not list as an end: "
+                f"The chat template of '{name}' ends answers with '{self._special[token]}', which is missing in the model's `eos_token_id`: "
                 "sampling stops there too."
             )
         return tuple(found)
@@ -174,11 +174,11 @@ class ChatRenderer:
         return self._tools.known
 
     def called(self, name: str, arguments: Mapping[str, Json]) -> str:
-        """Return how the template writes an answer that makes this call, without the token that ends it; empty where that cannot be told."""
+        """Return the template's text of an answer with this call, without its end token; empty if that is unknown."""
         return self._control.show(self._tools.called({"name": name, "arguments": dict(arguments)}))
 
     def answer(self, message: Message) -> str:
-        """Return an assistant's message with its thoughts and tool calls as the template has them, without the token that ends it."""
+        """Return the template's text of an assistant's message with thoughts and tool calls, without its end token."""
         row = {} if message.structured is None else json.loads(message.structured)
         calls = [call["function"] for call in row.get("tool_calls", ())]
         written = self._control.show(self._tools.called(*calls, content=row["content"])) if calls else ""
@@ -193,7 +193,7 @@ class ChatRenderer:
     def with_arguments(self, arguments: Mapping[str, Json]) -> ChatRenderer:
         """Return a renderer that gives the chat template these arguments, such as `enable_thinking`.
 
-        ConfigError for an argument that the template does not read.
+        Raises ConfigError for an argument that the template does not read.
         """
         if not arguments:
             return self
@@ -214,17 +214,17 @@ class ChatRenderer:
 
     @property
     def tokenizer(self) -> ChatTokenizer:
-        """The tokeniser, for those who read and write tokens themselves."""
+        """The tokeniser, for direct use."""
         return self._tokenizer
 
     def same_tokens(self, other: ChatRenderer) -> bool:
-        """Return whether both give the same tokens the same ids."""
+        """Return whether both have the same vocabulary."""
         own, others = self._tokenizer.get_vocab(), other._tokenizer.get_vocab()
         return bool(own == others)
 
     def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the prompt ids of a new conversation, ready for the agent's completion."""
-        # By their texts: what is remembered holds no message of an episode that is over.
+        # The cache holds plain texts, and so no messages of finished episodes.
         return self._start(*[(m.role, m.content, m.speaker, m.images, m.structured) for m in messages])
 
     def _ids_of_start(
@@ -236,15 +236,15 @@ class ChatRenderer:
         return self._spread(text, messages)
 
     def _check_seen(self, messages: Sequence[Message]) -> None:
-        """Raise ModelError where there are pictures and the model reads text alone."""
+        """Raise ModelError if there are images and the model reads only text."""
         if self._vision is None and (count := len(images_in(messages))):
             raise ModelError(
-                f"The model '{self._tokenizer.name_or_path}' reads text alone, and {count} image{'s' if count > 1 else ''} stand in what "
-                "it is to read. Name a vision-language model of the shape of Qwen2.5-VL or Qwen3-VL as `model.path`."
+                f"The model '{self._tokenizer.name_or_path}' reads only text, but its input has {count} image{'s' if count > 1 else ''}. "
+                "Set a vision-language model of the shape of Qwen2.5-VL or Qwen3-VL as `model.path`."
             )
 
     def _spread(self, text: str, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Return the ids of a text, with as many for each picture in these messages as it takes."""
+        """Return the ids of a text, with all tokens of the images in these messages."""
         return self._spread_ids(self._ids(text), messages)
 
     def _spread_ids(self, ids: tuple[int, ...], messages: Sequence[Message]) -> tuple[int, ...]:
@@ -262,34 +262,36 @@ class ChatRenderer:
         heard: Sequence[Message],
         before: Sequence[Message] = (),
     ) -> tuple[int, ...]:
-        """Return the last prompt, the ids that were sampled, and the messages `heard` since, as ids.
+        """Return the last prompt, the sampled ids, and the messages `heard` since, as ids.
 
-        Where the template leaves out thoughts of `before`, the conversation up to this answer, the prompt begins otherwise. The
-        words of all answers are the ids that were sampled in either case.
+        If the template drops thoughts of `before`, the conversation up to this answer, the beginning of the prompt changes. The
+        words of all answers keep their sampled ids in either case.
         """
         self._check_seen(heard)
         if before and self._drops_thoughts and (other := self._without_thoughts(before, heard)) is not None:
             return other
         tail = self._tools.after_calls(heard) or self._after_completion(heard, speak=True)
         if completion:
-            # A model may end its turns with another special token than its tokeniser's end of text.
+            # A model may end its turns with another special token than the tokeniser's end of text.
             tail = tail.removeprefix(self._special.get(completion[-1], ""))
         return (*prompt, *completion, *self._spread(tail, heard))
 
     @cached_property
     def _drops_thoughts(self) -> bool:
-        """Whether the template writes earlier answers without their thoughts, or opens new ones by thoughts."""
-        asked, thought = Message("user", WORDS[0]), f"<think>\n{WORDS[1]}\n</think>\n\n{WORDS[2]}"
+        """Whether the template drops the thoughts of earlier answers, or opens new answers with thoughts."""
+        question, thought = Message("user", WORDS[0]), f"<think>\n{WORDS[1]}\n</think>\n\n{WORDS[2]}"
         with suppress(ModelError):
-            kept = WORDS[1] in self._form.text([asked, Message("assistant", thought), asked], speak=False)
-            begun = self._form.text([asked], speak=True)
+            kept = WORDS[1] in self._form.text(
+                [question, Message("assistant", thought), question], speak=False
+            )
+            begun = self._form.text([question], speak=True)
             return not kept or any(mark in begun for mark in THOUGHT_MARKS)
         return False
 
     def _without_thoughts(
         self, before: Sequence[Message], heard: Sequence[Message]
     ) -> tuple[int, ...] | None:
-        """Return the conversation as the template now writes it; None where it continues what the agent has read and sampled."""
+        """Return the conversation as the template now renders it; None if it continues the former prompt and completion."""
         if not isinstance(before[-1], Said):
             return None
         known = "".join(message.content for message in (*before, *heard))
@@ -323,7 +325,7 @@ class ChatRenderer:
         return self._spread_ids((*ids, *self._ids(text)), (*before, *heard))
 
     def thoughts(self, prompt: Sequence[int], completion: Sequence[int], text: str) -> tuple[int, int]:
-        """Return how many tokens of a completion, and how many characters of its text, are thoughts; all where they were cut off."""
+        """Return the tokens of a completion and the characters of its text that are thoughts; all if the thoughts were cut off."""
         opened = self._opens_thoughts(tuple(prompt[-8:]))
         if (
             not opened
@@ -331,42 +333,42 @@ class ChatRenderer:
             and self._openings.isdisjoint(completion[:2])
         ):
             return 0, 0
-        whole = self.decode(completion)  # marks may be special tokens, which the text lacks
+        whole = self.decode(completion)  # marks may be special tokens, which `text` lacks
         words = split_thoughts(whole, thinking=opened)[1]
         if not words:
             return len(completion), len(text)
-        # The first token behind which nothing of the thoughts is left.
+        # The first place after all thoughts.
         places, length = range(len(completion)), len(whole) - len(words)
         count = bisect_left(places, length, key=lambda k: len(self.decode(completion[:k])))
         return count, len(text) - len(text[len(self.spoken(completion[:count])) :].lstrip()) if count else 0
 
     def plain(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
-        """Return the ids of a prompt that is no conversation, with what the tokeniser itself puts before a text; or check given ids.
+        """Return the ids of a plain prompt, with the tokeniser's own prefix; or check given ids.
 
-        Raises ContextError for a text that is too long, and for ids that the model does not know.
+        Raises ContextError for a text that is too long, and for ids without an embedding.
         """
         if isinstance(prompt, str):
-            self._ids(prompt)  # raises where it is too long
+            self._ids(prompt)  # raises if it is too long
             return tuple(self._tokenizer(replace_surrogates(prompt), add_special_tokens=True)["input_ids"])
         known = min(self._embeddings, 1 + max(self._tokenizer.get_vocab().values(), default=-1))
         if max(prompt, default=0) >= known:
             raise ContextError(
-                f"A prompt holds the id {max(prompt):,}, and the model knows the ids 0 to {known - 1:,}."
+                f"A prompt has the id {max(prompt):,}, but the model's ids are 0 to {known - 1:,}."
             )
         return tuple(prompt)
 
     def completion(self, text: str) -> tuple[int, ...]:
-        """Return the ids of a completion that is written by hand, end of turn included."""
-        if "<|channel|>" not in self.template:  # where an answer is several messages, it has their marks
+        """Return the ids of a completion given as text, with its end of turn."""
+        if "<|channel|>" not in self.template:  # an answer of several messages contains their marks
             text = self._control.hide(text, self._of_answers)
         return (*self._ids(text), *self._closing)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return tokens as text, special ones as they are written."""
+        """Return tokens as text, including special ones."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def spoken(self, ids: Sequence[int]) -> str:
-        """Return tokens as an agent's text: without special ones."""
+        """Return tokens as an agent's text, without special ones."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def bytes_of(self, token: int) -> bytes:
@@ -385,7 +387,7 @@ class ChatRenderer:
 
     @cached_property
     def _closing(self) -> tuple[int, ...]:
-        """The token that ends a turn, as the template writes it; the tokeniser's own where it writes none."""
+        """The template's token that ends a turn; the tokeniser's if it writes none."""
         written = self._ids(self._written_end)[:1]
         if written and written[0] in self._special:
             return written
@@ -394,19 +396,19 @@ class ChatRenderer:
 
     @cached_property
     def _written_end(self) -> str:
-        """What the template writes after an answer that ends a conversation; empty where it writes no answers."""
+        """The template's text after an answer that ends a conversation; empty if it writes no answers."""
         with suppress(ModelError):
             return self._after_completion((), speak=False)
         return ""
 
     def _after_completion(self, heard: Sequence[Message], *, speak: bool) -> str:
-        """Return what the template writes after an answer of the agent."""
+        """Return the template's text after an answer of the agent."""
         opening = [Message("user", "?"), Message("assistant", _STAND_IN)]
         text = self._form.text([*opening, *heard], speak=speak)
-        _, found, tail = text.partition(_STAND_IN)  # the first one: messages may hold the same string
+        _, found, tail = text.partition(_STAND_IN)  # the first one, for messages may contain the same string
         if not found:
             raise ModelError(
-                "The chat template drops earlier assistant messages; agents need their own earlier turns."
+                "The chat template drops earlier assistant messages, which agents need. Use another model or template."
             )
         return tail
 
@@ -415,7 +417,7 @@ class ChatRenderer:
 
     @cached_property
     def _control(self) -> ControlTokens:
-        """The tokens that no text of a message becomes: special ones, and those that the template writes around messages."""
+        """Tokens that texts of messages must not become: special ones, and those that the template writes around messages."""
         user, answer, result = (
             Message(*each) for each in zip(("user", "assistant", "tool"), WORDS, strict=True)
         )
@@ -431,7 +433,7 @@ class ChatRenderer:
 
     @cached_property
     def _of_answers(self) -> frozenset[str]:
-        """The special tokens that an agent writes itself: around thoughts and calls."""
+        """Special tokens that agents write themselves, around thoughts and calls."""
         called = ToolTemplate(self._rendered, self._special_end).called(
             {"name": "kapelletool", "arguments": {}}
         )
@@ -445,7 +447,7 @@ class ChatRenderer:
         return self._rendered(turns, speak, self._control.hide(tools))
 
     def _rendered(self, turns: list[dict[str, Json]], speak: bool, tools: Json = None) -> str:
-        """Return what the template writes, texts of messages as they are."""
+        """Return the rendered template, without hiding control tokens in messages."""
         with rendering(str(self._tokenizer.name_or_path)):
             text = self._tokenizer.apply_chat_template(
                 turns, tools, tokenize=False, add_generation_prompt=speak, **self._arguments
@@ -454,25 +456,25 @@ class ChatRenderer:
         return text
 
     def _special_end(self, text: str) -> str:
-        """Return the special token at a text's end and the spaces behind it; empty where another token ends it."""
+        """Return the special token at a text's end and the spaces after it; empty if there is none."""
         last = text.rstrip()
         ends = [name for name in self._special.values() if name and last.endswith(name)]
         ends = [name for name in ends if not self.spoken(self._ids(name)).strip()]
         return text[len(last) - len(max(ends, key=len)) :] if ends else ""
 
     def _ids(self, text: str) -> tuple[int, ...]:
-        # A text of so many characters has too many tokens; counting them might take minutes.
+        # A text of this length has too many tokens; tokenising it might take minutes.
         if len(text) > self.context * self._longest:
             raise ContextError(
-                f"A text of {len(text):,} characters has more tokens than the {self.context:,} that the model reads. Shorten "
+                f"A text of {len(text):,} characters has more tokens than the model's context of {self.context:,}. Shorten "
                 "it, or use a model with a longer context."
             )
         ids = tuple(self._control.ids(replace_surrogates(text)))
         if max(ids, default=0) >= self._embeddings:
             unknown = self._tokenizer.decode([max(ids)], skip_special_tokens=False)
             raise ContextError(
-                f"A text holds the token {unknown!r}, which the tokeniser has and the model does not: it has embeddings for "
-                f"{self._embeddings:,} tokens. Leave it out of prompts and tasks."
+                f"A text has the token {unknown!r}, which has no embedding in the model: there are embeddings for "
+                f"{self._embeddings:,} tokens. Remove it from prompts and tasks."
             )
         return ids
 
@@ -483,21 +485,21 @@ class ChatRenderer:
 
 
 def _check_vocabulary(tokenizer: ChatTokenizer, embeddings: int) -> None:
-    """Raise ModelError for a tokeniser without words, or with words that have no embedding."""
+    """Raise ModelError for a tokeniser without a vocabulary, or with tokens without an embedding."""
     words, beside = tokenizer.get_vocab(), tokenizer.added_tokens_decoder
-    # transformers makes a tokeniser of special tokens alone for a folder without one.
+    # For a folder without a tokeniser, transformers makes one with only special tokens.
     if not words.keys() - {str(token) for token in beside.values()}:
         raise ModelError(
-            f"The folder '{tokenizer.name_or_path}' has no tokeniser: tokenizer.json, or the files that its family uses instead, "
-            "is missing. Save that of the model it was made from beside the weights: "
+            f"The folder '{tokenizer.name_or_path}' has no tokeniser: tokenizer.json, or the files of its family, "
+            "are missing. Save the original model's tokeniser into it: "
             "`AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER)`."
         )
-    # Tokens beside the vocabulary may have no embedding until a text holds one.
+    # Tokens beside the vocabulary are checked when a text has one.
     last = max((number for number in words.values() if number not in beside), default=0)
     if last >= embeddings:
         raise ModelError(
             f"The tokeniser of '{tokenizer.name_or_path}' has {last + 1:,} tokens, but the model has embeddings for "
-            f"{embeddings:,}. Take both from the same model, or load it with transformers, `resize_token_embeddings` and save "
+            f"{embeddings:,}. Use both from the same model, or load it with transformers, `resize_token_embeddings` and save "
             "it again."
         )
 
@@ -505,7 +507,7 @@ def _check_vocabulary(tokenizer: ChatTokenizer, embeddings: int) -> None:
 def _disable_word_cache(tokenizer: ChatTokenizer) -> None:
     """Turn off the word cache of a tokeniser that does not split texts into words.
 
-    It caches the tokens of 10,000 words. Where every text is one word, these are 10,000 whole texts: tens of
+    It caches the tokens of 10,000 words. If every text is one word, these are 10,000 whole texts: tens of
     megabytes that no later text can use.
     """
     fast = getattr(tokenizer, "backend_tokenizer", None)
@@ -518,12 +520,12 @@ def _disable_word_cache(tokenizer: ChatTokenizer) -> None:
 
 
 def byte_renderer() -> ChatRenderer:
-    """Return how conversations of any length become bytes, by the tokeniser of the embedded model in the form of transformers."""
+    """Return a renderer with the byte tokeniser of the embedded model, for conversations of any length."""
     return ChatRenderer(embedded.build_tokenizer(sys.maxsize), sys.maxsize)
 
 
 def load_renderer(path: str, config: ModelConfig) -> ChatRenderer:
-    """Return how a model's conversations become tokens, without loading its weights."""
+    """Return a model's renderer without loading its weights."""
     if path == "embedded":
         return ChatRenderer(light_tokenizer(sees=config.embedded.sees), config.embedded.context)
     check_model_path(path)
@@ -545,7 +547,7 @@ def load_renderer(path: str, config: ModelConfig) -> ChatRenderer:
 
 
 def light_renderer(path: str, config: ModelConfig) -> ChatRenderer:
-    """Return `load_renderer`'s, without torch where a folder's files allow that; its tokens are counted, not learned from."""
+    """Return a model's renderer, without torch if a folder's files suffice; use it only to count tokens."""
     if is_of_modelscope(path):
         check_model_path(path)
         path = located(path)

@@ -1,7 +1,7 @@
-"""Runs code that has not been read: one contract, `run(backend, files, command, stdin, limits) → Result`.
+"""Run untrusted code: one contract, `run(backend, files, command, stdin, limits) → Result`.
 
-Contained against the list of hostile programs in `docs/sandbox.md`, never called secure: the kernel is
-shared. A backend is asked for by name; nothing falls back to a weaker one.
+It contains the hostile programs listed in `docs/sandbox.md`, and is never called secure: the kernel is
+shared. A backend is chosen by name; nothing falls back to a weaker one.
 """
 
 from kapelle.environments.sandbox.contract import Layer, Limits, Result

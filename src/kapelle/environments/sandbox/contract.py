@@ -1,6 +1,6 @@
-"""What a sandbox promises: limits go in, bytes and facts come out.
+"""The contract of sandboxes: limits go in, bytes and facts come out.
 
-Sizes are bytes, times are seconds. A result is what happened, never a verdict: an exit code and anything
+Sizes are bytes, times are seconds. A result records what happened and is never a verdict: an exit code and anything
 printed are claims of the program that ran.
 """
 
@@ -17,14 +17,14 @@ LimitName = Literal["wall", "cpu", "memory", "output", "files"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one run may use. All of a run's processes together, unless a field says otherwise."""
+    """Limits of one run, for all of its processes together unless a field states otherwise."""
 
     wall_s: float = 10.0
     cpu_s: float = 10.0
     memory_bytes: int = 512 * 1024**2
-    """Held by all processes and the work directory together; the address space of each process, too, unless `address_bytes` says otherwise."""
+    """Memory of all processes and the work directory together; also the address space of each process, unless `address_bytes` is set."""
     address_bytes: int | None = None
-    """Address space of each process, where it may reserve more than it may use, as programs of Node and Go do; None is
+    """Address space of each process, for programs that reserve more than they use, such as Node and Go; None means
     `memory_bytes`."""
     processes: int = 32
     """Processes and threads alive at one time."""
@@ -35,11 +35,11 @@ class Limits:
     files: int = 2048
     """Files and directories that exist at one time."""
     patience: float = 0.0
-    """How many times `wall_s` a program has more for the seconds in which it waits for a core: with 0 the clock decides, and a
-    crowded machine ends programs that an idle one carries to their end."""
+    """Extra time, in multiples of `wall_s`, for seconds in which a program waits for a core: with 0 only the clock counts, and a
+    loaded machine ends programs that would finish on an idle one."""
     unexplained_bytes: int = 256 * 1024**2
-    """Most of the kernel's memory that may go missing on the machine while the run is in the kernel, where no cgroup bounds
-    the run. Far above what other work makes the kernel take and give back."""
+    """Most of the kernel's memory that may disappear on the machine while the run is in the kernel, if no cgroup limits
+    the run. It is far above the variation caused by other work."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -52,23 +52,23 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What happened in one run."""
+    """The record of one run."""
 
     stdout: bytes
     stderr: bytes
     exit_code: int | None
-    """None when a signal or a limit ended the program."""
+    """None if a signal or a limit ended the program."""
     signal: int | None
     """Number of the signal that ended the program by itself; a program can imitate one by exiting with
     128 + its number."""
     limit: LimitName | None
-    """The limit at which the run was killed; None when it ended by itself."""
+    """The limit at which the run was killed; None if it ended by itself."""
     wall_s: float
     cpu_s: float
     """User and system time of all processes that the run started."""
     peak_memory_bytes: int
-    """Largest use of all processes and the work directory together that a look every 20 ms saw; 0 for a run
-    that was shorter, or whose backend cannot look."""
+    """Largest use of all processes and the work directory together, sampled every 20 ms; 0 for a run
+    that was shorter, or whose backend cannot sample."""
 
     @property
     def ok(self) -> bool:
@@ -78,17 +78,17 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of protection, and whether this machine gives it."""
+    """One layer of protection, and whether this machine has it."""
 
     name: str
     required: bool
     present: bool
     detail: str
-    """What it does, or why it is missing and how to get it."""
+    """Its effect, or why it is missing and how to get it."""
 
 
 def check_files(files: Mapping[str, bytes], limits: Limits) -> None:
-    """Raise SandboxError when files cannot be put into a work directory with these limits."""
+    """Raise SandboxError if files do not fit into a work directory with these limits."""
     for path in files:
         parts = path.split("/")
         if not path or "\0" in path or any(part in {"", ".", ".."} for part in parts):

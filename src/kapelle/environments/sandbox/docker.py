@@ -1,7 +1,7 @@
-"""Contains programs in Docker containers: for machines without user namespaces, or with gVisor as runtime.
+"""Contain programs in Docker containers, for machines without user namespaces, or with gVisor as runtime.
 
-A container costs tenths of a second to start, so this is the backend for what bubblewrap cannot do here, not
-for speed. The image must hold `sh`, `tar`, `head` and a Python 3.11 or newer; it must be there
+A container takes tenths of a second to start, so this backend is for machines where bubblewrap does not work,
+not for speed. The image must have `sh`, `tar`, `head` and Python 3.11 or newer, and must be present
 already, as nothing is pulled.
 """
 
@@ -36,7 +36,7 @@ class Docker:
         return "python3"
 
     def layers(self) -> tuple[Layer, ...]:
-        """Return whether there is an engine that answers; it gives all namespaces and cgroups."""
+        """Return whether an engine is available; it provides all namespaces and cgroups."""
         problem = engine_problem()
         detail = problem or "by the engine"
         names = ("user", "mount", "pid", "network")

@@ -1,7 +1,7 @@
-"""Many runs at once, each in a sandbox that stood ready before it was asked for.
+"""Many runs at once, each in a sandbox that was prepared in advance.
 
-A sandbox is used once. What is kept warm is one without a program: its namespaces and mounts exist already,
-so that a run pays for unpacking its files and for its own program only.
+A sandbox is used once. A warm one has no program yet: its namespaces and mounts exist already,
+so a run takes only the time to unpack its files and run its program.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Pool(AbstractContextManager["Pool"]):
             self._ready.popleft().discard()
 
 
-# -------- Finds a sandbox by name. There is no fallback: what was asked for is given, or refused with the reason
+# -------- Find a sandbox by name. There is no fallback: the chosen backend works, or raises an error with the reason
 
 DEFAULT = "bubblewrap"
 BACKENDS: Mapping[str, Callable[[], Backend]] = {

@@ -1,7 +1,7 @@
-"""How well an argument is made, by rules: evidence, structure and consistency, each in quarters, each explained.
+"""Score an argument by rules for evidence, structure and consistency, each in quarters and with an explanation.
 
-The rules see form, not truth: they can be satisfied by a false argument in good order, and a model that
-trains on them alone will learn their form. They pay no keyword twice: a sentence counts for one kind of
+The rules judge form, not truth: a well-structured false argument can satisfy them, and a model that
+trains only on them will learn their form. No keyword counts twice: a sentence counts for one kind of
 evidence, a repeated sentence for nothing.
 """
 
@@ -20,13 +20,13 @@ class ArgumentScore:
     """The verdict on one side's texts."""
 
     evidence: float
-    """Share of the kinds in `EVIDENCE` that the texts show, each in a sentence of its own. In [0, 1], as the others are."""
+    """Share of the kinds in `EVIDENCE` that the texts show, each in a separate sentence; in [0, 1] like the others."""
     structure: float
-    """Share of four marks of order: opens with the topic, measured sentences, points in order, a conclusion."""
+    """Share of four signs of structure: opens with the topic, moderate sentences, ordered points, a conclusion."""
     consistency: float
-    """Share of four signs that the side keeps to its case."""
+    """Share of four signs of consistency."""
     explanations: Mapping[str, str]
-    """What was found and what was missed, by score."""
+    """Present and missing signs, by score."""
 
     @property
     def total(self) -> float:
@@ -37,7 +37,7 @@ class ArgumentScore:
 _SENTENCE = re.compile(r"[^.!?\n]+[.!?]?")
 _WORD = re.compile(r"[a-z][a-z'-]+")
 _SHORTEST = 6
-"""Words that a sentence has at least to count as evidence."""
+"""Fewest words of a sentence that counts as evidence."""
 
 EVIDENCE: Mapping[str, re.Pattern[str]] = {
     "a figure": re.compile(
@@ -60,14 +60,14 @@ _CONCEDES = re.compile(
 def score_argument(
     texts: Sequence[str], topic: str, side: str, rivals: Sequence[str], others: Sequence[str]
 ) -> ArgumentScore:
-    """Return how well the texts of one side argue; `rivals` are the other sides' texts, `others` their names."""
+    """Score the texts of one side; `rivals` are the other sides' texts, `others` their names."""
     own = [(spoken.text or "").strip() for spoken in map(said, texts)]
     sentences = _sentences(own)
     distinct = list(dict.fromkeys(_plain(sentence) for sentence in sentences))
     if not distinct:
         nothing = "The side said nothing."
         return ArgumentScore(0.0, 0.0, 0.0, dict.fromkeys(("evidence", "structure", "consistency"), nothing))
-    # Each sentence goes to the first kind that it shows and that no other sentence has shown yet.
+    # Each sentence counts for the first kind that no earlier sentence has shown.
     evidence = dict.fromkeys(EVIDENCE, False)
     for sentence in distinct:
         if len(sentence.split()) >= _SHORTEST:

@@ -1,8 +1,8 @@
-"""Where the final answer of a text stands: explicit rules, tried in the order given.
+"""Find the final answer of a text by explicit rules, tried in the given order.
 
-A rule says one of three things: its mark is not there (the next rule is tried), this is the answer,
-or its mark is there but says nothing definite, in which case the text has no answer. That last case stops
-the search, so that an answer which hedges under one rule cannot be read kindly by another.
+A rule has one of three results: its mark is missing (the next rule is tried), it found the answer,
+or its mark is present without a definite answer, in which case the text has no answer. The last case stops
+the search, so that an ambiguous answer cannot be accepted by another rule.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from typing import Literal, TypeVar
 from kapelle.environments.grading.verdict import SHOWN, Grade, no_answer
 from kapelle.runtime.characters import CHAT_MARKS
 
-# -------- Where formulas and boxes stand in a text, and which of them are one answer: `$1$ and $2$`, `\boxed{1}, \boxed{2}`
+# -------- Formulas and boxes in a text, and which of them form one answer: `$1$ and $2$`, `\boxed{1}, \boxed{2}`
 
 FORMULA = re.compile(
     r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\(((?:(?!\\\().)+?)\\\)|\\\[((?:(?!\\\[).)+?)\\\]", re.DOTALL
 )
-r"""A formula, between `$…$`, `$$…$$`, `\(…\)` or `\[…\]`. One that opens twice begins at the last: that takes linear time."""
+r"""A formula, between `$…$`, `$$…$$`, `\(…\)` or `\[…\]`. One that opens twice begins at the last opening, to take linear time."""
 
 _SPACE = r"(?:\s|[,;~]|\\[,;: ]|\\q?quad)*"
 _WORD = r"(?:(?P<word>and|or)|\\(?:text|mathrm)\{\s*,?\s*(?P<text>and|or)\s*\})?"
 _BETWEEN = re.compile(_SPACE + _WORD + _SPACE)
-"""What stands between two values of one answer."""
+"""Separators of values in one answer."""
 _EDGE = r"(?:\$|\\[()\[\]]|\s|[,;~]|\\[,;: ]|\\q?quad)*"
 _BETWEEN_BOXES = re.compile(
     rf"{_EDGE}(?:\\text\{{[^{{}}]{{0,40}}\}}|(?:\s[a-z]{{2,15}}\s+)?(?:and|or))?{_EDGE}(?:[A-Za-z](?:_\{{?[0-9]\}}?)?\s*=\s*)?"
 )
-"""What stands between two boxes of one answer."""
+"""Separators of boxes in one answer."""
 _UNIT_BEHIND = re.compile(r"\s+([A-Za-z]{1,20}(?: [A-Za-z]{1,20}){0,2})\.?\s*")
 _CURRENCY = re.compile(r"(?<![\\$0-9A-Za-z{(=])\$(?=[0-9][0-9,]*(?:\.[0-9]+)?[.,;]?\s+[A-Za-z]{2})")
 
 
 def joined(text: str) -> str:
-    """Return several formulas that are one answer as one, with a unit behind: `$1$ and $2$`, `$5$ cm`; else the text."""
+    """Join formulas that form one answer, with a unit after them: `$1$ and $2$`, `$5$ cm`; else return the text."""
     found = list(FORMULA.finditer(text))
     if not found or found[0].start() > 0 or (len(found) == 1 and found[0].end() == len(text)):
         return text
@@ -52,7 +52,7 @@ def joined(text: str) -> str:
 
 
 def _together(text: str, found: list[re.Match[str]]) -> str | None:
-    """Return formulas as one list, None if more than a comma, `and` or `or` stands between two of them."""
+    """Return formulas as one list, None unless they are separated by a comma, `and` or `or`."""
     inner = [next(part for part in match.groups() if part is not None).strip(" .,;") for match in found]
     pieces = [inner[0]]
     for before, after, formula in zip(found[:-1], found[1:], inner[1:], strict=True):
@@ -65,7 +65,7 @@ def _together(text: str, found: list[re.Match[str]]) -> str | None:
 
 
 def last_formula(text: str) -> tuple[str, int] | None:
-    """Return the last formula of a text, with those before it that belong to it, and where it ends; None without one."""
+    """Return the last formula of a text, joined with those that belong to it, and its end; None without one."""
     text = without_currencies(text)
     found = list(FORMULA.finditer(text))
     if not found:
@@ -74,12 +74,12 @@ def last_formula(text: str) -> tuple[str, int] | None:
     while first and _BETWEEN.fullmatch(text, found[first - 1].end(), found[first].start()):
         first -= 1
     together = _together(text, found[first:])
-    assert together is not None, "what stands between them was looked at"
+    assert together is not None, "their separators were checked"
     return together, found[-1].end()
 
 
 def without_currencies(text: str) -> str:
-    """Return a text in which the `$` before a price in words is a space: it opens no formula."""
+    """Replace the `$` of prices by a space, because it opens no formula."""
     return _CURRENCY.sub(" ", text)
 
 
@@ -88,7 +88,7 @@ class Box:
     r"""One `\boxed{…}`, `\fbox{…}` or `\boxed7`."""
 
     content: str | None
-    """None for one that is never closed."""
+    """None for a box that is never closed."""
     start: int
     end: int
 
@@ -104,7 +104,7 @@ def boxes(text: str) -> list[Box]:
         depth, place = int(opening[1] is None), opening.end()
         opened = opening.start(1) if opening[1] else place
         while depth and place < len(text):
-            # An escaped brace is a character of the answer.
+            # An escaped brace belongs to the answer.
             if text[place] == "\\":
                 place += 1
             elif text[place] == "{":
@@ -118,19 +118,19 @@ def boxes(text: str) -> list[Box]:
 
 
 ExtractionRule = Literal["hash", "last_box", "first_box", "only_box", "tag", "last_number", "prose", "whole"]
-"""`hash`: what follows `####` on its line, and all such marks agree. `last_box`, `first_box`: the content
-of that `\\boxed{…}`. `only_box`: the content of every box, and all of them agree. `tag`: what stands in
-`<answer>…</answer>`, and all such tags agree. `last_number`: the last number of the text. `prose`: the last
-box, or the last formula or number behind a later `answer is`, else of the text. `whole`: the text itself.
-Boxes and formulas with no more than a comma, `and` or `or` between them are one answer."""
+"""`hash`: the text after `####` on its line; all such marks must agree. `last_box`, `first_box`: the content
+of that `\\boxed{…}`. `only_box`: the content of every box; all must agree. `tag`: the content of
+`<answer>…</answer>`; all such tags must agree. `last_number`: the last number of the text. `prose`: the last
+box, or the last formula or number after a later `answer is`, else of the text. `whole`: the text itself.
+Boxes and formulas that are separated by a comma, `and` or `or` are one answer."""
 
 MAX_TEXT = 200_000
-"""Characters; a longer text is not searched at all."""
+"""Most characters of a text that is searched."""
 
 MAX_NESTED = 4
-"""Boxes around a box that are opened."""
+"""Most nested boxes."""
 MAX_MARKS = 50
-"""Answers that one text may mark; a text that marks more is guessing."""
+"""Most answers that a text may mark; more are guesses."""
 
 
 _MARKS: Mapping[ExtractionRule, str] = {
@@ -143,23 +143,23 @@ _MARKS: Mapping[ExtractionRule, str] = {
 
 
 def marked(answer: str, rule: ExtractionRule) -> str:
-    """Return an answer with the mark by which a rule finds it; as it is for rules that need none."""
+    """Return an answer with the mark of a rule, if the rule has one."""
     return _MARKS.get(rule, "{}").format(answer)
 
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """What was found: an answer, or the reason why there is none."""
+    """An answer, or the reason why there is none."""
 
     text: str | None
     problem: str = ""
 
 
 def extract(text: str, rules: Sequence[ExtractionRule]) -> Extraction:
-    """Return the final answer of a text by the first rule whose mark it holds.
+    """Return the final answer of a text by the first rule whose mark it has.
 
     Only the turn's own words count: see `said`. For every rule but `whole`, code fences and quoted
-    lines (`> …`) do not count either.
+    lines (`> …`) are ignored too.
     """
     spoken = said(text)
     if spoken.text is None:
@@ -172,12 +172,12 @@ def extract(text: str, rules: Sequence[ExtractionRule]) -> Extraction:
 
 
 def said(text: str) -> Extraction:
-    """Return the part of a turn that others read, or why that cannot be known.
+    """Return the part of a turn that others read, or the reason why it is unknown.
 
-    What stands in `<think>…</think>` is left out, and all that follows a mark that ends the turn: a model
-    that writes the next turn of the chat itself does not speak for the user. Characters that make a text read
-    otherwise than it is stored are undone (zero-width, digits of other scripts, look-alike minus signs) or
-    refused (text direction overrides, NUL, lone surrogates).
+    `<think>…</think>` and everything after an end-of-turn mark are removed: a model
+    cannot write the next turn for the user. Characters that make a text look
+    different from its content are replaced (zero-width, digits of other scripts, look-alike minus signs) or
+    rejected (text direction overrides, NUL, lone surrogates).
     """
     if len(text) > MAX_TEXT:
         return Extraction(None, f"The text has {len(text):,} characters; at most {MAX_TEXT:,} are read.")
@@ -188,18 +188,18 @@ def said(text: str) -> Extraction:
 
 
 def own_turn(text: str) -> str:
-    """Return the part of a turn that others read, letter by letter: no thoughts, nothing after the end of the turn."""
+    """Return the part of a turn that others read, unchanged: without thoughts and text after the end of the turn."""
     spoken = CHAT_MARKS.split(text, maxsplit=1)[0]
     return spoken.rpartition("</think>")[2].partition("<think>")[0]
 
 
 _MINUS = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2212\u02d7\ufe63\uff0d\u2796"), "-")
-# Embeddings, overrides and isolates of text direction: the reader sees another order than the grader.
+# Embeddings, overrides and isolates of text direction make readers see another order than the grader.
 _DIRECTION = re.compile("[\u202a-\u202e\u2066-\u2069\u200e\u200f\u061c\x00\ud800-\udfff]")
 
 
 def clean(text: str) -> str | None:
-    """Return a text as a reader sees it, in plain digits and minus signs; None when that is not sure."""
+    """Return a text as a reader sees it, in plain digits and minus signs; None if that is uncertain."""
     if _DIRECTION.search(text):
         return None
     if text.isascii():
@@ -207,7 +207,7 @@ def clean(text: str) -> str | None:
     plain = []
     for character in text.translate(_MINUS):
         category = "" if character.isascii() else unicodedata.category(character)
-        # Format characters show nothing.
+        # Format characters are invisible.
         if category != "Cf":
             plain.append(str(unicodedata.decimal(character)) if category == "Nd" else character)
     return "".join(plain)
@@ -221,7 +221,7 @@ def _own(text: str) -> str:
     return _NOT_OWN.sub("", text)
 
 
-# Two stars or underscores around words; a power, as in `2**3`, has a number or bracket before or behind them.
+# Two stars or underscores around words; in a power such as `2**3`, a number or bracket is next to them.
 _EMPHASIS = re.compile(
     r"(?<![\w)\]}*])(?P<mark>\*\*\*|\*\*|\*|___|__)(?=[^\s*_])(?P<words>[^*\n]*?)(?<=[^\s*_])(?P=mark)(?![\w(\[{*])"
 )
@@ -233,7 +233,7 @@ _STRUCTURE = re.compile(
 
 
 def _unemphasised(text: str) -> str:
-    """Return a text without Markdown's marks of headings, lists, bold and italic words, and without words that it strikes out."""
+    """Return a text without Markdown's marks of headings, lists and emphasis, and without struck-out words."""
     return _STRUCTURE.sub("", _EMPHASIS.sub(r"\g<words>", text))
 
 
@@ -275,7 +275,7 @@ def _last_box(text: str) -> Extraction | None:
     found = boxes(own)
     if not found:
         return None
-    # Those before the last one that belong to it are one list with it: `\\boxed{1}` and `\\boxed{2}`.
+    # Boxes that belong to the last one are joined with it: `\\boxed{1}` and `\\boxed{2}`.
     first = len(found) - 1
     while first and _BETWEEN_BOXES.fullmatch(own, found[first - 1].end, found[first].start):
         first -= 1
@@ -286,7 +286,7 @@ def _last_box(text: str) -> Extraction | None:
 
 
 def _first_box(text: str, *, only: bool = False) -> Extraction | None:
-    """Return the content of the first box; where it is to be the `only` one, any others agree with it."""
+    """Return the content of the first box; with `only`, all other boxes must agree with it."""
     contents = [box.content for box in boxes(_own(text))]
     if only and len(set(contents)) > 1:
         return Extraction(None, f"{len(contents)} boxes differ.")
@@ -310,12 +310,12 @@ def _box(content: str | None, count: int) -> Extraction:
     return Extraction(content)
 
 
-# -------- The last number of a text, whole as a person reads it: `1 234`, `1 1/2`, `2.5 million`, `50 percent`
+# -------- The last number of a text as a person reads it: `1 234`, `1 1/2`, `2.5 million`, `50 percent`
 #
-# A number next to more of an expression, a time, a date or a name has no value of its own, and the text then has none.
+# A number that is part of an expression, a time, a date or a name has no value, and the text then has no answer.
 
 GROUPS = r"[1-9][0-9]{0,2}(?P<gap>[ ,'’_~\u00a0\u2007\u2009\u202f]|\\[,;:! ]|\{(?:,|\\,)\}|,\\!)[0-9]{3}(?:(?P=gap)[0-9]{3})*(?![0-9])"
-"""A whole number with something between its thousands."""
+"""An integer with thousands separators."""
 SCALES = {
     "hundred": 10**2,
     "thousand": 10**3,
@@ -324,7 +324,7 @@ SCALES = {
     "trillion": 10**12,
     "dozen": 12,
 }
-"""Words behind a number that multiply it."""
+"""Words after a number that multiply it."""
 HALVES = "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
 _FRACTION = r"\\[dt]?frac(?:\{-?[0-9]+\}\{[0-9]+\}|[0-9]{2})"
 _LITERAL = re.compile(
@@ -360,7 +360,7 @@ def _last_number(text: str) -> Extraction | None:
         return None
     last = newest[0]
     before, after = text[max(0, last.start() - 24) : last.start()], text[last.end() :]
-    # Superscripts and ⑤ are numbers too, and what they would make of this one is not known.
+    # Superscripts and ⑤ are numbers too, with an unknown effect on this one.
     odd = any(unicodedata.category(character) == "No" for character in before[-1:] + after)
     part = _OPERAND_BEFORE if last[0].startswith("-") else _AND_BEFORE if "/" in last[0] else None
     named = _PART_BEFORE.search(before) and last[0][0] not in "\\$€£"
@@ -383,7 +383,7 @@ def _prose(text: str) -> Extraction | None:
     said = deque(_ANSWER.finditer(own), maxlen=1)
     if said and said[0]["is"] and said[0].start() > max((box.start for box in boxes(own)), default=-1):
         behind = own[said[0].end() :]
-        # The formula right behind `answer is`, where the box says the same, or the words that end Minerva's answers follow.
+        # The formula right after `answer is`, if the box agrees or the end of Minerva's answers follows.
         formula = _AT_ONCE.match(behind)
         content = (formula[1] or formula[2]).strip() if formula else ""
         boxed = marked.text if marked is not None else None
@@ -406,7 +406,7 @@ _UNSEEN = re.compile(r"[\s$\\!.]")
 
 
 def _conclusion(text: str) -> Extraction | None:
-    """Return the last formula of a text, or the number behind it."""
+    """Return the last formula of a text, or the number after it."""
     formula = last_formula(text)
     number = _last_number(without_currencies(text)[formula[1] :] if formula else text)
     if number is not None and (number.text is not None or formula is None):
@@ -431,7 +431,7 @@ _RULES: Mapping[ExtractionRule, Callable[[str], Extraction | None]] = {
 }
 
 
-# -------- What the last sentence of a text states: `B` for `The answer is **B**.`
+# -------- The statement of the last sentence of a text: `B` for `The answer is **B**.`
 
 _WRAPPED = re.compile(r"\\(?:text\w{0,8}|math\w{1,8}|mbox|boxed|fbox)\s*\{([^{}]*)\}")
 _LEAD = re.compile(
@@ -447,18 +447,18 @@ _DENIES = re.compile(
 
 
 MAX_STATEMENT = 400
-"""Characters of the end of a text that are read as a sentence."""
+"""Most characters of the last sentence."""
 _AROUND = "$ \t\n.*`\"'"
 
 
 def statements(text: str) -> list[str]:
-    """Return what a text may state: itself, what its last line ends with behind `is` or `:`, or what it calls correct."""
+    """Return possible statements of a text: itself, the end of its last line after `is` or `:`, or what it calls correct."""
     plain = _EMPHASIS.sub(r"\g<words>", _WRAPPED.sub(r"\1", text)).strip(_AROUND)
     line = plain.rpartition("\n")[2][-MAX_STATEMENT:]
     agreed = _AGREES.fullmatch(line)
     stated = agreed[1] if agreed else line
     places = [0, *(lead.end() for lead in _LEAD.finditer(stated))]
-    # A sentence before the last one may deny something else.
+    # An earlier sentence may deny something else.
     return [plain] + [
         stated[place:].strip(_AROUND)
         for place in places
@@ -466,7 +466,7 @@ def statements(text: str) -> list[str]:
     ]
 
 
-# -------- From a text to the answer in it, or to the verdict that it holds none
+# -------- From a text to its answer, or to the verdict that it has none
 
 T = TypeVar("T")
 
@@ -474,9 +474,9 @@ T = TypeVar("T")
 def read_answer(
     text: str, rules: Sequence[ExtractionRule], read: Callable[[str], T | None], otherwise: str
 ) -> T | Grade:
-    """Return what `read` makes of the final answer of a text; the verdict `no_answer` if there is none.
+    """Return the final answer of a text, parsed by `read`; the verdict `no_answer` if there is none.
 
-    `read` returns None for what is no answer; the explanation then calls it `otherwise`.
+    `read` returns None for an invalid answer; the explanation then describes it by `otherwise`.
     """
     found = extract(text, rules)
     if found.text is None:
@@ -486,6 +486,6 @@ def read_answer(
 
 
 def answer_in(text: str, rules: Sequence[ExtractionRule], read: Callable[[str], T | None]) -> T | None:
-    """Return what `read` makes of the final answer of a text; None if there is none."""
+    """Return the final answer of a text, parsed by `read`; None if there is none."""
     found = extract(text, rules).text
     return None if found is None else read(found)

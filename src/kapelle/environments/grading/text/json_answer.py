@@ -1,4 +1,4 @@
-"""Answers that are JSON: read with bounds before anything is built, compared by value and type."""
+"""JSON answers: parsed with bounds, compared by value and type."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ MAX_EXPONENT = 308
 
 
 class NotJson(Exception):
-    """A text that is no JSON value within the bounds."""
+    """A text that is not a JSON value within the bounds."""
 
 
 def parse_json(text: str) -> Json:
     """Return the JSON value that a text is, numbers with a fraction or exponent as Decimal.
 
-    NotJson for anything else: too long or deep, a key given twice, NaN, Infinity, a number of absurd size,
-    something before or behind the value.
+    Raises NotJson for anything else: too long or deep, a repeated key, NaN, Infinity, a number of absurd size,
+    text before or after the value.
     """
     if len(text) > MAX_CHARACTERS:
         raise NotJson(f"It has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read.")
-    # Before anything is built: outside its texts, brackets in brackets.
+    # Check the depth of brackets outside of texts before parsing.
     outside = ((mark in "[{") - (mark in "]}") for mark in _STRING.sub("", text))
     if max(accumulate(outside), default=0) > MAX_DEPTH:
         raise NotJson(f"It nests deeper than {MAX_DEPTH} levels.")
@@ -77,7 +77,7 @@ def _object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 def same_json(one: Json, other: Json) -> bool:
     """Return whether two JSON values are the same; symmetric.
 
-    The order of keys means nothing, that of a list does. 1 is 1.0, and neither is true or "1".
+    The order of keys is ignored, that of lists counts. 1 equals 1.0, and neither equals true or "1".
     """
     if isinstance(one, dict) and isinstance(other, dict):
         ours, theirs = ({composed(key): value for key, value in each.items()} for each in (one, other))
@@ -99,7 +99,7 @@ _FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
 
 
 def unfenced(text: str) -> str:
-    """Return the inside of a text that is one code fence as a whole, else the text."""
+    """Return the content of a text that is a single code fence, else the text."""
     fence = _FENCE.fullmatch(text.strip())
     return fence[1] if fence and "```" not in fence[1] else text
 
@@ -109,7 +109,7 @@ _BRACKETED = re.compile(r"[^\[{]*?\s([\[{].*[\]}])[^\]}\"]*", re.DOTALL)
 
 
 def _stated(text: str) -> str:
-    """Return the JSON in a text: what its one code fence holds, or an object or list between sentences; else the text."""
+    """Return the JSON in a text: the content of its only code fence, or an object or list between sentences; else the text."""
     fences = _FENCED.findall(text)
     body = fences[0].strip() if len(fences) == 1 else text.strip()
     among = _BRACKETED.fullmatch(f"\n{body}")

@@ -21,17 +21,17 @@ _EMPTY_SPACE = re.compile(r"(?<!\w)\s+|\s+(?!\w)")
 
 
 def composed(text: str) -> str:
-    """Return a text with each letter and its accents as one character (NFC): both forms of it are the same text."""
+    """Return a text with each letter and its accents as one character (NFC)."""
     return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
 def plain_text(answer: str) -> str:
-    """Return an answer without the space that means nothing in it, one is kept between words, its accents composed."""
+    """Return an answer with composed accents and without space, except one between words."""
     return _EMPTY_SPACE.sub("", " ".join(composed(answer).split()))
 
 
 def grade_exact(text: str, gold: str, rules: Sequence[ExtractionRule]) -> Grade:
-    """Return whether the final answer of a text is the gold one, letter by letter, space aside."""
+    """Return whether the final answer of a text equals the gold one, ignoring space."""
     found = extract(text, rules)
     if found.text is None:
         return no_answer(found.problem)
@@ -39,7 +39,7 @@ def grade_exact(text: str, gold: str, rules: Sequence[ExtractionRule]) -> Grade:
     return right(answer) if answer == plain_text(gold) else wrong(answer, plain_text(gold))
 
 
-# -------- Answers that pick one of several options by its letter
+# -------- Answers that choose one of several options by its letter
 
 _MOST_OF_A_CHOICE = 2_000
 
@@ -51,10 +51,10 @@ _LETTER = re.compile(
 
 
 def grade_choice(text: str, gold: str, options: Mapping[str, str], rules: Sequence[ExtractionRule]) -> Grade:
-    """Return whether a text picks the option with the letter `gold`, and no other.
+    """Return whether a text chooses the option with the letter `gold`, and no other.
 
-    `options` maps letters to their words; an answer may give the letter, exactly those words, or both, alone or as what a sentence
-    states (`The answer is B.`). A letter with the words of another option picks none.
+    `options` maps letters to their words; an answer may give the letter, exactly those words, or both, alone or in a sentence
+    (`The answer is B.`). A letter with the words of another option chooses none.
     """
     assert gold in options, "the gold letter is one of the options"
     found = extract(text, rules)
@@ -71,7 +71,7 @@ def grade_choice(text: str, gold: str, options: Mapping[str, str], rules: Sequen
 
 
 def _picked(said: str, options: Mapping[str, str]) -> str | None:
-    """Return the letter of the option that is picked, by its letter, by its words, or by both; None for anything else."""
+    """Return the letter of the chosen option, given its letter, its words or both; None for anything else."""
     match = _LETTER.fullmatch(said)
     letter = match["letter"].casefold() if match else None
     words = _words(match["inside"] or match["words"] or "") if match else ""
@@ -89,12 +89,12 @@ def _words(text: str) -> str:
 # -------- Answers that must match a regular expression of the data set
 
 MAX_CHARACTERS = 10_000
-"""Characters of an answer that is matched; most patterns take time in proportion, some far more."""
+"""Most characters of an answer that is matched."""
 
 
 def regex_processes(size: int = 2, limits: AnswerLimits | None = None) -> KillableProcesses:
     """Return a pool that matches regular expressions; at most `size` at a time, others wait."""
-    # This module, run as a program: see its end.
+    # Runs this module as a program; see its end.
     return KillableProcesses("kapelle.environments.grading.text.match", size, limits)
 
 
@@ -103,8 +103,8 @@ def grade_regex(
 ) -> Grade:
     """Return whether the whole final answer of a text matches a pattern.
 
-    An answer on which the pattern backtracks for too long is `no_answer`: matching runs in a process that can be killed, and
-    a failure of that is `ungraded`. Raises ValueError for an invalid pattern, which is the data set's fault.
+    An answer on which the pattern backtracks for too long is `no_answer`: matching runs in a killable process, and
+    a failure of the process is `ungraded`. Raises ValueError for an invalid pattern, a fault of the data set.
     """
     try:
         re.compile(pattern)

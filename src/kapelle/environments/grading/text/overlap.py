@@ -1,8 +1,8 @@
-"""How much of a reference a text says: ROUGE, chrF and BLEU, and whether it keeps to a length.
+"""Similarity of a text to a reference (ROUGE, chrF and BLEU), and a penalty for its length.
 
 The measures are those of the packages `rouge-score` (ROUGE, 2004, as Google's implementation has it) and `sacrebleu` (chrF, 2015; BLEU, 2002), of one text against one
-or several references, divided by 100 where they go up to that: every score lies in [0, 1]. They compare words and letters, not meaning, and a corpus's BLEU or
-chrF is not the mean of its sentences'.
+or several references, scaled to [0, 1]. They compare words and letters, not meaning, and a corpus's BLEU or
+chrF differs from the mean over sentences.
 
 `rouge_l`, `rouge_1`, `rouge_2`, `rouge_lsum`, `chrf` and `bleu` are reward functions: they take `completion`, and a column `reference` of the row.
 """
@@ -24,12 +24,12 @@ from kapelle.settings.base import Settings
 
 Metric = Literal["rouge1", "rouge2", "rougeL", "rougeLsum", "chrf", "chrf++", "bleu"]
 """`rouge1`, `rouge2`: words and pairs of words; `rougeL`: the longest common subsequence of words, `rougeLsum` line by line; all as
-F1, after Porter's stemmer where that is asked for. `chrf`: letters, F2; `chrf++`: words too. `bleu`: up to four words in a row, smoothed (`exp`)
+F1, optionally after Porter's stemmer. `chrf`: letters, F2; `chrf++`: words too. `bleu`: up to four words in a row, smoothed (`exp`)
 and of no higher order than the text has."""
 BleuTokeniser = Literal["13a", "intl", "char", "zh", "none"]
-"""How BLEU finds words: `13a` for most languages, `intl` by Unicode, `char` and `zh` for texts without spaces, `none` for spaces alone."""
+"""Tokenisation of BLEU: `13a` for most languages, `intl` by Unicode, `char` and `zh` for texts without spaces, `none` by spaces."""
 MAX_WORDS = 1_000
-"""Words of an answer; a longer one scores 0, as the time for ROUGE-L grows with the product of both lengths."""
+"""Most words of an answer; a longer one scores 0, because the time of ROUGE-L grows with the product of both lengths."""
 MAX_CHARACTERS = 20_000
 
 
@@ -49,9 +49,9 @@ def similarity(
     stem: bool = False,
     tokeniser: BleuTokeniser = "13a",
 ) -> float:
-    """Return how close a text is to the nearest reference (BLEU: to all of them together), in [0, 1]; 0 for an empty or oversized text.
+    """Return the similarity of a text to the nearest reference (BLEU: to all together), in [0, 1]; 0 for an empty or oversized text.
 
-    `stem` is ROUGE's (English alone), `tokeniser` BLEU's.
+    `stem` applies to ROUGE (only English), `tokeniser` to BLEU.
     """
     if not text.strip() or too_long(text):
         return 0.0
@@ -62,7 +62,7 @@ def similarity(
 
 
 def too_long(text: str) -> bool:
-    """Return whether a text is longer than any that is scored."""
+    """Return whether a text is too long to be scored."""
     return len(text) > MAX_CHARACTERS or len(text.split()) > MAX_WORDS
 
 
@@ -71,15 +71,15 @@ def _rouge(metric: Metric, stem: bool) -> Any:
     check_packages({metric: 1.0})
     from rouge_score.rouge_scorer import RougeScorer
 
-    # The package's own words are of a to z and digits alone; with a stemmer, which is English, that is right.
+    # The package's words have only a to z and digits, which is fine with the English stemmer.
     return RougeScorer([metric], use_stemmer=True) if stem else RougeScorer([metric], tokenizer=_Words())
 
 
 class _Words:
-    """Words as ROUGE counts them, in every alphabet."""
+    """Tokenises words for ROUGE in every alphabet."""
 
     def tokenize(self, text: str) -> list[str]:
-        """Return the words of a text in small letters."""
+        """Return the words of a text in lower case."""
         return _WORD.findall(text.lower())
 
 
@@ -117,29 +117,29 @@ chrf = _rewarding("chrf")
 bleu = _rewarding("bleu")
 
 
-# -------- Length: how far a text is from what is allowed, and what that costs
+# -------- Length: the penalty for missing it
 
 
 class Length(Settings):
-    """How long a text may be, and what it costs to miss that.
+    """The length of a text, and the penalty for missing it.
 
-    A text that misses the length by a share d of it (10 words beyond 40 are d = 0.25) keeps 1 − min(1, penalty·d) of its score.
+    A text that misses the length by a share d (10 words beyond 40 are d = 0.25) keeps 1 − min(1, penalty·d) of its score.
     """
 
     target: int | None = Field(default=None, ge=1)
-    """What to be near: `tolerance` more or less is free."""
+    """Target length; a deviation of up to `tolerance` is free."""
     tolerance: float = Field(default=0.1, ge=0.0)
-    """Share of the target that may be missing or too much."""
+    """Free deviation, as a share of the target."""
     most: int | None = Field(default=None, ge=1)
-    """The greatest length that costs nothing."""
+    """Greatest length without penalty."""
     least: int | None = Field(default=None, ge=1)
-    """The smallest length that costs nothing."""
+    """Smallest length without penalty."""
     unit: Literal["words", "characters", "tokens"] = "words"
-    """What is counted: words between spaces, characters, or tokens of `tokeniser`."""
+    """Unit of length: words between spaces, characters, or tokens of `tokeniser`."""
     tokeniser: str | None = None
     """For tokens: the folder of a model with `tokenizer.json`, or that file."""
     penalty: float = Field(default=1.0, gt=0.0)
-    """Share of the score that is lost for each share of the length that is missed; large values make the length a hard limit."""
+    """Lost share of the score per missed share of the length; large values make the length a hard limit."""
 
     @model_validator(mode="after")
     def _says_something(self) -> Length:
@@ -163,16 +163,16 @@ class Length(Settings):
             _tokeniser(self.tokeniser)
 
     def count(self, text: str) -> int:
-        """Return how long a text is, in the unit."""
+        """Return the length of a text in the unit."""
         if self.unit == "words":
             return len(text.split())
         if self.unit == "characters":
             return len(text.strip())
-        assert self.tokeniser is not None, "the validator asks for it"
+        assert self.tokeniser is not None, "the validator requires it"
         return len(_tokeniser(self.tokeniser).encode(text.strip(), add_special_tokens=False).ids)
 
     def missed(self, count: int) -> float:
-        """Return the share of the length by which a count misses it; 0 where it is kept."""
+        """Return the missed share of the length; 0 within the limits."""
         low, high = float(self.least or 0), (math.inf if self.most is None else float(self.most))
         if self.target is not None:
             low, high = self.target * (1 - self.tolerance), self.target * (1 + self.tolerance)
@@ -181,11 +181,11 @@ class Length(Settings):
         return (low - count) / low if count < low else 0.0
 
     def kept(self, count: int) -> float:
-        """Return the share of its score that a text of this length keeps, in [0, 1]."""
+        """Return the kept share of the score of a text of this length, in [0, 1]."""
         return max(0.0, 1.0 - self.penalty * self.missed(count))
 
     def __str__(self) -> str:
-        """Return what an agent reads about it."""
+        """Return the description for agents."""
         if self.target is not None:
             return f"about {self.target} {self.unit}"
         if self.least is not None and self.most is not None:
@@ -206,7 +206,7 @@ def _tokeniser(path: str) -> Any:
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:
-        # The library raises plain exceptions for whatever is wrong with a file.
+        # The library raises plain exceptions for any fault of a file.
         raise ConfigError(
             f"`length.tokeniser: {path}` cannot be read: {error}. Name the folder of a model that has a tokenizer.json."
         ) from error

@@ -1,11 +1,11 @@
-"""Calls of tools, compared with the accepted ones of the Berkeley Function Calling Leaderboard.
+"""Tool calls, compared with the accepted ones of the Berkeley Function Calling Leaderboard.
 
-An accepted call lists for each argument every value that is right; the empty text among them means that
-the argument may be left out (BFCL v4, its `possible_answer` files). Calls side by side are matched in any
+An accepted call lists every correct value of each argument; an empty text among them means that
+the argument is optional (BFCL v4, its `possible_answer` files). Parallel calls are matched in any
 order, as there.
 
-Stricter than the leaderboard where that takes two different values for the same: numbers and formulas in texts (`same_words`),
-true and 1, and lists and mappings inside others, which it compares one level deep and we compare to the bottom.
+It is stricter where the leaderboard treats different values as equal: numbers and formulas in texts (`same_words`),
+true and 1, and nested lists and mappings, which are compared at all levels here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kapelle.environments.grading.text.match import composed
 from kapelle.environments.grading.verdict import Grade, no_answer, right, wrong
 from kapelle.types import Json
 
-# -------- Calls of tools as models write them, read without running any of it
+# -------- Tool calls as models write them, read without executing anything
 #
 # Eight forms: `hermes` (`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Hermes, Qwen2.5 and Qwen3),
 # `llama` (the text begins with `{"name": …, "parameters": {…}}`, several of them, or a list of such; the names that others give
@@ -68,13 +68,13 @@ class NotCalls(Exception):
 
 
 def parse_calls(text: str, forms: Sequence[Form], schemas: Sequence[Json] = ()) -> tuple[ReadCall, ...]:
-    """Return the calls of a text in the first of the forms that it uses; empty when it calls nothing.
+    """Return the calls of a text in the first of the forms that it uses; empty if it has none.
 
-    NotCalls for a text that uses a form and breaks it. The `schemas` of the tools say which values of `glm` and `qwen_coder` are
-    texts, which these write without quotes.
+    Raises NotCalls for a text that uses a form incorrectly. The `schemas` of the tools define which values of `glm` and `qwen_coder` are
+    texts, which these forms write without quotes.
     """
     spoken = said(text)
-    # What ends a message of harmony ends the turn elsewhere.
+    # A mark that ends a message in harmony ends the turn in other forms.
     own = clean(text) if "harmony" in forms and len(text) <= MAX_TEXT else None
     for form in forms:
         if form != "harmony" and spoken.text is None:
@@ -98,16 +98,16 @@ _SPANS: Mapping[Form, re.Pattern[str]] = {
     "hermes": _TAGS,
     "glm": _TAGS,
     "qwen_coder": _TAGS,
-    "llama": re.compile(r"\A.*[\]}]", re.DOTALL),  # no bracket stands behind its calls
+    "llama": re.compile(r"\A.*[\]}]", re.DOTALL),  # no bracket follows its calls
     "mistral": re.compile(r"\[TOOL_CALLS\].*[\]}]", re.DOTALL),
     "pythonic": re.compile(r"\A.*", re.DOTALL),
     "deepseek": re.compile(r"<｜tool▁calls?▁begin｜>(?:.*<｜tool▁calls?▁end｜>|.*)", re.DOTALL),
 }
-"""Where the calls of a text stand that was read in a form."""
+"""The part of a text with calls, by form."""
 
 
 def beside_calls(text: str, form: Form) -> str:
-    """Return what a text with calls says beside them; empty in the forms whose texts are calls alone."""
+    """Return the words of a text beside its calls; empty in forms whose texts are only calls."""
     if form == "harmony":
         others = (each for each in harmony_messages(text) if each.recipient is None)
         return "\n".join(each.text for each in others if each.channel != "analysis").strip()
@@ -115,7 +115,7 @@ def beside_calls(text: str, form: Form) -> str:
 
 
 def _is_quoted(text: str, form: Form) -> bool:
-    """Return whether a call stands in a code block, a comment, a quoted line or quotes."""
+    """Return whether a call is in a code block, a comment, a quoted line or quotes."""
     for call in () if form == "harmony" else _SPANS[form].finditer(text):
         before, behind = text[: call.start()], text[call.end() :]
         around = before.rstrip()[-1:] + behind.lstrip()[:1]
@@ -132,7 +132,7 @@ def _is_quoted(text: str, form: Form) -> bool:
 _FENCES = re.compile("```|~~~|\"\"\"|'''")
 _COMMENTS = (("<!--", "-->"), ("/*", "*/"))
 _QUOTES = ('""', "''", "``", "“”", "‘’", "«»")
-# Marks of the forms that are read here, of others (ReAct, Anthropic's) and of their JSON; a call in Python with a named argument.
+# Marks of the forms here, of others (ReAct, Anthropic's) and of their JSON; a call in Python with a named argument.
 _MARK = re.compile(
     r"</?tool_call|<\|?(?:tool_call|python_tag|function|invoke)|\[TOOL_CALLS\]|<｜tool▁|to=functions\.|\bAction Input\s*:"
     r"|[\"'](?:arguments|parameters|input)[\"']\s*:|\w\(\s*[^\W\d]\w*\s*=(?!=)"
@@ -141,7 +141,7 @@ _WHOLE = re.compile(r"```[\w-]*[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
 
 
 def _mentions_call(text: str, tools: Collection[str]) -> bool:
-    """Return whether a text holds what may be a call in any form; of these tools also with arguments that are not named."""
+    """Return whether a text may contain a call in any form; calls of these tools may have positional arguments."""
     if _MARK.search(text):
         return True
     with suppress(NotCalls):
@@ -156,13 +156,13 @@ _TAG = re.compile(r"</?tool_call>")
 
 
 def _tagged(text: str) -> list[str] | None:
-    """Return what stands between each `<tool_call>` and `</tool_call>`; None where there is no such tag."""
+    """Return the text between each `<tool_call>` and `</tool_call>`; None without such a tag."""
     marks = list(_TAG.finditer(text))
     if not marks:
         return None
     if not all((mark[0] == "<tool_call>") == (place % 2 == 0) for place, mark in enumerate(marks)):
-        raise NotCalls("The tool_call tags do not open and close in turns.")
-    # A last one that is not closed ends with the text.
+        raise NotCalls("The tool_call tags do not alternate between opening and closing.")
+    # The end of the text closes the last tag.
     ends = [mark.start() for mark in marks[1::2]] + [len(text)] * (len(marks) % 2)
     return [text[opening.end() : end] for opening, end in zip(marks[::2], ends, strict=True)]
 
@@ -177,7 +177,7 @@ def _hermes(text: str) -> list[ReadCall] | None:
 def _llama(text: str) -> list[ReadCall] | None:
     if text.lstrip().startswith(_MISTRAL):
         calls: list[ReadCall] = []
-        # Behind each `[TOOL_CALLS]` a list of objects, or a tool's name before its arguments.
+        # After each `[TOOL_CALLS]`, a list of objects, or a tool's name and its arguments.
         for part in text.strip().split(_MISTRAL)[1:]:
             named = _NAMED.match(part)
             if named is not None:
@@ -263,14 +263,14 @@ _IN_PAIRS: Mapping[Form, Callable[[str, Mapping[str, Json]], ReadCall]] = {
     "glm": _glm,
     "qwen_coder": _qwen_coder,
 }
-"""Forms that write keys and values in turns, texts without quotes."""
+"""Forms that write alternating keys and values, and texts without quotes."""
 
 
 def _unquoted(text: str, schema: Json, key: str) -> Json:
-    """Return the value of an argument that is written as it is where it is a text, and as JSON where it is none.
+    """Return the value of an argument that is written plainly if it is a text, else as JSON.
 
-    What the schema of the tool's arguments takes as a text alone stays one: 42 where a text or null is asked for. Where both fit,
-    JSON is read as what it says.
+    If the schema allows only a text, the value is a text: 42 for a text or null. If both fit,
+    it is read as JSON.
     """
     own = _inside(schema, "properties", key)
     if _inside(own, "type") == "string":
@@ -279,7 +279,7 @@ def _unquoted(text: str, schema: Json, key: str) -> Json:
     try:
         value = parse_json(text)
     except NotJson:
-        # Templates write these two values as Python does.
+        # Templates write these two values as in Python.
         return text if as_text else _OF_PYTHON.get(text.strip(), text)
     return text if as_text and not _may_be(value, own, schema, {}) else value
 
@@ -288,16 +288,16 @@ _OF_PYTHON: Mapping[str, Json] = {"True": True, "False": False, "None": None}
 
 
 def _may_be(value: Json, schema: Json, root: Json, known: dict[str, bool], deep: int = 0) -> bool:
-    """Return whether a value has a kind that a schema allows; what is not understood allows everything.
+    """Return whether a value has a type that a schema allows; unknown parts of schemas allow everything.
 
-    `known` are the answers of references that were followed, each of which is followed once.
+    `known` caches the results of references.
     """
     if not isinstance(schema, dict) or deep > MAX_DEPTH:
         return schema is not False
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#/"):
         if reference not in known:
-            known[reference] = True  # until it is answered, for one that leads back to itself
+            known[reference] = True  # for a reference to itself
             there = _inside(root, *reference[2:].split("/"))
             known[reference] = _may_be(value, there, root, known, deep + 1)
         return known[reference]
@@ -318,7 +318,7 @@ def _may_be(value: Json, schema: Json, root: Json, known: dict[str, bool], deep:
 
 
 def _is_kind(value: Json, kind: Json) -> bool:
-    """Return whether a value is of one of JSON Schema's types; a kind that it does not have takes all."""
+    """Return whether a value has a type of JSON Schema; unknown types allow everything."""
     if value is None or isinstance(value, bool):
         own = {"null"} if value is None else {"boolean"}
     elif isinstance(value, int | Decimal):
@@ -338,7 +338,7 @@ class HarmonyMessage:
     channel: str
     """`analysis` for thoughts, `commentary` for calls and words before them, `final` for words."""
     recipient: str | None
-    """Whom it calls, such as `functions.look`; None for words."""
+    """The called tool, such as `functions.look`; None for words."""
     text: str
 
 
@@ -347,7 +347,7 @@ _RECIPIENT = re.compile(r"\bto=([\w.-]+)")
 
 
 def harmony_messages(text: str) -> list[HarmonyMessage]:
-    """Return the messages of an answer, the last one perhaps not complete; a text without marks is one of the channel `final`."""
+    """Return the messages of an answer, the last one possibly incomplete; a text without marks is one of the channel `final`."""
     messages: list[HarmonyMessage] = []
     header: dict[str, str] | None = {} if text.lstrip().startswith("<|") else None
     part, place = "start", 0
@@ -392,7 +392,7 @@ _NAMED = re.compile(r"\s*([\w.-]{1,128})\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])
 
 
 def _unwrapped(value: Json) -> list[Json]:
-    """Return the calls of a value: a list of them, or a message as OpenAI's interface writes it, `tool_calls` or `function`."""
+    """Return the calls of a value: a list of them, or a message of OpenAI's API with `tool_calls` or `function`."""
     if isinstance(value, list):
         return [call for each in value for call in _unwrapped(each)]
     if isinstance(value, dict) and isinstance(value.get("tool_calls"), list) and set(value) <= _MESSAGE:
@@ -410,11 +410,11 @@ _NEXT = re.compile(r"\s*(?:<\|python_tag\|>|[;,])?\s*")
 
 
 def _values(text: str) -> list[str]:
-    """Return the JSON objects and lists that a text begins with, one behind the other; prose may follow, without brackets."""
+    """Return the consecutive JSON objects and lists at the start of a text; prose without brackets may follow."""
     found: list[str] = []
     place = 0
     while place < len(text) and text[place] in "{[" and len(found) <= MAX_CALLS:
-        # Where this bracket is closed, or the end of the text.
+        # The place of the closing bracket, or the end of the text.
         depth, end = 0, len(text)
         for mark in _BRACKET.finditer(text, place):
             depth += (mark[0] in "[{") - (mark[0] in "]}")
@@ -426,7 +426,7 @@ def _values(text: str) -> list[str]:
         place = between.end() if between else end
     behind = text[place:]
     if re.search(r"[\[\]{}]", behind):
-        raise NotCalls("Behind its calls stands what may be another call.")
+        raise NotCalls("There may be another call after its calls.")
     return found
 
 
@@ -448,7 +448,7 @@ def _call(value: Json, names: Sequence[str]) -> ReadCall:
         raise NotCalls(f"A call has a `name`, `{names[0]}` and nothing else.")
     arguments = value[given[0]]
     if isinstance(arguments, str):
-        # As OpenAI's interface writes them: JSON in a text.
+        # OpenAI's API writes JSON in a text.
         arguments = _json(arguments)
     if not isinstance(arguments, dict):
         raise NotCalls(f"The `{given[0]}` of a call are an object.")
@@ -457,8 +457,8 @@ def _call(value: Json, names: Sequence[str]) -> ReadCall:
 
 _STRINGS = re.compile(r"'(?:[^'\\\n]|\\.)*+'|\"(?:[^\"\\\n]|\\.)*+\"")
 _OPENS = re.compile(r"\[?\s*[^\W\d][\w.]*\(")
-# Outside its strings a list of calls holds names, numbers, brackets and signs before numbers: no operator,
-# so that the tree is no deeper than the brackets.
+# Outside its strings a list of calls has names, numbers, brackets and signs before numbers: no operator,
+# so the tree is no deeper than the brackets.
 _SKELETON = re.compile(r"[\w.,:=()\[\]{}\s\"+-]*")
 _OPERATION = re.compile(
     r"[^(\[{,:=\s]\s*[-+](?<![0-9][eE][-+])|[-+]\s*[^0-9.\s]|(?:\.\s*\w+\s*){8}|\w{64}|[\w\"]\s*\""
@@ -488,7 +488,7 @@ def _pythonic(text: str) -> list[ReadCall] | None:
     calls: list[ReadCall] = []
     for line in lines:
         if not isinstance(line, ast.Expr):
-            raise NotCalls("Only calls stand there, one behind the other, in a list or in a line each.")
+            raise NotCalls("The text must have only calls, in a list or one per line.")
         tree = line.value
         for node in tree.elts if isinstance(tree, ast.List | ast.Tuple) else [tree]:
             if not isinstance(node, ast.Call) or node.args:
@@ -540,7 +540,7 @@ _FORMS: Mapping[Form, Callable[[str], list[ReadCall] | None]] = {
 
 
 def write_calls(calls: Sequence[ReadCall | UnreadCall], form: Form) -> str:
-    """Return a text that makes these calls in a form; `parse_calls` reads them back, if they were read before."""
+    """Return a text with these calls in a form; `parse_calls` reads it back."""
     if form == "pythonic":
         return f"[{', '.join(map(_as_python, calls))}]"
     if form in ("glm", "qwen_coder"):
@@ -603,10 +603,10 @@ def _shown(value: Json) -> str:
     return value if isinstance(value, str) else _as_json(value)
 
 
-# -------- Texts in the arguments of tool calls: the same words whatever stands between them, the same numbers, the same formula
+# -------- Comparison of texts in arguments: equal words whatever separates them, equal numbers, equal formulas
 #
 # The Berkeley Function Calling Leaderboard drops all of ` ,./-_*^` before it compares (BFCL v4, `standardize_string`). Two
-# texts that differ after that differ here. Of those that agree these are told apart, too: numbers that a mark changes (`1.5`
+# texts that differ after that differ here. Of the others, these differ too: numbers that a mark changes (`1.5`
 # and `15`, `-5` and `5`, `2/3` and `23`), formulas (`x*y`, `x/y` and `x-y`), and words with other operators between them.
 
 _BETWEEN = re.compile(r"[ ,./_*^-]*")
@@ -619,26 +619,26 @@ _LETTERS = re.compile(r"[a-z]+")
 _MATHEMATICS = re.compile(r"[0-9a-z\s.,:()+*/^=-]*")
 _OPERATOR = re.compile(r"[*^+=/-]")
 _ATTACHED = frozenset({"-", "."})
-"""What may stand between a word and the number behind it, or not: `Bob-123`, `Jan.28`."""
+"""Optional separators between a word and a following number: `Bob-123`, `Jan.28`."""
 
 
 def same_words(one: str, other: str) -> bool:
-    """Return whether two texts say the same, letter case and what stands between words aside; symmetric."""
+    """Return whether two texts are the same, ignoring case and separators of words; symmetric."""
     left, right = (text.lower().replace("'", '"') for text in map(composed, (one, other)))
     if left == right:
         return True
     if is_formula(left) or is_formula(right):
         formulas = {re.sub(r"\s+", "", text).replace("**", "^").rstrip(".") for text in (left, right)}
         return len(formulas) == 1
-    (told, marks), (other_told, other_marks) = _pieces(left), _pieces(right)
-    # No two different operators stand at the same place: `price/unit` is not `price*unit`.
-    return told == other_told and all(
+    (characters, marks), (other_characters, other_marks) = _pieces(left), _pieces(right)
+    # Operators at the same place must be equal: `price/unit` is not `price*unit`.
+    return characters == other_characters and all(
         not a or not b or a == b for a, b in zip(marks, other_marks, strict=True)
     )
 
 
 def is_formula(text: str) -> bool:
-    """Return whether a text is a formula: an operator, and of letters no more than names of one and functions."""
+    """Return whether a text is a formula: it has an operator, and its words are single letters and functions."""
     if not _OPERATOR.search(text) or not _MATHEMATICS.fullmatch(text):
         return False
     runs = _LETTERS.findall(text)
@@ -646,16 +646,16 @@ def is_formula(text: str) -> bool:
 
 
 def _pieces(text: str) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return each character that BFCL compares, the end of the text being an empty one, and the operators before each.
+    """Return the characters that BFCL compares, with an empty one for the end, and the operators before each.
 
-    With each character stands the part of what is before it that a number would not be the same without.
+    Each character comes with the marks before it that change a number.
     """
     text = _DATE.sub(lambda date: "-".join(part for part in date.groups() if part and part.isdigit()), text)
-    told, marks, before = list[tuple[str, str]](), list[str](), ""
+    characters, marks, before = list[tuple[str, str]](), list[str](), ""
     place = 0
     while place <= len(text):
         found = _BETWEEN.match(text, place)
-        assert found is not None, "nothing matches, too"
+        assert found is not None, "the pattern also matches nothing"
         between, character = found[0], text[found.end() : found.end() + 1]
         if not character.isdigit():
             weight = ""
@@ -664,14 +664,14 @@ def _pieces(text: str) -> tuple[list[tuple[str, str]], list[str]]:
         else:
             sign = re.split("[ ,_]", between)[-1]
             weight = "" if before and sign == between and sign in _ATTACHED else sign
-        told.append((weight, character))
+        characters.append((weight, character))
         marks.append(re.sub("[ ,._]", "", between))
         before, place = character, found.end() + 1
-    return told, marks
+    return characters, marks
 
 
 AcceptedCall = Mapping[str, Mapping[str, Sequence[Json]]]
-"""One tool's name, and for each argument the values that are right: `{"sqrt": {"x": [2, 2.0]}}`."""
+"""A tool's name, and the correct values of each argument: `{"sqrt": {"x": [2, 2.0]}}`."""
 
 ALL_FORMS: tuple[Form, ...] = ("hermes", "llama", "pythonic")
 
@@ -682,10 +682,10 @@ def grade_tool_call(
     forms: Sequence[Form] = ALL_FORMS,
     schemas: Sequence[Json] = (),
 ) -> Grade:
-    """Return whether a text makes exactly the accepted calls; none accepted asks for no call at all.
+    """Return whether a text makes exactly the accepted calls; an empty list requires no call.
 
-    `schemas` are those of the tools, with `name` and `parameters`: where they ask for a fraction (`number`, BFCL's `float`),
-    5.0 is right where 5 is accepted. Elsewhere a whole number is asked for as one. What they require may not be left out.
+    `schemas` are those of the tools, with `name` and `parameters`: if they require a fraction (`number`, BFCL's `float`),
+    5.0 is correct if 5 is accepted. Otherwise an integer must be an integer. Required arguments must be given.
     """
     spoken = clean(text) if "harmony" in forms else said(text).text
     calls: tuple[ReadCall, ...] = ()
@@ -700,11 +700,11 @@ def grade_tool_call(
         fence = _WHOLE.fullmatch(spoken.strip())
         own = fence[1] if fence and "```" not in fence[1] else spoken
         if calls and form is not None and _is_quoted(own, form):
-            raise NotCalls("A call stands in a code block, a comment or quotes.")
+            raise NotCalls("A call is in a code block, a comment or quotes.")
         if _mentions_call(own if form is None else beside_calls(own, form), _parameters(schemas)):
-            raise NotCalls("Beside its calls stands what may be another call.")
+            raise NotCalls("There may be another call beside its calls.")
         if not spoken.strip():
-            raise NotCalls("The text is empty; where no call is right, words say so.")
+            raise NotCalls("The text is empty; if no call is correct, it must say so in words.")
     except NotCalls as problem:
         return no_answer(str(problem))
     shown = "; ".join(f"{call.name}({', '.join(call.arguments)})" for call in calls) or "no call"
@@ -717,7 +717,7 @@ def grade_tool_call(
 
 
 def may_be_left_out(values: Json, required: bool = False) -> bool:
-    """Return whether an argument with these right values may be left out; what its tool requires may where no value is right."""
+    """Return whether an argument with these correct values is optional; a required one is optional only without a correct value."""
     if not isinstance(values, list):
         return False
     some = any(value != "" for value in values)
@@ -725,13 +725,13 @@ def may_be_left_out(values: Json, required: bool = False) -> bool:
 
 
 def required_arguments(schemas: Sequence[Json], tool: str) -> Sequence[Json]:
-    """Return the names of the arguments that a tool requires."""
+    """Return the names of a tool's required arguments."""
     names = _inside(_parameters(schemas).get(tool), "required")
     return names if isinstance(names, list) else ()
 
 
 def _parameters(schemas: Sequence[Json]) -> Mapping[str, Json]:
-    """Return the schema of each tool's arguments, by the tool's name."""
+    """Return the schemas of the tools' arguments, by tool."""
     tools = [each.get("function", each) for each in schemas if isinstance(each, dict)]
     return {str(tool.get("name")): tool.get("parameters") for tool in tools if isinstance(tool, dict)}
 
@@ -739,7 +739,7 @@ def _parameters(schemas: Sequence[Json]) -> Mapping[str, Json]:
 def _matched(
     calls: Sequence[ReadCall], accepted: Sequence[AcceptedCall], parameters: Mapping[str, Json]
 ) -> bool:
-    """Return whether each call can have an accepted one of its own (augmenting paths)."""
+    """Return whether calls and accepted ones can be matched one to one (augmenting paths)."""
     partners = list[list[int]]()
     for call in calls:
         schema = parameters.get(call.name)
@@ -778,7 +778,7 @@ def _fits(
             continue
         value, own = arguments[name], _inside(schema, "properties", name)
         if value == "" and isinstance(values, list):
-            # The mark of what may be left out, unless the argument is a text: by its schema, or else by the values that are right.
+            # An empty text marks an optional argument, unless the argument is a text by its schema or its correct values.
             kind = _inside(own, "type")
             texts = all(isinstance(option, str) for option in values)
             if not (texts if kind is None else kind in {"string", "any"}):
@@ -791,7 +791,7 @@ def _fits(
 
 
 def _inside(schema: Json, *names: str) -> Json:
-    """Return a part of a schema; None where there is none."""
+    """Return a part of a schema; None if it is missing."""
     for name in names:
         schema = schema.get(name) if isinstance(schema, dict) else None
     return schema
@@ -807,6 +807,6 @@ def _same(value: Json, option: Json, schema: Json) -> bool:
     if isinstance(value, dict) and isinstance(option, dict):
         return _fits(value, option, schema)
     if isinstance(value, Decimal) and isinstance(option, int):
-        # A whole number is asked for, unless the tool asks for a fraction; that one is right where a fraction is.
+        # An integer is required unless the tool requires a fraction; an integer is also correct for a fraction.
         return _inside(schema, "type") in {"number", "float"} and same_json(value, option)
     return same_json(value, option)
