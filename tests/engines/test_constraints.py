@@ -111,7 +111,7 @@ def test_what_a_choice_leaves_no_choice_in_is_written_without_the_model(
 
 
 @pytest.mark.parametrize("kind", EVERY)
-def test_a_text_that_ends_is_what_was_asked_for(kind: str) -> None:
+def test_a_text_that_ends_is_what_was_requested(kind: str) -> None:
     model = tiny_model()
     outputs = decode(model, [job(model, "?", seed, constraint=EVERY[kind]) for seed in range(24)])
     ended = [output for output in outputs if output.finish_reason == "stop"]
@@ -190,7 +190,7 @@ def answers(engine: LocalEngine, *requests: Request) -> list[Completion]:
     return asyncio.run(all_of_them())
 
 
-def test_a_completion_that_had_begun_goes_on_where_it_was() -> None:
+def test_a_completion_that_had_begun_continues_where_it_was() -> None:
     model = tiny_model()
     model.bank.add("p", LORA, 0)
     engine = LocalEngine({"base": model}, [policy_of()])

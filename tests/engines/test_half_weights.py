@@ -116,9 +116,7 @@ class TestRounded:
             decoder.advance(8)
         return outputs
 
-    def test_tokens_are_the_same_to_the_bit(
-        self, model: LanguageModel, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_tokens_are_the_same_exactly(self, model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
         before = [id(weight) for weight in model.model.parameters()]
         rounded = self.said(Decoder(model))
         assert [id(weight) for weight in model.model.parameters()] == before
@@ -133,7 +131,7 @@ class TestRounded:
             decoder.advance(4)
         assert not sizes & casts.sizes
 
-    def test_new_weights_are_rounded_anew(self, model: LanguageModel) -> None:
+    def test_new_weights_are_rounded_again(self, model: LanguageModel) -> None:
         decoder = Decoder(model)
         first = self.said(decoder)
         with torch.no_grad():
@@ -167,7 +165,7 @@ def settings(dtype: str, **over: Any) -> dict[str, Any]:
 
 class TestARun:
     @pytest.mark.slow
-    def test_it_resumes_bit_for_bit(self, tmp_path: Path) -> None:
+    def test_it_resumes_exactly(self, tmp_path: Path) -> None:
         with Trainer(**settings("bfloat16")) as trainer:
             trainer.train()
             through = trainer.engine.state()

@@ -191,7 +191,7 @@ def test_larger_pieces_of_a_large_head_are_the_same(learns: bool) -> None:
         assert torch.allclose(one, other, rtol=1e-3, atol=1e-4)
 
 
-def test_what_is_poisoned_is_said_as_on_a_cpu() -> None:
+def test_what_is_poisoned_is_reported_as_on_a_cpu() -> None:
     sound = {f"{k}.exp_avg_sq": torch.full((7, k + 1), 1e-3) for k in range(4)}
     sound |= {"w": torch.ones(5), "half": torch.ones(3, dtype=torch.bfloat16)}
     for name, value in (("2.exp_avg_sq", -1e-4), ("2.exp_avg_sq", math.nan), ("w", 1e38), ("half", math.inf)):
@@ -222,7 +222,7 @@ def test_passes_are_as_large_as_memory_lets_them_be(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("way", [("cpu", DEVICE), (DEVICE, "cpu")])
-def test_an_optimiser_goes_on_with_what_one_on_another_device_saved(way: tuple[str, str]) -> None:
+def test_an_optimiser_continues_with_what_one_on_another_device_saved(way: tuple[str, str]) -> None:
     def learner_on(device: str) -> Learner:
         generator = torch.Generator().manual_seed(3)
         weights = {
@@ -351,7 +351,7 @@ def test_an_update_is_that_of_a_cpu_in_float32(dtype: str, bound: float, adapter
 
 @pytest.mark.long
 @pytest.mark.parametrize("place", ["in a rollout", "between updates", "state written"])
-def test_a_run_that_was_killed_goes_on_to_the_end_of_one_that_was_not(
+def test_a_run_that_was_killed_continues_to_the_end_of_one_that_was_not(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KAPELLE_CACHE", str(tmp_path / "cache"))
@@ -365,7 +365,7 @@ def test_a_run_that_was_killed_goes_on_to_the_end_of_one_that_was_not(
 @pytest.mark.long
 @two_devices
 @pytest.mark.parametrize("engine", ["ddp", "fsdp"])
-def test_a_run_on_two_gpus_goes_on_with_one(
+def test_a_run_on_two_gpus_continues_with_one(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KAPELLE_CACHE", str(tmp_path / "cache"))

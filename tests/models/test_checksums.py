@@ -43,7 +43,7 @@ def adapter(made: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_every_flipped_bit_of_what_is_said_is_refused_or_says_the_same(tmp_path: Path) -> None:
+def test_every_flipped_bit_of_the_list_is_rejected_or_changes_only_the_base(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(b"weights")
     write_checksums(tmp_path, "0123456789abcdef")
     content = (tmp_path / CHECKSUMS).read_bytes()
@@ -152,7 +152,7 @@ class TestWarmup:
     @pytest.mark.parametrize(
         "name", ["model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja", CHECKSUMS]
     )
-    def test_one_with_a_flipped_bit_is_made_anew_to_the_same_bits(self, cache: Path, name: str) -> None:
+    def test_one_with_a_flipped_bit_is_recreated_exactly(self, cache: Path, name: str) -> None:
         first, _ = self.warmed()
         (folder,) = cache.iterdir()
         sound = (folder / name).read_bytes()

@@ -45,7 +45,7 @@ def base_folder(folder: Path, end: str = "<|im_end|>") -> Path:
 
 
 @pytest.mark.slow
-def test_a_base_model_with_chatml_stops_and_says_so(
+def test_a_base_model_with_chatml_stops_with_a_note(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["demo", "warmup=null", f"model.path={base_folder(tmp_path / 'model')}", *SMALL]

@@ -98,7 +98,7 @@ class TestAsPeft:
         assert float((logits(model, TOKENS, ("a", 0, 3)) - expected).abs().max()) < 1e-5
         check_saved("'a'", tmp_path, lora, outline_of(model.model))
 
-    def test_a_folder_with_factors_on_a_router_is_refused(self, tmp_path: Path) -> None:
+    def test_a_folder_with_factors_on_a_router_is_rejected(self, tmp_path: Path) -> None:
         theirs = peft.get_peft_model(
             build("mixtral"), peft.LoraConfig(r=2, target_modules=[], target_parameters=["gate.weight"])
         )

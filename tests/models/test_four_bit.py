@@ -105,7 +105,7 @@ def test_codes_are_not_trained() -> None:
         train_engine([Policy("whole")], models={"base": pair()[0]})
 
 
-def test_a_head_of_codes_is_refused() -> None:
+def test_a_head_of_codes_is_rejected() -> None:
     bare = tiny_model().model
     bare.lm_head = Codes(bare.lm_head)
     with pytest.raises(ModelError, match="output head of the model 'coded' is quantised"):
@@ -113,7 +113,7 @@ def test_a_head_of_codes_is_refused() -> None:
 
 
 class TestSettings:
-    def test_a_frozen_base_is_asked_for_as_nf4_and_one_that_trains_is_not(
+    def test_a_frozen_base_is_requested_as_nf4_and_one_that_trains_is_not(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         asked: list[dict[str, Any]] = []

@@ -45,7 +45,7 @@ class TestWhatTheFilesHold:
         with pytest.raises(ModelError, match=rf"no weights for '{LAYER}' of Qwen3ForCausalLM"):
             load_language_model(ModelConfig(path=str(folder)))
 
-    def test_layers_that_the_settings_do_not_know_are_not_left_out(self, folder: Path) -> None:
+    def test_layers_beyond_the_settings_are_rejected(self, folder: Path) -> None:
         settings = json.loads((folder / "config.json").read_text())
         settings |= {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
         (folder / "config.json").write_text(json.dumps(settings))

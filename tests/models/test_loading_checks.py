@@ -26,7 +26,7 @@ def folder(place: Path, family: str, **settings: Any) -> str:
     return str(place)
 
 
-def test_a_head_that_is_a_linear_map_is_told_from_others(tmp_path: Path) -> None:
+def test_a_head_that_is_a_linear_map_is_distinguished_from_others(tmp_path: Path) -> None:
     assert check_architecture(folder(tmp_path / "a", "gpt2", **{**FAMILIES["gpt2"], "vocab_size": 2000}))
     with pytest.raises(ModelError, match="BertLMHeadModel"):
         check_architecture(folder(tmp_path / "b", "bert", **{**FAMILIES["bert"], "vocab_size": 2000}))

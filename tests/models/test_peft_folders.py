@@ -120,7 +120,7 @@ def ours(folder: Path) -> Tensor:
 @pytest.mark.sample(5)
 @pytest.mark.slow
 @pytest.mark.parametrize(("field", "value"), [(f, v) for f, values in MADE.items() for v in values], ids=repr)
-def test_what_peft_makes_is_read_as_peft_computes_it_or_refused_by_name(
+def test_what_peft_makes_is_read_as_peft_computes_it_or_rejected_by_name(
     field: str, value: Any, tmp_path: Path
 ) -> None:
     expected = made_by_peft(tmp_path, **{field: value})
@@ -142,7 +142,7 @@ def test_what_peft_makes_is_read_as_peft_computes_it_or_refused_by_name(
 @pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("field", sorted({*FIELDS} - {*TAKEN, *HARMLESS}))
-def test_any_other_value_of_any_other_field_is_refused_by_name(field: str, tmp_path: Path) -> None:
+def test_any_other_value_of_any_other_field_is_rejected_by_name(field: str, tmp_path: Path) -> None:
     made_by_peft(tmp_path)
     ours(tmp_path)
     for value in [*WRITTEN.get(field, []), "odd", {"odd": 1}, ["odd"], 99]:
@@ -163,7 +163,7 @@ def test_a_field_of_tomorrow_may_only_say_that_it_is_not_used(tmp_path: Path) ->
             read_lora(tmp_path)
 
 
-def test_layers_of_peft_in_a_model_in_memory_are_refused() -> None:
+def test_layers_of_peft_in_a_model_in_memory_are_rejected() -> None:
     base = tiny_model()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -42,7 +42,7 @@ DEFAULTS = (
 """A template that opens every conversation with words of its own."""
 
 
-def test_a_folder_without_a_tokeniser_is_told_so(tmp_path: Path) -> None:
+def test_a_folder_without_a_tokeniser_is_reported(tmp_path: Path) -> None:
     # transformers makes a tokeniser of one special token for it.
     tiny_model().model.save_pretrained(tmp_path)
     for load in (light_renderer, load_renderer):

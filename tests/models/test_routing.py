@@ -90,7 +90,7 @@ def sampled_otherwise(family: str) -> tuple[LanguageModel, Any, list[Sample]]:
 class TestReplay:
     @pytest.mark.sample(4)
     @pytest.mark.parametrize("family", FAMILIES)
-    def test_log_probs_are_the_samplers_where_its_routers_chose_otherwise(self, family: str) -> None:
+    def test_log_probs_equal_the_samplers_where_its_routers_chose_otherwise(self, family: str) -> None:
         _, engine, samples = sampled_otherwise(family)
         free = engine.score([replace(sample, routing=None) for sample in samples])
         for sample, found_T, free_T in zip(samples, engine.score(samples), free, strict=True):

@@ -97,7 +97,7 @@ class TestRows:
             > 0.01
         )
 
-    def test_tokens_that_a_model_has_gathered_are_refused(self) -> None:
+    def test_tokens_that_a_model_has_gathered_are_rejected(self) -> None:
         model = family_model("gpt2")
         model.bank.add("a", Lora(rank=2), seed=0)
         layer = model.model.get_submodule("transformer.h.0.mlp.c_fc")

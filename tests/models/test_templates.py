@@ -86,7 +86,7 @@ S, U, V, A = ("system", "Be brief."), ("user", "2+2?"), ("user", "Well?"), ("ass
         ),
     ],
 )
-def test_what_a_template_refuses_is_said_in_a_form_that_it_takes(
+def test_a_rejected_conversation_is_rendered_in_a_supported_form(
     template: str, said: list[tuple[str, str]], expected: str
 ) -> None:
     assert started(template, *said) == expected
@@ -108,7 +108,7 @@ def test_what_is_heard_later_is_joined_too(template: str, rest: str) -> None:
     assert read.decode(following).endswith(rest)
 
 
-def test_a_template_that_leaves_the_question_out_is_refused() -> None:
+def test_a_template_that_leaves_the_question_out_is_rejected() -> None:
     with pytest.raises(ModelError, match="user"):
         started("{% for m in messages %}{{ m['role'] }}{% endfor %}", U)
 
@@ -145,7 +145,7 @@ SMALL = ["evaluation.problems=1", "evaluation.problems_while_training=1", "algor
 
 
 @pytest.mark.slow
-def test_a_team_with_system_prompts_trains_on_a_model_that_refuses_them(
+def test_a_team_with_system_prompts_trains_on_a_model_that_rejects_them(
     saved: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["demo", f"model.path={saved(GEMMA)}", *RUN, *SMALL]

@@ -41,7 +41,7 @@ class TestArguments:
         )
         assert light.start([U]) == whole.start([U])
 
-    def test_one_that_the_template_does_not_read_is_refused(self) -> None:
+    def test_one_that_the_template_does_not_read_is_rejected(self) -> None:
         renderer = ChatRenderer(thinking_tokenizer(), 512)
         with pytest.raises(ConfigError, match=r"does not read\. Did you mean 'enable_thinking'\?"):
             renderer.with_arguments({"enable_thinkin": False})

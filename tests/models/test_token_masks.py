@@ -345,7 +345,7 @@ print("peak", status.split("VmHWM:")[1].split()[0])
     assert int(peak[1]) < 2_000_000, done.stdout
 
 
-def test_a_grammar_that_cannot_go_on_ends_the_turn() -> None:
+def test_a_grammar_that_cannot_continue_ends_the_turn() -> None:
     raw = Tokenizer(models.BPE(vocab={"y": 0, "e": 1, "s": 2}, merges=[]))
     raw.decoder = decoders.ByteLevel()
     raw.add_special_tokens([END])

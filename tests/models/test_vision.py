@@ -149,7 +149,7 @@ class TestLearning:
         assert eyes
         assert all(torch.equal(model.base_parameters()[name], tensor) for name, tensor in eyes.items())
 
-    def test_adapters_go_on_the_language_side_alone(self) -> None:
+    def test_adapters_are_on_the_language_side_only(self) -> None:
         layers = layers_of(seeing_model("qwen3_vl").model)
         paths = adapted_layers(layers, ("all-linear",))
         assert len(paths) == 2 * 7

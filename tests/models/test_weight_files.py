@@ -60,7 +60,7 @@ def head(listed: object, rest: bytes = b"") -> bytes:
         struct.pack("<Q", 1 << 62),
     ],
 )
-def test_a_head_that_lies_is_refused(data: bytes, tmp_path: Path) -> None:
+def test_a_head_that_lies_is_rejected(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(data)
     with pytest.raises(ModelError):
         stored_weights(tmp_path)

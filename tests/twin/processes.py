@@ -112,7 +112,7 @@ def test_a_launched_run_on_gpus_is_that_on_a_cpu(launch: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp"])
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
-def test_another_number_of_gpus_goes_on(
+def test_another_number_of_gpus_continues(
     engine: str, before: int, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KAPELLE_CACHE", str(tmp_path / "cache"))

@@ -90,7 +90,7 @@ def test_half_precision_trains_and_keeps_parity(
     assert all(math.isfinite(value) for row in rows for name, value in row.items() if "loss" in name)
 
 
-def test_generators_of_more_gpus_than_there_are_are_left_out() -> None:
+def test_generators_of_more_gpus_than_there_are_are_excluded() -> None:
     state = capture_random()
     many = [*state["cuda"], *state["cuda"]]  # type: ignore[misc]
     restore_random({**state, "cuda": many})

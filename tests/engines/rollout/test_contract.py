@@ -154,7 +154,7 @@ class TestAnswers:
         assert len(set(first)) == 3
 
     @SAMPLERS
-    def test_a_limit_cuts_and_says_so(self, engine: RolloutEngine) -> None:
+    def test_a_limit_cuts_and_is_reported(self, engine: RolloutEngine) -> None:
         longer = asyncio.run(ask(engine, [ask_for("a", seed, count=30) for seed in range(8)]))
         cut = asyncio.run(ask(engine, [ask_for("a", seed, count=3) for seed in range(8)]))
         assert {len(answer.ids) for answer in cut} <= {1, 2, 3}
@@ -188,7 +188,7 @@ class TestTemperedDistributions:
         for request, answer in zip(requests, asyncio.run(ask(engine, requests)), strict=True):
             assert_true(own_weights(), request, answer)
 
-    def test_a_cut_is_refused_for_its_request_alone(self, engine: RolloutEngine) -> None:
+    def test_a_cut_is_rejected_for_its_request_alone(self, engine: RolloutEngine) -> None:
         async def both() -> list[Completion | BaseException]:
             asked = [ask_for("a", 0), ask_for("a", 1, WAYS["nucleus"]), ask_for("a", 2, WAYS["few"])]
             return await asyncio.gather(*map(engine.generate, asked), return_exceptions=True)
@@ -247,7 +247,7 @@ class TestForms:
                 assert legal(kind, answer.text)
         assert ended >= 6
 
-    def test_a_form_that_is_refused_fails_its_request_alone(self, engine: RolloutEngine) -> None:
+    def test_a_form_that_is_rejected_fails_its_request_alone(self, engine: RolloutEngine) -> None:
         async def both() -> list[Completion | BaseException]:
             forms = (YES_NO, Constraint.regex("(yes"))
             asked = [ask_for("a", 0, Sampling(constraint=form)) for form in forms]
@@ -282,7 +282,7 @@ class TestWeights:
             theirs = [k for k, request in enumerate(requests) if request.policy == "b"]
             assert [after[k].ids for k in theirs] != [before[k].ids for k in theirs]
 
-    def test_one_prompt_is_read_anew_after_a_publish(self, engine: RolloutEngine) -> None:
+    def test_one_prompt_is_read_again_after_a_publish(self, engine: RolloutEngine) -> None:
         """What an engine keeps of prompts belongs to the weights that read them."""
         weights = own_weights()
         asked = replace(ask_for("a", 3), prompt_ids=tuple(range(10, 80)))
@@ -303,7 +303,7 @@ class TestWeights:
             assert_true({"still": drawn}, ask_for("still", k), answer)
         assert {(answer.version, answer.weights_hash) for answer in after} == {(2, weights_hash(drawn))}
 
-    def test_what_does_not_fit_is_refused_and_nothing_moves(self, engine: RolloutEngine) -> None:
+    def test_what_does_not_fit_is_rejected_and_nothing_moves(self, engine: RolloutEngine) -> None:
         before = asyncio.run(ask(engine, mixed()))
         weights = dict(own_weights()["a"])
         first = next(iter(weights))
@@ -384,7 +384,7 @@ class TestBrokenOff:
 
 class TestFaults:
     @pytest.mark.sample(3)
-    def test_everybody_hears_of_a_failure_and_the_engine_goes_on(self, subject: Subject) -> None:
+    def test_a_failure_reaches_all_requests_and_the_engine_continues(self, subject: Subject) -> None:
         before = asyncio.run(ask(subject.engine, mixed(6)))
 
         async def all_of() -> list[Completion | BaseException]:
@@ -399,7 +399,7 @@ class TestFaults:
         assert words(asyncio.run(ask(subject.engine, mixed(6)))) == words(before)
 
     @pytest.mark.sample(3)
-    def test_who_is_cancelled_disturbs_nobody(self, engine: RolloutEngine) -> None:
+    def test_a_cancelled_request_disturbs_no_one(self, engine: RolloutEngine) -> None:
         expected = words(asyncio.run(ask(engine, mixed())))
 
         async def some_leave() -> list[Completion]:
@@ -413,7 +413,7 @@ class TestFaults:
         assert words(asyncio.run(some_leave())) == [ids for k, ids in enumerate(expected) if k % 3]
         assert words(asyncio.run(ask(engine, mixed()))) == expected
 
-    def test_what_a_broken_off_run_asked_is_forgotten(self, engine: RolloutEngine) -> None:
+    def test_what_an_interrupted_run_asked_is_forgotten(self, engine: RolloutEngine) -> None:
         expected = words(asyncio.run(ask(engine, mixed())))
 
         async def broken_off() -> None:

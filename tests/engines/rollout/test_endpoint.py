@@ -92,7 +92,7 @@ class TestAnswer:
         assert (await engine(lambda _: said).generate(ASKED)).usage == counted
 
     @pytest.mark.parametrize("why", ["content_filter", "error"])
-    async def test_a_text_that_was_withheld_is_nobodys_answer(self, why: str) -> None:
+    async def test_a_text_that_was_withheld_is_no_answer(self, why: str) -> None:
         choice = {"message": {"content": None}, "finish_reason": why}
         with pytest.raises(EpisodeError, match=f"gave no text, but `finish_reason: {why}`"):
             await engine(lambda _: httpx.Response(200, json={"choices": [choice]})).generate(ASKED)
@@ -113,7 +113,7 @@ class TestAnswer:
 
 class TestFaults:
     @pytest.mark.parametrize("status", [500, 503, 429])
-    async def test_a_busy_server_is_asked_again(self, status: int) -> None:
+    async def test_a_busy_server_is_requested_again(self, status: int) -> None:
         answers = iter([httpx.Response(status), httpx.Response(status), reply("now")])
         assert (await engine(lambda _: next(answers)).generate(ASKED)).text == "now"
 

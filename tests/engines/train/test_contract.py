@@ -149,7 +149,7 @@ class TestWeights:
         assert all(torch.equal(*pair) for pair in zip(before[4:], after[4:], strict=True))
         assert set(engine.publish()) == {"a"}
 
-    def test_what_does_not_fit_is_refused_and_nothing_moves(self, engine: TrainEngine) -> None:
+    def test_what_does_not_fit_is_rejected_and_nothing_moves(self, engine: TrainEngine) -> None:
         before = learned(engine)
         weights = dict(engine.weights("a"))
         first = next(iter(weights))
@@ -240,7 +240,7 @@ class TestUpdates:
         assert engine.update(true, replace(NLL, parity=True))["parity/max"] <= 1e-4
 
     @pytest.mark.sample(2)
-    def test_what_older_weights_sampled_is_compared_with_those(self, engine: TrainEngine) -> None:
+    def test_samples_of_older_weights_are_compared_with_those(self, engine: TrainEngine) -> None:
         older = {name: frozen_copy(engine.weights(name)) for name in ("a", "b")}
         sampled = with_behaviour(engine, words("a", "b"))
         for _ in range(10):
@@ -296,7 +296,7 @@ class TestPublishing:
 
 
 class TestState:
-    def test_an_update_is_undone_and_taken_again_bit_for_bit(self, engine: TrainEngine) -> None:
+    def test_an_update_is_undone_and_taken_again_exactly(self, engine: TrainEngine) -> None:
         samples = [*words("a", "b"), *judged()]
         engine.update(samples, NLL)
         engine.publish()

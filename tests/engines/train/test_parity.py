@@ -130,7 +130,7 @@ class TestWhatRoundingExplains:
         monkeypatch.setattr(engine._forward, "score", lambda given: [s.columns["behaviour"] for s in given])
         assert engine.update(samples, OBJECTIVE)["parity/rounded"] >= 1
 
-    def test_a_fault_as_small_as_that_gap_is_told_from_it(self) -> None:
+    def test_a_fault_as_small_as_that_gap_is_distinguished_from_it(self) -> None:
         engine, samples = grown()
         apart = gaps(engine, samples)
         bound = float(apart.max()) / 2
@@ -144,7 +144,7 @@ class TestWhatRoundingExplains:
         assert same_bits(frozen_copy(engine.weights("a")), before)
 
     @pytest.mark.slow
-    def test_tokens_that_are_too_many_are_refused_although_rounding_explains_each(self) -> None:
+    def test_tokens_that_are_too_many_are_rejected_although_rounding_explains_each(self) -> None:
         engine, samples = grown()
         bound = float(gaps(engine, samples).quantile(0.97))
         engine, _ = grown(bound)
@@ -169,7 +169,7 @@ class TestFaults:
         ):
             engine.update(with_columns(good, behaviour=columns), OBJECTIVE)
 
-    def test_of_an_architecture_without_a_float64_pass_every_gap_is_refused(self) -> None:
+    def test_of_an_architecture_without_a_float64_pass_every_gap_is_rejected(self) -> None:
         engine = train_engine(lora_policies("a"))
         samples = with_behaviour(engine, draw_samples(["a"], [(4, 3)]))
         wrong = with_columns(samples, behaviour=[s.columns["behaviour"] + 1e-3 for s in samples])

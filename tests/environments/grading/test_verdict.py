@@ -5,7 +5,7 @@ import pytest
 from kapelle.environments.grading.verdict import Grade, no_answer
 
 
-def test_only_a_graded_answer_can_earn_anything() -> None:
+def test_only_a_graded_answer_can_score() -> None:
     assert no_answer("why").score == 0.0
     with pytest.raises(AssertionError):
         Grade(1.0, None, "the grader gave up", "ungraded")

@@ -47,7 +47,7 @@ def test_the_layers_that_must_be_there_are_named_and_there(sandbox: Bubblewrap) 
 
 
 @pytest.mark.parametrize("missing", ["network namespace", "pid namespace"])
-def test_a_missing_required_layer_refuses(
+def test_a_missing_required_layer_raises(
     sandbox: Bubblewrap, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     # The layers are looked at from inside, not inferred from what was asked for.
@@ -94,7 +94,7 @@ def test_a_run_ends_before_the_trainer_when_the_machine_runs_out_of_memory(sandb
     assert run(sandbox, {}, ["sh", "-c", "cat /proc/self/oom_score_adj & wait"]).stdout == b"1000\n"
 
 
-def test_a_sandbox_that_is_not_ready_in_time_says_so(
+def test_a_sandbox_that_is_not_ready_in_time_is_reported(
     sandbox: Bubblewrap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared = sandbox.prepare(Limits())
@@ -103,7 +103,7 @@ def test_a_sandbox_that_is_not_ready_in_time_says_so(
         prepared.start({}, ["true"]).finish()
 
 
-def test_where_nobody_can_count_lost_children_none_can_be_lost(
+def test_where_no_one_can_count_lost_children_none_can_be_lost(
     sandbox: Bubblewrap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ignore = [sandbox.python, "-c", "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"]

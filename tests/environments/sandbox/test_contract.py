@@ -69,7 +69,7 @@ def test_the_exit_code_is_the_programs(box: Backend, code: int) -> None:
     assert (result.exit_code, result.signal, result.ok) == (code, None, code == 0)
 
 
-def test_input_that_nobody_reads_blocks_nothing(box: Backend) -> None:
+def test_input_that_no_one_reads_blocks_nothing(box: Backend) -> None:
     assert run(box, {}, ["/bin/sh", "-c", "exit 4"], b"x" * 3_000_000, LIMITS).exit_code == 4
 
 
@@ -116,12 +116,12 @@ def test_a_line_from_a_dead_program_is_none_at_once(box: Backend) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "/etc/x", "../x", "a/../b", "a//b", "nul\0", "."])
-def test_a_file_name_that_is_no_plain_path_is_refused(box: Backend, name: str) -> None:
+def test_a_file_name_that_is_no_plain_path_is_rejected(box: Backend, name: str) -> None:
     with pytest.raises(SandboxError, match="plain path"):
         run(box, {name: b""}, ["true"], limits=LIMITS)
 
 
-def test_files_that_do_not_fit_are_refused(box: Backend) -> None:
+def test_files_that_do_not_fit_are_rejected(box: Backend) -> None:
     with pytest.raises(SandboxError, match="do not fit"):
         run(box, {"big": b"x" * 100_000}, ["true"], limits=replace(LIMITS, file_bytes=50_000))
 

@@ -99,7 +99,7 @@ class TestCompiled:
             if each is not None and other is not None:
                 assert far(other, each) < 2e-5, name
 
-    def test_a_wrong_piece_is_found(
+    def test_an_incorrect_piece_is_found(
         self, graphs: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr(kernels, "_found", {})
@@ -117,7 +117,7 @@ class TestCompiled:
         assert "pieces differ from plain operations" in caplog.text
 
 
-def test_plain_kernels_are_asked_for_by_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_kernels_are_requested_by_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """`model.kernels: plain`: neither grouped adapters, nor one attention, nor compiled pieces, whatever there is."""
     from tests.support.tiny import tiny_model
 

@@ -283,7 +283,7 @@ class TestSeparation:
         for name, grad in grads.items():
             assert (grad is None) == name.startswith("d "), name
 
-    def test_an_adapters_gradient_knows_no_other_to_the_bit(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_adapters_gradient_is_independent_of_the_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
         always(monkeypatch)
         model, parameters = bank_of(KINDS)
         before = learned(model, parameters)

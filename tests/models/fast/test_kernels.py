@@ -39,7 +39,7 @@ def test_it_is_tried_once_for_each_place(caplog: pytest.LogCaptureFixture) -> No
 
 
 @pytest.mark.parametrize("wrong", [ONES * 1.001, ONES / 0, ONES * float("nan"), -ONES])
-def test_wrong_numbers_are_refused_aloud(wrong: Tensor, caplog: pytest.LogCaptureFixture) -> None:
+def test_wrong_numbers_are_rejected_aloud(wrong: Tensor, caplog: pytest.LogCaptureFixture) -> None:
     trial, ran = offering((ONES, ONES), (wrong, ONES))
     assert not any(kernels.holds("Sums", ("here",), trial) for _ in range(2))
     assert len(ran) == len(caplog.records) == 1

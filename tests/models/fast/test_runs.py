@@ -140,7 +140,7 @@ class TestTrial:
         assert not takes_runs(self.like, 2)
         assert "differ from plain operations" in caplog.text
 
-    def test_a_torch_without_it_goes_on_by_buckets(
+    def test_a_torch_without_it_continues_by_buckets(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr(kernels, "_found", {})

@@ -108,7 +108,7 @@ def test_in_half_precision_they_are_about_as_near_the_truth() -> None:
         assert 0 < far(found.float(), exact[name]) < 5e-3, name
 
 
-def test_the_trial_passes_and_finds_a_wrong_kernel(
+def test_the_trial_passes_and_finds_an_incorrect_kernel(
     own: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(kernels, "_found", {})

@@ -71,7 +71,7 @@ def test_a_rested_sampler_holds_no_tensor(model: LanguageModel) -> None:
     assert bytes_beside(known) == 0
 
 
-def test_after_a_rest_the_same_is_said(model: LanguageModel) -> None:
+def test_after_a_rest_the_same_is_sampled(model: LanguageModel) -> None:
     engine = engine_that_rests(model)
     first = play(engine)
     engine.release_caches()

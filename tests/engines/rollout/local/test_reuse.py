@@ -106,7 +106,7 @@ class TestInstructions:
         for mine, asked in zip(told, jobs, strict=True):
             same(mine, told_by(Decoder(model), [asked])[0])
 
-    def test_the_next_turns_go_on_from_such_prompts(self, model: LanguageModel, read: list[int]) -> None:
+    def test_the_next_turns_continue_from_such_prompts(self, model: LanguageModel, read: list[int]) -> None:
         decoder = Decoder(model, kept_tokens=1000)
         jobs = [job((*ids(STEM, 0), 6 + k), seed=k) for k in range(3)]
         told = told_by(decoder, jobs)

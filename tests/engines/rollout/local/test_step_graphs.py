@@ -59,7 +59,7 @@ SHARED = [Job(job.adapter, job.prompt, job.sampling, 10 * k) for job in jobs_of(
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "flat"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @torch.inference_mode()
-def test_replayed_steps_give_the_same_logits_to_the_bit(dtype: str, fused: bool, jobs: list[Job]) -> None:
+def test_replayed_steps_give_the_same_logits_exactly(dtype: str, fused: bool, jobs: list[Job]) -> None:
     model, recorder = model_of(dtype), TapeRecorder()
     recorded, run, plain = (rows_on(model, each, fused) for each in (recorder, PlainRecorder(), None))
     assert torch.equal(recorded.join(jobs), run.join(jobs))

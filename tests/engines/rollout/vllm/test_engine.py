@@ -78,7 +78,7 @@ def drawn(policy: str, seed: int) -> dict[str, Tensor]:
 
 
 class TestBatches:
-    def test_nobody_waits_for_ever_while_others_go_on_asking(self, engine: VllmEngine) -> None:
+    def test_no_one_waits_for_ever_while_others_continue_asking(self, engine: VllmEngine) -> None:
         order: list[str] = []
 
         async def speaker(policy: str, turns: int) -> None:
@@ -145,7 +145,7 @@ class TestPublishingInPlace:
         return make
 
     @pytest.mark.parametrize("workers", [1, 2])
-    def test_a_running_vllm_goes_on_with_the_new_weights(
+    def test_a_running_vllm_continues_with_the_new_weights(
         self, made: Made, tmp_path: Path, workers: int
     ) -> None:
         engine, started, _ = made(workers)
@@ -175,7 +175,7 @@ class TestPublishingInPlace:
         assert same_bits(dict(started[1].model.base_parameters()), new)
         assert answer.weights_hash == weights_hash(new)
 
-    def test_where_it_fails_vllm_is_started_anew_and_that_is_said_once(
+    def test_where_it_fails_vllm_is_started_again_and_that_is_reported_once(
         self, made: Made, caplog: pytest.LogCaptureFixture
     ) -> None:
         engine, started, _ = made()
@@ -264,7 +264,7 @@ class TestFaults:
 
 
 class TestVersions:
-    def test_heads_that_vllm_computes_on_no_cpu_are_refused_before_it_starts(self, tmp_path: Path) -> None:
+    def test_heads_that_vllm_computes_on_no_cpu_are_rejected_before_it_starts(self, tmp_path: Path) -> None:
         """The recipe `kuhn_league` has such heads."""
         config = load_recipe("kuhn_league").config.model
         model = load_language_model(config)
@@ -275,7 +275,7 @@ class TestVersions:
         assert arguments(1.0, 8, {}, base_model(load_language_model(two), "embedded", []))
 
     @pytest.mark.parametrize("name", ["trust_remote_code", "load_format", "worker_cls", "logits_processors"])
-    def test_arguments_that_run_code_are_refused(self, name: str) -> None:
+    def test_arguments_that_run_code_are_rejected(self, name: str) -> None:
         with pytest.raises(ValueError, match=f"`{name}`"):
             Vllm(options={name: "mine"})
 

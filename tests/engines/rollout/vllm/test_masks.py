@@ -89,7 +89,7 @@ def test_drafts_are_taken_as_far_as_they_go_and_taken_back() -> None:
 
 
 @pytest.mark.parametrize(("kind", "spec"), [("JSON", "{}"), ("GRAMMAR", 'start: "x"')])
-def test_other_forms_than_ours_are_refused(kind: str, spec: str) -> None:
+def test_other_forms_than_ours_are_rejected(kind: str, spec: str) -> None:
     backend, _, _ = held("bytes", YES_NO)
     with pytest.raises(EngineError, match="structured_outputs"):
         backend.compile_grammar(SimpleNamespace(name=kind), spec, {1})

@@ -246,14 +246,14 @@ WHOLE: dict[str, Any] = {"team": {"agents": 2, "sharing": "shared", "sampling": 
     [({}, "in_place"), (WHOLE, "in_place"), (WHOLE, "restart")],
     ids=["adapters", "whole model", "whole model, restarted"],
 )
-def test_a_run_goes_on_with_every_publish(
+def test_a_run_continues_with_every_publish(
     over: dict[str, Any], publish: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert max(trained(3, publish, **over)) <= 1e-4
     assert "restarted" not in caplog.text
 
 
-def test_a_league_plays_past_selves_as_adapters(tmp_path: Path) -> None:
+def test_a_league_samples_past_selves_as_adapters(tmp_path: Path) -> None:
     """Two past selves and the frozen base are sampled as they are; a run that was broken off goes on alike."""
     league = {"population": "fictitious", "enter": {"every": 1}, "slots": 2, "members": {"base": "frozen"}}
     settings = {**game(model=MODEL, league=league), "engine": ENGINE}
@@ -294,7 +294,7 @@ def test_a_server_that_is_started_takes_a_whole_model_while_it_runs(caplog: pyte
         engine.close()
 
 
-def test_a_server_that_is_started_plays_a_run(tmp_path: Path) -> None:
+def test_a_server_that_is_started_samples_a_run(tmp_path: Path) -> None:
     """Adapters are loaded and forgotten while it runs; a row that it refuses fails alone; it ends with the engine."""
     engine = Vllm(kv_gib=0.05, server="start").build({"base": base()}, POLICIES)
     try:

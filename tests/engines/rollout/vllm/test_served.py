@@ -88,7 +88,7 @@ class TestWholeModels:
             < paths.index("/v1/completions")
         )
 
-    def test_one_without_the_method_is_started_anew(
+    def test_one_without_the_method_is_started_again(
         self, whole: VllmEngine, serving: Serving, caplog: pytest.LogCaptureFixture
     ) -> None:
         serving.servers[0].in_place = False
@@ -103,7 +103,7 @@ class TestWholeModels:
         assert bodies(serving, "/collective_rpc") == []
         assert len(caplog.messages) == 1
 
-    def test_the_kv_cache_goes_on_sleeping_while_they_are_read(
+    def test_the_kv_cache_continues_sleeping_while_they_are_read(
         self, serving: Serving, tmp_path: Path
     ) -> None:
         files, model = WeightFiles(tmp_path / "files"), base()

@@ -36,7 +36,7 @@ def updated(mode: str) -> tuple[dict[str, float], bool]:
 
 
 @pytest.mark.slow
-def test_an_update_that_breaks_the_part_of_one_rank_is_left_out_by_all() -> None:
+def test_an_update_that_breaks_the_part_of_one_rank_is_excluded_by_all() -> None:
     (row, finite), (other, others) = run_ranks(2, updated, "skip")
     assert row == other
     assert (row["skipped/a"], row["undone/a"]) == (1.0, 1.0)
@@ -75,7 +75,7 @@ def scaled() -> list[tuple[float, float, float]]:
 
 
 @pytest.mark.slow
-def test_a_gradient_that_overflows_in_one_rank_is_left_out_by_all_and_lowers_their_scale() -> None:
+def test_a_gradient_that_overflows_in_one_rank_is_excluded_by_all_and_lowers_their_scale() -> None:
     one, other = run_ranks(2, scaled)
     assert one == other
     (skipped, lowered, before), (later, kept, after) = one

@@ -169,9 +169,7 @@ def test_float16_is_scaled_and_a_scale_that_is_too_large_is_left(group: RankGrou
 
 def test_weights_are_gathered_in_the_type_that_is_set_and_kept_in_float32(group: RankGroup) -> None:
     policy = Policy("a")
-    with pytest.raises(
-        ConfigError, match=r"`train_engine.param_dtype: bfloat16` is not the type in which 'base'"
-    ):
+    with pytest.raises(ConfigError, match="param_dtype"):
         Fsdp(param_dtype="bfloat16").build(setup(policy, ranks=Two()))
     half = {"base": tiny_model(dtype="bfloat16")}
     sharded = FsdpTrainEngine(setup(policy, ranks=group, models=half), Fsdp(param_dtype="bfloat16"))

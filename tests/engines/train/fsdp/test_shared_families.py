@@ -117,7 +117,7 @@ def test_so_are_those_of_every_family_that_says_how_and_of_two_such_pairs() -> N
 
 
 @pytest.mark.ranks
-def test_models_that_cannot_be_split_are_refused_by_name() -> None:
+def test_models_that_cannot_be_split_are_rejected_by_name() -> None:
     others = [family for family in PLAYING if family not in SPLIT]
     one, other = run_ranks(2, refused, others)
     assert one == other

@@ -81,7 +81,7 @@ class TestRefused:
 
 @pytest.mark.usefixtures("bitsandbytes")
 @pytest.mark.parametrize("name", sorted(OF_BITSANDBYTES))
-def test_their_state_is_saved_and_goes_on_bit_for_bit(name: str) -> None:
+def test_their_state_is_saved_and_continues_exactly(name: str) -> None:
     engine, other = (
         train_engine([Policy("whole")], models={"base": tiny_model()}, name=name) for _ in range(2)
     )

@@ -225,7 +225,7 @@ class TestPolicyByPolicy:
                 engine.update(samples, objective(epochs=2, minibatches=2))
         return {name: frozen_copy(engine.weights(name)) for name in names}
 
-    def test_bit_for_bit_where_the_same_floats_are_added(self) -> None:
+    def test_equal_exactly_where_the_same_floats_are_added(self) -> None:
         joint = self.trained(["a", "b", "c"], exact=True)
         for name in ("a", "b", "c"):
             assert same_bits(joint[name], self.trained([name], exact=True)[name])
@@ -247,7 +247,7 @@ class TestPolicyByPolicy:
 
 
 class TestParity:
-    def test_shifted_log_probs_are_refused_before_anything_moves(self) -> None:
+    def test_shifted_log_probs_are_rejected_before_anything_moves(self) -> None:
         engine = train_engine(lora_policies("a", "b"))
         untouched = train_engine(lora_policies("a", "b"))
         good = with_behaviour(engine, drawn(["a", "b"]))
@@ -297,8 +297,6 @@ def test_a_critic_reads_no_more_than_its_model_does() -> None:
     before = frozen_copy(engine.weights("v"))
     beyond = Sample("v", tokens, (context + 1,), columns)
     for call in (lambda: engine.score([fits, beyond]), lambda: engine.update([fits, beyond], objective())):
-        with pytest.raises(
-            ContextError, match=r"'v' has 257 tokens to read; its model reads 256\..*longer context"
-        ):
+        with pytest.raises(ContextError, match=r"'v' has 257 tokens.*longer context"):
             call()
     assert same_bits(engine.weights("v"), before)

@@ -144,7 +144,7 @@ class TestLossScale:
 
 class TestState:
     @pytest.mark.parametrize("scaled", [False, True])
-    def test_a_learner_goes_on_bit_for_bit(self, *, scaled: bool) -> None:
+    def test_a_learner_continues_exactly(self, *, scaled: bool) -> None:
         settings = {"weight_decay": 0.1, "schedule": "cosine", "warmup_steps": 2, "scaled": scaled}
         one = learner(1.0, -2.0, **settings)  # type: ignore[arg-type]
         for k in range(3):

@@ -60,7 +60,7 @@ class TestNotFinite:
         assert same_bits(engine.state(), untouched.state())
 
     @pytest.mark.parametrize("budget", [1, 100_000])
-    def test_skipped_it_costs_its_learner_the_step_and_nobody_else(self, budget: int) -> None:
+    def test_skipped_it_costs_its_learner_the_step_and_no_one_else(self, budget: int) -> None:
         limits = UpdateLimits(microbatch_tokens=budget, non_finite="skip")
         engine, other = (train_engine(lora_policies("a", "b"), limits=limits) for _ in range(2))
         samples = ready(engine, "a", "b")
@@ -132,7 +132,7 @@ class TestHalfPrecision:
 
 
 class TestCritics:
-    def test_the_place_after_the_last_token_can_be_asked_for(self) -> None:
+    def test_the_place_after_the_last_token_can_be_requested(self) -> None:
         engine = train_engine(lora_policies("a"), [Critic("v", lora=LORA)])
         head = engine.weights("v")["value_head.weight"]
         with torch.no_grad():

@@ -51,7 +51,7 @@ def updated(*, checkpointed: bool, dtype: str, padded: bool) -> dict[str, dict[s
 @pytest.mark.slow
 @pytest.mark.parametrize("padded", [False, True], ids=["flat", "transformers"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_weight_takes_the_same_step_to_the_bit(dtype: str, padded: bool) -> None:
+def test_every_weight_takes_the_same_step_exactly(dtype: str, padded: bool) -> None:
     plain, again = (updated(checkpointed=on, dtype=dtype, padded=padded) for on in (False, True))
     assert same_bits(plain, again)
 

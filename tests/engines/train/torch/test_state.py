@@ -47,7 +47,7 @@ class TestReferences:
 
 class TestState:
     @pytest.mark.slow
-    def test_a_new_engine_goes_on_bit_for_bit(self) -> None:
+    def test_a_new_engine_continues_exactly(self) -> None:
         def fresh(seed: int) -> TorchTrainEngine:
             policies = [*lora_policies("a"), Policy("whole", base="own")]
             return train_engine(

@@ -171,7 +171,7 @@ PASSED = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("literal", [True, False])
-def test_honest_code_is_paid(sandbox: Bubblewrap, literal: bool) -> None:
+def test_honest_code_is_rewarded(sandbox: Bubblewrap, literal: bool) -> None:
     tests = tuple(test for test in PASSED if is_literal(test) is literal)
     grade = grade_program(HONEST, ProgramTests(tests), sandbox, allow_untrusted=not literal)
     assert grade.trusted is literal
@@ -200,7 +200,7 @@ def test_honest_code_is_paid(sandbox: Bubblewrap, literal: bool) -> None:
     ],
     ids=lambda tests: f"{tests.setup} {tests.programs[-1]}",
 )
-def test_a_fault_of_the_tests_grades_nobody(sandbox: Bubblewrap, tests: ProgramTests) -> None:
+def test_a_fault_of_the_tests_grades_no_one(sandbox: Bubblewrap, tests: ProgramTests) -> None:
     grade = grade_program("f = lambda x: 2 * x", tests, sandbox, allow_untrusted=True)
     assert (grade.status, grade.score) == ("ungraded", 0.0), grade
     assert grade.explanation

@@ -115,7 +115,7 @@ SPOOFS = {
 @pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("what", SPOOFS)
-def test_no_spoof_of_a_literal_test_is_paid(sandbox: Bubblewrap, what: str) -> None:
+def test_no_spoof_of_a_literal_test_is_rewarded(sandbox: Bubblewrap, what: str) -> None:
     grade = grade_program(SPOOFS[what], TESTS, sandbox, LIMITS)
     assert (grade.status, grade.trusted) == ("graded", True)
     paid = [test for test, found in zip(TESTS.programs, grade.tests, strict=True) if found.status == "passed"]
@@ -138,7 +138,7 @@ def test_no_spoof_of_a_literal_test_is_paid(sandbox: Bubblewrap, what: str) -> N
         "assert round(f(3), 1) == 1",
     ],
 )
-def test_an_object_that_answers_with_what_it_is_asked_is_not_paid(sandbox: Bubblewrap, test: str) -> None:
+def test_an_object_that_answers_with_what_it_is_asked_is_not_rewarded(sandbox: Bubblewrap, test: str) -> None:
     solution = (
         "class Echo:\n    def __getattr__(self, name):\n        if name[:2] == '__': raise AttributeError(name)\n"
         "        return lambda *a: a[-1] if a else True\n    __contains__ = lambda self, item: True\n"
@@ -239,7 +239,7 @@ HONEST = {
 @pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("style", HONEST)
-def test_every_honest_program_is_paid_by_literal_tests(sandbox: Bubblewrap, style: str) -> None:
+def test_every_honest_program_is_accepted_by_literal_tests(sandbox: Bubblewrap, style: str) -> None:
     solution, test = HONEST[style]
     grade = grade_program(solution, ProgramTests((test,)), sandbox, Limits(wall_s=60.0, cpu_s=30.0))
     assert (grade.status, grade.trusted) == ("graded", True), grade.explanation

@@ -191,7 +191,7 @@ def square(x):
 
 
 @pytest.mark.parametrize("what", SPOOFS)
-def test_a_spoof_is_worth_nothing(sandbox: Bubblewrap, what: str) -> None:
+def test_a_spoof_scores_0(sandbox: Bubblewrap, what: str) -> None:
     grade = grade_program(SPOOFS[what], TESTS, sandbox, LIMITS)
     assert grade.status == "graded"
     assert grade.score == 0.0, grade
@@ -200,7 +200,7 @@ def test_a_spoof_is_worth_nothing(sandbox: Bubblewrap, what: str) -> None:
 @pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("what", JSON_BOMBS)
-def test_a_crafted_reply_is_worth_nothing_and_harms_nobody(sandbox: Bubblewrap, what: str) -> None:
+def test_a_crafted_reply_scores_0_and_harms_no_one(sandbox: Bubblewrap, what: str) -> None:
     grade = grade_program(crafted_reply(what), TESTS, sandbox, LIMITS)
     assert grade.status == "graded"
     assert grade.score == 0.0, grade
@@ -238,7 +238,7 @@ def test_hard_coded_public_tests_fail_the_hidden_ones(sandbox: Bubblewrap) -> No
 
 
 @pytest.mark.parametrize("what", SPOOFS)
-def test_a_spoof_is_worth_nothing_where_calls_are_compared_here(sandbox: Bubblewrap, what: str) -> None:
+def test_a_spoof_scores_0_where_calls_are_compared_here(sandbox: Bubblewrap, what: str) -> None:
     tests = (CallTest("square", (31,), 961), CallTest("square", (-2,), 4))
     assert grade_calls(SPOOFS[what], tests, sandbox, LIMITS).score == 0.0
 
@@ -246,7 +246,7 @@ def test_a_spoof_is_worth_nothing_where_calls_are_compared_here(sandbox: Bubblew
 @pytest.mark.parametrize(
     "what", ["sys.exit(0)", "atexit and a thread print success", "replaced python on PATH"]
 )
-def test_a_spoof_is_worth_nothing_where_output_is_compared(sandbox: Bubblewrap, what: str) -> None:
+def test_a_spoof_scores_0_where_output_is_compared(sandbox: Bubblewrap, what: str) -> None:
     tests = (OutputTest("31\n", "961\n"), OutputTest("-2\n", "4\n"))
     limits = Limits(wall_s=1.0, cpu_s=1.0)
     assert grade_output(SPOOFS[what], tests, sandbox, limits).score == 0.0

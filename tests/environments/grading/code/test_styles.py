@@ -452,7 +452,7 @@ def is_literal(test: str) -> bool:
 @pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
-def test_an_honest_program_is_paid_in_any_style(sandbox: Bubblewrap, style: str) -> None:
+def test_an_honest_program_is_rewarded_in_any_style(sandbox: Bubblewrap, style: str) -> None:
     solution, tests = STYLES[style]
     literal = tuple(filter(is_literal, tests))
     others = tuple(test for test in tests if test not in literal)

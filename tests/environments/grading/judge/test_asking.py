@@ -39,7 +39,7 @@ def said(text: str) -> list[Message]:
     return [Message("user", text)]
 
 
-async def test_the_same_question_at_once_and_later_is_asked_once() -> None:
+async def test_the_same_question_at_once_and_later_is_requested_once() -> None:
     slow = Slow()
     asking = Asking(judge(), slow)
     replies = await asyncio.gather(*(asking(said(text)) for text in "aabab"))

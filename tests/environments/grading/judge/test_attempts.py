@@ -77,7 +77,7 @@ async def test_equal_texts_are_shown_once_and_share_their_score() -> None:
     assert sorted(judge.shown[0]) == ["aaa", "b"]
 
 
-async def test_attempts_without_content_earn_nothing_and_are_not_shown() -> None:
+async def test_attempts_without_content_score_0_and_are_not_shown() -> None:
     judge = Comparer(length)
     found = await judge_attempts(judge, "?", ["", "aaa", "Solution:", "b"], "longer")
     assert [(grade.score, grade.status) for grade in found.grades] == [

@@ -77,7 +77,7 @@ async def test_scores_are_read_as_judges_write_them(line: str) -> None:
     assert found.criteria == {"clear": 0.6, "right": 0.7}
 
 
-async def test_a_text_without_content_earns_nothing_and_asks_nobody() -> None:
+async def test_a_text_without_content_scores_0_and_asks_no_one() -> None:
     judge = Marker("VERDICT {seal}: clear=10 right=10")
     for text in ("", "Solution:", "<think>4</think>", "x" * 30_000):
         found = await judge_rubric(judge, "2+2?", text, CRITERIA)

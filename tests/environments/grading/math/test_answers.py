@@ -155,7 +155,7 @@ def test_a_percentage_is_its_figure_or_hundredths() -> None:
     ],
     ids=lambda text: repr(text[:24]),
 )
-def test_what_nobody_may_read_as_an_answer(text: str) -> None:
+def test_what_no_one_may_read_as_an_answer(text: str) -> None:
     def refuse() -> None:
         with pytest.raises(Unreadable):
             read_answer(text)

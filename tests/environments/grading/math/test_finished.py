@@ -111,7 +111,7 @@ async def test_a_formula_of_the_question_is_no_answer_to_it(question: str, gold:
         (r"Write $\frac{84}{144}$ in lowest terms.", r"\frac{7}{12}", r"\frac{14}{24}"),
     ],
 )
-def test_an_answer_that_stands_in_the_question_may_be_given(question: str, gold: str, answer: str) -> None:
+def test_an_answer_that_occurs_in_the_question_may_be_given(question: str, gold: str, answer: str) -> None:
     assert score(answer, gold, question) == 1.0
 
 

@@ -118,7 +118,7 @@ class Costly(KillableProcesses):
         (r"\tan 5", r"\sin 5", Costly("tan", late=r"\sin 5$ $\sin 5"), "ungraded"),
     ],
 )
-def test_a_costly_answer_is_a_wrong_one_and_whatever_else_takes_too_long_fails_the_episode(
+def test_a_costly_answer_is_incorrect_and_whatever_else_takes_too_long_fails_the_episode(
     answer: str, gold: str, processes: Costly, status: str
 ) -> None:
     grade = grade_math(answer, gold, ["whole"], processes)

@@ -61,7 +61,7 @@ def test_published_as_different(gold: str, answer: str, patient_pool: KillablePr
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("gold", "answer", "reason"), CASES["deviations"])
-def test_published_as_the_same_and_not_paid_for(
+def test_published_as_the_same_and_not_rewarded(
     gold: str, answer: str, reason: str, patient_pool: KillableProcesses
 ) -> None:
     assert reason

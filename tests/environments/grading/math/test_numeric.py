@@ -201,7 +201,7 @@ FIVE = Number(Fraction(5))
         "#### gold",
     ],
 )
-def test_hostile_answers_earn_nothing(text: str) -> None:
+def test_hostile_answers_score_0(text: str) -> None:
     assert grade_numeric(text, FIVE, ["hash", "last_box"]).score == 0.0
 
 

@@ -22,12 +22,12 @@ def patient_pool() -> Iterator[KillableProcesses]:
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize(("gold", "answer"), PAIRS["right"])
-def test_a_right_answer_receives_1(gold: str, answer: str, patient_pool: KillableProcesses) -> None:
+def test_a_correct_answer_receives_1(gold: str, answer: str, patient_pool: KillableProcesses) -> None:
     grade = grade_math(rf"So it is \boxed{{{answer}}}.", gold, ["last_box"], patient_pool)
     assert grade.score == 1.0, grade
 
 
 @pytest.mark.parametrize(("gold", "answer"), PAIRS["wrong"])
-def test_a_wrong_answer_receives_0(gold: str, answer: str, patient_pool: KillableProcesses) -> None:
+def test_an_incorrect_answer_receives_0(gold: str, answer: str, patient_pool: KillableProcesses) -> None:
     grade = grade_math(rf"So it is \boxed{{{answer}}}.", gold, ["last_box"], patient_pool)
     assert (grade.score, grade.status != "ungraded") == (0.0, True), grade

@@ -34,7 +34,7 @@ def patient_pool() -> Iterator[KillableProcesses]:
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize(("one", "other"), PAIRS["same"])
-def test_another_spelling_is_paid(one: str, other: str, patient_pool: KillableProcesses) -> None:
+def test_another_spelling_is_rewarded(one: str, other: str, patient_pool: KillableProcesses) -> None:
     for gold, answer in ((one, other), (other, one)):
         grade = grade_math(answer, gold, ["whole"], patient_pool)
         assert grade.score == 1.0, grade
@@ -42,14 +42,14 @@ def test_another_spelling_is_paid(one: str, other: str, patient_pool: KillablePr
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize(("one", "other"), PAIRS["different"])
-def test_another_answer_is_not_paid(one: str, other: str, patient_pool: KillableProcesses) -> None:
+def test_another_answer_is_not_rewarded(one: str, other: str, patient_pool: KillableProcesses) -> None:
     for gold, answer in ((one, other), (other, one)):
         grade = grade_math(answer, gold, ["whole"], patient_pool)
         assert grade.score == 0.0, grade
 
 
 @pytest.mark.parametrize("gold", ["", "x = 1 = 2", r"x = 1/3 \approx 0.4", r"\frac{1}{", r"G/N \cong K"])
-def test_a_gold_answer_that_nobody_can_read_is_ungraded(gold: str, patient_pool: KillableProcesses) -> None:
+def test_a_gold_answer_that_no_one_can_read_is_ungraded(gold: str, patient_pool: KillableProcesses) -> None:
     grade = grade_math("5", gold, ["whole"], patient_pool)
     assert (grade.status, grade.score) == ("ungraded", 0.0)
     assert gold_problem(gold) or library_problem(gold, patient_pool)

@@ -229,7 +229,7 @@ def test_a_text_of_ten_million_characters_has_no_answer() -> None:
 
 
 @given(st.text(alphabet=st.sampled_from("0123456789.,-+/%$#\\{}boxedfrac \n\u200b\u202e½²"), max_size=60))
-def test_no_text_breaks_it_and_what_is_found_stands_in_the_text(text: str) -> None:
+def test_no_text_breaks_it_and_what_is_found_occurs_in_the_text(text: str) -> None:
     for policy in ALL:
         answer = found(text, policy)
         assert answer is None or answer in text.replace("\u200b", "")

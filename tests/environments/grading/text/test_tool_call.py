@@ -170,7 +170,7 @@ def test_texts_that_differ_by_separators_only(one: str, other: str, same: bool) 
         assert grade(text, [{"f": {"x": [option]}}])[0] == float(same)
 
 
-def test_an_integer_is_right_where_a_fraction_is_asked_for() -> None:
+def test_an_integer_is_correct_for_a_fraction() -> None:
     assert grade("f(x=5)", [{"f": {"x": [5.0]}}])[0] == 1.0
     assert grade("f(x=0.5)", [{"f": {"x": [0.5]}}])[0] == 1.0
 
@@ -194,7 +194,7 @@ def test_a_fraction_with_nothing_behind_the_point_is_right_where_the_tool_asks_f
     assert score('{"x": 5.0, "n": 3, "all": [1, 2]}') == 0.0
 
 
-def test_the_mark_of_what_may_be_left_out_is_no_value_but_for_a_text() -> None:
+def test_the_mark_of_an_optional_argument_is_a_value_only_for_a_text() -> None:
     accepted: Accepted = [{"f": {"n": ["", 0], "unit": ["", "km"], "b": [""]}}]
     kinds = {"n": {"type": "integer"}, "unit": {"type": "string"}, "b": {"type": "boolean"}}
     schema: Any = {"name": "f", "parameters": {"type": "dict", "properties": kinds}}
@@ -206,7 +206,7 @@ def test_the_mark_of_what_may_be_left_out_is_no_value_but_for_a_text() -> None:
     assert grade("f(unit='')", accepted)[0] == 1.0
 
 
-def test_what_the_tool_requires_may_not_be_left_out() -> None:
+def test_required_arguments_must_be_given() -> None:
     """BFCL's `simple_python_17` accepts a call without an argument that the tool requires; its checker does not."""
     schema: Any = {"name": "f", "parameters": {"type": "dict", "properties": {}, "required": ["a"]}}
     accepted: Accepted = [{"f": {"a": [1, ""], "b": [2, ""]}}]
