@@ -27,7 +27,8 @@ from kapelle.models.fast.attention import AttentionPlan, plan_sequences
 from kapelle.models.fast.flat import flat_of
 from kapelle.models.light_tokenizer import context_of, end_tokens
 from kapelle.models.lora_bank import LoraBank, Route, layers_of
-from kapelle.models.paths import check_model_path, load_pretrained, loading, local_only, located
+from kapelle.models.paths import check_model_path, loading, located
+from kapelle.models.pretrained import load_pretrained, read_config, read_tokenizer
 from kapelle.models.renderer import ChatRenderer
 from kapelle.models.routing import RouterChoices
 from kapelle.models.token_masks import TokenMasks
@@ -350,16 +351,10 @@ def load_language_model(config: ModelConfig, *, trained: bool = True) -> Languag
     check_model_path(config.path)
     config = config.model_copy(update={"path": located(config.path, weights=True)})
     verify_folder(Path(config.path).expanduser())
-    from transformers import AutoConfig, AutoTokenizer
-
     with loading(config.path):
-        local = local_only(config.path)
-        shape: Any = AutoConfig.from_pretrained(config.path, trust_remote_code=False, local_files_only=local)
+        shape = read_config(config.path)
         options["image_processor"] = read_image_processor(config.path, shape)
-        # Without `trust_remote_code=False` transformers asks on the terminal, and a `y` from a pipe would run the folder's code.
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            config.path, trust_remote_code=False, local_files_only=local
-        )
+        tokenizer: PreTrainedTokenizerBase = read_tokenizer(config.path)
         codes: dict[str, Any] = {}
         if config.quantization is not None and not trained:
             from transformers import BitsAndBytesConfig
@@ -376,8 +371,7 @@ def load_language_model(config: ModelConfig, *, trained: bool = True) -> Languag
         # Moving is tensor by tensor too, so that neither side holds much more than the weights.
         with bars_for_people():
             dtype = torch.float32 if trained else DTYPES[config.dtype]
-            kind = auto_class(shape)
-            model = load_pretrained(kind, config.path, dtype=dtype, local_files_only=local, **codes)
+            model = load_pretrained(auto_class(shape), config.path, dtype=dtype, **codes)
         if not codes:
             nn.Module.to(model, config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         return LanguageModel(model, tokenizer, name=config.path, **options)
@@ -572,10 +566,10 @@ def load_reward_model(folder: Path) -> RewardModel:
     path = str(folder)
     check_model_path(path)
     verify_folder(folder)
-    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import AutoModelForSequenceClassification
 
     with loading(path):
-        config: Any = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+        config = read_config(path)
         if not any("ForSequenceClassification" in each for each in config.architectures or ()):
             raise ModelError(
                 f"'{path}' is {', '.join(config.architectures or ['no architecture'])} and no reward model. Name a sequence "
@@ -585,11 +579,9 @@ def load_reward_model(folder: Path) -> RewardModel:
             raise ModelError(
                 f"The classifier '{path}' has {config.num_labels} labels; name one with a single label."
             )
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+        tokenizer = read_tokenizer(path)
         gpu = torch.cuda.is_available()
         with bars_for_people():
             dtype = torch.bfloat16 if gpu else torch.float32
-            model = load_pretrained(
-                AutoModelForSequenceClassification, path, dtype=dtype, local_files_only=True
-            )
+            model = load_pretrained(AutoModelForSequenceClassification, path, dtype=dtype)
         return RewardModel(model.to("cuda" if gpu else "cpu"), tokenizer)

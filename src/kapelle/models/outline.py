@@ -25,7 +25,8 @@ from kapelle.models.adapters import (
     shapes_of,
 )
 from kapelle.models.embedded import EYES, SPECIAL, build_model, settings_of
-from kapelle.models.paths import check_model_path, load_pretrained, loading, local_only, located
+from kapelle.models.paths import check_model_path, loading, located
+from kapelle.models.pretrained import load_pretrained, read_config
 from kapelle.models.vision import auto_class
 from kapelle.settings.schema import EmbeddedConfig, ModelConfig
 from kapelle.team import Lora, Team
@@ -118,7 +119,6 @@ def read_outline(path: str, embedded: EmbeddedConfig) -> Outline:
 def read_architecture(path: str, embedded: EmbeddedConfig) -> PretrainedConfig:
     """Return a model's settings as `transformers` reads them; ModelError when it cannot."""
     import torch
-    from transformers import AutoConfig
 
     if path == "embedded":
         with torch.device("meta"):
@@ -126,9 +126,7 @@ def read_architecture(path: str, embedded: EmbeddedConfig) -> PretrainedConfig:
             return made
     path = located(path)
     with loading(path, "read"):
-        read: PretrainedConfig = AutoConfig.from_pretrained(
-            path, trust_remote_code=False, local_files_only=local_only(path)
-        )
+        read: PretrainedConfig = read_config(path)
         return read
 
 
@@ -274,11 +272,8 @@ def converted_shapes(folder: Path) -> dict[str, Shape] | None:
     """
     if find_spec("accelerate") is None:  # it reads only the headers of files
         return None
-    from transformers import AutoConfig
-
     try:
-        made: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-        model = load_pretrained(auto_class(made), str(folder), device_map="meta", local_files_only=True)
+        model = load_pretrained(auto_class(read_config(str(folder))), str(folder), device_map="meta")
     except Exception:  # noqa: BLE001 - damaged files raise anything; the caller reports what is wrong
         return None
     return {name: tuple(weight.shape) for name, weight in model.named_parameters()}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 from kapelle.errors import AbsentModel, KapelleError, ModelError
 from kapelle.models.checksums import verify_folder
@@ -38,45 +37,6 @@ def loading(path: str, done: str = "loaded") -> Iterator[None]:
         raise ModelError(
             f"Model '{path}' cannot be {done}: {reason} Is one of its files damaged or cut off? Fetch or save it again."
         ) from error
-
-
-def load_pretrained(kind: Any, path: str, **options: Any) -> Any:
-    """Load a model of an `AutoModel` class from safetensors; its folder's code is never run.
-
-    Raises ModelError unless the files hold exactly the model's weights, tied ones once or twice. `transformers` would draw
-    missing weights at random and ignore unknown ones.
-    """
-    loaded: Any = kind.from_pretrained(
-        path,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # reported below, by name
-        use_safetensors=True,  # nothing is unpickled
-        trust_remote_code=False,
-        **options,
-    )
-    model, found = loaded
-    architecture = type(model).__name__
-    missing, unexpected = found["missing_keys"], found["unexpected_keys"]
-    for key, there, here in sorted(found["mismatched_keys"]):
-        raise ModelError(
-            f"Model '{path}' has weights '{key}' of shape {tuple(there)}, where {architecture} needs {tuple(here)}. Does its "
-            "config.json belong to these files? Fetch or save it again."
-        )
-    if missing:
-        raise ModelError(
-            f"Model '{path}' has no weights for '{min(missing)}'{_more(missing)} of {architecture}. Does its config.json belong "
-            "to these files, and are all shards there? Fetch or save it again."
-        )
-    if unexpected:
-        raise ModelError(
-            f"Model '{path}' has weights '{min(unexpected)}'{_more(unexpected)} that {architecture} does not use. Does its "
-            "config.json belong to these files? To drop weights such as a value head, load and save it with transformers."
-        )
-    return model
-
-
-def _more(keys: Collection[str]) -> str:
-    return f" and {len(keys) - 1} more" if len(keys) > 1 else ""
 
 
 def located(path: str, *, weights: bool = False) -> str:

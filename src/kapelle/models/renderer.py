@@ -31,6 +31,7 @@ from kapelle.models.chat_template import (
 from kapelle.models.control_tokens import ControlTokens
 from kapelle.models.light_tokenizer import context_of, end_tokens, light_tokenizer, read_folder
 from kapelle.models.paths import check_model_path, loading, local_only, located
+from kapelle.models.pretrained import read_config, read_tokenizer
 from kapelle.runtime.characters import replace_surrogates
 from kapelle.runtime.hub import is_of_modelscope
 from kapelle.runtime.thoughts import EVERY_PAIR, OPENINGS, THOUGHT_MARKS, split_thoughts
@@ -531,7 +532,7 @@ def load_renderer(path: str, config: ModelConfig) -> ChatRenderer:
     check_model_path(path)
     path = located(path)
     local = local_only(path)
-    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+    from transformers import GenerationConfig
 
     with loading(path):
         generation: Any = GenerationConfig()
@@ -539,8 +540,7 @@ def load_renderer(path: str, config: ModelConfig) -> ChatRenderer:
             generation = GenerationConfig.from_pretrained(
                 path, trust_remote_code=False, local_files_only=local
             )
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=local)
-        settings = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=local)
+        tokenizer, settings = read_tokenizer(path), read_config(path)
         words = getattr(settings.get_text_config(), "vocab_size", None)
         ends = end_tokens(settings.to_dict(), settings.get_text_config().to_dict(), generation.to_dict())
         return ChatRenderer(tokenizer, context_of(settings, tokenizer), words, ends=ends)

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kapelle.errors import KapelleError, ModelError
 from kapelle.models.outline import Outline, read_settings
-from kapelle.models.paths import load_pretrained, loading, local_only, located
+from kapelle.models.paths import loading, located
+from kapelle.models.pretrained import load_pretrained, read_config, read_tokenizer
 from kapelle.models.vision import auto_class
 from kapelle.runtime.hub import MODELSCOPE, is_of_modelscope, modelscope_folder
 
@@ -190,14 +191,9 @@ def check_files(path: str, outline: Outline) -> bool:
         return True
     if find_spec("accelerate") is None:  # it reads only the headers
         return False
-    from transformers import AutoConfig
-
     path = located(path)
     with loading(path):
-        made: Any = AutoConfig.from_pretrained(
-            path, trust_remote_code=False, local_files_only=local_only(path)
-        )
-        load_pretrained(auto_class(made), path, device_map="meta", local_files_only=local_only(path))
+        load_pretrained(auto_class(read_config(path)), path, device_map="meta")
     return True
 
 
@@ -207,16 +203,13 @@ def check_architecture(path: str, *, replays_routing: bool = False) -> LanguageM
     Raises ModelError if kapelle cannot compute its logits, or with `replays_routing` cannot record its routers' choices.
     """
     import torch
-    from transformers import AutoConfig, AutoTokenizer
 
     from kapelle.models.embedded import build_tokenizer
     from kapelle.models.language_model import CHECKED, LanguageModel
 
     path = located(path)
     with loading(path, "read"):
-        local = local_only(path)
-        settings = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=local)
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=local)
+        settings, tokenizer = read_config(path), read_tokenizer(path)
     for small in _smaller(settings):
         try:
             with torch.device("meta"):

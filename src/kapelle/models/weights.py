@@ -8,7 +8,6 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,8 @@ from kapelle.functional.masking import as_float
 from kapelle.models.adapters import ADAPTER, of_experts, read_lora
 from kapelle.models.checksums import verify_folder, write_checksums
 from kapelle.models.language_model import LanguageModel
-from kapelle.models.paths import load_pretrained, loading
+from kapelle.models.paths import loading
+from kapelle.models.pretrained import load_pretrained, read_config
 from kapelle.models.vision import auto_class
 from kapelle.runtime.tensors import copy_together, load_tensors
 from kapelle.team import ALL_LINEAR, Lora
@@ -179,11 +179,8 @@ def read_model(folder: Path, names: Collection[str]) -> dict[str, Tensor]:
         raise ModelError(f"The weights in '{folder}' cannot be read: {error}") from error
     if found.keys() >= set(names):
         return found
-    from transformers import AutoConfig
-
     with loading(str(folder)):
-        made: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-        model = load_pretrained(auto_class(made), str(folder), dtype="auto", local_files_only=True)
+        model = load_pretrained(auto_class(read_config(str(folder))), str(folder), dtype="auto")
         return {name: weight.detach() for name, weight in model.named_parameters()}
 
 

@@ -57,9 +57,6 @@ START_SECONDS = 1800.0
 _UNUSABLE = (EpisodeError, TimeoutError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """Exceptions of a reply that is late, too long, or from another server."""
 
-Post = Callable[[str, Json, float], "tuple[int, bytes]"]
-"""Path, body, seconds → status and body of the answer."""
-
 RUNTIME_ADAPTERS = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_SERVER_DEV_MODE": "1"}
 """Environment variables of a server that allow changing adapters and prefixes at run time."""
 
