@@ -185,7 +185,7 @@ class TestSentenceTransformers:
             ModelError, match=r"'sentence-transformers/unheard' .* not downloaded, and the hub is silent"
         ):
             run("vdn", embedder="sentence-transformers:unheard")
-        with pytest.raises(ModelError, match="'a/b/c' does not exist, and the hub has no names like it"):
+        with pytest.raises(ModelError, match="'a/b/c' does not exist"):
             run("vdn", embedder="sentence-transformers:a/b/c")
 
     def test_each_text_is_encoded_once(self) -> None:

@@ -4,8 +4,8 @@
 2. `notation.tidy` turns the ways to write the same mathematics into one, by characters alone.
 3. `answers.read_answer` decides what kind of answer it is (list, set, interval, matrix, equation, …). `numeric` takes off its name, unit and
    words; `expression.read_expression` parses each value into exact `algebra`.
-4. `sameness.same_answer` compares the readings of the answer and of the gold answer.
-5. What this reader does not know goes to math-verify, in a process that can be killed (`grade.compare_math`, `worker`).
+4. `sameness.same_answer` compares the parsed answer with the parsed gold answer.
+5. Answers that this reader does not know go to math-verify, in a process that can be killed (`grade.compare_math`, `worker`).
 
-`numeric` also reads single numbers, for graders that must not work anything out.
+`numeric` also reads single numbers, for graders that evaluate nothing.
 """

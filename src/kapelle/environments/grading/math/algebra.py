@@ -2,7 +2,7 @@ r"""Exact arithmetic for answers: quotients of polynomials in letters, π, i and
 
 Two such values are equal exactly when cross-multiplication says so: square roots of distinct squarefree
 integers are linearly independent over the rationals, and letters stand for anything. Sizes are bounded
-before the arithmetic is done; past a bound `TooLarge` is raised, never a long wait.
+before the arithmetic is done: a larger value raises `TooLarge` at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Polynomial = Mapping[Monomial, Fraction]
 
 
 class TooLarge(Exception):
-    """A value that is larger than any answer that is considered."""
+    """A value above the size limits."""
 
 
 class Undefined(Exception):
@@ -48,7 +48,7 @@ class Quotient:
     bottom: Polynomial
 
     def same(self, other: Quotient) -> bool:
-        """Return whether both are the same value; TooLarge when that takes too much to tell."""
+        """Return whether both are the same value. Raises TooLarge if the comparison is too expensive."""
         return _times(self.top, other.bottom) == _times(other.top, self.bottom)
 
     def proportional(self, other: Quotient) -> bool:
@@ -108,7 +108,7 @@ def divide(one: Quotient, other: Quotient) -> Quotient:
 
 
 def written_terms(value: Quotient) -> set[object]:
-    """Return the terms of one that is written in a sum: two sums that share some are not put together yet.
+    """Return the terms of one polynomial in a sum. Sums that share terms are not combined yet.
 
     None of a sum with letters, which stands there in brackets: `3(x + 2)^2 - 2` is finished.
     """
@@ -139,7 +139,7 @@ def power(base: Quotient, exponent: int) -> Quotient:
     plain = base.rational
     if plain is not None:
         bits = max(plain.numerator.bit_length(), plain.denominator.bit_length())
-        # ±1 and 0 stay small whatever the exponent.
+        # Powers of ±1 and 0 are small for every exponent.
         if bits > 1 and bits * exponent > MAX_BITS:
             raise TooLarge
         return number(plain ** (exponent if bits > 1 else exponent % 2 or 2 * (exponent > 0)))
@@ -159,7 +159,7 @@ def square_root(value: Fraction) -> Quotient:
         raise TooLarge
     if not radicand:
         return number(Fraction(0))
-    # Each square that divides it comes out, by trial division: √12 = 2√3.
+    # Move each square divisor out of the root, by trial division: √12 = 2√3.
     outside, inside, divisor = 1, radicand, 2
     while divisor * divisor <= inside:
         while inside % (divisor * divisor) == 0:
@@ -171,7 +171,7 @@ def square_root(value: Fraction) -> Quotient:
 
 _PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
 PRECISION = Context(prec=120)
-"""Digits that decimals are worked out with."""
+"""Digits of decimal calculations."""
 _LARGEST = 10**40
 
 
@@ -221,7 +221,7 @@ def _times(one: Polynomial, other: Polynomial) -> Polynomial:
     terms: dict[Monomial, Fraction] = {}
     for (root, imaginary, letters), factor in one.items():
         for (other_root, other_imaginary, other_letters), other_factor in other.items():
-            # √a·√b = g·√(ab/g²) for the common divisor g; what is left is squarefree again.
+            # √a·√b = g·√(ab/g²) for the common divisor g; ab/g² is squarefree again.
             common = math.gcd(root, other_root)
             inside = root * other_root // common**2
             sign = -1 if imaginary and other_imaginary else 1

@@ -1,4 +1,4 @@
-"""Reads what a mathematical answer is: numbers, expressions, lists, sets, intervals, points, matrices, words.
+"""Parses a mathematical answer: numbers, expressions, lists, sets, intervals, points, matrices, words.
 
 `read_answer` takes a text apart and evaluates none of it as code; `sameness.py` compares two readings.
 """
@@ -44,12 +44,12 @@ from kapelle.environments.grading.math.numeric import (
     words_of,
 )
 
-# -------- What mathematical answers are made of: numbers, lists, sets, intervals, points, matrices, words
+# -------- The parts of mathematical answers: numbers, lists, sets, intervals, points, matrices, words
 
 
 @dataclass(frozen=True, slots=True)
 class WordAnswer:
-    """A name or a sentence, in lower case where it is longer than a letter."""
+    """A name or a sentence; lower case if it is longer than one letter."""
 
     text: str
 
@@ -63,7 +63,7 @@ class Infinity:
 
 @dataclass(frozen=True, slots=True)
 class Based:
-    """Digits in a base that is written behind them: `1012_3`."""
+    """Digits with their base after them: `1012_3`."""
 
     digits: str
     """Without leading zeros, with its sign."""
@@ -72,11 +72,11 @@ class Based:
 
 @dataclass(frozen=True, slots=True)
 class Equation:
-    """Two sides that are equal, as the difference that is 0."""
+    """An equation, stored as the difference of its sides, which is 0."""
 
     difference: Quotient
     left: Quotient | None = field(default=None, compare=False)
-    """The side before `=` as it is written; the other side is this one less the difference."""
+    """The left side. The right side is the left side minus the difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ Value = Quotient | WordAnswer | Infinity | Based | Equation | Several
 
 @dataclass(frozen=True, slots=True)
 class MathAnswer:
-    """One answer as it was read."""
+    """One parsed answer."""
 
     value: Value
     name: str
@@ -107,17 +107,17 @@ class MathAnswer:
     unit: str
     """Its unit in lower case; empty without one."""
     letters: frozenset[str]
-    """The letters that its value is written with, cancelled ones included."""
+    """The letters in the text of its value, including letters that cancel."""
     plain: str = ""
-    """How it is written where it is letters alone: `odd` is a word or a product."""
+    """Its text if it is only letters: `odd` is a word or a product."""
     unfinished: bool = False
-    """Whether it still has to be worked out: `3 + 4`. An equation in unknowns never has."""
+    """Whether something is left to calculate: `3 + 4`. False for an equation with unknowns."""
 
 
-# -------- Inequalities as the intervals that they describe, and chains of equal values as the value
+# -------- Inequalities become intervals, and chains of equal values become one value
 #
-# `-2 \le x < 7` is `x \in [-2, 7)`, `|x| > 3` is two intervals, `x = 5 + 6 = 11` is 11. A chain that contradicts itself is
-# refused. Inequalities in several unknowns are not read here.
+# `-2 \le x < 7` is `x \in [-2, 7)`, `|x| > 3` is two intervals, `x = 5 + 6 = 11` is 11. A chain that contradicts itself has no
+# value. Inequalities in several unknowns are not read here.
 
 Read = Callable[[str], Quotient]
 """Reads one expression. Raises Unreadable and Unfamiliar."""
@@ -133,19 +133,19 @@ _SUBJECT = re.compile(
 _ABOUT = re.compile(r"\\approx(?![A-Za-z])|=")
 _DECIMAL = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)")
 MAX_DIGITS = 50
-"""Characters of a decimal number that is compared with what it rounds."""
+"""Characters of a decimal number that is compared as a rounded value."""
 
 
 def has_relation(body: str) -> bool:
-    """Return whether an inequality stands in a text."""
+    """Return whether a text contains an inequality."""
     return _RELATION.search(body) is not None
 
 
 def read_bounds(body: str, read: Read) -> tuple[str, Value]:
-    """Return the name of what an inequality bounds, and where it lies. Raises Unreadable and Unfamiliar."""
+    """Return the name that an inequality bounds, and its intervals. Raises Unreadable and Unfamiliar."""
     parts, marks = split_marked(body, _RELATION)
     if any(_UNEQUAL.fullmatch(mark) for mark in marks):
-        # What `x \ne 5` leaves.
+        # All numbers except the one in `x \ne 5`.
         sides = [part.strip() for part in parts]
         if len(sides) != 2:
             raise Unfamiliar
@@ -176,7 +176,7 @@ def read_bounds(body: str, read: Read) -> tuple[str, Value]:
         return subject["name"], _interval(ends, shut)
     moved = _end(subject["moved"] or "0", read, subject["name"])
     assert moved is not None, "no infinity stands behind a name"
-    # The size of a number is bounded, `|x - 1| < 3`: two ends for each that there is, moved by what is added to the name.
+    # An absolute value is bounded, `|x - 1| < 3`: each bound gives two ends, shifted by the number added to the name.
     for end in ends:
         if end is not None and (end.rational is None or end.rational < 0):
             raise Unfamiliar
@@ -189,7 +189,7 @@ def read_bounds(body: str, read: Read) -> tuple[str, Value]:
 
 
 def both(bounds: Sequence[tuple[str, Value]]) -> tuple[str, Value]:
-    r"""Return what two bounds of one name say together, `x \ge 0` and `x < 2`. Raises Unfamiliar for anything else."""
+    r"""Return the interval that two bounds of one name describe, `x \ge 0` and `x < 2`. Raises Unfamiliar for anything else."""
     names = {name for name, _ in bounds}
     intervals = [value for _, value in bounds if isinstance(value, Several) and len(value.kind) == 2]
     low = [each for each in intervals if isinstance(each.items[1], Infinity)]
@@ -230,7 +230,7 @@ def _moved(value: Several, by: Quotient) -> Several:
 
 
 End = Quotient | None
-"""One end of an interval; None where it has none."""
+"""One end of an interval; None if it is unbounded."""
 
 
 def _end(text: str | None, read: Read, name: str) -> End:
@@ -257,7 +257,7 @@ _OPERATION = re.compile(r"(?<=[0-9A-Za-z)}])\s*(?:[-+*/^(]|\\(?:cdot|times|div)\
 
 
 def shortens(text: str, value: Quotient) -> bool:
-    """Return whether a decimal number is a value rounded or cut to its digits; False for a value that is no real number."""
+    """Return whether a decimal number is a value, rounded or truncated to its digits; False for a value that is not real."""
     exact = algebra.decimal(value)
     if exact is None or len(text) > MAX_DIGITS or not _DECIMAL.fullmatch(text):
         return False
@@ -278,7 +278,7 @@ _IN_TEXT = re.compile(r"\\(?:text|mathrm)\{([^{}]*)\}")
 
 
 def _amounts(body: str) -> MathAnswer | None:
-    """Return what amounts side by side are, `5 feet 3 inches` or `3 red, 4 blue`: their sum, or several that have names."""
+    """Return amounts without commas or with names, `5 feet 3 inches` or `3 red, 4 blue`: their sum, or several named amounts."""
     plain = _IN_TEXT.sub(r" \1 ", body).strip()
     found = list(_AMOUNT.finditer(plain))
     if len(found) < 2 or "".join(each[0] for each in found) != plain:
@@ -298,7 +298,7 @@ def _amounts(body: str) -> MathAnswer | None:
 
 
 def read_answer(text: str) -> MathAnswer:
-    """Return the answer that a text writes. Raises Unreadable for what must not be read as one, Unfamiliar for what this reader lacks."""
+    """Parse a text as an answer. Raises Unreadable if it must not count as one, Unfamiliar if this reader does not know it."""
     body = opened(text)
     amounts = _amounts(body)
     if amounts is not None:
@@ -318,7 +318,7 @@ def read_answer(text: str) -> MathAnswer:
 
 
 def in_figures(words: str) -> str:
-    """Return words that begin with a number with its figures, `21 days` for `twenty-one days`; empty for others."""
+    """Return `21 days` for `twenty-one days`: words that begin with a number, in digits. Empty for other words."""
     first, *others = words.replace("-", " ").split(" ")
     if first == "half" and not others:
         return "1/2"
@@ -345,24 +345,24 @@ PARTS = {"half": 2, "halve": 2, "third": 3, "quarter": 4} | {
     word: number
     for number, word in enumerate(["fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"], 4)
 }
-"""What a number of words counts, and how many of them are a whole."""
+"""Number words that count parts (`thirds`), and how many parts are a whole."""
 
 
 class _Reading:
-    """One reading, with what it has met."""
+    """The parser of one answer, with the notation that it has found."""
 
     def __init__(self) -> None:
         self.seen = Seen()
 
     def answer(self, body: str) -> MathAnswer:
-        """Return the reading of a whole answer: bounds with `or` between them, groups with `;`, or one list."""
+        """Parse a whole answer: bounds with `or` between them, groups with `;`, or one list."""
         sides, bounds = split_word(body, "or"), list[tuple[str, Value]]()
         for side in sides:
             if has_relation(side):
                 found = [read_bounds(each, self._single) for each in split_word(side, "and")]
                 bounds.append(found[0] if len(found) == 1 else both(found))
         if bounds and len(bounds) == len(sides) and len({name for name, _ in bounds}) == 1:
-            # The intervals of which unions consist.
+            # A union consists of intervals.
             intervals = [
                 item
                 for _, value in bounds
@@ -392,8 +392,8 @@ class _Reading:
         return MathAnswer(value, name, unit, frozenset(self.seen.letters), plain, unfinished)
 
     def _listed(self, body: str) -> MathAnswer:
-        """Return the reading of values with commas between them, of one value, or of an equation."""
-        # A number may hold commas of its own: `1,234`.
+        """Parse values with commas between them, one value, or an equation."""
+        # A number may contain commas: `1,234`.
         one = part_of(body)
         whole = parse_number(one.body)
         if whole is not None:
@@ -410,7 +410,7 @@ class _Reading:
             letters = ",".join(letter.strip() for letter in named[1].split(","))
             return self._made(letters, _listing(self._items(split_top(body[named.end() :], ","))))
         if len(split_top(body, ",")) == 1 and not without_name(body)[0] and len(split_top(body, "=")) > 1:
-            # An equation, or what it is a longer way to write: `\binom{5}{2} = 10`, `2x = y`.
+            # An equation, or a value written as an equation: `\binom{5}{2} = 10`, `2x = y`.
             sides = split_top(body, "=")
             last, unit = without_unit(sides[-1].strip())
             name, nothing = without_name(f"{last}=")
@@ -440,7 +440,7 @@ class _Reading:
     def _gathered(self, parts: Sequence[AnswerPart], values: Sequence[tuple[Value, ...]]) -> MathAnswer:
         """Return values as one answer: `x = 1, 2` has one name for all, `x_1 = 1, x_2 = 2` is a list, `x = 1, y = 2` one solution."""
         items = tuple(value for several in values for value in several)
-        # Each has the same unit, or it stands behind the last one alone.
+        # Each value has the same unit, or only the last one has a unit.
         units, unit, names = {part.unit for part in parts}, parts[-1].unit, [part.name for part in parts]
         if len(units) > 1 and (units != {"", unit} or any(part.unit for part in parts[:-1])):
             raise Unfamiliar
@@ -457,7 +457,7 @@ class _Reading:
         return self._made(",".join(names), Several("named", items), unit)
 
     def _chained(self, part: AnswerPart) -> AnswerPart:
-        """Return a part whose value is written several times, `x = 5 + 6 = 11`, with the last exact side alone.
+        """Return a part whose value is written several times, `x = 5 + 6 = 11`, with only its last exact side.
 
         Raises NotAnAnswer where it contradicts itself: by numbers that differ, unless a side is worked out (then what it ends
         with counts, as it does behind wrong steps), or by what does not round or cut what stands before its `≈`.
@@ -475,14 +475,14 @@ class _Reading:
             raise NotAnAnswer("It contradicts itself.")
         if not all(shortens(side.lstrip("\\$ "), values[-1]) for side in sides[exact:]):
             raise NotAnAnswer("It names a value and another one as about the same.")
-        # The last side that is worked out and has the value of the last one.
+        # The last finished side that equals the last side.
         place = max(
             range(exact), key=lambda side: (not unfinished[side] and values[side].same(values[-1]), side)
         )
         return AnswerPart(sides[place], part.name, part.unit)
 
     def _worked_out(self, sides: list[str]) -> Quotient | None:
-        """Return the number that all sides of an equation are; None where it has unknowns, is wrong, or says nothing."""
+        """Return the common number of all sides; None if the equation has unknowns, is wrong, or is trivial."""
         ratios = ["/" in side or "frac" in side for side in sides]
         if all(parse_number(side) is not None for side in sides) and len(set(ratios)) == 1:
             return None  # `5 = 5` says nothing
@@ -492,7 +492,7 @@ class _Reading:
         return values[0] if same and not self.seen.letters else None
 
     def _apart(self, sides: Sequence[str]) -> tuple[list[Quotient], list[bool]]:
-        """Return the value of each side, and whether it still has to be worked out."""
+        """Return the value of each side, and whether something is left to calculate."""
         values, unfinished = list[Quotient](), list[bool]()
         for side in sides:
             self.seen.unfinished = False
@@ -513,7 +513,7 @@ class _Reading:
         return tuple(value for part in parts for value in self._item(part.strip()))
 
     def _item(self, text: str, *, among_others: bool = True) -> Sequence[Value]:
-        """Return what stands between two commas, by the first kind that it is; an expression with `±` is two values."""
+        """Parse the text between two commas as the first kind that fits; an expression with `±` is two values."""
         if not text:
             raise Unreadable("Something is missing between commas.")
         if among_others and text.isalpha() and text.isascii() and is_word(text):
@@ -538,7 +538,7 @@ class _Reading:
             return [Several("ratio", tuple(self._single(part) for part in ratio))]
         rest = _MODULO.fullmatch(text)
         if rest is not None:
-            # A number modulo another one: 10 and 3 modulo 7 are the same.
+            # A number modulo another number: 10 and 3 are equal modulo 7.
             whole, modulus = self._single(rest[1]).rational, int(rest[2])
             if whole is None or whole.denominator != 1:
                 raise Unfamiliar
@@ -560,7 +560,7 @@ class _Reading:
 
 _POINT = re.compile(r"\(\s*([A-Za-z](?:\s*,\s*[A-Za-z])+)\s*\)\s*=(?!=)\s*")
 _CALLED = re.compile(r"([A-Z])\s*(\((?:[^()]|\([^()]*\))*\))")
-"""A point behind its name: `P(3, 4)`."""
+"""A point after its name: `P(3, 4)`."""
 _MATRIX = re.compile(r"\\begin\{([pb]?)matrix\}((?:(?!\\begin).)*)\\end\{\1matrix\}", re.DOTALL)
 _NAMED_RATIO = re.compile(r"([A-Za-z](?:\s*:\s*[A-Za-z]){2,7})\s*=\s*([^=]{5,200})")
 _MODULO = re.compile(
@@ -585,12 +585,12 @@ _SAID: dict[str, Value] = {
     **dict.fromkeys([*_EVERY, "the set of all real numbers", "set of all real numbers"], REALS),
     **dict.fromkeys(_NOTHING, Several("set", ())),
 }
-"""What words mean that are also written as mathematics."""
+"""Values that are written in words."""
 _SIGNS: dict[str, Value] = {
     **dict.fromkeys(("\\emptyset", "\\varnothing"), Several("set", ())),
     "\\mathbb{R}": REALS,
 }
-"""Values that have a sign of their own."""
+"""Values that are written as one symbol."""
 
 
 def _listing(items: tuple[Value, ...]) -> Value:

@@ -15,15 +15,15 @@ from typing import Literal
 
 MAX_CHARACTERS = 120
 MAX_BITS = 4096
-"""Of the numerator and the denominator of any value on the way: 1,233 digits."""
+"""Bits of the numerator and of the denominator of intermediate values: 1,233 digits."""
 MAX_ROOT = 64
-"""The greatest root that is looked for among fractions."""
+"""The largest root that is searched among fractions."""
 DIGITS = 50
-"""To which a value without a fraction is rounded on the way."""
+"""Digits of intermediate values that are not fractions."""
 SHOWN = 12
-"""To which it is shown."""
+"""Digits of a displayed value."""
 LONG = 400
-"""Characters of a fraction that is shown whole."""
+"""Characters of the longest fraction that is shown in full."""
 
 Operator = Literal["+", "-", "*", "/", "//", "**"]
 
@@ -37,7 +37,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """Two operands and what is done with them; `//` rounds the quotient down."""
+    """Two operands and their operation; `//` rounds the quotient down."""
 
     operator: Operator
     left: Expression
@@ -229,13 +229,13 @@ def _power(base: Fraction, exponent: Fraction) -> tuple[Fraction, bool]:
 
 
 def _root(number: Fraction, degree: int) -> Fraction | None:
-    """Return the root of a positive fraction that is one itself; None where it is none."""
+    """Return the root of a positive fraction if it is a fraction, else None."""
     above, below = _whole_root(number.numerator, degree), _whole_root(number.denominator, degree)
     return Fraction(above, below) if above and below else None
 
 
 def _whole_root(number: int, degree: int) -> int | None:
-    """Return the whole root of a positive whole number, by halving; None where there is none."""
+    """Return the integer root of a positive integer, by bisection; None if there is none."""
     low, high = 1, 1 << -(-number.bit_length() // degree)
     while low <= high:
         middle = (low + high) // 2
@@ -274,7 +274,7 @@ def write(expression: Expression) -> str | None:
     if left is None or right is None:
         return None
     strength = _STRENGTH[expression.operator]
-    # An operation on the right of an equal one would be read the other way round without its brackets.
+    # Without brackets, `a - (b - c)` would be read as `(a - b) - c`.
     if expression.operator == "**":  # which is read from the right, and before a sign
         left = f"({left})" if left.startswith("-") or _strength(expression.left) <= strength else left
         right = f"({right})" if _strength(expression.right) < strength else right

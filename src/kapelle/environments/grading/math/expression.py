@@ -5,7 +5,7 @@ r"""Reads one mathematical expression, LaTeX or plain, into exact algebra; evalu
     factor  := base ['^' exponent] ['!']
     base    := number | letter ['_' index] | '(' sum ')' | '{' sum '}' | \frac a b | \sqrt a | \pi | …
 
-What can be read in two ways (`1/2x`, `\frac123`, `2 3`) is refused, never guessed.
+An expression with two possible meanings (`1/2x`, `\frac123`, `2 3`) raises Unreadable.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ MAX_BINOMIAL = 200
 
 
 class Unreadable(Exception):
-    """What no grader may read as an answer: it is ambiguous, too large or undefined."""
+    """A text that is ambiguous, too large or undefined: no grader may read it as an answer."""
 
 
 class NotAnAnswer(Unreadable):
-    """What has no value, even as a gold answer: it is empty, or contradicts itself."""
+    """A text without a value, even as a gold answer: it is empty or contradicts itself."""
 
 
 class Unfamiliar(Exception):
-    """What this reader does not know; math-verify may."""
+    """A text that this reader does not know; math-verify may know it."""
 
 
 _GREEK = (
@@ -88,11 +88,11 @@ def tokens(text: str) -> list[str]:
 
 @dataclass(slots=True)
 class Seen:
-    """What expressions were written with."""
+    """The notation that was found in expressions."""
 
     letters: set[str] = field(default_factory=set)
     unfinished: bool = False
-    """Whether a reader still has to work something out: `3 + 4`, `2^{10}`, `5!`, `168/2`, `2x + 3x`."""
+    """Whether something is left to calculate: `3 + 4`, `2^{10}`, `5!`, `168/2`, `2x + 3x`."""
 
 
 def read_expression(text: str, seen: Seen) -> list[Quotient]:
@@ -198,7 +198,7 @@ class _Reader:
             value = algebra.multiply(value, factor)
 
     def _ratio(self, top: Quotient, bottom: Quotient) -> Quotient:
-        """Return a quotient; one of two whole numbers that is no whole number itself is a fraction, other ones are to be worked out."""
+        """Return a quotient. `1/2` is a finished fraction; `6/2` and other quotients are left to calculate."""
         value = algebra.divide(top, bottom)
         above, below = top.rational, bottom.rational
         if above is not None and below is not None and below != 1:
@@ -208,7 +208,7 @@ class _Reader:
         return value
 
     def _mixed(self) -> Quotient | None:
-        r"""Return the mixed number `2\frac{1}{3}`. Raises Unreadable for what only looks like one."""
+        r"""Return the mixed number `2\frac{1}{3}`. Raises Unreadable for a text that only looks like one."""
         if not (self._next().isdigit() and self._parts[self._place + 1 : self._place + 2] == ["\\frac"]):
             return None
         place = self._place
@@ -304,7 +304,7 @@ class _Reader:
         if part == "{":
             return self._enclosed("{", "}")
         if part.isdigit() and len(part) == 2 and self._parts[self._place - 1] in {"\\frac", "\\binom"}:
-            # \frac12 takes one digit each; the second is left for the next argument.
+            # \frac12 takes one digit for each argument: the second digit is the next argument.
             self._parts = [*self._parts[: self._place], part[0], part[1], *self._parts[self._place + 1 :]]
             part = part[0]
         if (part.isdigit() and len(part) == 1) or (part.isalpha() and len(part) == 1) or part == "\\pi":
@@ -341,7 +341,7 @@ _INCOMPLETE = frozenset({"", ")", "}", "]", "*", "/", "^", "_", "+", "-"})
 
 
 MAX_EXPONENT = 10**5
-"""Of a power that is too large to be worked out: it stands for itself, like a letter."""
+"""Largest exponent of a power that is too large to calculate; such a power equals only itself, like a letter."""
 
 
 def _raised(value: Quotient, exponent: Quotient, letters: set[str]) -> Quotient:
@@ -353,7 +353,7 @@ def _raised(value: Quotient, exponent: Quotient, letters: set[str]) -> Quotient:
     if plain.denominator == 1:
         whole = base is not None and base.denominator == 1 and base > 1
         if whole and base is not None and 0 < plain <= MAX_EXPONENT:
-            # The least base of which it is a power: 3 and 2 for 9.
+            # The smallest base: 9 is 3 to the power 2.
             root, times = base.numerator, 1
             for each in range(root.bit_length() - 1, 1, -1) if root.bit_length() < 50 else ():
                 least = round(root ** (1.0 / each))
@@ -361,7 +361,7 @@ def _raised(value: Quotient, exponent: Quotient, letters: set[str]) -> Quotient:
                     root, times = least, each
                     break
             if root.bit_length() * times * plain > algebra.MAX_BITS:
-                # 3^2023 is not worked out: it is the same as itself, like a letter.
+                # 3^2023 is not calculated: it equals only itself, like a letter.
                 name = f"{root}^{times * plain.numerator}"
                 letters.add(name)
                 return algebra.letter(name)

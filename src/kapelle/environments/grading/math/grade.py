@@ -1,8 +1,8 @@
 r"""Grades mathematical answers: by our own exact reader first, else by math-verify in a process that can be killed.
 
 Our reader decides about numbers, polynomials and their quotients, square roots, lists, sets, intervals, points, matrices,
-equations and words, by exact algebra. What it does not know (`\sin x`, cube roots) goes to math-verify, which compares loosely: so an
-answer goes there only if no letter, word or command in it could talk the comparison round (`why_not_comparable`).
+equations and words, by exact algebra. Other notation (`\sin x`, cube roots) goes to math-verify, which compares loosely. So an
+answer goes there only if no letter, word or command in it could deceive the comparison (`why_not_comparable`).
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ def math_processes(size: int = 2, limits: AnswerLimits = COMPARISON) -> Killable
 
 
 def shared_math_processes() -> KillableProcesses:
-    """Return the pool that everything in this process shares.
+    """Return the pool that this process shares.
 
     It starts with the first comparison that needs it and ends with the process.
     """
-    # A fork must not talk over the pipes of its parent's servers.
+    # A fork must not write to the pipes of its parent's servers.
     process = os.getpid()
     return _SHARED.get(process) or _SHARED.setdefault(process, math_processes())
 
 
 _SHARED: dict[int, KillableProcesses] = {}
-"""The pool of a process, by its number."""
+"""The pool of each process, by process id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """An answer that our reader does not decide: math-verify has to compare it."""
+    """An answer that our reader cannot decide and math-verify compares."""
 
     answer: str
     gold: str
@@ -71,7 +71,7 @@ def grade_math(
     percent: Percent = "figure",
     question: str = "",
 ) -> Grade:
-    """Return whether the final answer of a text means the same as the gold one, and is no formula of the question.
+    """Return whether the final answer of a text equals the gold answer and does not copy a formula of the question.
 
     An answer that is too long, ambiguous or undefined, or that takes math-verify more CPU or memory than `processes` allows, is
     `no_answer`. Where the machine or the gold answer is the reason, the verdict is `ungraded`.
@@ -82,7 +82,7 @@ def grade_math(
 
 
 def unless_copied(grade: Grade, gold: str, question: str) -> Grade:
-    """Return a verdict; `no_answer` for a formula of the question, unless the gold answer is written like it."""
+    """Return a verdict: `no_answer` if the answer copies a formula of the question, unless the gold answer does too."""
     answer = grade.answer or ""
     if not grade.score or not _copies(answer, question) or _spelled(answer) == _spelled(gold_answer(gold)):
         return grade
@@ -95,7 +95,7 @@ def read_math(
     rules: Sequence[ExtractionRule],
     percent: Percent = "figure",
 ) -> Grade | Undecided:
-    """Return the verdict of our reader, or what it leaves to math-verify; never blocks."""
+    """Return the verdict of our reader, or the comparison for math-verify. Never blocks."""
     found = extract(text, rules)
     if found.text is None:
         return no_answer(found.problem)
@@ -116,14 +116,14 @@ def read_math(
 
 
 _TO_WORK_OUT = re.compile(r"(?<!^)[-+*/^!=×÷·]|\\[a-z]+|\|")
-"""What a formula holds and a number or a name does not."""
+"""Signs of a formula, which numbers and names do not contain."""
 _SIDE = re.compile(r"[=<>,;]|\\(?:[lg]eq?|approx)(?![A-Za-z])")
 _IN_WORDS = re.compile(r"[0-9(√.][0-9(). +*/^×÷·!√-]*[0-9)!]")
-"""A formula of a text without `$`."""
+"""A formula in a text without `$`."""
 
 
 def _copies(answer: str, question: str) -> bool:
-    """Return whether an answer is a formula of a question, or a side of one, spacing aside."""
+    """Return whether an answer is a formula of the question or one side of it, ignoring spaces."""
     if not _TO_WORK_OUT.search(tidy(answer)):
         return False
     formulas = [next(part for part in found.groups() if part) for found in FORMULA.finditer(question)]
@@ -132,7 +132,7 @@ def _copies(answer: str, question: str) -> bool:
 
 
 def gold_answer(gold: str) -> str:
-    """Return the final answer of a gold text: what its boxes hold, or where it is a solution in prose what that ends with."""
+    """Return the final answer of a gold text: the contents of its boxes, or the end of a solution in prose."""
     listed = _LISTED.fullmatch(gold)
     gold = (listed[1].replace("', '", ", ") if listed else gold).removeprefix("\\approx")
     gold = clean(gold) or gold
@@ -143,7 +143,7 @@ def gold_answer(gold: str) -> str:
 
 
 _LISTED = re.compile(r"\['(.*)'\]", re.DOTALL)
-"""A list of texts as Python prints it, which some data sets keep."""
+"""A list of texts as Python prints it; some data sets contain such lists."""
 
 
 def gold_problem(gold: str) -> str | None:
@@ -168,7 +168,7 @@ def compare_math(left: Undecided, processes: KillableProcesses) -> Grade:
     try:
         same = processes.ask({"gold": _for_library(gold), "answer": _for_library(answer)})
     except TooCostly as problem:
-        # An answer that costs too much is wrong; a gold answer that does fails the episode, as whatever is not the answer's.
+        # An answer that is too expensive is wrong. A gold answer that is too expensive fails the episode.
         if answer != gold and compare_math(Undecided(gold, gold), processes).status == "graded":
             return no_answer(f"'{answer[:80]}' is not read as an answer. {problem}")
         return ungraded(answer, f"'{answer[:80]}' could not be compared. {problem}")
@@ -186,11 +186,11 @@ _IN_DEGREES = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*\^\s*\{?\s*\\circ\s*\}?")
 
 
 def _for_library(text: str) -> str:
-    r"""Return an answer as the library is given it: `\cos 20^\circ` in radians, since it drops degrees."""
+    r"""Return an answer as input for math-verify: `\cos 20^\circ` in radians, since math-verify drops degrees."""
     body = tidy(text)
     if FUNCTION.search(body):
         body = _IN_DEGREES.sub(r"\\left(\\frac{\1\\pi}{180}\\right)", body)
-    # Each decimal number as the fraction that it is: the library compares decimals loosely.
+    # Write each decimal number as a fraction: math-verify compares decimals loosely.
     body = _DECIMAL.sub(lambda found: rf"\frac{{{int(found[1] + found[2])}}}{{{10 ** len(found[2])}}}", body)
     return f"${body}$"
 
@@ -204,11 +204,11 @@ def _no_gold(answer: str, gold: str, problem: str) -> Grade:
 
 
 def _same(answer: str, gold: str, percent: Percent) -> bool | None:
-    """Return whether two answers are the same by all that is decided here, None for what only math-verify may know.
+    """Return whether two answers are the same by the rules here; None if only math-verify may know.
 
     Raises Unreadable for what must not be read as an answer, _GoldRefused for such a gold answer.
     """
-    # What is the same as it is written needs no reader.
+    # Equal texts are equal answers.
     if plain_text(tidy(answer)) == plain_text(tidy(gold)):
         return True
     if any(
@@ -230,7 +230,7 @@ def _same(answer: str, gold: str, percent: Percent) -> bool | None:
     one, other = parse_number(answer), parse_number(gold)
     if one is not None and other is not None:
         return (same_figure if percent == "figure" else same_value)(one, other)
-    # The gold answer is read first: where it cannot be, the answer is not to blame.
+    # The gold answer is read first: if that fails, the fault is not the answer's.
     truth, read = _known_gold(gold), _known(answer)
     if truth is not None and not truth.unfinished and (read.unfinished if read else is_number(truth)):
         raise Unreadable(
@@ -254,7 +254,7 @@ _TURNS_ROUND = {"angle", "measuredangle", "overline", "overleftrightarrow", "wid
 
 
 def _label(text: str) -> tuple[str, str] | None:
-    r"""Return what a figure's name says, `\angle ABC`, in one of the ways in which it may be read; None for anything else."""
+    r"""Return one normal form of a figure's name, such as `\angle ABC`; None for anything else."""
     found = _LABELLED.fullmatch(tidy(text))
     if found is None:
         return None
@@ -267,7 +267,7 @@ _INTEGERS = re.compile(
     r"\s*[,;]?\s*(?:\\q?quad\s*)?(?:\\text\{\s*,?\s*(?:where|for|with|for any|for all)?\s*\}\s*|\()?\s*[klmn]\s*\\in\s*"
     r"(?:\\mathbb\{Z\}|\\mathbb Z|Z)\s*\)?$"
 )
-"""What says that a letter counts: `, k \\in \\mathbb{Z}`."""
+"""A suffix that makes a letter an integer: `, k \\in \\mathbb{Z}`."""
 _CONSTANT = re.compile(r"\+\s*([CcKk])$")
 """A constant of integration, at the end of an answer."""
 
@@ -290,12 +290,12 @@ _ONE = re.compile(r"[A-Za-z0-9]+|[A-Za-z0-9]\^[A-Za-z0-9]|[0-9]+!")
 
 
 def _spelled(text: str) -> str:
-    """Return an answer's characters with fractions in a line and without space: two that agree say the same."""
+    """Return an answer's text with inline fractions and without spaces: equal texts are equal answers."""
     body = _SIMPLE_FRACTION.sub(
         lambda found: "/".join(part if _ONE.fullmatch(part) else f"({part})" for part in found.groups()),
         re.sub(r"\^\{([A-Za-z0-9])\}", r"^\1", tidy(text)),
     )
-    # Space between two digits or letters means something.
+    # A space between two digits or letters has a meaning.
     return re.sub(r"\s*([^A-Za-z0-9\s])\s*", r"\1", " ".join(body.split()))
 
 
@@ -305,7 +305,7 @@ _CASES = re.compile(
 
 
 def _rows(text: str) -> list[str]:
-    """Return the rows of a definition by cases, in any order; empty for what is none."""
+    """Return the rows of a definition by cases, in any order; empty for another text."""
     found = _CASES.fullmatch(tidy(text))
     if found is None or "&" not in found[1]:
         return []
@@ -317,19 +317,19 @@ def _rows(text: str) -> list[str]:
 
 
 def _without_names(answer: str, gold: str) -> Undecided:
-    """Return what the library is to compare: without a name that only one of both has, or both."""
+    """Return both texts for math-verify, without a name that only one of them or both have."""
     (name, value), (other, truth) = without_name(tidy(answer)), without_name(tidy(gold))
     named = bool(name or other) and (name == other or not (name and other)) and value and truth
     return Undecided(value, truth) if named else Undecided(answer, gold)
 
 
 _OF = re.compile(r"[A-Za-z](?:_\{?[A-Za-z0-9]{1,3}\}?)?\(([A-Za-z](?:, ?[A-Za-z]){0,3})\)\s*=[^=]*$")
-"""What a function is written of, where nothing else is said."""
+"""The variables of a function: x in `f(x) = …`."""
 _POINTED = re.compile(r"([-+]?[0-9]{1,20})([.,])([0-9]{2,20})")
 
 
 def _is_comma_for_point(comma: str, point: str) -> bool:
-    """Return whether a text writes with a comma what another one writes with a point: `2,74` and 2.74.
+    """Return whether one text has a decimal comma and the other a decimal point: `2,74` and 2.74.
 
     Digit by digit, two of them at least behind the comma: `0,5` and `1,2` are lists, and `1,234` is a whole number.
     """
@@ -343,7 +343,7 @@ def _is_comma_for_point(comma: str, point: str) -> bool:
 
 
 FLOAT_DIGITS = 14
-"""Digits from the first that is not 0 with which a decimal number is taken for what a computer prints of an irrational one."""
+"""Significant digits from which a decimal number counts as the floating-point value of an irrational number."""
 _FLOAT = re.compile(r"[-+]?([0-9]{0,20}\.[0-9]{1,40})")
 
 
@@ -370,11 +370,11 @@ def _is_float_of(text: str, other: str) -> bool:
 
 
 GOLD_CHARACTERS = 20_000
-"""Of a gold answer; reading one costs time for each of its characters."""
+"""Characters of the longest gold answer; reading time grows with the length."""
 
 
 class _GoldRefused(Exception):
-    """A gold answer that no reader can read."""
+    """A gold answer that neither our reader nor math-verify can read."""
 
 
 def _known_gold(gold: str) -> MathAnswer | None:
@@ -389,7 +389,7 @@ def _known_gold(gold: str) -> MathAnswer | None:
     except NotAnAnswer as problem:
         raise _GoldRefused(str(problem)) from None
     except Unreadable:
-        # A gold answer may be larger, and stranger, than what an answer is allowed to surprise with.
+        # A gold answer may be larger and less usual than an answer.
         return None
 
 
@@ -413,7 +413,7 @@ _HARMLESS = frozenset({"\\{", "\\}", "\\\\", "\\,", "\\;", "\\!", "\\ ", "\\|", 
 
 
 def why_not_comparable(answer: str, gold: str) -> str:
-    """Return why an answer must not be handed to math-verify, which compares loosely; empty if it may be.
+    """Return why math-verify, which compares loosely, must not compare an answer; empty if it may.
 
     The rules keep a guess from being accepted by approximation or by more than one reading.
     """
@@ -431,7 +431,7 @@ def why_not_comparable(answer: str, gold: str) -> str:
         alone = len(split_top(ours, ",")) == len(split_top(theirs, ","))
     except Unreadable as problem:
         return str(problem)
-    # Whether one is a ratio of three or more, and the other one of another number.
+    # Whether one is a ratio of three or more numbers, and the other a ratio of a different length.
     marks = [text.rpartition("=")[2].count(":") for text in (ours, theirs)]
     faults = {
         "It is written with letters that the answer does not have.": bool(_letters(ours) - _letters(theirs)),
@@ -460,11 +460,11 @@ def why_not_comparable(answer: str, gold: str) -> str:
 _FUNCTION = re.compile(
     r"\\(a?)(?:rc)?(?:sin|cos|tan|cot|sec|csc)|\\(l)(?:og|n|g)(?![a-z])|\\(binom|lfloor|lceil|max|min|gcd|lcm|[bp]?mod)|([!|])"
 )
-"""A function, by its kind: trigonometric ones are of one kind, as logarithms are."""
+"""Functions by kind: all trigonometric functions are one kind, all logarithms another."""
 
 
 def _is_fact(text: str) -> bool:
-    r"""Return whether a text is a relation between numbers, `\log_2 8 = 3`: the library knows no more of it than that it is true."""
+    r"""Return whether a text is a relation between numbers, `\log_2 8 = 3`: math-verify reads only that it is true."""
     plain = _COMMAND.sub(lambda command: "x" if command[0][1:] in GREEK else " ", text)
     unknowns = set(_LETTER.findall(plain)) - _PLAIN_FUNCTIONS
     return ("=" in text or has_relation(text)) and not unknowns
@@ -478,7 +478,7 @@ _REMARK = re.compile(r"\\(?:text|mathrm|textrm|textbf|mbox)\{\s*([^{}]*?)[\s.]*\
 
 
 def _remarks(text: str) -> set[str]:
-    r"""Return what an answer says in words, `\text{ is false}`, other than units and letters."""
+    r"""Return the words of an answer, `\text{ is false}`, without units and letters."""
     said = {remark.strip(" ,;") for remark in _REMARK.findall(text)}
     return {
         each

@@ -1,6 +1,6 @@
-r"""Turns the ways to write the same mathematics into one: `½` and `{1 \over 2}` become `\frac{1}{2}`, `]0,1[` becomes `(0,1)`.
+r"""Normalises mathematical notation: `½` and `{1 \over 2}` become `\frac{1}{2}`, `]0,1[` becomes `(0,1)`.
 
-Works on characters only and in linear time; nothing here changes what a text means.
+Works on characters only, in linear time, and keeps the meaning of a text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ODD = re.compile(f"[{''.join(_HIGH)}]+|[{''.join(_LOW)}]+|[^\x00-\x7f]")
 
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9",
           "ten": "10", "twelve": "12", "sixteen": "16"}  # fmt: skip
-# Spellings and the one that readers know, replaced one after the other.
+# Spellings and their normal form, replaced in this order.
 _NAMES: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"\\(?:nice|s|c)frac(?![A-Za-z])": r"\\frac",
     r"([A-Za-z])\s*\\equiv(?![A-Za-z])(?=[^\\=]{1,40}\\(?:p|b)?mod(?![A-Za-z]))": r"\1=",
@@ -94,7 +94,7 @@ _WHOLES: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"\\mathbf\s?\{?R\}?|\\mathbb R": r"\\mathbb{R}",
     # |x| = 3 is x = ±3.
     r"\|\s*([abcdxy])\s*\|\s*=\s*([0-9\\][^|=,;<>]{0,60})": r"\1=\\pm (\2)",
-    # A set by the bounds of what it holds.
+    # A set defined by bounds.
     r"\\\{\s*[A-Za-z]\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\||:|\\mid(?![A-Za-z]))\s*((?:(?!\\in(?![A-Za-z])).)+)\\\}": (
         lambda found: found[1].strip() if _BOUND.search(found[1]) else found[0]
     ),
@@ -121,7 +121,7 @@ _REPEATING = re.compile(
 
 
 def plain_notation(body: str) -> str:
-    """Return a text in the one notation that readers know."""
+    """Return a text in the notation that the parser knows."""
     if not body.isascii():
         body = re.sub(r"√\s*([0-9]+(?:\.[0-9]+)?|[A-Za-z])", r"\\sqrt{\1}", body)
         body = _ODD.sub(_in_ascii, body)
@@ -130,13 +130,13 @@ def plain_notation(body: str) -> str:
     if "\\begin" not in body:
         body = _AMPERSAND.sub(", ", body)
     if body[:1] == "]" or body[-1:] == "[":
-        # Brackets that are turned outwards leave out the ends: `]0,1]` is `(0,1]`.
+        # Brackets that point outwards exclude the ends: `]0,1]` is `(0,1]`.
         body = _ABROAD.sub(
             lambda found: f"{'(' if found[1] == ']' else '['}{found[2]}{')' if found[3] == '[' else ']'}",
             body,
         )
     body = _REPEATING.sub(_as_fraction, body).strip()
-    # What is written as a whole in one of the ways for its kind, in the usual one.
+    # Rewrite whole answers of these kinds in their usual form.
     for pattern, to in _KINDS:
         found = pattern.fullmatch(body)
         if found is not None:
@@ -159,16 +159,16 @@ def _in_ascii(found: re.Match[str]) -> str:
 
 
 def _as_fraction(found: re.Match[str]) -> str:
-    r"""Return a decimal number that repeats as the fraction that it is: `0.1\overline{6}` is 15/90."""
+    r"""Return a repeating decimal as a fraction: `0.1\overline{6}` is 15/90."""
     whole, digits = found[1], found[2]
     repeated = found[3] or found[4] or re.sub("[^0-9]", "", found[5])
     top = int((whole + digits + repeated) or 0) - int((whole + digits) or 0)
     return rf"\frac{{{top}}}{{{(10 ** len(repeated) - 1) * 10 ** len(digits)}}}"
 
 
-# -------- Takes off what LaTeX writes for the eye alone: sizes, fonts, thin spaces, braces around one sign, environments around a whole
+# -------- Removes LaTeX that only affects appearance: sizes, fonts, thin spaces, needless braces and environments
 #
-# Works on characters only and in linear time; nothing here changes what a text means.
+# Works on characters only, in linear time, and keeps the meaning of a text.
 
 FONTS = (
     "text|mathrm|textnormal|textrm|textbf|textit|mbox|mathbf|operatorname|textsf|texttt|textsl|textsc|textup|textmd|emph|hbox"
@@ -179,7 +179,7 @@ _NAME_ENDS = r"(?![A-Za-z])"
 _SIZES = "displaystyle|tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge|nolimits|limits|mathstrut|strut"
 _DOLLAR = rf"\\(?:mathdollar|textdollar){_NAME_ENDS}|\\(?:{FONTS})\{{\s*(?:US)?\s*\\?\$\s*\}}|(?<![A-Za-z])US\s?\\\$|\{{\\\$\}}"
 _SAME: dict[str, str | Callable[[re.Match[str]], str]] = {
-    # Sizes and spaces; a command keeps a space before the letter behind it.
+    # Sizes and spaces; a command keeps the space before a following letter.
     rf"\\(?:{_SIZES}){_NAME_ENDS}\s*": "",
     r"\\(?:hspace|hskip|kern|mspace|vspace)\*?\s?(?:\{-?[0-9.]{1,6}\s?(?:em|ex|pt|mm|cm|mu|in)\}|[0-9.]{1,6}(?:em|ex|pt|mm|cm|mu))": " ",
     rf"\\(?:thinspace|enspace|enskip|medspace|thickspace|negthinspace|nobreakspace){_NAME_ENDS}\s*": " ",
@@ -208,7 +208,7 @@ _SAME: dict[str, str | Callable[[re.Match[str]], str]] = {
     rf"(?<![\^_A-Za-z\]}}])\{{(\\(?:{FONTS})\{{[^{{}}]{{0,80}}\}})\}}|\\underline\{{(\\(?:{FONTS})\{{[^{{}}]{{0,80}}\}})\}}": (
         lambda found: found[1] or found[2]
     ),
-    # Signs that have several names.
+    # Symbols with several names.
     r"\\left\s*\.|\\right\s*\.": "",
     r"\\(overline|bar)\s*([0-9])(?![0-9])": r"\\\1{\2}",
     r"\$([0-9.,]{1,20})\$\s*\\?%": r"\1\\%",
@@ -228,7 +228,7 @@ _SAME: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"\\begin\{[bp]?smallmatrix\}": r"\\begin{matrix}",
     r"\\end\{[bp]?smallmatrix\}": r"\\end{matrix}",
     r"&\s*(=|<|>|\\[lg]eq?(?![A-Za-z]))|(=|<|>|\\[lg]eq?(?![A-Za-z]))\s*&": lambda found: found[1] or found[2],
-    # A base behind a space, in braces or in another font.
+    # A base after a space, in braces or in another font.
     r"(?<=[0-9A-F)}])\s+_": "_",
     r"_\s*\{\s*([0-9]{1,2})\s*\}|_\s+([0-9])|_\{\s*\\(?:text|mathrm|mathbf)\{\s*([0-9]{1,2})\s*\}\s*\}": (
         lambda found: f"_{{{found[1] or found[2] or found[3]}}}"
@@ -250,7 +250,7 @@ _OVER = re.compile(r"\\(over|choose)(?![A-Za-z])")
 
 
 def _unadorned(text: str) -> str:
-    """Return a text without what stands in it for the eye alone."""
+    """Return a text without the LaTeX that only affects appearance."""
     if not text.isascii():
         text = _SPACES.sub(" ", text).replace("–", "-")
         text = _HIGH_LOW.sub(
@@ -275,7 +275,7 @@ def _unadorned(text: str) -> str:
 
 
 def _outer_brace(text: str, places: range, deeper: str, higher: str) -> int | None:
-    """Return the place of the brace that ends what encloses the places."""
+    """Return the index of the brace that closes the enclosing group."""
     depth = 0
     for place in places:
         depth += (text[place] == deeper) - (text[place] == higher)
@@ -298,13 +298,13 @@ def _has_comma(text: str) -> bool:
     return False
 
 
-# -------- The characters of a mathematical answer: delimiters, spacing, brackets, and formulas that stand in words
+# -------- The characters of a mathematical answer: delimiters, spacing, brackets, and formulas among words
 #
-# Works in linear time; the longest text that is looked at has `MAX_CHARACTERS`.
+# Works in linear time on texts of at most `MAX_CHARACTERS`.
 
 MAX_CHARACTERS = 400
 MAX_WRAPPINGS = 4
-"""Marks around marks that are taken off, bold around a box."""
+"""Nested marks that are removed, such as bold around a box."""
 
 _SPACING = re.compile(r"(?<!\\)\\(?:[,;:! ]|q?quad|displaystyle\b|left\b|right\b|limits\b)|(?<=\S)~(?=\S)")
 _ARRAY = re.compile(
@@ -312,7 +312,7 @@ _ARRAY = re.compile(
 )
 _ONE_LETTER = re.compile(r"(?:(?<=\S)|(?<=[-+*/] ))\\(?:mathrm|mathbf|mathit|operatorname)\{([A-Za-z])\}")
 _UPRIGHT = re.compile(r"(?<=[0-9)}])\\(?:mathrm|operatorname)\{([smghlLNJWV])\}$")
-"""A unit of one letter, which stands upright; a variable does not."""
+"""A unit of one letter is upright; a variable is not."""
 _WORD_BETWEEN = r"(?:\\(?:text|mathrm|textrm)\{\s*,?\s*(?:%s)\s*\}|(?<![A-Za-z\\])(?:%s)(?![a-z]))"
 _AND = re.compile(r"[,;]?\s*" + _WORD_BETWEEN % ("and|or", "and|or") + r"[,;]?\s*")
 _BOTH = re.compile(r"[,;]?\s*" + _WORD_BETWEEN % ("and", "and") + r"[,;]?\s*")
@@ -335,7 +335,7 @@ def tidy(text: str) -> str:
     for _ in range(MAX_WRAPPINGS):
         body = _unmarked(body)
     if "\\begin" not in body:
-        # Text that went through JSON twice: `\\\\frac`.
+        # Text that was escaped twice: `\\\\frac`.
         body = re.sub(r"\\{2}(?=[A-Za-z])", lambda _: "\\", body)
     body = joined(body)
     for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
@@ -346,7 +346,7 @@ def tidy(text: str) -> str:
             if opening not in inner.replace("\\$", "") and not inner.endswith("\\"):
                 body = _unmarked(inner)
                 break
-    # `11,\! 111`: the thin space pulls the digits of one number together.
+    # `11,\! 111`: the negative space joins the digits of one number.
     body = re.sub(r",\s*\\!\s*", ",", body)
     body = _SPACING.sub(lambda match: " " if match[0] in {"\\ ", "~"} else "", body)
     body = _ARRAY.sub(lambda match: rf"\begin{{pmatrix}}{match[1]}\end{{pmatrix}}", body)
@@ -361,7 +361,7 @@ def with_commas(body: str) -> str:
 
 
 def split_word(body: str, word: Literal["and", "or"]) -> list[str]:
-    """Return what a text names on the two sides of each `and`, or of each `or`, between values."""
+    """Return the values on both sides of each `and`, or of each `or`."""
     return [part.strip() for part in (_BOTH if word == "and" else _OR).split(body)]
 
 
@@ -374,9 +374,9 @@ _MARKED = re.compile(
 
 
 def _unmarked(text: str) -> str:
-    """Return an answer without what stands around the whole of it: bold, a box, `=` before it, `,` behind it."""
+    """Return an answer without marks around all of it: bold, a box, a leading `=`, a trailing `,`."""
     body = _END.sub("", text.strip())
-    # An environment or braces around the whole of it; `{1, 2}` is a set and stays.
+    # Remove an environment or braces around all of it, but keep the set `{1, 2}`.
     framed = _ENVIRONMENT.fullmatch(body)
     inside = framed["inside"].strip().removesuffix("\\\\").strip().removeprefix("&").strip() if framed else ""
     if inside and "\\\\" not in _INNER.sub("", inside):
@@ -392,7 +392,7 @@ def _unmarked(text: str) -> str:
 
 
 def split_top(text: str, mark: str) -> list[str]:
-    """Return the parts between the marks that stand outside all brackets.
+    """Return the parts between the marks outside all brackets.
 
     Any bracket closes whatever is open, as in `[0, 1)`. Raises Unreadable if they do not balance.
     """

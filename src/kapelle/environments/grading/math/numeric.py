@@ -2,13 +2,13 @@ r"""Single values as they are written: the name, the unit and the words around o
 
 Numbers have a bounded parser of their own and are compared exactly. Nothing is evaluated. The size of a literal is
 bounded before any arithmetic is done with it, so neither `1e400` nor a million digits cost anything. Values are
-fractions: 0.333 is not 1/3, and there is no tolerance to hide in.
+fractions without a tolerance: 0.333 is not 1/3.
 
 What `parse_number` reads is one literal: `18`, `-18`, `1,234.5`, `.5`, `3/4`, `2 1/3`, `6e3`, `\frac{3}{4}`, with `$`,
 `€` or `£` before it, or `€` or `£` behind it, and `%`, `pct`, `percent` or `percentage` at its end. A text
-with anything else in it (a unit, a second number, an expression, `nan`) is not one. `read_number` reads what people
-put around a literal, too: a name before `=`, a plain unit behind, brackets. Nothing is worked out here: `2^3` is a
-number to `kapelle.environments.grading.math.grade` alone, because to a question that asks for `2^3` it is no answer.
+with anything else in it (a unit, a second number, an expression, `nan`) is not a number. `read_number` also reads what people
+write around a literal: a name before `=`, a plain unit after it, brackets. Nothing is calculated here. `2^3` is a
+number only to `kapelle.environments.grading.math.grade`: a question may ask for the value of `2^3`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kapelle.environments.grading.math.notation import opened, with_commas
 from kapelle.environments.grading.text.extraction import GROUPS, HALVES, ExtractionRule, read_answer
 from kapelle.environments.grading.verdict import Grade, right, wrong
 
-# -------- The parts of one written value: a name before `=`, a unit behind, or words alone; by characters, in linear time
+# -------- The parts of one written value: a name before `=`, a unit after it, or only words; in linear time
 
 _LHS = re.compile(
     r"((?:m\s*)?\\(?:measured|spherical)?angle\s*\{?(?:[A-Z]{1,3}|[0-9])\}?|\|[A-Z](?:[A-Z]|(?:\s*\\(?:cup|cap)\s*[A-Z]){1,3})?\||\[[A-Z]{3,6}\]"
@@ -78,11 +78,11 @@ _REMARKS = (
     " third fourth fifth tenth hundredth thousandth percent percentage pct cent rad otherwise undefined text answer"
 )
 _SAYS_MORE = frozenset(_REMARKS.split())
-"""Words that are no unit: they say something about the number before them, or measure a part of what others measure."""
+"""Words that are not units: they qualify the number before them, or measure a part of another unit."""
 
 
 def is_plain_unit(unit: str) -> bool:
-    """Return whether a unit changes nothing where the other answer names none: `cm`, `apple`, `km/h`, `$`."""
+    """Return whether a unit is ignored if the other answer has no unit: `cm`, `apple`, `km/h`, `$`."""
     words = re.split("[ /]", unit.partition("^")[0])
     return len(words) < 5 and _SAYS_MORE.isdisjoint(words) and all(map(_UNIT_WORD.fullmatch, words))
 
@@ -123,7 +123,7 @@ _SIZES: dict[str, tuple[str, Fraction]] = {
     }.items()
     for name, size in sizes.items()
 }  # fmt: skip
-"""What a unit is of the one that measures the same; exact, and nothing that has no fixed length."""
+"""Exact factors between units of the same quantity; units without a fixed length are missing."""
 
 
 _CASED = re.compile(r"M(?:[A-Z]|[gms]$|b|p)|[kKGT]i?[Bb]$")
@@ -148,7 +148,7 @@ def is_measure(unit: str) -> bool:
 
 
 def times(one: str, other: str) -> Fraction | None:
-    """Return how many of the other unit one unit is: 10 `mm` for a `cm`. None if they measure different things."""
+    """Return the factor from one unit to another: 10 for `cm` to `mm`. None if they measure different quantities."""
     measured = []
     for unit in (one, other):
         name, raised, power = unit.partition("^")
@@ -161,7 +161,7 @@ def times(one: str, other: str) -> Fraction | None:
 
 
 def is_word(letters: str) -> bool:
-    """Return whether letters alone are a word (`cat`, `HTH`, `IV`) and no product: `ab`, `xyz`, neighbours in the alphabet."""
+    """Return whether letters are a word (`cat`, `HTH`, `IV`); adjacent letters of the alphabet (`ab`, `xyz`) are a product."""
     if len(letters) < 2:
         return False
     first, last = min(letters), max(letters)
@@ -227,7 +227,7 @@ def mathematics(body: str) -> str:
 
 
 def part_of(text: str) -> AnswerPart:
-    """Return the parts of one value."""
+    """Split one value into its parts."""
     name, body = without_name(text.strip())
     body, unit = without_unit(body)
     if not body:
@@ -236,7 +236,7 @@ def part_of(text: str) -> AnswerPart:
 
 
 def without_name(text: str) -> tuple[str, str]:
-    """Return the name before the first `=` and what stands behind it; no name where none stands there."""
+    """Return the name before the first `=`, empty without one, and the rest."""
     found = _LHS.match(text)
     if found is None:
         return "", text
@@ -274,7 +274,7 @@ def without_unit(body: str) -> tuple[str, str]:
 MAX_CHARACTERS = 80
 MAX_EXPONENT = 40
 
-# Digits are spelled [0-9]: \d would take every script's digits, which `extraction.clean` has made plain.
+# [0-9] in place of \d, which also matches digits of other scripts; `extraction.clean` has replaced those.
 _PLAIN = r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+"
 _NUMBER = re.compile(
     rf"""
@@ -295,19 +295,19 @@ _HALF = re.compile(f"[{HALVES}]")
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """One number as written: its figure, and whether a percent sign stood behind it."""
+    """One number as written: its value, and whether a percent sign follows."""
 
     figure: Fraction
     """The number without regard to the percent sign: 50 for `50%`."""
     percent: bool = False
     currency: str = ""
-    """`$`, `€` or `£` where one stands before it. It counts only against another one."""
+    """`$`, `€` or `£` before it. Matters only if the other answer has a currency."""
     unit: str = ""
-    """A plain unit behind it, which counts only against another one, too."""
+    """A plain unit after it. Matters only if the other answer has a unit."""
 
     @property
     def value(self) -> Fraction:
-        """What it is worth: 1/2 for `50%`."""
+        """Its value: 1/2 for `50%`."""
         return self.figure / 100 if self.percent else self.figure
 
 
@@ -340,14 +340,14 @@ def parse_number(text: str) -> Number | None:
         short = match["short"]
         top = int(short[0] if short else match["top"] or match["tex_top"])
         bottom = int(short[1] if short else match["bottom"] or match["tex_bottom"])
-        # `11 7/6` may be a mixed number or a slip: it is not decided here. `168/2` still has to be worked out.
+        # `11 7/6` may be a mixed number or a mistake: it is not decided here. `168/2` is left to calculate.
         whole = match["whole"] or match["units"] or ""
         mixed = bool(whole)
         if bottom == 0 or (top >= bottom if mixed else bottom > 1 and top % bottom == 0):
             return None
         magnitude = int(whole or 0) + Fraction(top, bottom)
     negative = match["sign"] == "-" or match["inner"] == "-"
-    # The `$` of `$50\%$` opens a formula.
+    # The `$` of `$50\%$` starts a formula.
     currency = "" if match["percent"] else match["currency"] or match["after"] or "$" * dollars
     return Number(-magnitude if negative else magnitude, bool(match["percent"]), currency)
 
@@ -387,12 +387,12 @@ Same = Callable[[Number, Number], bool]
 
 
 def same_value(one: Number, other: Number) -> bool:
-    """Return whether both are worth the same: 50% is 1/2 and is not 50."""
+    """Return whether both have the same value: 50% is 1/2 and is not 50."""
     return one.value == other.value and _one_unit(one, other)
 
 
 def same_figure(one: Number, other: Number) -> bool:
-    """Return whether both show the same figure, a percent sign being a mere unit: 50% is 50, not 1/2.
+    """Return whether both have the same digits, with percent as a unit: 50% is 50, not 1/2.
 
     For data whose questions name the unit (`What percentage …?`) and whose answers leave it out.
     """
@@ -405,7 +405,7 @@ def _one_unit(one: Number, other: Number) -> bool:
 
 
 def grade_numeric(text: str, gold: Number, rules: Sequence[ExtractionRule], same: Same = same_value) -> Grade:
-    """Return whether the final number of a text is the gold one: score 1 or 0, nothing between."""
+    """Return score 1 if the final number of a text is the gold number, else 0."""
     number = read_answer(text, rules, read_number, "not one number")
     if isinstance(number, Grade):
         return number
@@ -414,5 +414,5 @@ def grade_numeric(text: str, gold: Number, rules: Sequence[ExtractionRule], same
 
 
 def normal_form(number: Number) -> str:
-    """Return the one way in which a number is written for comparison: `18`, `-3/4`, `50%`."""
+    """Return the normal form of a number: `18`, `-3/4`, `50%`."""
     return f"{number.figure}{'%' if number.percent else ''}"

@@ -1,4 +1,4 @@
-"""Whether two answers are the same: exact, symmetric, and in order only where the order means something."""
+"""Decides whether two answers are the same: exactly, symmetrically, and in order only if the order matters."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def same_answer(one: MathAnswer, other: MathAnswer, percent: Percent = "figure")
     if isinstance(one.value, Equation) or isinstance(other.value, Equation):
         return _same_equation(one, other) or _is_sum(one, other) or _is_sum(other, one)
     if one.plain and other.plain and (is_word(one.plain) or is_word(other.plain)):
-        # Letters that are no product say something together, in their order; three show that capitals mean nothing.
+        # Letters that form a word are compared in order; from three letters on, case is ignored.
         same = one.plain == other.plain or (
             min(len(one.plain), len(other.plain)) > 2 and one.plain.casefold() == other.plain.casefold()
         )
@@ -47,7 +47,7 @@ def same_answer(one: MathAnswer, other: MathAnswer, percent: Percent = "figure")
 
 
 def _renamed(one: MathAnswer, other: MathAnswer) -> MathAnswer:
-    r"""Return the other answer with the first one's letter for what any letter stands for: k in `k\pi`."""
+    r"""Rename the letter of the other answer if any letter would do: k in `k\pi`."""
     missing, extra = one.letters - other.letters, other.letters - one.letters
     if len(missing) != 1 or len(extra) != 1:
         return other
@@ -70,7 +70,7 @@ def _renamed(one: MathAnswer, other: MathAnswer) -> MathAnswer:
 
 
 def _counts_pi(value: Value, letter: str) -> bool:
-    """Return whether a letter stands before π wherever it stands: it counts turns."""
+    """Return whether a letter occurs only before π: it counts turns."""
     if not isinstance(value, Quotient) or _uses(value.bottom, letter):
         return False
     with_it = [dict(each[2]) for each in value.top if letter in dict(each[2])]
@@ -82,7 +82,7 @@ def _uses(terms: Polynomial, letter: str) -> bool:
 
 
 def _same_values(one: MathAnswer, other: MathAnswer, percent: Percent) -> bool:
-    """Return whether two answers that are no equations are the same, by each unit that their values may have."""
+    """Return whether two answers other than equations are the same in one of their possible units."""
     if _is_named(one.value) or _is_named(other.value):
         names = [sorted(each.name.split(",")) for each in (one, other) if "," in each.name]
         if len(names) == 2 and names[0] != names[1]:
@@ -150,7 +150,7 @@ def _measures(answer: MathAnswer, percent: Percent) -> list[tuple[Value, str]]:
     if unit == "%":
         return [(value if percent == "figure" else _times(value, HUNDREDTH), "%")]
     if unit in {"degree", "degrees"}:
-        # `π/4°` is not π/4: degrees that are themselves a number of π stand for nothing but degrees.
+        # `π/4°` is not π/4: degrees with π in them are only degrees.
         bare = (
             "degree" if all(each.rational is not None for each in _numbers(value)) else "degrees as written"
         )
@@ -159,14 +159,14 @@ def _measures(answer: MathAnswer, percent: Percent) -> list[tuple[Value, str]]:
 
 
 def is_angle(answer: MathAnswer) -> bool:
-    """Return whether an answer is an angle in radians that cannot be meant in degrees: a number of π, or at most one turn."""
+    """Return whether an answer is an angle in radians, not in degrees: a multiple of π, or at most one turn."""
     return answer.unit in {"rad", "radian", "radians"} and all(
         each.rational is None or abs(each.rational) <= TURN for each in _numbers(answer.value)
     )
 
 
 TURN = Fraction(710, 113)
-"""2π, a little rounded."""
+"""2π, rounded up."""
 
 
 HUNDREDTH = algebra.number(Fraction(1, 100))
@@ -187,13 +187,13 @@ def _numbers(value: Value) -> list[Quotient]:
 
 
 def is_number(answer: MathAnswer) -> bool:
-    """Return whether an answer is made of rational numbers alone."""
+    """Return whether an answer consists of rational numbers only."""
     numbers = _numbers(answer.value)
     return bool(numbers) and all(number.rational is not None for number in numbers)
 
 
 def _units_agree(one: str, other: str) -> bool:
-    # A plain unit counts only against another one.
+    # A plain unit matters only if the other answer has a unit.
     return one == other or (not (one and other) and (one + other == "%" or is_plain_unit(one + other)))
 
 
@@ -208,7 +208,7 @@ def _same_equation(one: MathAnswer, other: MathAnswer) -> bool:
         return False
     if not letters:
         # Whether two equations between numbers are the same one: each is true or false, and says
-        # nothing more.
+        # nothing else.
         if (
             not (isinstance(one.value, Equation) and isinstance(other.value, Equation))
             or one.value.left is None
@@ -228,14 +228,14 @@ def _same_equation(one: MathAnswer, other: MathAnswer) -> bool:
 
 
 def _is_sum(one: MathAnswer, other: MathAnswer) -> bool:
-    """Return whether an equation says of letters together what the other answer says alone: `m + n = 5` and 5, `xy = 6` and 6."""
+    """Return whether an equation gives a combination of letters the value of the other answer: `m + n = 5` and 5, `xy = 6` and 6."""
     if not isinstance(one.value, Equation) or not isinstance(other.value, Quotient) or other.letters:
         return False
     left = one.value.left
     if other.name or len(one.letters) < 2 or left is None or not _units_agree(one.unit, other.unit):
         return False
     sides = left, algebra.add(left, algebra.negate(one.value.difference))
-    # One side names a number by letters, `m + n`, `AB + BC`, `abc` or `m/n`, and the other one says it. `2a = 6` and `r^2 = 9` are
+    # One side is a combination of letters, `m + n`, `AB + BC`, `abc` or `m/n`, and the other side its value. `2a = 6` and `r^2 = 9` are
     # unsolved, `x - y = 9` is a line and `x^2 + y^2 = 9` a circle.
     return any(
         _is_sum_of_letters(side.top)
@@ -253,7 +253,7 @@ def _is_sum_of_letters(terms: Polynomial) -> bool:
 
 
 def _same(one: Value, other: Value) -> bool:
-    """Return whether two values are the same, names and units aside."""
+    """Return whether two values are the same, ignoring names and units."""
     if isinstance(one, Quotient) and isinstance(other, Quotient):
         return one.same(other)
     if isinstance(one, Several) and isinstance(other, Several):
@@ -267,9 +267,9 @@ def _same(one: Value, other: Value) -> bool:
 
 
 def _same_several(one: Several, other: Several) -> bool:
-    """Return whether two collections are the same: in order only where the order means something."""
+    """Return whether two collections are the same: in order only if the order matters."""
     kinds = {one.kind, other.kind}
-    # Solutions of an equation in several unknowns: one that is named twice is no other one.
+    # Solutions of an equation in several unknowns: repeated solutions count once.
     solutions = kinds == {"list"} and all(
         isinstance(item, Several) and item.kind == "()" and len(item.items) > 1
         for item in (*one.items, *other.items)
@@ -280,7 +280,7 @@ def _same_several(one: Several, other: Several) -> bool:
     if len(kinds) == 1 and one.kind in {"list", "union"}:
         return _matched(one.items, other.items)
     if kinds == {"set", "list"}:
-        # A list names the members of a set when it names each once.
+        # A list equals a set if it contains each member once.
         once = all(each.kind == "set" or len(_distinct(each)) == len(each.items) for each in (one, other))
         return _matched(one.items, other.items) or (once and _matched(_distinct(one), _distinct(other)))
     if kinds == {"ratio"} and len(one.items) == len(other.items):
@@ -311,7 +311,7 @@ def _is_named(value: Value) -> bool:
 
 
 def orders(answer: MathAnswer) -> list[MathAnswer]:
-    """Return how values with names are written without: as a point in the order of the alphabet, or one after the other."""
+    """Return named values without their names: as a point in alphabetical order, or as a list."""
     value, names = answer.value, answer.name.split(",")
     if not isinstance(value, Several) or not _is_named(value):
         return [answer]
@@ -337,7 +337,7 @@ def _distinct(several: Several) -> tuple[Value, ...]:
 
 
 def _matched(one: Sequence[Value], other: Sequence[Value]) -> bool:
-    # Sameness is an equivalence here, so taking the first partner loses nothing.
+    # Equality is an equivalence relation here, so the first partner is as good as any other.
     left = list(other)
     for value in one:
         place = next((index for index, partner in enumerate(left) if _same(value, partner)), None)
@@ -347,15 +347,15 @@ def _matched(one: Sequence[Value], other: Sequence[Value]) -> bool:
     return not left
 
 
-# -------- One text for all ways to write an answer, so that a vote counts answers and not spellings
+# -------- One normal form for all spellings of an answer, so that a vote counts answers
 #
-# Answers of one form are worth the same for every gold answer that names no unit and no variable: `x = 5`,
-# `5\text{ cm}`, `\frac{10}{2}` and `5` are one. Forms are made by the reader that grades, so that what is graded alike
-# is counted alike; quotients of polynomials are the exception, which are not reduced to lowest terms.
+# Answers with the same form have the same score for every gold answer without a unit and a variable: `x = 5`,
+# `5\text{ cm}`, `\frac{10}{2}` and `5` are one. The parser of the grader makes the forms, so that equal scores mean equal
+# forms. Quotients of polynomials are the exception: they are not reduced to lowest terms.
 
 
 def math_form(text: str, percent: Percent = "figure") -> str:
-    """Return an answer's normal form; what is not read as mathematics stands as it is written, space aside."""
+    """Return an answer's normal form. Other texts keep their characters, with spaces normalised."""
     number = parse_number(text)
     if number is not None:
         return str(number.figure if percent == "figure" else number.value)
@@ -373,7 +373,7 @@ def math_form(text: str, percent: Percent = "figure") -> str:
     unit = "" if bare else f" {answer.unit}"
     if not isinstance(value, Quotient):
         return f"{form}{unit}"
-    # Letters that the value no longer shows: `5x/x` is not the answer 5.
+    # Letters that cancel still matter: `5x/x` is not the answer 5.
     shown = {letter for terms in (value.top, value.bottom) for _, _, powers in terms for letter, _ in powers}
     hidden = sorted(answer.letters - shown)
     return f"{form}{unit} with {', '.join(hidden)}" if hidden else f"{form}{unit}"
@@ -389,7 +389,7 @@ def _form(value: Value) -> str:
     if isinstance(value, Based):
         return f"{value.digits} in base {value.base}"
     if isinstance(value, Equation):
-        # What is 0 in an equation: its scale means nothing.
+        # The difference in an equation is 0, so its scale does not matter.
         top, bottom = value.difference.top, value.difference.bottom
         zero = _polynomial(_scaled(top, top[max(top)])) if top else "0"
         over = f" over {_quotient(Quotient(bottom, algebra.ONE))}" if top and bottom != algebra.ONE else ""
@@ -413,12 +413,12 @@ def _quotient(value: Quotient) -> str:
 
 
 def _without_roots_below(value: Quotient) -> Quotient:
-    """Return a quotient with a rational number below: `1/√2` is `√2/2`; one with letters below stays."""
+    """Return a quotient with a rational denominator: `1/√2` is `√2/2`. A denominator with letters stays."""
     while not any(letters for _, _, letters in value.bottom):
         below = max(value.bottom, key=lambda term: term[:2])
         if below[:2] == (1, 0):
             break
-        # What is under a root together, or i, changes its sign.
+        # Change the sign of the terms with one root, or with i.
         number = below[0]
         if number > algebra.MAX_RADICAND:
             raise TooLarge

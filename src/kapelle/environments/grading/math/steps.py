@@ -1,4 +1,4 @@
-"""The steps of a worked solution, each right or wrong by recomputation: labels for what judges a solution as it goes on.
+"""Splits a worked solution into steps and recomputes each: labels for models that judge solutions step by step.
 
 A solution is searched for equations, `120+12=132` or `48/2=24`, wherever they stand: in running text, in GSM8K's
 annotations `<<48/2=24>>`, or as a whole chain. Each `=` ends a step, which is right if both of its sides are worth the same.

@@ -1,4 +1,4 @@
-"""The program in which math-verify runs: compares two LaTeX texts, forked and killable."""
+"""Runs math-verify: compares two LaTeX texts in a forked process that can be killed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import logging
 from kapelle.environments.grading.processes import serve
 from kapelle.types import Json
 
-# Past what sympy's 15 digits of working precision hide: e^2 is not 7.389056.
+# sympy's usual 15 digits hide small differences: e^2 is not 7.389056.
 ROUNDING_DIGITS = 12
 WORKING_DIGITS = 30
 
-# What a first comparison of each kind imports and caches, every forked child then has.
+# The first comparison of each kind fills imports and caches that every forked child shares.
 WARM = (
     (r"\frac{x}{2}+\sin 1", r"\sin 1+\frac{x}{2}"),
     (r"\sin^2 x", r"1-\cos^2 x"),
@@ -30,7 +30,7 @@ def compare(question: Json) -> Json:
     Python and is never used. Its own time limits use `signal.alarm` and turn into a silent False: they
     are off, and the process is killed instead.
     """
-    # In the forked child the import is a look-up.
+    # The forked child has imported it already.
     from math_verify import LatexExtractionConfig, parse, verify
 
     target = [LatexExtractionConfig(boxed_match_priority=0)]
@@ -48,14 +48,14 @@ def compare(question: Json) -> Json:
         )
     except (MemoryError, RecursionError):
         raise
-    # The boundary of the library: it counts its own errors as "not the same", and so do we.
+    # math-verify counts its own errors as "not the same", and so does this function.
     except Exception:  # noqa: BLE001
         return False
 
 
 if __name__ == "__main__":
     logging.disable()
-    # The library builds its grammar once.
+    # math-verify builds its grammar once.
     for gold, answer in WARM:
         compare({"gold": f"${gold}$", "answer": f"${answer}$"})
     serve(compare)
