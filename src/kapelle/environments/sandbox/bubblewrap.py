@@ -1,6 +1,6 @@
 """Contains programs with bubblewrap: new namespaces, a read-only system, an unprivileged user, no network.
 
-Every run goes through the same stations, each of which is gone when the next begins:
+Every run starts these programs in this order:
 
     prlimit → setpriv (root only: another uid) → bwrap (namespaces, filter) → sh (unpacks files, sets limits) → command
 
@@ -55,10 +55,10 @@ from kapelle.environments.sandbox.usage import (
 )
 from kapelle.errors import SandboxError
 
-# -------- What bubblewrap is asked for: one entry for each layer, the system's files, the limits' sizes
+# -------- The arguments of bubblewrap: one entry for each layer, the system's files, the sizes of limits
 
 WORK = "/box"
-"""The work directory as contained programs see it; their temporary directory too."""
+"""The work directory and temporary directory inside the sandbox."""
 TEMPORARY = "/tmp"  # noqa: S108 (the sandbox's own, a link to the work directory)
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 (the sandbox's own, a tmpfs of its own size)
 ENVIRONMENT = {
@@ -66,19 +66,19 @@ ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "PATH": "/usr/bin:/bin",
     "PYTHONDONTWRITEBYTECODE": "1",
-    # The same program on the same input answers the same in every run.
+    # The same program with the same input has the same output in every run.
     "PYTHONHASHSEED": "0",
 }
 DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 _SIGNALS = 1024
-"""Most that may wait for a run: each is kept by the kernel."""
+"""Most signals that may be queued for a run: the kernel stores each."""
 _UID_MAP = Path("/proc/self/uid_map")
 _PRESSURE = "/proc/pressure"
 # There everyone may have the kernel watch the whole machine, by triggers; not every kernel has it.
 _WITHOUT_PRESSURE = (
     ("--size", "4096", "--tmpfs", _PRESSURE, "--remount-ro", _PRESSURE) if Path(_PRESSURE).is_dir() else ()
 )
-# How the host was started and what it is made of: no program's business.
+# Programs must not see how the host was started or its hardware.
 _OF_THE_HOST = tuple(
     f"/proc/{name}"
     for name in (
@@ -93,7 +93,7 @@ _OF_THE_HOST = tuple(
     )
     if Path(f"/proc/{name}").exists()
 )
-# Each layer of protection is one entry; the tests remove them in turn and see a hostile program get through.
+# Each layer of protection is one entry. The tests remove one at a time and check that a hostile program then succeeds.
 LAYERS: Mapping[str, tuple[str, ...]] = {
     "user namespace": ("--unshare-user", "--uid", "1000", "--gid", "1000", "--disable-userns"),
     # Over process 1: a program has its user id, could write to its memory, and it is what dies with the supervisor.
@@ -119,18 +119,18 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What programs find in a sandbox beside the system and the work directory. Paths are absolute."""
+    """Contents of a sandbox in addition to the system and the work directory. Paths are absolute."""
 
     folders: tuple[str, ...] = ()
-    """Further folders to write in, empty and in memory, each as large as the work directory."""
+    """More writable folders, empty and in memory, each as large as the work directory."""
     files: tuple[tuple[str, bytes], ...] = ()
-    """Files that nobody in the sandbox can change, each with what it holds."""
+    """Files that nobody in the sandbox can change, each with its contents."""
     visible: tuple[str, ...] = ()
     """Files and folders of this machine, at the same path, that the programs may read."""
     socket: tuple[str, str] | None = None
-    """A Unix socket of this machine and the path at which programs connect to it: their only way out."""
+    """A Unix socket of this machine and the path at which programs connect to it: their only connection."""
     loopback: bool = False
-    """Let programs speak TCP among each other, in a network of the sandbox's own, and wait for descriptors by epoll, which
+    """Let programs use TCP with each other, in a network of the sandbox's own, and wait for descriptors by epoll, which
     clients of HTTP need."""
     report: tuple[str, ...] = ()
     """Files that process 1, which no program can reach, prints when the command has ended and it has killed all else: a line in
@@ -138,7 +138,7 @@ class Layout:
 
 
 REPORTED_BYTES = 1 << 20
-"""Most of one file in a report."""
+"""Most bytes of one file in a report."""
 _PLAIN_LAYOUT = Layout()
 
 
@@ -164,17 +164,17 @@ def arguments(
     layout: Layout = _PLAIN_LAYOUT,
     held: Sequence[tuple[str, int]] = (),
 ) -> list[str]:
-    """Return bubblewrap's arguments for these limits, without the command; `held` are the layout's files as descriptors."""
+    """Return bubblewrap's arguments for these limits, without the command; `held` has descriptors of the layout's files."""
     layers = dict(LAYERS)
     read_only = layers.pop("read-only system")
-    # A /dev of harmless devices: no terminals to use up, and no /dev/zero, which maps as uncounted memory.
+    # A /dev of harmless devices: no terminals to exhaust, and no /dev/zero, whose mappings are uncounted memory.
     devices = ["--size", "65536", "--tmpfs", "/dev"]
     for name in DEVICES:
         devices += ["--dev-bind", name, name]
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         devices += ["--symlink", f"/proc/self/fd/{number}", f"/dev/{name}"]
     devices += ["--symlink", "/proc/self/fd", "/dev/fd"]
-    # Programs and libraries; nothing of /etc but what the linker needs.
+    # Programs and libraries; of /etc only what the linker needs.
     system = ["--ro-bind", "/usr", "/usr"]
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
         path = Path("/", name)
@@ -209,7 +209,7 @@ def arguments(
 
 
 def drop_privileges() -> list[str]:
-    """Return the prefix that makes a root parent's run an unprivileged user's, another one for each run.
+    """Return the command prefix with which root starts each run as a different unprivileged user.
 
     Limits on processes do not bind root, and files would stay readable to it inside a user namespace.
     """
@@ -235,10 +235,10 @@ def drop_privileges() -> list[str]:
 
 @functools.cache
 def _spare_uids() -> range:
-    """Return user ids that exist here (a container may have few) and that no account is likely to have."""
+    """Return user ids that exist here (a container may have few) and probably belong to no account."""
     first, _, count = map(int, _UID_MAP.read_text().splitlines()[-1].split())
     end = min(first + count, 2_000_000_000)
-    # 65534 is nobody and owns what has no owner.
+    # 65534 is `nobody`, the owner of files without an owner.
     return range(max(end - 100_000, 66_000), end) if end > 66_000 else range(max(end - 4_000, 1), end - 2)
 
 
@@ -253,12 +253,12 @@ def require(program: str, package: str) -> str:
     return path
 
 
-# -------- Finds a Python interpreter that an unprivileged user can start: not every one can be reached by it
+# -------- Finds a Python interpreter that an unprivileged user can start
 
 
 @dataclass(frozen=True, slots=True)
 class ReachableInterpreter:
-    """A Python interpreter and what must be visible for it to start."""
+    """A Python interpreter and the files that it needs to start."""
 
     path: str
     needs: tuple[str, ...]
@@ -286,7 +286,7 @@ def reachable_interpreter() -> ReachableInterpreter:
 
 
 def needs(executable: Path, prefix: Path) -> tuple[str, ...]:
-    """Return the files and folders that an interpreter needs, and nothing else below its prefix.
+    """Return only the files and folders below its prefix that an interpreter needs.
 
     A prefix may be a home, or ~/.local, where private files stand beside the libraries.
     """
@@ -312,20 +312,20 @@ def readable_by_others(path: Path) -> bool:
     return folders and bool(path.stat().st_mode & stat.S_IXOTH)
 
 
-# -------- Hands a prepared sandbox its files and its command, on the pipe that then is its standard input
+# -------- Sends files and a command to a prepared sandbox, on the pipe that becomes its standard input
 
 _OPEN_FILES = 128
-# Reads exactly the archive and the script, so that what follows on the pipe is the program's own standard input.
+# Reads exactly the archive and the script: the rest of the pipe is the program's standard input.
 UNPACK = f'read -r n m; head -c "$n" | tar -x -m -o -f - -C {WORK} && eval "$(head -c "$m")"'
 
 
 def opening(
     files: Mapping[str, bytes], command: Sequence[str], limits: Limits, report: Sequence[str] = ()
 ) -> Opening:
-    """Return what the waiting shell reads (two sizes, an archive, a script) and what it then prints."""
+    """Return the input of the waiting shell (two sizes, an archive, a script) and its first output."""
     greeting = f"kapelle {secrets.token_hex(8)}"
     bounded = " && ".join(kernel_limits(limits).values()) or ":"
-    # The greeting comes after every limit holds: a run without it never began.
+    # The shell prints the greeting after it has set every limit: a run without it never began.
     script = f"{bounded} && echo {greeting} || exit 1\nset -- {shlex.join(command)}\n".encode()
     script += _reporting(report) if report else b'"$@"\nexit $?\n'
     buffer = io.BytesIO()
@@ -339,7 +339,7 @@ def opening(
 
 
 def _reporting(paths: Sequence[str]) -> bytes:
-    """Return the end of a script that reports files: no process but this shell ever has its output."""
+    """Return the end of a script that reports files: only this shell has its output."""
     return f"""
 "$@" >/dev/null 2>&1
 n=0
@@ -361,7 +361,7 @@ def kernel_limits(limits: Limits) -> dict[str, str]:
     return {
         "address space": f"ulimit -v {max(1, address // 1024)}",
         "processes": f"{{ ulimit -u {processes} 2>/dev/null || ulimit -p {processes}; }}",
-        # The first bound can be ignored, the second kills.
+        # A program can ignore the first limit; the second kills it.
         "cpu": f"ulimit -S -t {cpu_s} && ulimit -H -t {cpu_s + 1}",
         "file size": f"ulimit -f {max(1, limits.file_bytes // 512)}",
         "descriptors": f"ulimit -n {_OPEN_FILES}",
@@ -369,7 +369,7 @@ def kernel_limits(limits: Limits) -> dict[str, str]:
     }
 
 
-# -------- Starts programs without transparent huge pages: of one that is mapped in part all stays, and no sum sees the rest
+# -------- Starts programs without transparent huge pages: a partly mapped huge page stays whole, and no sum includes the rest
 #
 # What a process may have is kept by what it starts, across `execve` too (prctl(2), PR_SET_THP_DISABLE), and no program between
 # here and the sandbox can set it: so this process goes without for as long as a start takes. That is only done where the
@@ -384,7 +384,7 @@ _before: list[int] = []
 
 @contextlib.contextmanager
 def without_huge_pages() -> Iterator[None]:
-    """Let what is started within have no huge pages."""
+    """Start programs in this context without huge pages."""
     if not given_unasked(_SETTING):
         yield
         return
@@ -402,7 +402,7 @@ def without_huge_pages() -> Iterator[None]:
 
 
 def given_unasked(setting: Path) -> bool:
-    """Return whether a folder of the kernel's settings gives huge pages of some size without being asked."""
+    """Return whether a folder of the kernel's settings enables huge pages of some size by default."""
     files = [setting / "enabled", *setting.glob("hugepages-*/enabled")]
     return any("[always]" in file.read_text() for file in files if file.is_file())
 
@@ -410,7 +410,7 @@ def given_unasked(setting: Path) -> bool:
 # -------- The processes of one pid namespace as a group: found, watched and killed through its process 1
 
 LOOK_ANYWAY_S = 0.5
-"""How long a run whose clock stands still is taken to do nothing."""
+"""Seconds after which a run is measured again even if it has used no CPU time."""
 _FIRST_TO_GO = "1000"
 """Of /proc/<pid>/oom_score_adj: whom the kernel ends first when the machine runs out of memory."""
 
@@ -443,12 +443,12 @@ class NamespaceGroup(ProcessGroup):
         self._init_fd: int | None = None
 
     def usage(self) -> Usage | None:
-        """Return what all processes of the namespace and its tmpfs mounts use now, or used at their end."""
+        """Return the use of all processes of the namespace and its tmpfs mounts, now or at their end."""
         if not self._found(0.0) or self._init_fd is None:
             return None
         if self._cgroup is not None:
             files, _ = written_by(self._init_pid, self._mounts)
-            # The kernel has ended what went above its limit: no look can see more than that.
+            # The kernel has killed a process above the limit: no measurement can exceed it.
             memory = (
                 self._limits.memory_bytes + 1
                 if self._cgroup.ran_out_of_memory()
@@ -459,10 +459,10 @@ class NamespaceGroup(ProcessGroup):
         cpu_s = None if self._clock is None else read_clock(self._clock)
         still = cpu_s is not None and cpu_s == self._counted_s
         if still and self._last is not None and time.monotonic() < self._looked_at + LOOK_ANYWAY_S:
-            # Nothing of it ran since the last look.
+            # Nothing of it ran since the last measurement.
             return self._last
         if readable(self._init_fd, 0.0):
-            # Its number may be another process's by now.
+            # Its process id may belong to another process by now.
             ended = self._last or Usage(0.0, 0, 0)
             return replace(ended, cpu_s=max(ended.cpu_s, cpu_s or 0.0))
         usage = usage_of(self._init_pid, self._mounts, self._limits.memory_bytes)
@@ -492,7 +492,7 @@ class NamespaceGroup(ProcessGroup):
         """
         if self._found(within_s):
             with contextlib.suppress(OSError):
-                # A run can grow faster than it is looked at; where the machine has no room for that, it ends, not this process.
+                # A run can grow faster than it is measured. If the machine runs out of memory, the kernel ends the run, not this process.
                 Path(f"/proc/{self._init_pid}/oom_score_adj").write_text(_FIRST_TO_GO)
             if self._cgroups is not None:
                 self._cgroup = RunCgroup(self._cgroups, self._limits)
@@ -507,13 +507,13 @@ class NamespaceGroup(ProcessGroup):
                     raise SandboxError(
                         f"The CPU time of a sandbox cannot be counted: {error.strerror}."
                     ) from error
-        # Set the times of the devices, as every program can: what one has left there, no later one reads.
+        # Reset the times of the devices, which every program can set: no later program can read them.
         for name in DEVICES:
             with contextlib.suppress(OSError):
                 os.utime(name)
 
     def kill(self, within_s: float) -> None:
-        """Kill process 1: the kernel takes every other process of the namespace with it."""
+        """Kill process 1: the kernel then kills every other process of the namespace."""
         if self._cgroup is not None:
             self._cgroup.kill()
         if self._found(within_s) and self._init_fd is not None:
@@ -521,7 +521,7 @@ class NamespaceGroup(ProcessGroup):
                 signal.pidfd_send_signal(self._init_fd, signal.SIGKILL)
             readable(self._init_fd, within_s)
         else:
-            # It is reaped by its session alone, later: the number is still its own.
+            # Only its session reaps it, later: the process id is still its own.
             os.kill(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
@@ -540,7 +540,7 @@ class NamespaceGroup(ProcessGroup):
             text = b""
             while chunk := os.read(self._info_fd, 4096):
                 text += chunk
-            # Closed once, whatever comes after: by then the number may be another descriptor's.
+            # Closed only once: afterwards the number may belong to another descriptor.
             info_fd, self._info_fd = self._info_fd, None
             os.close(info_fd)
             with contextlib.suppress(ValueError, KeyError, OSError):  # gone already, or no descriptor left
@@ -555,7 +555,7 @@ class NamespaceGroup(ProcessGroup):
 
 
 def readable(fd: int, within_s: float) -> bool:
-    """Return whether a descriptor has something to read, or a process behind it has ended, in time."""
+    """Return whether a descriptor becomes readable, or its process ends, in time."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(within_s * 1000))
@@ -584,7 +584,7 @@ class PreparedShell:
         self._used = False
 
     def start(self, files: Mapping[str, bytes], command: Sequence[str]) -> Session:
-        """Put the files into the work directory and start the command there; the clock runs from here."""
+        """Copy the files into the work directory and start the command there; time counts from here."""
         assert not self._used, "a prepared sandbox is used once"
         check_files(files, self._limits)
         self._group.begin(BEGIN_WITHIN_S)
@@ -593,7 +593,7 @@ class PreparedShell:
         return Session(self._process, self._group, self._limits, begin)
 
     def discard(self) -> None:
-        """Free it unused; does nothing after `start`."""
+        """Free an unused sandbox; does nothing after `start`."""
         if not self._used:
             self._used = True
             Session(self._process, self._group, self._limits).finish(kill=True)
@@ -605,7 +605,7 @@ class Bubblewrap:
     name = "bubblewrap"
 
     def __init__(self, layout: Layout = _PLAIN_LAYOUT) -> None:
-        """Make sandboxes that have what `layout` says."""
+        """Make sandboxes with the contents of `layout`."""
         self._layout = layout
 
     @property
@@ -614,7 +614,7 @@ class Bubblewrap:
         return reachable_interpreter().path
 
     def layers(self) -> tuple[Layer, ...]:
-        """Return what this machine gives, found by trying it once."""
+        """Try one sandbox and return the protection that this machine provides."""
         return _layers()
 
     def prepare(self, limits: Limits) -> PreparedShell:
@@ -629,7 +629,7 @@ class Bubblewrap:
 
 
 def _prepare(limits: Limits, layout: Layout = _PLAIN_LAYOUT) -> PreparedShell:
-    """Start a sandbox, whether or not this machine has every layer of it."""
+    """Start a sandbox, even if this machine lacks a layer."""
     interpreter, folder = reachable_interpreter(), strong_or_why_not()
     strong = folder if isinstance(folder, Path) else None
     counted = strong is not None or task_clock_works()
@@ -694,7 +694,7 @@ def _prepare(limits: Limits, layout: Layout = _PLAIN_LAYOUT) -> PreparedShell:
 
 @functools.cache
 def _layers() -> tuple[Layer, ...]:
-    """Try one sandbox and compare what it sees with what this process sees."""
+    """Try one sandbox and compare its view of the system with this process's view."""
     try:
         text = subprocess.run(
             [require("bwrap", "bubblewrap"), "--version"], capture_output=True, text=True, check=False
@@ -715,7 +715,7 @@ def _layers() -> tuple[Layer, ...]:
     except SandboxError as error:
         return (Layer("bubblewrap", required=True, present=False, detail=str(error)),)
     root = os.geteuid() == 0
-    # By what a run is bounded as a whole.
+    # The limits of a run as a whole.
     folder = strong_or_why_not()
     strong = isinstance(folder, Path)
     mode = "strong: the kernel bounds memory and processes of a run as a whole"

@@ -196,7 +196,7 @@ def filter_program(
 
 
 def _rules(direct: int) -> dict[str, bytes]:
-    """Return what decides about each call whose arguments matter."""
+    """Return the rules of each call whose arguments matter."""
     socket = _stream_sockets(AF_UNIX)
     return {
         # Locks of a process that shares its descriptors outlive it, and are then in no list.
@@ -209,11 +209,11 @@ def _rules(direct: int) -> dict[str, bytes]:
         + _unless_one_of(PLAIN_IOCTL, errno.ENOTTY),
         "socket": socket,
         "socketpair": socket,
-        # How much a socket may hold stays what the supervisor counts for it.
+        # The buffer of a socket must not exceed the size that the supervisor counts.
         "setsockopt": _only_if(_EQUAL, _ARGUMENTS[1], SOL_SOCKET)
         + _step(_LOAD, _ARGUMENTS[2])
         + _refuse_each(SO_SNDBUF, SO_SNDBUFFORCE, SO_ATTACH_FILTER),
-        # No huge pages, and no more shared anonymous memory than is counted for one mapping.
+        # No huge pages, and only as much shared anonymous memory as is counted for one mapping.
         "mmap": _step(_LOAD, _ARGUMENTS[3])
         + _when(_ANY_BIT, MAP_HUGETLB, errno.EPERM)
         + _only_if(_ANY_BIT, _ARGUMENTS[3], MAP_ANONYMOUS)
@@ -222,7 +222,7 @@ def _rules(direct: int) -> dict[str, bytes]:
         + _unless(0, errno.ENOMEM)
         + _step(_LOAD, _ARGUMENTS[1])
         + _when(_ABOVE, SHARED_ANONYMOUS_BYTES, errno.ENOMEM),
-        # What a kernel without huge pages says; a page of one that is mapped holds all of it, unseen.
+        # The error of a kernel without huge pages; one mapped page keeps a whole huge page, uncounted.
         "madvise": _step(_LOAD, _ARGUMENTS[2])
         + _refuse_each(
             *(MADV_MERGEABLE, MADV_HUGEPAGE, MADV_COLD, MADV_PAGEOUT, MADV_COLLAPSE), error=errno.EINVAL
@@ -232,12 +232,12 @@ def _rules(direct: int) -> dict[str, bytes]:
         + _only_if(_EQUAL, _ARGUMENTS[1], F_SETFL)
         + _step(_LOAD, _ARGUMENTS[2])
         + _when(_ANY_BIT, direct, errno.EINVAL),
-        # Past the page cache every read is one of the host's disks.
+        # Without the page cache, every read reaches the host's disks.
         "open": _step(_LOAD, _ARGUMENTS[1]) + _when(_ANY_BIT, direct, errno.EINVAL) + _readable(2),
         "openat": _step(_LOAD, _ARGUMENTS[2]) + _when(_ANY_BIT, direct, errno.EINVAL) + _readable(3),
         **{name: _readable(place) for name, place in _MODES.items()},
         "umask": _step(_LOAD, _ARGUMENTS[0]) + _when(_ANY_BIT, stat.S_IRUSR, errno.EPERM),
-        # RWF_NOWAIT tells what the host has in its page cache.
+        # RWF_NOWAIT reveals the contents of the host's page cache.
         "preadv2": _step(_LOAD, _ARGUMENTS[5]) + _unless(0, errno.EOPNOTSUPP),
         "prctl": _step(_LOAD, _ARGUMENTS[0]) + _unless_one_of(PLAIN_PRCTL, errno.EINVAL),
         "rt_sigaction": _only_if(_EQUAL, _ARGUMENTS[0], SIGCHLD)
@@ -249,7 +249,7 @@ def _rules(direct: int) -> dict[str, bytes]:
 
 
 def _stream_sockets(*families: int) -> bytes:
-    """Refuse all sockets but stream sockets of these families."""
+    """Deny all sockets except stream sockets of these families."""
     return (
         _step(_LOAD, _ARGUMENTS[0])
         + _unless_one_of(families, errno.EAFNOSUPPORT)
@@ -298,6 +298,6 @@ def _refuse_each(*operands: int, error: int = errno.EPERM) -> bytes:
 
 
 def _within(number: int, rules: bytes) -> bytes:
-    """Return the rules of one call; it is allowed when none of them says otherwise."""
+    """Return the rules of one call; it is allowed if no rule denies it."""
     body = rules + _step(_RETURN, _ALLOW)
     return _step(_EQUAL, number, 0, len(body) // 8) + body

@@ -1,4 +1,4 @@
-"""Supervises one run: moves bytes both ways within bounds, watches its use, ends all of it as a group.
+"""Supervises one run: copies bounded input and output, measures its use, and ends all of its processes.
 
 Works the same for every backend; how the processes of a run are watched and killed is the backend's `ProcessGroup`.
 """
@@ -26,7 +26,7 @@ from kapelle.environments.sandbox.usage import Usage
 from kapelle.errors import SandboxError
 from kapelle.runtime.clock import SuspendAwareClock
 
-# -------- The last net of the weak mode: kernel memory that the machine loses while a run is in the kernel
+# -------- The last protection of the weak mode: kernel memory that the machine loses while a run is in the kernel
 #
 # Limits and sums bound every kind of memory that is known to be held. What they miss (a table behind a new option of a system
 # call, a leak) is still missing from the machine. So its own counters are read a few times a second, and what the kernel
@@ -35,11 +35,11 @@ from kapelle.runtime.clock import SuspendAwareClock
 # neighbours may use as much of it as they like.
 
 NET_EVERY_S = 0.2
-"""How often the machine's counters are read while runs are under way."""
+"""Seconds between two readings of the machine's counters during runs."""
 _FASTEST = 8 * 1024**3
 """Bytes that a run can make the kernel take in a second of system time; zeroed pages take longer."""
 _TICK_S = 0.01
-"""How late the kernel's accounts of system time may be."""
+"""Delay of the kernel's accounts of system time."""
 _SETTLE_S = 2.0
 """How long no other run is suspected after one: the kernel takes back meanwhile what it held."""
 _RETURN_WITHIN_S = 1.0
@@ -49,9 +49,9 @@ _MEMINFO = Path("/proc/meminfo")
 _ZONEINFO = Path("/proc/zoneinfo")
 _ATTRIBUTED = (
     *(b"MemFree", b"Buffers", b"Cached", b"SwapCached", b"AnonPages", b"KReclaimable", b"Hugetlb"),
-    # Each process tells its page tables, which the sum over a run counts, and the number of its threads is limited.
+    # The sum over a run includes the page tables of each process, and the number of threads is limited.
     *(b"PageTables", b"SecPageTables", b"KernelStack"),
-    # What the host of a virtual machine has taken back.
+    # Memory that the host of a virtual machine has taken back.
     b"Balloon",
 )
 
@@ -84,7 +84,7 @@ def came_back(held: int, wanted: int) -> bool:
 
 
 class Net:
-    """Charges what the machine loses to the runs that were in the kernel meanwhile."""
+    """Charges memory that the machine loses to the runs that were in the kernel at the time."""
 
     def __init__(self) -> None:
         self._before: int | None = None
@@ -92,7 +92,7 @@ class Net:
         self._next = self._quiet_until = 0.0
 
     def rest(self) -> None:
-        """Forget the last look: no run is under way, so none is charged for what happens until the next."""
+        """Forget the last reading: without runs, none is charged for changes until the next reading."""
         self._before, self._next = None, 0.0
 
     def look(self, runs: Iterable[Session], now: float, held: int | None = None) -> None:
@@ -120,7 +120,7 @@ class Net:
 
 
 class _Account:
-    """What one run may have taken."""
+    """Memory that one run may have taken."""
 
     def __init__(self, least: int) -> None:
         self._least, self._charged, self._waiting = least, 0, 0
@@ -141,15 +141,15 @@ class _Account:
             self._charged += min(self._waiting, int((in_kernel + _TICK_S) * _FASTEST))
             self._meanwhile_s += in_kernel
             self._waiting = 0
-        # Never more than is missing now; what goes up and down adds nothing.
+        # At most the memory that is missing now, so fluctuations do not add up.
         self._charged = max(min(self._charged, held - self._least), 0)
         return self._charged, self._meanwhile_s
 
 
-# -------- Looks at the runs that no call is waiting for: a program may go on between two calls
+# -------- Measures runs without a waiting call: a program may continue between two calls
 
 LOOK_EVERY_S = 0.05
-"""Seconds between two looks at a run while no call waits for it."""
+"""Seconds between two measurements of a run while no call waits for it."""
 
 
 class _Watcher:
@@ -178,7 +178,7 @@ class _Watcher:
                 self._change.wait_for(lambda: len(self._runs) > 0)
                 runs = list(self._runs)
             for run in runs:
-                # It ended meanwhile, or this process has no descriptors left: the next look, or call, tells.
+                # It has ended, or this process has no descriptors left: the next measurement or call reports it.
                 with contextlib.suppress(OSError):
                     run.look()
             net.look(runs, time.monotonic())
@@ -193,33 +193,33 @@ def _watcher(process: int) -> _Watcher:
 
 
 WATCH_EVERY_S = 0.02
-"""Seconds between two looks at what a run uses."""
+"""Seconds between two measurements of a run."""
 WATCH_CLOSELY_S = 0.004
-"""The same for one that grows so fast that it would be above its memory by then."""
+"""The same for a run that grows so fast that it would exceed its memory by then."""
 BEGIN_WITHIN_S = 30.0
 """How long a sandbox may take to unpack before the program's own clock begins."""
 LEAST_GRANTED_S = 0.05
-"""Fewer seconds of waiting for a core are not given back: every program waits a little."""
+"""Shorter waits for a core are not compensated: every program waits a little."""
 KILL_WITHIN_S = 0.4
-"""How long the dead are waited for after a kill before the supervisor goes on without them."""
+"""Seconds to wait for killed processes to end."""
 _CHUNK = 65536
 
 
 class ProcessGroup:
-    """All processes of one run, as its backend sees them; this one sees nothing and kills the first process alone."""
+    """All processes of one run, as its backend sees them. This base class measures nothing and kills only the first process."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 
     def begin(self, within_s: float) -> None:
-        """Count what they use from here on; called right before the program starts."""
+        """Count use from here on; called right before the program starts."""
 
     def usage(self) -> Usage | None:
-        """Return what they use now; None if that cannot be seen."""
+        """Return their use now; None if it is unknown."""
         return None
 
     def waited_s(self) -> float:
-        """Return for how long one of their threads has waited for a core, at most; 0 where that cannot be seen."""
+        """Return the longest time that one of their threads has waited for a core; 0 if it is unknown."""
         return 0.0
 
     def kernel_s(self) -> tuple[float, float] | None:
@@ -236,17 +236,17 @@ class ProcessGroup:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What passes before the program starts."""
+    """The messages before the program starts."""
 
     message: bytes
-    """What the waiting sandbox reads first."""
+    """The first input of the waiting sandbox."""
     greeting: bytes
     """What it writes on standard output when everything stands and the program is next; no output before it
     is a program's, and a run without it never began."""
 
 
 class Session:
-    """One run that is under way: bytes go in, bounded bytes come out. Closed by `finish`."""
+    """One active run with bounded output. Closed by `finish`."""
 
     def __init__(
         self,
@@ -279,7 +279,7 @@ class Session:
         self._started = self._clock.now()
         self._looked = self._started
         self._next_watch = self._started + WATCH_EVERY_S
-        # A descriptor that tells when the process has ended.
+        # A descriptor that becomes readable when the process has ended.
         self._exit_fd: int | None = None
         if hasattr(os, "pidfd_open"):
             try:
@@ -292,7 +292,7 @@ class Session:
                 group.close()
                 raise SandboxError(f"The sandbox cannot be watched: {error.strerror}.") from error
         self.ended = False
-        """Whether the program was seen to have ended by itself."""
+        """Whether the program has ended by itself."""
         self.suspected = False
         """Whether the machine misses memory, and most by this run: its next look then ends it."""
         self._lost_by_others = False
@@ -308,11 +308,11 @@ class Session:
 
     @property
     def limit(self) -> LimitName | None:
-        """The limit at which it was ended; None so far."""
+        """The limit that ended it; None without one."""
         return self._limit
 
     def send(self, data: bytes) -> None:
-        """Write to the program's standard input; what a dead program does not read is dropped."""
+        """Write to the program's standard input; input for a dead program is dropped."""
         with self._turn:
             self._input += data
             self._pump(lambda: not self._input, math.inf)
@@ -332,7 +332,7 @@ class Session:
             self._turn.release()
 
     def receive(self, timeout_s: float) -> bytes | None:
-        """Return the next line of standard output without its end, None when none can come in time."""
+        """Return the next line of standard output without its end; None if no line comes in time."""
         output = self._output[self._stdout]
         with self._turn:
             self._pump(lambda: not self._waiting, math.inf)
@@ -395,7 +395,7 @@ class Session:
                 self._group.close()
 
     def _kill(self) -> None:
-        """Kill all of the run. Of one that was suspected, see whether the machine has its memory back then."""
+        """Kill all of the run. If it was suspected, check whether the machine then has its memory back."""
         suspected, self.suspected = self.suspected and self._limit == "memory", False
         held = unattributed_bytes() if suspected else None
         self._group.kill(KILL_WITHIN_S)
@@ -403,7 +403,7 @@ class Session:
             self._lost_by_others = not came_back(held, self.limits.unexplained_bytes // 2)
 
     def _check_own_fault(self) -> None:
-        """Raise SandboxError for a run that was ended for what others have taken: that is no fault of the program."""
+        """Raise SandboxError for a run that was ended for memory of others: the program is not at fault."""
         if self._lost_by_others:
             raise SandboxError(
                 f"The machine lost more than {self.limits.unexplained_bytes:,} bytes of memory to its kernel while a program "
@@ -416,7 +416,7 @@ class Session:
         return self._started + (BEGIN_WITHIN_S if self._waiting else self.limits.wall_s + self._granted_s)
 
     def _check_begun(self) -> None:
-        """Raise SandboxError for a run that is over before its program began: that is no fault of the program."""
+        """Raise SandboxError for a run that ended before its program began: the program is not at fault."""
         if self._waiting and (self.ended or self._limit is not None):
             result = self.finish(kill=True)
             late = (
@@ -445,7 +445,7 @@ class Session:
             self._move(max(min(stop, self._next_watch) - now, 0.0))
 
     def _grant(self) -> bool:
-        """Give back the seconds in which the machine had no core for the program; return whether there were any."""
+        """Extend the time limit by the seconds that the program waited for a core; return whether there were any."""
         if self._waiting or not self.limits.patience:
             return False
         most_s = self.limits.wall_s * self.limits.patience
@@ -497,7 +497,7 @@ class Session:
             self._process.stdin.close()
 
     def _read(self, fd: int) -> bool:
-        """Take what is there now; return whether there was anything. Output beyond the limit is dropped."""
+        """Read the available output; return whether there was any. Output beyond the limit is dropped."""
         room = self.limits.output_bytes + len(self._greeting) - sum(map(len, self._output.values()))
         try:
             data = os.read(fd, _CHUNK)
@@ -515,13 +515,13 @@ class Session:
         return bool(data)
 
     def _drain(self) -> None:
-        """Take what the dead left in the pipes: at most what the pipes hold, as all writers are gone."""
+        """Read the rest of the pipes. All writers have ended, so it is at most the size of the pipes."""
         for fd in tuple(self._open):
             while self._read(fd) and self._limit != "output":
                 pass
 
     def _is_above_a_limit(self) -> bool:
-        """Look at what the run uses and keep in mind the limit that it is above."""
+        """Measure the run and store the limit that it exceeds."""
         if self.suspected:
             self._limit = "memory"
             return True
@@ -553,7 +553,7 @@ def look_again_s(grown: int, in_s: float, room: int) -> float:
 
 
 def _wait(process: subprocess.Popen[bytes], within_s: float) -> tuple[int | None, float]:
-    """Reap a child: its status, and the CPU time of it and of what it and its descendants reaped."""
+    """Reap a child; return its status, and the CPU time of it and of its reaped descendants."""
     clock = SuspendAwareClock()
     while True:
         pid, status, used = os.wait4(process.pid, os.WNOHANG)

@@ -1,4 +1,4 @@
-"""Runs programs as plain child processes. Contains nothing: for code that one would run by hand anyway.
+"""Runs programs as plain child processes without containment: only for code that you would run by hand.
 
 Asked for by name only, and says so with a warning. Wall time and output are bounded and the process group is
 killed, so honest mistakes end; a hostile program reads, writes and sends whatever its user may, and can leave
@@ -38,7 +38,7 @@ class UnsafeSubprocess:
         return sys.executable
 
     def layers(self) -> tuple[Layer, ...]:
-        """Return what there is: bounds of time and output, and a process group that can be left."""
+        """Return its protection: limits of time and output, and a process group that programs can leave."""
         return (
             Layer("wall time, output bound", True, True, "by the supervisor"),
             Layer("group kill", True, True, "of the process group, which a program can leave"),
@@ -109,11 +109,11 @@ class UnsafeProcessGroup(ProcessGroup):
         self._work = work
 
     def waited_s(self) -> float:
-        """Return for how long a thread of the run has waited for a core, at most."""
+        """Return the longest time that a thread of the run has waited for a core."""
         return longest_wait_s(self._process.pid)
 
     def kill(self, within_s: float) -> None:
-        """Kill the group. Its leader is reaped later, so its number still names it."""
+        """Kill the group. Its leader is reaped later, so its process id is still valid."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""What the processes of a sandbox use now: summed from /proc without trusting anything in them, or told by a cgroup.
+"""Measures the processes of a sandbox: summed from /proc without trusting their contents, or reported by a cgroup.
 
 Resource limits of the kernel bind single processes; this sums over all of a run's processes, so that many small ones
 cannot do what one large one may not. What /proc does not tell is counted as the most that it can be: a pipe or a
@@ -26,7 +26,7 @@ from kapelle.errors import SandboxError
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PIPE_BYTES = 65536
-"""What a pipe holds; the filter refuses to make it larger."""
+"""Bytes of a full pipe; the filter blocks larger pipes."""
 _LIBC = ctypes.CDLL(None)
 _KCMP, _KCMP_VM = {"x86_64": 312, "aarch64": 272}, 1
 _MAPPINGS_BYTES = 1 << 19
@@ -41,7 +41,7 @@ _LOCKED = re.compile(rb" ([0-9a-f]+:[0-9a-f]+:[0-9]+) ")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Use of one run at one moment."""
+    """The resources that one run uses at one moment."""
 
     cpu_s: float
     memory_bytes: int
@@ -52,7 +52,7 @@ class Usage:
 
 
 def usage_of(init_pid: int, mounts: tuple[str, ...], memory_limit: int) -> Usage:
-    """Return what a process and all its descendants use, with the tmpfs `mounts` that they see.
+    """Return the use of a process and all its descendants, with the tmpfs `mounts` that they see.
 
     A process that ends while it is read counts as nothing. Memory that several processes share is divided among them
     only when the plain sum is above the limit: that is slower to read.
@@ -76,7 +76,7 @@ def usage_of(init_pid: int, mounts: tuple[str, ...], memory_limit: int) -> Usage
         except OverflowError:
             countable = False
         except PermissionError:
-            # The kernel says so of a process that is ending, too.
+            # The kernel also reports this for a process that is ending.
             countable = countable and not _has_memory(pid)
         except (OSError, ValueError, IndexError):
             continue
@@ -84,7 +84,7 @@ def usage_of(init_pid: int, mounts: tuple[str, ...], memory_limit: int) -> Usage
     kept = len(shared) * SHARED_ANONYMOUS_BYTES + _socket_bytes(init_pid) + written + (locked or 0)
     private = sum(size for _, size in held)
     if private + kept + descriptors * _PIPE_BYTES > memory_limit:
-        # Only then is each looked at: there may be thousands.
+        # Only then read each one: there may be thousands.
         kept += _pipe_bytes(holders)
     if private + kept > memory_limit:
         private = _divided(held, memory_limit - kept)
@@ -134,7 +134,7 @@ def written_by(init_pid: int, mounts: tuple[str, ...]) -> tuple[int, int]:
 
 
 def parent_of(pid: int) -> int:
-    """Return the parent of a process, 0 when there is no such process."""
+    """Return the parent of a process; 0 if the process does not exist."""
     try:
         return int(_stat(Path(f"/proc/{pid}"))[1])
     except (OSError, ValueError, IndexError):
@@ -142,7 +142,7 @@ def parent_of(pid: int) -> int:
 
 
 def _stat(process: Path) -> list[bytes]:
-    # The name stands in parentheses and may hold any byte, parentheses and spaces included.
+    # The name is in parentheses and may contain any byte, also parentheses and spaces.
     return (process / "stat").read_bytes().rpartition(b")")[2].split()
 
 
@@ -153,7 +153,7 @@ def _threads(pid: int) -> list[Path]:
 def _children(threads: list[Path]) -> list[int]:
     found: list[int] = []
     for thread in threads:
-        # Of many threads some end while they are read: that hides neither the others nor their children.
+        # Some threads may end during the reading: the others and their children are still counted.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             found += map(int, (thread / "children").read_bytes().split())
     return found
@@ -189,7 +189,7 @@ def _each_once(held: list[tuple[Path, int]]) -> list[tuple[Path, int]]:
 
 
 def _is_one_memory(place: Path, other: Path) -> bool:
-    """Return what kcmp(2) says; False where it may not be asked."""
+    """Return the result of kcmp(2); False if it is not permitted."""
     number = _KCMP.get(platform.machine())
     return number is not None and _LIBC.syscall(number, int(place.name), int(other.name), _KCMP_VM, 0, 0) == 0
 
@@ -204,7 +204,7 @@ def _divided(held: list[tuple[Path, int]], room: int) -> int:
             tables = _sum_of(place / "status", (b"VmPTE:",)) or 0
             total += size if divided is None else min(divided + tables, size)
         except OSError:
-            # It may not be read, or has ended since, and then holds nothing.
+            # It is not readable, or has ended and has no memory.
             total += size if _has_memory(int(place.parts[2])) else 0
         if total > room:
             break
@@ -230,7 +230,7 @@ def _shared_anonymous(thread: Path) -> set[bytes]:
 
 
 def _all_of(file: Path, most: int) -> bytearray:
-    """Read a file of the kernel's; OverflowError when it has more bytes than `most`."""
+    """Read a file of the kernel. Raises OverflowError if it has more bytes than `most`."""
     text = bytearray()
     with file.open("rb", buffering=0) as source:
         while chunk := source.read(65536):
@@ -241,13 +241,13 @@ def _all_of(file: Path, most: int) -> bytearray:
 
 
 def lock_bytes(init_pid: int, mounts: tuple[str, ...]) -> int | None:
-    """Return what the kernel keeps of the run's record locks.
+    """Return the kernel memory of the run's record locks.
 
     None for more than are read, and for one on a file that is not in the tmpfs `mounts` of the run: the host, or another
     run, may wait for that.
     """
     try:
-        # As the run's own /proc shows it: locks of others are not in it.
+        # Read in the run's own /proc, which has only its own locks.
         lines = _all_of(Path(f"/proc/{init_pid}/root", "proc/locks"), _LOCKS_BYTES).splitlines()
         # Whether a process has this one's pid namespace, as in a sandbox that is refused for it.
         if not lines or Path(f"/proc/{init_pid}/ns/pid").readlink() == Path("/proc/self/ns/pid").readlink():
@@ -295,7 +295,7 @@ def _socket_bytes(init_pid: int) -> int:
 
 @functools.cache
 def _most_of_a_socket() -> int:
-    # A sender is stopped once it is over its bound, and writes half of that at once.
+    # The kernel stops a sender above its limit, and one write is at most half of the limit.
     return int(Path("/proc/sys/net/core/wmem_default").read_text()) * 3 // 2
 
 
@@ -325,7 +325,7 @@ _CLOSE_ON_EXEC = 8
 
 @functools.cache
 def task_clock_works() -> bool:
-    """Return whether this process may count so: containers and `kernel.perf_event_paranoid` above 2 forbid it."""
+    """Return whether this process may use performance counters: containers and `kernel.perf_event_paranoid` above 2 forbid them."""
     try:
         os.close(open_clock(0))
     except OSError:
@@ -365,7 +365,7 @@ def read_clock(fd: int) -> float:
 # `cgroup.subtree_control` in whose child `kapelle` this process is.
 
 LEAF = "kapelle"
-"""Where this process itself stands: a cgroup with processes may not pass controllers on."""
+"""The cgroup of this process itself: a cgroup with processes may not have children with controllers."""
 _ROOT = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 _CONTROLLERS = ("memory", "pids")
@@ -379,7 +379,7 @@ class RunCgroup:
     """The cgroup of one run."""
 
     def __init__(self, parent: Path, limits: Limits) -> None:
-        """Make it, empty. Raises SandboxError when the kernel refuses."""
+        """Make an empty cgroup. Raises SandboxError if the kernel does not allow it."""
         self._folder = parent / f"{_RUN}{os.getpid()}-{secrets.token_hex(8)}"
         try:
             self._folder.mkdir()
@@ -393,7 +393,7 @@ class RunCgroup:
             raise SandboxError(f"No cgroup can be made in {parent}: {error.strerror}.") from error
 
     def add(self, pid: int) -> None:
-        """Move a process into it; what that starts from then on is in it too. Raises SandboxError."""
+        """Move a process into it; its later children are in it too. Raises SandboxError."""
         try:
             self._write("cgroup.procs", pid)
         except OSError as error:
@@ -404,12 +404,12 @@ class RunCgroup:
         return self._numbers("cpu.stat").get("usage_usec", 0) / 1e6
 
     def memory_bytes(self) -> int:
-        """Return what it holds and the kernel could not drop: everything but pages of files that are also on disk."""
+        """Return its memory that the kernel cannot drop: everything except pages of files that are also on disk."""
         held = self._numbers("memory.stat")
         return int((self._folder / "memory.current").read_text()) - held.get("file", 0) + held.get("shmem", 0)
 
     def ran_out_of_memory(self) -> bool:
-        """Return whether the kernel has killed in it because it was full."""
+        """Return whether the kernel has killed a process in it because it was full."""
         return self._numbers("memory.events").get("oom_kill", 0) > 0
 
     def kill(self) -> None:
@@ -418,7 +418,7 @@ class RunCgroup:
             self._write("cgroup.kill", 1)
 
     def close(self) -> None:
-        """Remove it, once the dead are gone from it; where they take long, the next one to be closed removes it."""
+        """Remove it once its killed processes have ended. If they take long, the next cgroup that is closed removes it."""
         until = time.monotonic() + _GONE_WITHIN_S
         _left.add(self._folder)
         while True:
@@ -433,7 +433,7 @@ class RunCgroup:
             time.sleep(0.005)
 
     def _write(self, name: str, value: int) -> None:
-        # Not created: a file that the kernel does not offer must not look like one that it took.
+        # Never create the file: a missing file means that the kernel does not support the setting.
         with (self._folder / name).open("r+") as file:
             file.write(str(value))
 
@@ -443,7 +443,7 @@ class RunCgroup:
 
 
 _left: set[Path] = set()
-"""Cgroups of runs that have ended, whose dead were still there."""
+"""Cgroups of ended runs whose killed processes had not ended yet."""
 
 
 @functools.cache
@@ -484,7 +484,7 @@ def find_folder(root: Path, own: Path) -> Path:
             )
     try:
         if here == folder:
-            # A cgroup with processes passes no controllers on: they move into its child `kapelle`.
+            # A cgroup with processes has no controllers in its children: move the processes into its child `kapelle`.
             (folder / LEAF).mkdir(exist_ok=True)
             for pid in (folder / "cgroup.procs").read_text().split():
                 with contextlib.suppress(ProcessLookupError):
@@ -497,7 +497,7 @@ def find_folder(root: Path, own: Path) -> Path:
         raise SandboxError(f"{folder} passes no controllers on: {error.strerror}") from error
     if not (folder / LEAF / "cgroup.kill").is_file():
         raise SandboxError("this kernel has no cgroup.kill; Linux 5.14 has")
-    # Remove the cgroups of runs whose trainer was killed; the kernel keeps one in which something lives.
+    # Remove the cgroups of runs whose trainer was killed; the kernel keeps those with living processes.
     for left in folder.glob(f"{_RUN}*"):
         if not Path("/proc", left.name.removeprefix(_RUN).partition("-")[0]).exists():
             with contextlib.suppress(OSError):
