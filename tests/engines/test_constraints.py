@@ -73,7 +73,7 @@ def finish(decoder: Decoder) -> None:
         decoder.advance(1)
 
 
-def test_what_a_choice_leaves_no_choice_in_is_written_without_the_model(
+def test_forced_tokens_of_a_choice_are_written_without_the_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The same tokens and log-probs, in fewer steps; later prompts continue what was read alone."""
@@ -111,7 +111,7 @@ def test_what_a_choice_leaves_no_choice_in_is_written_without_the_model(
 
 
 @pytest.mark.parametrize("kind", EVERY)
-def test_a_text_that_ends_is_what_was_requested(kind: str) -> None:
+def test_a_completed_text_matches_its_constraint(kind: str) -> None:
     model = tiny_model()
     outputs = decode(model, [job(model, "?", seed, constraint=EVERY[kind]) for seed in range(24)])
     ended = [output for output in outputs if output.finish_reason == "stop"]
@@ -136,7 +136,7 @@ def test_rows_without_a_constraint_are_bitwise_unaffected() -> None:
         assert each.logprobs[:shortest] == with_others.logprobs[:shortest]
 
 
-def test_log_probs_are_those_over_what_was_allowed() -> None:
+def test_log_probs_are_over_the_allowed_tokens() -> None:
     model = tiny_model()
     [output] = decode(model, [job(model, "?", 3, constraint=YES_NO, temperature=0.7)])
     word = {"yes": b"yes", "no": b"no", "nobody": b"nobody"}[text_of(model, output)]
@@ -237,7 +237,7 @@ def samples_of(
     return rows
 
 
-def test_the_trainer_scores_what_was_sampled() -> None:
+def test_the_trainer_scores_sampled_completions() -> None:
     engine = train_engine([policy_of()])
     model = engine.model_of("p")
     jobs = [

@@ -222,7 +222,7 @@ def test_passes_are_as_large_as_memory_lets_them_be(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("way", [("cpu", DEVICE), (DEVICE, "cpu")])
-def test_an_optimiser_continues_with_what_one_on_another_device_saved(way: tuple[str, str]) -> None:
+def test_an_optimiser_continues_from_a_state_of_another_device(way: tuple[str, str]) -> None:
     def learner_on(device: str) -> Learner:
         generator = torch.Generator().manual_seed(3)
         weights = {
@@ -293,7 +293,7 @@ STOPPING = [
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("recorder_on", [on_cuda, nowhere], ids=["recorded", "plain"])
 @pytest.mark.parametrize("most", [fused.LARGEST, 0], ids=["fused", "flat"])
-def test_rows_that_join_at_different_times_say_what_they_say_alone(
+def test_rows_that_join_at_different_times_equal_rows_alone(
     most: float, recorder_on: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fused, "LARGEST", most)
@@ -351,7 +351,7 @@ def test_an_update_is_that_of_a_cpu_in_float32(dtype: str, bound: float, adapter
 
 @pytest.mark.long
 @pytest.mark.parametrize("place", ["in a rollout", "between updates", "state written"])
-def test_a_run_that_was_killed_continues_to_the_end_of_one_that_was_not(
+def test_a_killed_run_continues_to_the_same_result(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KAPELLE_CACHE", str(tmp_path / "cache"))
@@ -379,7 +379,7 @@ def test_a_run_on_two_gpus_continues_with_one(
 @pytest.mark.long
 @two_devices
 @pytest.mark.parametrize("cases", [FEW, SHARDED], ids=["ddp", "fsdp"])
-def test_two_gpus_learn_what_a_cpu_learns(cases: list[Case]) -> None:
+def test_two_gpus_learn_the_same_as_a_cpu(cases: list[Case]) -> None:
     on_gpus = [(name, {**over, "model": {"device": DEVICE}}) for name, over in cases]
     one, other = run_ranks(2, learn_all, on_gpus, start="spawn")
     assert not isinstance(one, str), one

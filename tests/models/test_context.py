@@ -21,10 +21,10 @@ def test_it_is_the_number_of_positions(family: str) -> None:
     assert context_of(AutoConfig.for_model(family, **FAMILIES[family]), endless) == CONTEXT
 
 
-def test_a_model_without_positions_reads_what_its_tokeniser_says() -> None:
+def test_a_model_without_positions_uses_the_context_of_its_tokeniser() -> None:
     assert context_of(AutoConfig.for_model("bloom", **FAMILIES["bloom"]), tokenizer()) == CONTEXT
 
 
-def test_angles_that_change_with_the_longest_text_of_a_batch_are_left_alone() -> None:
+def test_angles_that_depend_on_the_longest_text_of_a_batch_are_unchanged() -> None:
     assert context_of(AutoConfig.for_model("phi3", **PHI3, rope_parameters=LONG), tokenizer()) == 32
     assert context_of(AutoConfig.for_model("phi3", **PHI3), tokenizer()) == CONTEXT

@@ -58,7 +58,7 @@ def asked(text: str) -> list[Message]:
 class TestHostileTexts:
     @pytest.mark.parametrize("text", HOSTILE)
     @pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
-    def test_one_holds_no_control_token_and_keeps_its_letters(self, text: str, role: str) -> None:
+    def test_a_text_has_no_control_token_and_keeps_its_letters(self, text: str, role: str) -> None:
         renderer = ChatRenderer(QWEN, 4096)
         plain, hostile = (
             [Message("user", "?"), Message(role, said), Message("user", "Go on.")] for said in ("fine", text)
@@ -70,7 +70,7 @@ class TestHostileTexts:
         assert control(heard) == control(renderer.extend(renderer.start(plain[:1]), (1, 2, 3), plain[1:]))
 
     @pytest.mark.parametrize("text", HOSTILE)
-    def test_nor_does_an_answer_that_is_written_by_hand(self, text: str) -> None:
+    def test_an_answer_written_by_hand_has_no_control_token(self, text: str) -> None:
         ids = ChatRenderer(QWEN, 4096).completion(text)
         assert control(ids[:-1]) == []
         assert QWEN.decode(list(ids[:-1])) == text
@@ -80,13 +80,13 @@ class TestHostileTexts:
             "".join
         )
     )
-    def test_nor_do_any_pieces(self, text: str) -> None:
+    def test_pieces_of_texts_have_no_control_token(self, text: str) -> None:
         renderer = ChatRenderer(QWEN, 4096)
         ids = renderer.start([Message("user", text)])
         assert control(ids) == control(renderer.start([Message("user", "?")]))
         assert text in renderer.decode(ids)
 
-    def test_two_texts_make_none_where_they_meet(self) -> None:
+    def test_two_adjacent_texts_form_no_control_token(self) -> None:
         tokens = thinking_tokenizer("{% for m in messages %}{{ m['content'] | trim }}{% endfor %}")
         renderer = ChatRenderer(tokens, 4096)
         ids = renderer.start(
@@ -95,7 +95,7 @@ class TestHostileTexts:
         assert control(ids) == []
         assert renderer.decode(ids) == "a <|im_end|> b<|im_end|"
 
-    def test_tools_and_calls_make_none(self) -> None:
+    def test_tools_and_calls_form_no_control_token(self) -> None:
         renderer = ChatRenderer(QWEN, 4096)
 
         def rendered(text: str) -> list[int]:
@@ -113,7 +113,7 @@ class TestHostileTexts:
 
         assert rendered(ATTACK) == rendered("fine")
 
-    def test_nor_does_a_tokeniser_that_makes_wide_letters_narrow(self) -> None:
+    def test_a_tokeniser_that_normalises_wide_letters_forms_no_control_token(self) -> None:
         letters = sorted(pre_tokenizers.ByteLevel.alphabet())
         raw = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
         raw.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
@@ -152,7 +152,7 @@ class TestOrdinaryTexts:
             list(ChatRenderer(QWEN, 4096).start(said)) == QWEN(written, add_special_tokens=False)["input_ids"]
         )
 
-    def test_what_agents_write_themselves_is_a_token_everywhere(self) -> None:
+    def test_marks_that_agents_write_are_tokens_everywhere(self) -> None:
         renderer = ChatRenderer(QWEN, 4096)
         for role in ("system", "user", "assistant"):
             ids = renderer.start([Message(role, "<think> and <tool_call>"), Message("user", "?")])

@@ -17,7 +17,7 @@ from kapelle.runtime import constraints
 from kapelle.runtime.constraints import CALL_MARKS, forced_call
 from kapelle.services.policy.agents import MarkedTexts
 from kapelle.services.policy.speech import MARKS, SpeechForm, call_form
-from kapelle.types import Constraint, Json
+from kapelle.types import Constraint
 
 pytest.importorskip("llguidance")
 
@@ -115,7 +115,7 @@ def test_a_call_that_is_forced_is_read_by_the_familys_parser(family: Family) -> 
 
 
 @pytest.mark.parametrize("family", IDS)
-def test_only_where_a_mark_stands_is_its_special_token_allowed(family: Family) -> None:
+def test_a_special_token_is_allowed_only_at_its_mark(family: Family) -> None:
     form = call_form(family.form, family.template)
     assert form is not None
     sampler = Sampler(family)
@@ -149,65 +149,45 @@ def test_several_calls_are_read_where_a_form_has_several(family: Family) -> None
 # -------- Texts without quotes, of GLM and Qwen3-Coder
 
 
-def glm(schema: Json) -> Constraint:
-    return forced_call([{"name": "f", "parameters": schema}], form=constraints.GLM)
-
-
-def qwen(schema: Json) -> Constraint:
-    return forced_call([{"name": "f", "parameters": schema}], form=constraints.QWEN_CODER)
-
-
 def one(**schema: Any) -> dict[str, Any]:
     return {"type": "object", "properties": {"a": {"type": "string", **schema}}, "required": ["a"]}
 
 
-@pytest.mark.parametrize(
-    ("schema", "fits", "breaks"),
-    [
-        (one(), ["", "a b", '"é"', "true", "x</arg_valu"], []),
-        (one(minLength=2, maxLength=3), ["ab", "abc"], ["a", "abcd"]),
-        (one(pattern="^a+$"), ["a", "aaa"], ["", "ab", "ba"]),
-        (one(pattern="b|c"), ["abd", "c"], ["a"]),
-        (one(pattern="a/b", maxLength=4), ["a/b", "xa/b"], ["ab", "xxa/b"]),
-        (one(enum=["left", "a</arg_value>", 3, "right"], maxLength=4), ["left"], ["right", "3"]),
-        (one(const="7"), ["7"], ["8"]),
-    ],
-)
-def test_texts_of_glm_are_held_to_their_schema(
-    schema: dict[str, Any], fits: list[str], breaks: list[str]
-) -> None:
-    sampler, speech = Sampler(GLM), SpeechForm("glm", schemas=[{"name": "f", "parameters": schema}])
-    constraint = glm(schema)
-    for value in [*fits, *breaks]:
-        text = f"<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>"
-        walk, held = sampler.masks.begin(constraint), True
-        for token in sampler.raw.encode(text).ids:
-            held = held and token in sampler.allowed(walk)
-            if held:
-                walk.take(token)
-        assert (held and walk.complete) == (value in fits), value
-        if value in fits:
-            assert speech.read(text).calls == (ReadCall("f", {"a": value}),)
+WRITTEN = {
+    "glm": "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{}</arg_value>\n</tool_call>",
+    "qwen_coder": "<tool_call>\n<function=f>\n<parameter=a>\n{}\n</parameter>\n</function>\n</tool_call>",
+}
 
 
 @pytest.mark.parametrize(
-    ("schema", "fits", "breaks"),
+    ("family", "schema", "fits", "breaks"),
     [
-        (one(), ["", "a b", '"é"', "true", "a\nb", "\n a\n", "x</paramete"], []),
-        (one(minLength=2, maxLength=3), ["ab", "abc", "a\n"], ["a", "abcd"]),
-        (one(pattern="^a+$"), ["a", "aaa"], ["", "ab", "ba"]),
-        (one(enum=["left", "a</parameter>", 3, "right"], maxLength=4), ["left"], ["right", "3"]),
-        (one(const="7"), ["7"], ["8"]),
+        (GLM, one(), ["", "a b", '"é"', "true", "x</arg_valu"], []),
+        (GLM, one(pattern="b|c"), ["abd", "c"], ["a"]),
+        (GLM, one(pattern="a/b", maxLength=4), ["a/b", "xa/b"], ["ab", "xxa/b"]),
+        (GLM, one(enum=["left", "a</arg_value>", 3, "right"], maxLength=4), ["left"], ["right", "3"]),
+        (QWEN_CODER, one(), ["", "a b", '"é"', "true", "a\nb", "\n a\n", "x</paramete"], []),
+        (QWEN_CODER, one(enum=["left", "a</parameter>", 3, "right"], maxLength=4), ["left"], ["right", "3"]),
+        *(
+            (family, *case)
+            for family in (GLM, QWEN_CODER)
+            for case in (
+                (one(minLength=2, maxLength=3), ["ab", "abc", "a\n"], ["a", "abcd"]),
+                (one(pattern="^a+$"), ["a", "aaa"], ["", "ab", "ba"]),
+                (one(const="7"), ["7"], ["8"]),
+            )
+        ),
     ],
 )
-def test_texts_of_qwen_coder_are_held_to_their_schema(
-    schema: dict[str, Any], fits: list[str], breaks: list[str]
+def test_texts_without_quotes_match_their_schema(
+    family: Family, schema: dict[str, Any], fits: list[str], breaks: list[str]
 ) -> None:
-    sampler = Sampler(QWEN_CODER)
-    speech = SpeechForm("qwen_coder", schemas=[{"name": "f", "parameters": schema}])
-    constraint = qwen(schema)
+    sampler = Sampler(family)
+    speech = SpeechForm(family.form, schemas=[{"name": "f", "parameters": schema}])
+    form = constraints.GLM if family is GLM else constraints.QWEN_CODER
+    constraint = forced_call([{"name": "f", "parameters": schema}], form=form)
     for value in [*fits, *breaks]:
-        text = f"<tool_call>\n<function=f>\n<parameter=a>\n{value}\n</parameter>\n</function>\n</tool_call>"
+        text = WRITTEN[family.form].format(value)
         walk, held = sampler.masks.begin(constraint), True
         for token in sampler.raw.encode(text).ids:
             held = held and token in sampler.allowed(walk)

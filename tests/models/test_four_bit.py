@@ -91,7 +91,7 @@ def learned(model: LanguageModel) -> tuple[list[Any], dict[str, Tensor]]:
 
 
 @pytest.mark.slow
-def test_adapters_on_codes_say_and_learn_what_they_do_on_the_weights() -> None:
+def test_adapters_on_codes_sample_and_learn_as_on_the_weights() -> None:
     coded, plain = pair()
     assert coded.flat is None
     (said, codes), (expected, weights) = learned(coded), learned(plain)

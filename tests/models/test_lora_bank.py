@@ -167,7 +167,7 @@ class TestSeparation:
         assert all(torch.equal(after[key], before[key]) for key in before)
 
     @torch.no_grad()
-    def test_a_route_holds_inside_its_block_only(self) -> None:
+    def test_a_route_applies_only_inside_its_block(self) -> None:
         model = tiny_model()
         add(model, "a")
         bare = logits(model, [])

@@ -120,7 +120,7 @@ def ours(folder: Path) -> Tensor:
 @pytest.mark.sample(5)
 @pytest.mark.slow
 @pytest.mark.parametrize(("field", "value"), [(f, v) for f, values in MADE.items() for v in values], ids=repr)
-def test_what_peft_makes_is_read_as_peft_computes_it_or_rejected_by_name(
+def test_peft_adapters_have_peft_outputs_or_are_rejected_by_name(
     field: str, value: Any, tmp_path: Path
 ) -> None:
     expected = made_by_peft(tmp_path, **{field: value})

@@ -95,7 +95,7 @@ class TestFamilies:
         assert ChatRenderer(tokens, 512).start(OPENING) == whole(tokens, OPENING)
 
     @pytest.mark.parametrize("opening", [OPENING, OPENING[1:]])
-    def test_two_more_turns_give_what_the_template_writes_for_the_whole(
+    def test_two_more_turns_equal_the_template_of_the_whole_conversation(
         self, family: tuple[PreTrainedTokenizerFast, str], opening: list[Message]
     ) -> None:
         tokens, end = family
@@ -121,7 +121,9 @@ class TestFamilies:
         assert rest[:1] == ids(tokens, end)
         assert following == whole(tokens, [*OPENING, Message("assistant", "four and some mo"), *HEARD])
 
-    def test_what_is_heard_may_hold_any_text(self, family: tuple[PreTrainedTokenizerFast, str]) -> None:
+    def test_received_messages_may_contain_any_text(
+        self, family: tuple[PreTrainedTokenizerFast, str]
+    ) -> None:
         tokens, end = family
         renderer = ChatRenderer(tokens, 512)
         prompt, completion = renderer.start(OPENING), (*ids(tokens, "4"), *ids(tokens, end))
@@ -185,7 +187,7 @@ class TestRefusals:
         with pytest.raises(ModelError, match=r"chat_template\.jinja"):
             ChatRenderer(bare, 64)
 
-    def test_a_template_that_forgets_what_the_agent_said(self) -> None:
+    def test_a_template_that_drops_assistant_messages(self) -> None:
         forgetful = build_tokenizer(64)
         forgetful.chat_template = "{{ messages[-1]['content'] }}"
         renderer = ChatRenderer(forgetful, 64)
@@ -248,7 +250,7 @@ class TestFolders:
             assert light.completion("four") == whole.completion("four")
             assert light.extend((3,), (70, 1), HEARD) == whole.extend((3,), (70, 1), HEARD)
 
-    def test_a_template_that_it_cannot_read_is_left_to_transformers(self, tmp_path: Path) -> None:
+    def test_an_unreadable_template_is_read_by_transformers(self, tmp_path: Path) -> None:
         self.save(tmp_path, tokenizer("{% generation %}x{% endgeneration %}" + CHATML, "<|im_end|>"))
         assert read_folder(tmp_path) is None
 

@@ -58,7 +58,7 @@ class TestAllLinear:
 
 
 class TestNames:
-    def test_a_close_name_is_suggested_beside_them(self) -> None:
+    def test_a_similar_name_is_suggested(self) -> None:
         with pytest.raises(ModelError, match=r"Did you mean 'c_attn'\? Known: c_attn, c_fc, c_proj\."):
             adapted_layers(layers_of(build("gpt2")), ("c_att",))
 
@@ -69,7 +69,9 @@ class TestNames:
             ("gpt2", "lm_head", "it is the output head"),
         ],
     )
-    def test_a_layer_that_can_have_none_says_why(self, family: str, target: str, reason: str) -> None:
+    def test_a_layer_that_cannot_have_an_adapter_is_explained(
+        self, family: str, target: str, reason: str
+    ) -> None:
         with pytest.raises(ModelError, match=reason):
             adapted_layers(layers_of(build(family)), (target,))
 
@@ -79,9 +81,7 @@ class TestRows:
     @pytest.mark.parametrize(
         ("family", "target"), [("qwen2_moe", "down_proj"), ("opt", "fc1"), ("gpt2", "c_fc")]
     )
-    def test_a_layer_that_reads_rows_as_one_list_of_tokens_keeps_them_apart(
-        self, family: str, target: str
-    ) -> None:
+    def test_a_layer_over_a_flat_list_of_tokens_separates_rows(self, family: str, target: str) -> None:
         model = family_model(family)
         for seed, name in enumerate("ab"):
             model.bank.add(name, Lora(rank=2, targets=(target,)), seed)

@@ -108,7 +108,7 @@ def test_every_spelling_of_a_choice_is_allowed_and_nothing_else(kind: str) -> No
 
 @pytest.mark.parametrize("most", [4096, 2], ids=["kept", "dropped all the time"])
 @pytest.mark.parametrize("kind", TOKENISERS)
-def test_walks_that_share_a_beginning_are_allowed_what_each_is_alone(
+def test_walks_with_a_common_beginning_have_their_own_masks(
     kind: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(token_masks, "SHARED", most)
@@ -256,7 +256,7 @@ def spoken(constraint: Constraint, seed: int) -> str:
     return BYTE_LEVEL.decode(ids[:-1], skip_special_tokens=False)
 
 
-def test_a_forced_call_is_one_that_is_read() -> None:
+def test_a_forced_call_can_be_parsed() -> None:
     texts = [spoken(forced_call([WEATHER, TIME]), seed) for seed in range(20)]
     calls = [parse_calls(text, ["hermes"]) for text in texts]
     assert all(len(each) == 1 for each in calls)

@@ -44,7 +44,7 @@ class TestHash:
         hashes = {weights_hash(tensors) for tensors in [base, *other]}
         assert len(hashes) == 7
 
-    def test_it_is_what_plain_integers_give(self) -> None:
+    def test_it_equals_plain_integers(self) -> None:
         tensors = {
             "b": torch.arange(-9, 10, dtype=torch.int16),
             "a": torch.linspace(-3, 3, 5, dtype=torch.float64),
@@ -94,7 +94,7 @@ class TestAdapters:
 
     @pytest.mark.parametrize("lora", KINDS)
     @torch.no_grad()
-    def test_ours_loads_what_peft_saved(self, lora: Lora, tmp_path: Path) -> None:
+    def test_kapelle_loads_adapters_that_peft_saved(self, lora: Lora, tmp_path: Path) -> None:
         model = tiny_model()
         lora = named(layers_of(model.model), lora)
         settings = peft.LoraConfig(

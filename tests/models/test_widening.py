@@ -20,7 +20,7 @@ def half(family: str) -> LanguageModel:
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["gpt2", "jamba"])
-def test_inside_it_computes_what_the_rounded_weights_are_in_float32(family: str) -> None:
+def test_it_computes_with_the_rounded_weights_in_float32(family: str) -> None:
     model = half(family)
     wide = build(family)
     wide.load_state_dict(model.model.state_dict())

@@ -183,7 +183,7 @@ class TestTemperedDistributions:
 
     @pytest.mark.sample(2)
     @pytest.mark.parametrize("way", ["as it is", "tempered", "greedy"])
-    def test_log_probs_are_those_of_what_was_sampled_from(self, engine: RolloutEngine, way: str) -> None:
+    def test_log_probs_are_of_the_sampling_distribution(self, engine: RolloutEngine, way: str) -> None:
         requests = mixed(6, WAYS[way])
         for request, answer in zip(requests, asyncio.run(ask(engine, requests)), strict=True):
             assert_true(own_weights(), request, answer)
@@ -204,7 +204,7 @@ class TestTemperedDistributions:
 class TestDistributions:
     @pytest.mark.sample(3)
     @pytest.mark.parametrize("way", WAYS)
-    def test_log_probs_are_those_of_what_was_sampled_from(self, engine: RolloutEngine, way: str) -> None:
+    def test_log_probs_are_of_the_sampling_distribution(self, engine: RolloutEngine, way: str) -> None:
         requests = mixed(6, WAYS[way])
         for request, answer in zip(requests, asyncio.run(ask(engine, requests)), strict=True):
             assert_true(own_weights(), request, answer)
@@ -230,7 +230,7 @@ class TestForms:
 
     @pytest.mark.sample(2)
     @pytest.mark.parametrize("way", WAYS)
-    def test_log_probs_are_those_over_what_was_allowed(self, engine: RolloutEngine, way: str) -> None:
+    def test_log_probs_are_over_the_allowed_tokens(self, engine: RolloutEngine, way: str) -> None:
         forms = [*EVERY.items(), ("free", None)] * 3
         requests = [
             ask_for(NAMES[k % 3], k, replace(WAYS[way], max_tokens=40, constraint=form))
@@ -263,7 +263,7 @@ class TestForms:
 @WEIGHED
 class TestWeights:
     @pytest.mark.sample(2)
-    def test_what_is_published_is_used_by_its_agent_alone(self, engine: RolloutEngine) -> None:
+    def test_published_weights_are_used_only_by_their_agent(self, engine: RolloutEngine) -> None:
         weights = own_weights()
         before = asyncio.run(ask(engine, mixed()))
         for version, seed in ((1, 71), (4, 72)):
@@ -357,7 +357,7 @@ class TestBrokenOff:
             assert (*logprobs, *second.logprobs) == pytest.approx(expected.logprobs, abs=1e-4)
             assert (second.text, second.finish_reason) == (expected.text, expected.finish_reason)
 
-    def test_what_follows_has_the_new_weights_and_reads_all_with_them(self, engine: RolloutEngine) -> None:
+    def test_later_tokens_use_the_new_weights_for_the_whole_text(self, engine: RolloutEngine) -> None:
         weights = own_weights()
         drawn = frozen_copy(weights["a"])
         stir(drawn, 71)
@@ -399,7 +399,7 @@ class TestFaults:
         assert words(asyncio.run(ask(subject.engine, mixed(6)))) == words(before)
 
     @pytest.mark.sample(3)
-    def test_a_cancelled_request_disturbs_no_one(self, engine: RolloutEngine) -> None:
+    def test_a_cancelled_request_does_not_disturb_others(self, engine: RolloutEngine) -> None:
         expected = words(asyncio.run(ask(engine, mixed())))
 
         async def some_leave() -> list[Completion]:
@@ -413,7 +413,7 @@ class TestFaults:
         assert words(asyncio.run(some_leave())) == [ids for k, ids in enumerate(expected) if k % 3]
         assert words(asyncio.run(ask(engine, mixed()))) == expected
 
-    def test_what_an_interrupted_run_asked_is_forgotten(self, engine: RolloutEngine) -> None:
+    def test_requests_of_an_interrupted_run_are_dropped(self, engine: RolloutEngine) -> None:
         expected = words(asyncio.run(ask(engine, mixed())))
 
         async def broken_off() -> None:

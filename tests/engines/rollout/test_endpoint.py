@@ -67,7 +67,7 @@ class TestRequest:
 
 
 class TestAnswer:
-    async def test_its_text_is_taken_as_it_comes(self) -> None:
+    async def test_its_text_is_unchanged(self) -> None:
         found = await engine(lambda _: reply("Nein — 4.")).generate(ASKED)
         assert found.text == "Nein — 4."
         assert bytes(found.ids).decode() == "Nein — 4."
@@ -92,7 +92,7 @@ class TestAnswer:
         assert (await engine(lambda _: said).generate(ASKED)).usage == counted
 
     @pytest.mark.parametrize("why", ["content_filter", "error"])
-    async def test_a_text_that_was_withheld_is_no_answer(self, why: str) -> None:
+    async def test_a_withheld_text_is_not_an_answer(self, why: str) -> None:
         choice = {"message": {"content": None}, "finish_reason": why}
         with pytest.raises(EpisodeError, match=f"gave no text, but `finish_reason: {why}`"):
             await engine(lambda _: httpx.Response(200, json={"choices": [choice]})).generate(ASKED)
@@ -117,7 +117,7 @@ class TestFaults:
         answers = iter([httpx.Response(status), httpx.Response(status), reply("now")])
         assert (await engine(lambda _: next(answers)).generate(ASKED)).text == "now"
 
-    async def test_a_lost_connection_is_tried_again(self) -> None:
+    async def test_a_lost_connection_is_retried(self) -> None:
         tries = []
 
         def answer(request: httpx.Request) -> httpx.Response:
@@ -141,7 +141,7 @@ class TestFaults:
 
 
 class TestComposed:
-    async def test_each_policy_is_played_by_the_engine_that_holds_it(self) -> None:
+    async def test_each_policy_is_sampled_by_its_engine(self) -> None:
         loaded: list[str] = []
 
         class Learner(ScriptedEngine):

@@ -35,7 +35,7 @@ SHAPES = st.lists(
 
 
 @given(shape=SHAPES, limit=st.integers(1, 40))
-def test_a_pass_holds_whole_bundles_and_every_sample_once(
+def test_a_pass_has_whole_bundles_and_every_sample_once(
     shape: list[tuple[str, int | None, int]], limit: int
 ) -> None:
     samples = drawn(shape)
@@ -58,7 +58,7 @@ def test_passes_by_hand() -> None:
 
 
 @given(shape=SHAPES, parts=st.integers(1, 4))
-def test_a_step_holds_whole_bundles_and_every_sample_once(
+def test_a_step_has_whole_bundles_and_every_sample_once(
     shape: list[tuple[str, int | None, int]], parts: int
 ) -> None:
     samples = drawn(shape)

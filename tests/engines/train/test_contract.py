@@ -139,7 +139,7 @@ class TestWeights:
         assert critic.keys() == {*model.bank.parameters("x"), f"{HEAD}weight", f"{HEAD}bias"}
         assert (critic[f"{HEAD}weight"].shape, critic[f"{HEAD}bias"].shape) == ((1, 16), (1,))
 
-    def test_what_is_loaded_is_what_scores_and_is_published(self, engine: TrainEngine) -> None:
+    def test_loaded_weights_score_and_are_published(self, engine: TrainEngine) -> None:
         before = engine.score(words("a", "b"))
         drawn = {key: torch.randn_like(tensor) for key, tensor in engine.weights("a").items()}
         engine.load_weights("a", drawn)
@@ -186,7 +186,7 @@ class TestScores:
 
 
 class TestUpdates:
-    def test_only_who_has_samples_moves(self, engine: TrainEngine) -> None:
+    def test_only_learners_with_samples_change(self, engine: TrainEngine) -> None:
         for moving, samples in (("a", words("a")), ("v", judged()), ("b", words("b"))):
             before, versions = learned(engine), dict(engine.versions)
             engine.update(samples, NLL)
@@ -210,7 +210,7 @@ class TestUpdates:
             for key, step in usual[name].items():
                 torch.testing.assert_close(faster[name][key], 3 * step, rtol=1e-3, atol=1e-6)
 
-    def test_sums_are_divided_by_each_learners_own_weight(self, make: Make) -> None:
+    def test_sums_are_divided_by_the_weight_of_each_learner(self, make: Make) -> None:
         """Every sample of one policy twice over gives the same step, whatever the others have."""
         found = []
         for samples in (words("a", "b"), [*words("a"), *words("b"), *words("a")], words("a")):
@@ -220,7 +220,7 @@ class TestUpdates:
         for other in found[1:]:
             assert max(float((found[0][k] - other[k]).abs().max()) for k in other) <= 1e-6
 
-    def test_what_is_shown_becomes_likelier(self, engine: TrainEngine) -> None:
+    def test_demonstrated_tokens_become_likelier(self, engine: TrainEngine) -> None:
         samples = words("a")
         before = float(torch.cat(engine.score(samples)).mean())
         for _ in range(10):
@@ -253,7 +253,7 @@ class TestUpdates:
             engine.check_parity(with_behaviour(engine, words("a", "b")), older)
         assert changed(now, learned(engine)) == set()
 
-    def test_a_loss_that_is_no_number_stops_and_leaves_nothing_behind(self, make: Make) -> None:
+    def test_a_loss_that_is_not_finite_stops_without_a_change(self, make: Make) -> None:
         one = make()
         before = learned(one)
         with pytest.raises(NumericsError, match="not finite"):
@@ -272,7 +272,7 @@ def no_number(outputs: Outputs, targets: Targets) -> Loss:
 
 
 class TestPublishing:
-    def test_what_changed_is_published_once_with_its_version(self, engine: TrainEngine) -> None:
+    def test_changes_are_published_once_with_their_version(self, engine: TrainEngine) -> None:
         assert engine.publish() == {}
         engine.update([*words("a"), *judged()], NLL)
         found = engine.publish()
@@ -296,7 +296,7 @@ class TestPublishing:
 
 
 class TestState:
-    def test_an_update_is_undone_and_taken_again_exactly(self, engine: TrainEngine) -> None:
+    def test_an_update_is_undone_and_repeated_exactly(self, engine: TrainEngine) -> None:
         samples = [*words("a", "b"), *judged()]
         engine.update(samples, NLL)
         engine.publish()

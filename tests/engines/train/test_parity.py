@@ -62,7 +62,7 @@ def gaps(engine: TorchTrainEngine, samples: Sequence[Sample]) -> Tensor:
 class TestFloat64:
     @pytest.mark.parametrize("temperature", [1.0, 0.6])
     @pytest.mark.parametrize("adapter", ["a", None])
-    def test_it_is_what_transformers_computes_with_the_same_weights_in_float64(
+    def test_it_equals_transformers_with_the_same_weights_in_float64(
         self, adapter: str | None, temperature: float
     ) -> None:
         model = model_of(train_engine(lora_policies("a", "b")), "a")
@@ -130,7 +130,7 @@ class TestWhatRoundingExplains:
         monkeypatch.setattr(engine._forward, "score", lambda given: [s.columns["behaviour"] for s in given])
         assert engine.update(samples, OBJECTIVE)["parity/rounded"] >= 1
 
-    def test_a_fault_as_small_as_that_gap_is_distinguished_from_it(self) -> None:
+    def test_an_error_as_small_as_that_gap_is_distinguished_from_it(self) -> None:
         engine, samples = grown()
         apart = gaps(engine, samples)
         bound = float(apart.max()) / 2

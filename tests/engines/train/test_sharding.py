@@ -21,7 +21,7 @@ def tokens(samples: list[Sample], sharded: list[list[int]]) -> list[int]:
 
 @settings(max_examples=30)
 @given(LENGTHS, st.integers(1, 5))
-def test_each_sample_goes_to_one_rank_and_no_rank_gets_much_more(
+def test_each_sample_goes_to_one_rank_and_ranks_are_balanced(
     lengths: list[tuple[int, int]], ranks: int
 ) -> None:
     samples = draw_samples(["a", "b"], lengths)
@@ -31,7 +31,7 @@ def test_each_sample_goes_to_one_rank_and_no_rank_gets_much_more(
     assert max(filled) - min(filled) <= max(len(sample.tokens) for sample in samples)
 
 
-def test_what_a_loss_compares_stays_on_one_rank() -> None:
+def test_samples_that_a_loss_compares_stay_on_one_rank() -> None:
     drawn = draw_samples(["a"], [(3, 2)] * 6)
     pairs = [replace(sample, bundle=k // 2) for k, sample in enumerate(drawn)]
     for own in shard_samples(pairs, 2):
@@ -46,7 +46,7 @@ def test_the_answers_to_one_prompt_go_to_all_where_there_is_no_other() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_what_is_computed_once_is_dealt_once(ranks: int) -> None:
+def test_shared_computations_are_assigned_once(ranks: int) -> None:
     samples = related_samples(["a"])
     sharded = shard_samples(samples, ranks)
     holder = {k: rank for rank, own in enumerate(sharded) for k in own}

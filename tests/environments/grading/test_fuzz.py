@@ -155,7 +155,7 @@ def grades(text: str, gold: str) -> Sequence[Grade]:
 @pytest.mark.slow
 @settings(max_examples=SAMPLE, suppress_health_check=list(HealthCheck))
 @given(TEXTS, GOLDS)
-def test_no_text_breaks_a_grader_or_takes_it_a_second(text: str, gold: str) -> None:
+def test_every_text_is_graded_within_a_second(text: str, gold: str) -> None:
     for wrapped in (text, rf"\boxed{{{text}}}"):
         verdicts, seconds = timed(partial(grades, wrapped, gold), 1.0)
         assert seconds < 1.0
@@ -165,7 +165,7 @@ def test_no_text_breaks_a_grader_or_takes_it_a_second(text: str, gold: str) -> N
 
 @settings(max_examples=max(30, SAMPLE // 100), suppress_health_check=list(HealthCheck))
 @given(text=TEXTS, gold=st.sampled_from([r"\sin x", "x > 5", r"\log 2"]))
-def test_no_text_breaks_the_library_behind_its_wall(
+def test_no_text_breaks_math_verify_in_its_process(
     text: str, gold: str, math_pool: KillableProcesses
 ) -> None:
     for answer in (text, f"{gold}{text}", rf"\sin({text})"):

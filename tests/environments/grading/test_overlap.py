@@ -16,7 +16,7 @@ CAT = "the cat sat on the mat"
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_a_reference_is_worth_all_and_nothing_in_common_nothing(metric: Metric) -> None:
+def test_a_reference_scores_1_and_a_disjoint_text_0(metric: Metric) -> None:
     assert similarity(metric, CAT, [CAT]) == pytest.approx(1.0)
     assert similarity(metric, CAT, ["unlike", CAT]) == pytest.approx(1.0), "the nearest of several counts"
     for text in ("", "  ", "...", "xyz", "word " * (MAX_WORDS + 1)):
@@ -90,7 +90,7 @@ def test_the_longest_texts_take_little_time() -> None:
         (Length(target=50), 0, 0.0),
     ],
 )
-def test_what_a_missed_length_costs(length: Length, count: int, kept: float) -> None:
+def test_the_penalty_of_a_missed_length(length: Length, count: int, kept: float) -> None:
     assert length.kept(count) == pytest.approx(kept)
 
 

@@ -101,7 +101,7 @@ def test_a_child_remembers_nothing_of_the_last_question() -> None:
         assert [processes.ask({"do": "count"}) for _ in range(3)] == [1, 1, 1]
 
 
-def test_a_closed_pool_leaves_no_process_and_starts_again_when_asked() -> None:
+def test_a_closed_pool_leaves_no_process_and_can_restart() -> None:
     processes = pool(cpu_s=10)
     processes.warm()
     [server] = processes._running

@@ -44,7 +44,7 @@ def client(server: Server, retries: int = 3, kept: int = 10) -> ServedScores:
     )
 
 
-async def test_it_is_asked_by_content_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_content_is_requested_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THEIR_TOKEN", "secret")
     server = Server(scored(0.25), scored(0.5))
     scores = client(server)
@@ -58,9 +58,7 @@ async def test_it_is_asked_by_content_once(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     "fault", [(429, {}), (503, {}), (504, b""), (500, b"x"), httpx.ConnectError("refused"), httpx.ReadError("gone")]
 )  # fmt: skip
-async def test_what_passes_is_tried_again_after_longer_and_longer_pauses(
-    fault: Any, pauses: list[float]
-) -> None:
+async def test_temporary_errors_are_retried_after_longer_pauses(fault: Any, pauses: list[float]) -> None:
     server = Server(fault, fault, fault, scored(0.5))
     assert (await client(server).grade("q", "a")).score == 0.5
     assert len(server.asked) == 4

@@ -140,7 +140,7 @@ def test_the_filter_is_a_program_of_whole_instructions(machine: str, counted: bo
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of x86-64")
-def test_every_refused_call_fails_with_eperm(sandbox: Bubblewrap) -> None:
+def test_every_denied_call_fails_with_eperm(sandbox: Bubblewrap) -> None:
     program = f"""
 import ctypes
 libc = ctypes.CDLL(None, use_errno=True)

@@ -79,7 +79,7 @@ def test_a_run_is_bounded_counted_killed_and_removed(kernel: None, tmp_path: Pat
     run.close()
 
 
-def test_what_a_killed_trainer_left_is_removed(kernel: None, tmp_path: Path) -> None:
+def test_files_of_a_killed_trainer_are_removed(kernel: None, tmp_path: Path) -> None:
     folder = tree(tmp_path, "user.slice/kapelle.scope/kapelle", control="memory pids")
     (folder / "kapelle").mkdir(exist_ok=True)
     own = RunCgroup(folder, Limits())
@@ -88,7 +88,7 @@ def test_what_a_killed_trainer_left_is_removed(kernel: None, tmp_path: Path) -> 
     assert [path.name for path in folder.glob("run-*")] == [own._folder.name]
 
 
-def test_a_kernel_that_lacks_a_bound_is_no_strong_mode(tmp_path: Path) -> None:
+def test_a_kernel_without_a_limit_has_no_strong_mode(tmp_path: Path) -> None:
     with pytest.raises(SandboxError, match="No cgroup can be made"):
         RunCgroup(tmp_path, Limits())
     assert list(tmp_path.iterdir()) == []

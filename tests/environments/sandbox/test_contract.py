@@ -69,7 +69,7 @@ def test_the_exit_code_is_the_programs(box: Backend, code: int) -> None:
     assert (result.exit_code, result.signal, result.ok) == (code, None, code == 0)
 
 
-def test_input_that_no_one_reads_blocks_nothing(box: Backend) -> None:
+def test_unread_input_does_not_block(box: Backend) -> None:
     assert run(box, {}, ["/bin/sh", "-c", "exit 4"], b"x" * 3_000_000, LIMITS).exit_code == 4
 
 

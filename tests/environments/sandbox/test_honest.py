@@ -166,7 +166,7 @@ def test_an_honest_program_runs_to_its_end(sandbox: Bubblewrap, program: str) ->
 BUSY = "import time\nwhile time.process_time() < 0.4: pass\nprint('done')"
 
 
-def test_a_crowded_machine_is_no_fault_of_the_program(sandbox: Bubblewrap) -> None:
+def test_a_busy_machine_is_not_an_error_of_the_program(sandbox: Bubblewrap) -> None:
     ours = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(ours)})
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(11)]

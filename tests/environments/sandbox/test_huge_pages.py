@@ -15,7 +15,7 @@ def allowed(status: str) -> str:
     return next(line.split()[1] for line in status.splitlines() if line.startswith("THP_enabled:"))
 
 
-def test_a_program_has_none_and_this_process_keeps_its_own(
+def test_a_program_has_none_and_this_process_keeps_its_setting(
     sandbox: Bubblewrap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = Path("/proc/self/status").read_text()

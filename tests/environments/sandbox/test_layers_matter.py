@@ -171,7 +171,7 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize("layer", ["with", "without"])
-def test_a_supervisor_that_is_killed_takes_its_runs_with_it(sandbox: Bubblewrap, layer: str) -> None:
+def test_a_killed_supervisor_ends_its_runs(sandbox: Bubblewrap, layer: str) -> None:
     marker = f"orphan-{os.getpid()}-{layer}"
     supervisor = subprocess.Popen(
         [sys.executable, "-c", SUPERVISOR, marker, layer],

@@ -63,7 +63,7 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_process_1_reports_and_no_one_else(attack: str) -> None:
+def test_only_process_1_reports(attack: str) -> None:
     layout = Layout(folders=("/logs",), report=("/logs/reward", "/logs/late"))
     result = ran(layout, ATTEMPTS.format(attack=ATTACKS[attack]))
     assert result.limit is None
@@ -97,7 +97,7 @@ print(found(speak), found(lambda: select.epoll().fileno() > 2), found(lambda: so
 """
 
 
-def test_loopback_is_a_network_with_no_one_in_it() -> None:
+def test_loopback_is_an_empty_network() -> None:
     with socket.create_server(("127.0.0.1", 0)) as hosts:
         program = f"PORT = {hosts.getsockname()[1]}\n{NETWORK}"
         assert ran(Layout(loopback=True), program).stdout.split() == (
@@ -162,7 +162,7 @@ except OSError:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's programs run as that user")
-def test_what_others_cannot_read_is_rejected_before_a_run(tmp_path: Path) -> None:
+def test_files_that_others_cannot_read_are_rejected_before_a_run(tmp_path: Path) -> None:
     folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
     try:
         with pytest.raises(SandboxError, match="is closed to others"):

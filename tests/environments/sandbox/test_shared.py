@@ -8,7 +8,7 @@ from tests.support.programs import output_of
 from kapelle.environments.sandbox.bubblewrap import Bubblewrap
 
 
-def test_a_fork_has_a_pool_of_its_own_and_leaves_its_parents_alone(sandbox: Bubblewrap) -> None:
+def test_a_fork_has_its_own_pool_and_does_not_use_its_parents(sandbox: Bubblewrap) -> None:
     program = (
         "import os, sys\n"
         "from kapelle.environments.sandbox import Limits, run\n"

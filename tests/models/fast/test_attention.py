@@ -43,7 +43,7 @@ def branch_mask(length: int, prefix: int) -> Tensor:
 @pytest.mark.parametrize(
     ("dtype", "bound"), [(torch.float32, 3e-6), (torch.float64, 1e-14), (torch.bfloat16, 0.03)]
 )
-def test_it_gathers_what_torch_gathers(dtype: torch.dtype, bound: float) -> None:
+def test_it_gathers_as_torch_does(dtype: torch.dtype, bound: float) -> None:
     for length, prefix in ((1, 1), (5, 3), (QUERY_STEP, 0), (2 * QUERY_STEP + 1, 2), (PRODUCT_KEYS + 1, 0)):
         mask = branch_mask(length, prefix) if prefix else None
         q, k, v = inputs(length, length + prefix, dtype)

@@ -76,7 +76,7 @@ def flat_pass(model: Any) -> FlatModel:
     return known
 
 
-def test_prompts_and_what_follows_are_read_as_transformers_reads_them(model: Any) -> None:
+def test_prompts_and_completions_are_read_as_in_transformers(model: Any) -> None:
     own = flat_pass(model)
     small = FusedPass(own, torch.float32)
     texts = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]]
@@ -98,7 +98,7 @@ def test_prompts_and_what_follows_are_read_as_transformers_reads_them(model: Any
                 torch.testing.assert_close(row, by_the_book(model, text)[step], atol=2e-5, rtol=1e-5)
 
 
-def test_each_span_of_rows_meets_its_own_adapter(model: Any) -> None:
+def test_each_span_of_rows_uses_its_adapter(model: Any) -> None:
     bank = LoraBank(model)
     for seed, adapter in enumerate(("left", "right")):
         bank.add(adapter, Lora(rank=2, targets=("q_proj", "k_proj", "o_proj", "down_proj")), seed)

@@ -46,7 +46,7 @@ def test_wrong_numbers_are_rejected_aloud(wrong: Tensor, caplog: pytest.LogCaptu
     assert "Sums differ from plain operations by" in caplog.text
 
 
-def test_what_cannot_run_gives_way_aloud(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fallback_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     def trial() -> Iterator[tuple[Tensor, Tensor]]:
         yield ONES, ONES
         raise ImportError("there is no such library")
@@ -56,7 +56,7 @@ def test_what_cannot_run_gives_way_aloud(caplog: pytest.LogCaptureFixture) -> No
     assert "Sums cannot run here (here): there is no such library" in caplog.text
 
 
-def test_memory_that_is_full_says_nothing_of_a_kernel() -> None:
+def test_full_memory_does_not_disable_a_kernel() -> None:
     def trial() -> Iterator[tuple[Tensor, Tensor]]:
         raise torch.OutOfMemoryError("full")
 

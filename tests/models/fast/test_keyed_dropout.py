@@ -34,7 +34,7 @@ def test_one_row_does_not_depend_on_the_others() -> None:
     assert torch.equal(passed_features(KEYS, 64, 0.3)[7:9], passed_features(KEYS[7:9], 64, 0.3))
 
 
-def test_what_passes_is_scaled_up() -> None:
+def test_kept_values_are_scaled_up() -> None:
     x_nI = torch.randn(400, 8)
     out_nI, mask_nI = dropped(x_nI, 0.25, KEYS)
     assert torch.equal(out_nI, x_nI * mask_nI / 0.75)

@@ -87,7 +87,7 @@ class Player:
 @pytest.mark.parametrize("steady", [False, True], ids=["plain", "steady"])
 @pytest.mark.parametrize("seed", range(6))
 @torch.inference_mode()
-def test_rows_attend_to_what_they_have_read(seed: int, steady: bool) -> None:
+def test_rows_attend_to_their_earlier_tokens(seed: int, steady: bool) -> None:
     player = Player(seed, steady)
     for _ in range(7):
         prompts = [
@@ -107,7 +107,7 @@ def test_rows_attend_to_what_they_have_read(seed: int, steady: bool) -> None:
 
 @pytest.mark.parametrize("steady", [False, True], ids=["plain", "steady"])
 @torch.inference_mode()
-def test_kept_rows_are_what_rows_have_read(steady: bool) -> None:
+def test_stored_rows_equal_the_tokens_that_were_read(steady: bool) -> None:
     player = Player(0, steady)
     player.join([70, 5], [0, 0, 1, 1])
     player.steps(90)
@@ -126,7 +126,7 @@ def test_kept_rows_are_what_rows_have_read(steady: bool) -> None:
 
 
 @torch.inference_mode()
-def test_memory_goes_with_its_rows() -> None:
+def test_memory_is_freed_with_its_rows() -> None:
     player = Player(0, steady=False)
     player.join([200, 10], [0, 0, 0, 1, 1])
     player.join([200], [0])

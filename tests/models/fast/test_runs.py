@@ -149,7 +149,7 @@ class TestTrial:
         assert "cannot run here" in caplog.text
 
 
-def test_a_cpu_goes_by_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_uses_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_spans(PLANS["branches of two prefixes"])
     q, k, v = (drawn(25, heads, seed).detach().bfloat16() for seed, heads in enumerate((4, 2, 2)))
     expected = module.attend_by_buckets(plan, q, k, v, 0.3)

@@ -62,7 +62,7 @@ def by_the_book(model: LanguageModel, job: Job, said: RowOutput) -> list[float]:
 
 class TestBatching:
     @pytest.mark.slow
-    def test_each_row_says_what_it_says_alone(self, model: LanguageModel) -> None:
+    def test_each_row_equals_the_row_alone(self, model: LanguageModel) -> None:
         jobs = jobs_of_all_kinds()
         together = decode(model, jobs)
         for job, said in zip(jobs, together, strict=True):

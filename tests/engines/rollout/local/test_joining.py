@@ -66,7 +66,7 @@ CHAINS = [
 
 @pytest.mark.sample(2)
 @pytest.mark.slow
-async def test_rows_say_among_others_what_they_say_alone(
+async def test_rows_among_others_equal_rows_alone(
     model: LanguageModel, joined: list[tuple[int, int]]
 ) -> None:
     shared = engine(model)

@@ -67,9 +67,7 @@ def same(ours: Sequence[RowOutput], theirs: Sequence[RowOutput]) -> None:
 
 
 @pytest.mark.parametrize("stop", [(), ("a", "é")], ids=["", "stop"])
-def test_rows_that_give_way_say_what_they_would_have_said(
-    model: LanguageModel, stop: tuple[str, ...]
-) -> None:
+def test_interrupted_rows_continue_unchanged(model: LanguageModel, stop: tuple[str, ...]) -> None:
     most, jobs = 900, jobs_of(14, stop)
     bounded = Decoder(model, 2, 4096, kv_bytes=most * place_bytes(model))
     outputs = bounded.join(jobs)  # more than there is room for

@@ -62,7 +62,7 @@ def bytes_beside(known: dict[int, Tensor]) -> int:
 
 @pytest.mark.sample(2)
 @pytest.mark.slow
-def test_a_rested_sampler_holds_no_tensor(model: LanguageModel) -> None:
+def test_an_idle_sampler_has_no_tensor(model: LanguageModel) -> None:
     engine = engine_that_rests(model)
     known = tensors_alive()
     play(engine)

@@ -59,7 +59,7 @@ def ids(length: int, seed: int) -> tuple[int, ...]:
 
 
 class TestTurns:
-    def test_the_next_turn_reads_only_what_is_new(self, model: LanguageModel, read: list[int]) -> None:
+    def test_the_next_turn_reads_only_new_tokens(self, model: LanguageModel, read: list[int]) -> None:
         decoder = Decoder(model, kept_tokens=1000)
         (said,) = told_by(decoder, [job(ids(20, 0))])
         read.clear()
@@ -70,7 +70,7 @@ class TestTurns:
         (fresh,) = told_by(Decoder(model), [second])
         same(again, fresh)
 
-    def test_conversations_of_all_lengths_say_what_they_say_afresh(self, model: LanguageModel) -> None:
+    def test_conversations_of_all_lengths_equal_fresh_ones(self, model: LanguageModel) -> None:
         decoder = Decoder(model, kept_tokens=10_000)
         prompts = {(name, k): ids(3 + 5 * k, k) for k in range(6) for name in ("a", None, "b")}
         for turn in range(4):
@@ -98,7 +98,7 @@ class TestTurns:
 
 
 class TestInstructions:
-    def test_what_prompts_begin_with_alike_is_read_once(self, model: LanguageModel, read: list[int]) -> None:
+    def test_a_common_beginning_of_prompts_is_read_once(self, model: LanguageModel, read: list[int]) -> None:
         stem = ids(STEM + 8, 0)
         jobs = [job((*stem, 6 + k, *ids(k, k)), seed=k) for k in range(5)]
         told = told_by(Decoder(model), jobs)
@@ -128,7 +128,7 @@ class TestLoad:
         request = Request(policy, policy, (), prompt, Sampling(max_tokens=6), 3, TASK)
         return asyncio.run(engine.generate(request))
 
-    def test_new_weights_forget_what_the_old_ones_read(self, model: LanguageModel, read: list[int]) -> None:
+    def test_new_weights_drop_the_caches_of_old_ones(self, model: LanguageModel, read: list[int]) -> None:
         engine = self.engine(model)
         longer = {name: (*ids(12, 0), *self.ask(engine, name, ids(12, 0)).ids, 9, 9) for name in ("a", "b")}
         weights = model.bank.parameters("a")

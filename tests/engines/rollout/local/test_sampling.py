@@ -98,7 +98,7 @@ class TestDistribution:
     def test_top_p_keeps_the_fewest_tokens_that_reach_it(self, top_p: float, kept: list[float]) -> None:
         assert probabilities(HALVES, top_p=top_p) == pytest.approx(kept, abs=1e-6)
 
-    def test_top_p_cuts_what_temperature_and_top_k_left(self) -> None:
+    def test_top_p_applies_after_temperature_and_top_k(self) -> None:
         # top-k 3 leaves 4/7, 2/7, 1/7; the first two reach 0.8.
         assert probabilities(HALVES, top_k=3, top_p=0.8) == pytest.approx([2 / 3, 1 / 3, 0, 0], abs=1e-6)
 
@@ -106,7 +106,7 @@ class TestDistribution:
         mixed = HALVES[torch.tensor([3, 0, 2, 1])]
         assert probabilities(mixed, top_p=0.6) == pytest.approx([0, 2 / 3, 0, 1 / 3], abs=1e-6)
 
-    def test_a_row_without_limits_is_untouched_beside_one_with_limits(self) -> None:
+    def test_a_row_without_limits_is_not_affected_by_one_with_limits(self) -> None:
         generator = torch.Generator().manual_seed(0)
         logits = torch.randn(2, 5000, generator=generator) * 6
         alone = processed_logits(logits[:1], rows(1)).log_softmax(-1)
@@ -216,7 +216,7 @@ class TestSample:
         shares = torch.bincount(tokens, minlength=4) / count
         assert shares.tolist() == pytest.approx([0.5, 0.25, 0.125, 0.125], abs=0.01)
 
-    def test_what_is_cut_is_never_sampled(self) -> None:
+    def test_excluded_tokens_are_never_sampled(self) -> None:
         count = 5_000
         limited = rows(count, top_k=2)
         tokens, logp = sample(HALVES.expand(count, 4), limited, torch.zeros(count, dtype=torch.int64))
@@ -241,7 +241,7 @@ class TestSample:
         ]
         assert together.tolist() == alone
 
-    def test_a_row_beside_held_ones_is_the_same_bits_and_those_draw_what_they_may(self) -> None:
+    def test_rows_beside_constrained_rows_are_bitwise_the_same(self) -> None:
         words, place = 2_000, torch.arange(6)
         # Wide enough for logits whose exponentials underflow.
         logits = 40.0 * torch.randn(6, words, generator=torch.Generator().manual_seed(2))

@@ -50,7 +50,7 @@ class Heard:
 
 
 @pytest.mark.parametrize("served", [False, True])
-async def test_what_is_heard_is_the_beginning_of_the_answer(engine: LocalEngine, *, served: bool) -> None:
+async def test_streamed_text_is_the_beginning_of_the_answer(engine: LocalEngine, *, served: bool) -> None:
     if served:
         engine.serve()
     heard = [Heard(), Heard()]

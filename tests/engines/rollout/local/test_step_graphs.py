@@ -169,7 +169,7 @@ class TestRecordings:
         self.run(recordings, "other", 3)
         assert (recorder.warmed, recorder.recorded, recorder.replayed) == (2, 2, 17)
 
-    def test_the_recording_of_longest_ago_goes_first(self) -> None:
+    def test_the_oldest_recording_is_removed_first(self) -> None:
         recorder = TapeRecorder()
         recordings = Recordings(recorder)
         for key in range(MOST):
@@ -205,6 +205,6 @@ class TestTape:
             lambda: torch.zeros(2) if bool((torch.ones(2) > 0).all()) else torch.ones(2),
         ],
     )
-    def test_what_a_gpu_would_wait_for_ends_a_recording(self, step: Callable[[], Tensor]) -> None:
+    def test_a_synchronisation_of_the_gpu_ends_a_recording(self, step: Callable[[], Tensor]) -> None:
         with pytest.raises(UnrecordableError), Tape():
             step()

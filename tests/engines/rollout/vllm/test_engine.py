@@ -78,7 +78,7 @@ def drawn(policy: str, seed: int) -> dict[str, Tensor]:
 
 
 class TestBatches:
-    def test_no_one_waits_for_ever_while_others_continue_asking(self, engine: VllmEngine) -> None:
+    def test_every_request_is_answered_while_others_continue(self, engine: VllmEngine) -> None:
         order: list[str] = []
 
         async def speaker(policy: str, turns: int) -> None:
@@ -209,7 +209,7 @@ class TestMemory:
         monkeypatch.setattr("torch.cuda.is_available", lambda: True)
         monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (60 << 30, 80 << 30))
 
-    def test_it_takes_a_share_of_what_is_free_beside_what_the_trainer_will_need(self, gpu: None) -> None:
+    def test_it_uses_a_share_of_the_memory_that_the_trainer_does_not_need(self, gpu: None) -> None:
         given = arguments(None, 256, {}, self.ABOUT)
         assert given["gpu_memory_utilization"] == pytest.approx((0.9 * 0.5 * 60 - 10) / 80)
         assert "kv_cache_memory_bytes" not in given

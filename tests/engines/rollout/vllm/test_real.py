@@ -106,7 +106,7 @@ def test_whether_rows_may_be_mixed_is_as_the_table_says(
     assert (gap("still", mixed[2]) <= 1e-4) == mixes_rightly(installed(), "cpu")
 
 
-def test_a_base_takes_other_weights_while_it_runs(held: tuple[InProcess, dict[str, VllmPolicy]]) -> None:
+def test_a_base_loads_other_weights_while_it_runs(held: tuple[InProcess, dict[str, VllmPolicy]]) -> None:
     """From memory and from a file, as workers in processes of their own read it; adapters are on the new base then."""
     sampler, policies = held
     adapters = [policies["a"].adapter, policies["b"].adapter]
@@ -193,7 +193,7 @@ def samples(requests: Sequence[Request], answers: Sequence[Completion]) -> list[
 
 
 @pytest.mark.parametrize("server", ["", "start"], ids=["in process", "server"])
-def test_the_trainer_scores_what_was_sampled_in_a_form(server: str, tmp_path: Path) -> None:
+def test_the_trainer_scores_completions_in_a_form(server: str, tmp_path: Path) -> None:
     """Two adapters and free rows in one batch; markers are single tokens, and either end ends a turn."""
     model = with_markers(tmp_path)
     trainer = train_engine([policy_of(name) for name in SPEAKERS], models={"base": model})
@@ -280,7 +280,7 @@ def test_parity_stops_a_run_whose_adapters_are_ignored(monkeypatch: pytest.Monke
         trained(3)
 
 
-def test_a_server_that_is_started_takes_a_whole_model_while_it_runs(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_started_server_loads_a_whole_model_while_it_runs(caplog: pytest.LogCaptureFixture) -> None:
     engine = Vllm(kv_gib=0.05, server="start").build({"base": base()}, POLICIES)
     try:
         (queue,) = engine._queues.values()

@@ -132,7 +132,7 @@ class TestWholeModels:
 
 
 class TestFaults:
-    def test_a_refused_row_fails_alone(self, engine: VllmEngine, serving: Serving) -> None:
+    def test_a_rejected_row_fails_alone(self, engine: VllmEngine, serving: Serving) -> None:
         long = replace(ask_for("a", 1), prompt_ids=tuple(range(6, 250)) * 2)
 
         async def both() -> list[Any]:
@@ -151,7 +151,7 @@ class TestFaults:
         with pytest.raises(EngineError, match="ended with code 1"):
             served.start_server(1.0, 8, {}, ABOUT)
 
-    def test_sglang_is_asked_in_its_own_words(self) -> None:
+    def test_sglang_requests_use_its_format(self) -> None:
         serving = Serving(sglang=True)
         engine = VllmEngine({"base": base()}, POLICIES, serving, Path(tempfile.mkdtemp()))
         try:

@@ -94,7 +94,7 @@ def spread(split: int) -> dict[str, int]:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("split", [1, 2])
-def test_every_token_is_in_the_histograms_once_whoever_learns_from_it(split: int) -> None:
+def test_every_token_is_in_the_histograms_once(split: int) -> None:
     tokens = sum(len(each.targets) for each in related_samples(["a"]))
     expected = {"update_entropy/a": tokens, "update_log_ratio/a": tokens}
     assert run_ranks(2, spread, split) == [expected, expected]

@@ -62,7 +62,7 @@ def learned(engine: TrainEngine, policy: Policy) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [LORA, None])
-def test_it_learns_what_the_whole_base_learns(group: RankGroup, lora: Any, tmp_path: Any) -> None:
+def test_it_learns_the_same_as_the_whole_base(group: RankGroup, lora: Any, tmp_path: Any) -> None:
     policy = Policy("a", lora=lora)
     sharded = FsdpTrainEngine(setup(policy, ranks=group))
     one, other = learned(sharded, policy), learned(TorchTrainEngine(setup(policy)), policy)
@@ -97,7 +97,7 @@ def test_its_state_is_whole_and_goes_to_the_engine_torch_and_back(group: RankGro
     assert list(again.publish()) == ["a"]
 
 
-def test_what_cannot_be_sharded(group: RankGroup) -> None:
+def test_models_that_cannot_be_sharded(group: RankGroup) -> None:
     eight_bit = OptimizerConfig(name="adamw_8bit")
     with pytest.raises(ConfigError, match=r"'a' trains all weights .* `optimizer.name: adamw`"):
         Fsdp().build(setup(Policy("a"), ranks=Two(), optimizer=eight_bit))
@@ -209,7 +209,7 @@ class Two:
 
 
 @pytest.mark.parametrize("lora", [LORA, None])
-def test_it_gives_the_part_that_it_keeps_and_takes_it_back(group: RankGroup, lora: Any) -> None:
+def test_it_returns_and_reloads_its_part(group: RankGroup, lora: Any) -> None:
     policy = Policy("a", lora=lora)
     sharded, again = (FsdpTrainEngine(setup(policy, ranks=group)) for _ in range(2))
     learned(sharded, policy)

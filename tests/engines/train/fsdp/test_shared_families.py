@@ -101,7 +101,7 @@ def check_families(families: Sequence[str]) -> None:
 
 
 @pytest.mark.slow
-def test_gpt2_learns_in_two_processes_what_it_learns_in_one() -> None:
+def test_gpt2_learns_the_same_in_one_and_two_processes() -> None:
     check_families(["gpt2"])
 
 

@@ -40,7 +40,7 @@ class TestIsolation:
 
     @pytest.mark.sample(2)
     @pytest.mark.parametrize("moving", ["a", "b", "whole", "va", "vb"])
-    def test_only_who_learns_changes(self, engine: TorchTrainEngine, moving: str) -> None:
+    def test_only_learners_change(self, engine: TorchTrainEngine, moving: str) -> None:
         kept = ["frozen", *(reference_name(name) for name in ("a", "b", "whole"))]
         learners = copy.deepcopy({name: one.state() for name, one in engine.learners.items()})
         weights = {name: frozen_copy(engine.weights(name)) for name in kept}

@@ -64,7 +64,7 @@ class TestClipping:
         kept = [float(moments[name]["exp_avg"]) / 0.1 for name in ("w0", "w1")]
         assert kept == pytest.approx([0.6, 0.8], abs=1e-5)
 
-    def test_a_smaller_gradient_is_left_alone(self) -> None:
+    def test_a_smaller_gradient_is_not_clipped(self) -> None:
         clipped, free = learner(1.0, max_grad_norm=2.0), learner(1.0)
         push(clipped, 1.5)
         push(free, 1.5)
@@ -110,7 +110,7 @@ class TestBadGradients:
         assert same_bits(one.state(), other.state())
 
     @pytest.mark.parametrize("settled", ["before", "after"])
-    def test_of_several_each_counts_what_its_weights_took(self, settled: str) -> None:
+    def test_each_of_several_counts_the_memory_of_its_weights(self, settled: str) -> None:
         good, bad = learner(1.0), learner(1.0)
         for one, gradient in ((good, 1.0), (bad, math.nan)):
             (one.parameters["w0"] * gradient).sum().backward()

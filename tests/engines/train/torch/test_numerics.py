@@ -60,7 +60,7 @@ class TestNotFinite:
         assert same_bits(engine.state(), untouched.state())
 
     @pytest.mark.parametrize("budget", [1, 100_000])
-    def test_skipped_it_costs_its_learner_the_step_and_no_one_else(self, budget: int) -> None:
+    def test_a_skipped_learner_misses_the_step_alone(self, budget: int) -> None:
         limits = UpdateLimits(microbatch_tokens=budget, non_finite="skip")
         engine, other = (train_engine(lora_policies("a", "b"), limits=limits) for _ in range(2))
         samples = ready(engine, "a", "b")
@@ -78,7 +78,7 @@ class TestNotFinite:
         other.update(ready(other, "a", "b"), OBJECTIVE)
         assert same_bits(engine.state(), other.state())
 
-    def test_a_learner_whose_tokens_are_all_masked_is_not_moved(self) -> None:
+    def test_a_learner_with_only_masked_tokens_does_not_change(self) -> None:
         engine = train_engine(lora_policies("a", "b"), weight_decay=0.1)
         before = frozen_copy(engine.weights("b"))
         samples = [

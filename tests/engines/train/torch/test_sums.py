@@ -126,7 +126,7 @@ def summed(samples: list[Sample]) -> dict[str, Histogram]:
 
 
 @pytest.mark.ranks
-def test_two_ranks_have_together_what_one_has() -> None:
+def test_two_ranks_together_equal_one() -> None:
     samples = draw_samples(["a", "b"], [(4, 30), (5, 20), (3, 40), (2, 1)])
     scales = [10.0 ** (k - 4) for k in range(len(samples))]
     samples = with_columns(

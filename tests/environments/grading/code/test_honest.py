@@ -200,14 +200,14 @@ def test_honest_code_is_rewarded(sandbox: Bubblewrap, literal: bool) -> None:
     ],
     ids=lambda tests: f"{tests.setup} {tests.programs[-1]}",
 )
-def test_a_fault_of_the_tests_grades_no_one(sandbox: Bubblewrap, tests: ProgramTests) -> None:
+def test_an_error_in_the_tests_gives_no_grade(sandbox: Bubblewrap, tests: ProgramTests) -> None:
     grade = grade_program("f = lambda x: 2 * x", tests, sandbox, allow_untrusted=True)
     assert (grade.status, grade.score) == ("ungraded", 0.0), grade
     assert grade.explanation
 
 
 @pytest.mark.slow
-def test_what_the_candidate_lacks_is_its_own_fault(sandbox: Bubblewrap) -> None:
+def test_a_missing_name_is_an_error_of_the_candidate(sandbox: Bubblewrap) -> None:
     # A single name is what is asked for, however it is called.
     tests = ProgramTests(("assert deepcopy([4]) == [4]",))
     assert grade_program("from copy import deepcopy", tests, sandbox).solved

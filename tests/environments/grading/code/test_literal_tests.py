@@ -138,7 +138,7 @@ def test_no_spoof_of_a_literal_test_is_rewarded(sandbox: Bubblewrap, what: str) 
         "assert round(f(3), 1) == 1",
     ],
 )
-def test_an_object_that_answers_with_what_it_is_asked_is_not_rewarded(sandbox: Bubblewrap, test: str) -> None:
+def test_an_object_that_echoes_the_expected_value_is_not_rewarded(sandbox: Bubblewrap, test: str) -> None:
     solution = (
         "class Echo:\n    def __getattr__(self, name):\n        if name[:2] == '__': raise AttributeError(name)\n"
         "        return lambda *a: a[-1] if a else True\n    __contains__ = lambda self, item: True\n"

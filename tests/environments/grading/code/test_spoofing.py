@@ -200,7 +200,7 @@ def test_a_spoof_scores_0(sandbox: Bubblewrap, what: str) -> None:
 @pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("what", JSON_BOMBS)
-def test_a_crafted_reply_scores_0_and_harms_no_one(sandbox: Bubblewrap, what: str) -> None:
+def test_a_crafted_reply_scores_0_without_harm(sandbox: Bubblewrap, what: str) -> None:
     grade = grade_program(crafted_reply(what), TESTS, sandbox, LIMITS)
     assert grade.status == "graded"
     assert grade.score == 0.0, grade
@@ -218,12 +218,12 @@ def test_the_expected_value_is_nowhere_near_the_candidate(sandbox: Bubblewrap, w
     ).solved
 
 
-def test_what_passes_once_and_then_changes_solves_nothing(sandbox: Bubblewrap) -> None:
+def test_a_value_that_changes_after_it_passed_solves_nothing(sandbox: Bubblewrap) -> None:
     grade = grade_program(CHANGES, TESTS, sandbox, LIMITS)
     assert [test.status for test in grade.tests] == ["passed", "failed", "failed"]
 
 
-def test_a_candidate_cannot_reach_the_tests_own_inputs(sandbox: Bubblewrap) -> None:
+def test_a_candidate_cannot_reach_inputs_of_the_tests(sandbox: Bubblewrap) -> None:
     tests = ProgramTests(
         ("given = [3, 1, 2]\nwanted = sorted(given)\nresult = order(given)\nassert result == wanted",)
     )

@@ -33,7 +33,7 @@ def total(numbers: list[float]) -> float:
         ("x = 1\ny = '\\ud800'", 1.0),
     ],
 )
-def test_syntax_is_whole_or_the_share_before_the_fault(program: str, score: float) -> None:
+def test_the_syntax_score_is_1_or_the_share_before_the_error(program: str, score: float) -> None:
     assert syntax_score(program) == pytest.approx(score)
 
 
@@ -88,7 +88,7 @@ def test_each_convention_is_a_share(change: tuple[str, str], part: str, score: f
     ],
     ids=range(12),
 )
-def test_no_program_breaks_the_reader_or_keeps_it_busy(program: str) -> None:
+def test_every_program_is_read_quickly_and_without_an_error(program: str) -> None:
     began = time.process_time()
     assert 0.0 <= syntax_score(program) <= 1.0
     assert 0.0 <= style_score(program) <= 1.0

@@ -33,7 +33,7 @@ STYLES = {
 @pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
-def test_tests_of_any_style_run_beside_the_program(sandbox: Bubblewrap, style: str) -> None:
+def test_tests_of_any_style_run_with_the_program(sandbox: Bubblewrap, style: str) -> None:
     tests = ProgramTests((STYLES[style],))
     right = grade_program("def f(x): return 2 * x", tests, sandbox, allow_untrusted=True)
     assert (right.solved, right.trusted) == (True, False), right

@@ -49,7 +49,7 @@ async def test_the_same_question_at_once_and_later_is_requested_once() -> None:
     assert (asking.calls, asking.cached) == (2, 4)
 
 
-async def test_a_reply_is_found_again_in_the_file(tmp_path: Path) -> None:
+async def test_a_reply_is_reloaded_from_the_file(tmp_path: Path) -> None:
     file, slow = tmp_path / "kept" / "verdicts.jsonl", Slow()
     await Asking(judge(cache=str(file)), slow)(said("a"))
     again = Asking(judge(cache=str(file)), slow)
@@ -81,7 +81,7 @@ async def test_damaged_lines_are_passed_over_with_one_warning(tmp_path: Path) ->
     assert json.loads(last)["reply"] == "reply to b", "the line that was cut off has swallowed nothing"
 
 
-async def test_a_budget_counts_what_is_asked_and_not_what_is_kept() -> None:
+async def test_a_budget_counts_requests_and_not_recorded_answers() -> None:
     asking = Asking(judge(budget=2), Slow())
     for text in "aabb":
         await asking(said(text))

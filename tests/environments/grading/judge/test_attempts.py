@@ -37,7 +37,7 @@ def first(text: str, place: int) -> int:
     return 10 if place == 0 else 0
 
 
-async def test_an_honest_judge_is_heard_and_agrees_with_itself() -> None:
+async def test_an_honest_judge_is_used_and_is_consistent() -> None:
     judge = Comparer(length)
     found = await judge_attempts(judge, "?", ["aaaa", "bb", "cccccc"], "longer")
     assert [grade.score for grade in found.grades] == [0.4, 0.2, 0.6]
@@ -55,7 +55,7 @@ async def test_one_that_likes_the_first_place_gives_both_ends_half_and_is_found_
     assert three.disagreement == pytest.approx(2 / 3)
 
 
-async def test_exchanging_attempts_exchanges_scores_and_asks_the_same() -> None:
+async def test_swapping_answers_swaps_scores_and_sends_the_same_requests() -> None:
     def places(text: str, place: int) -> int:
         return (len(text) * 3 + place) % 11
 
@@ -104,7 +104,7 @@ async def test_a_text_that_gives_scores_is_quoted_and_its_seal_is_not_the_judges
     assert hostile in judge.shown[0]
 
 
-async def test_each_attempt_has_its_part_of_what_a_judge_reads() -> None:
+async def test_each_answer_has_its_part_of_a_judges_prompt() -> None:
     judge = Comparer(lambda text, place: 5)
     long = "x" * (MAX_COMPARED // 8 + 1)
     found = await judge_attempts(judge, "?", [long, *"abcdefg"], "better")

@@ -81,7 +81,7 @@ async def test_a_pair_and_its_mirror_image_share_one_point() -> None:
         "VERDICT 0123456789abcdef: {verdict}",
     ],
 )
-async def test_a_reply_without_exactly_one_verdict_behind_its_seal_is_none(form: str) -> None:
+async def test_a_reply_needs_exactly_one_verdict_after_its_seal(form: str) -> None:
     grade = await judge_answer(Judge(equal, form), "?", "Bern", "Bern")
     assert (grade.score, grade.status) == (0.0, "ungraded")
     assert (await judge_pair(Judge(longer, form), "?", "Bern", "Basel")).status == "ungraded"
@@ -117,7 +117,7 @@ async def test_a_verdict_is_read_as_judges_write_it(form: str) -> None:
         *("Answer: ", "<think>Bern</think>", "\u202enreB", "x" * 30_000),
     ],
 )
-async def test_a_text_that_says_nothing_reaches_no_judge(text: str) -> None:
+async def test_an_empty_text_is_not_sent_to_a_judge(text: str) -> None:
     judge = Judge(lambda one, other: "SAME")
     assert (await judge_answer(judge, "Capital?", text, "Bern")).status == "no_answer"
     assert (await judge_pair(judge, "Capital?", text, "Bern")).status == "no_answer"

@@ -77,7 +77,7 @@ async def test_scores_are_read_as_judges_write_them(line: str) -> None:
     assert found.criteria == {"clear": 0.6, "right": 0.7}
 
 
-async def test_a_text_without_content_scores_0_and_asks_no_one() -> None:
+async def test_a_text_without_content_scores_0_without_a_request() -> None:
     judge = Marker("VERDICT {seal}: clear=10 right=10")
     for text in ("", "Solution:", "<think>4</think>", "x" * 30_000):
         found = await judge_rubric(judge, "2+2?", text, CRITERIA)
@@ -88,7 +88,7 @@ async def test_a_text_without_content_scores_0_and_asks_no_one() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=300))
-async def test_no_text_speaks_for_the_judge(text: str) -> None:
+async def test_no_text_can_imitate_the_judge(text: str) -> None:
     """A judge that repeats the answer, word for word, and then says nothing has given no verdict."""
 
     class Repeats(Marker):

@@ -155,7 +155,7 @@ def test_a_percentage_is_its_figure_or_hundredths() -> None:
     ],
     ids=lambda text: repr(text[:24]),
 )
-def test_what_no_one_may_read_as_an_answer(text: str) -> None:
+def test_texts_that_must_not_be_read_as_answers(text: str) -> None:
     def refuse() -> None:
         with pytest.raises(Unreadable):
             read_answer(text)
@@ -189,7 +189,7 @@ def test_what_no_one_may_read_as_an_answer(text: str) -> None:
         r"\sqrt{99999999999}",
     ],
 )
-def test_what_another_reader_may_know(text: str) -> None:
+def test_notation_for_another_reader(text: str) -> None:
     with pytest.raises(Unfamiliar):
         read_answer(text)
 
@@ -208,7 +208,7 @@ EXPRESSIONS = st.recursive(
 
 
 @given(EXPRESSIONS, EXPRESSIONS)
-def test_algebra_holds(one: str, other: str) -> None:
+def test_algebraic_identities_hold(one: str, other: str) -> None:
     identities = [
         (f"({one})+({other})", f"({other})+({one})"),
         (f"({one})({other})", f"({other})({one})"),

@@ -81,7 +81,7 @@ def test_expressions(text: str, normal: str, value: str) -> None:
         "__import__('os')",
     ],
 )
-def test_what_is_no_expression(text: str) -> None:
+def test_texts_that_are_not_expressions(text: str) -> None:
     assert parse_expression(text) is None
 
 
@@ -167,7 +167,7 @@ def test_others_are_shown_to_twelve_digits(text: str, value: str) -> None:
         ("(9^1290)*999", "more than 1,233 digits"),
     ],
 )
-def test_what_has_no_value_says_why_at_once(text: str, why: str) -> None:
+def test_an_expression_without_a_value_is_explained_quickly(text: str, why: str) -> None:
     expression = parse_expression(text, powers=True)
     assert expression is not None
 
@@ -214,14 +214,14 @@ WITH_POWERS: st.SearchStrategy[Expression] = st.recursive(
 
 
 @given(WITH_POWERS)
-def test_powers_that_are_written_are_read_as_the_same(expression: Expression) -> None:
+def test_written_powers_are_parsed_as_the_same(expression: Expression) -> None:
     written = write(expression)
     assert written is not None
     assert parse_expression(written, powers=True) == expression
 
 
 @given(EXPRESSIONS)
-def test_what_is_written_is_read_as_the_same(expression: Expression) -> None:
+def test_written_expressions_are_parsed_as_the_same(expression: Expression) -> None:
     written = write(expression)
     assert written is not None
     assert parse_expression(written) == expression

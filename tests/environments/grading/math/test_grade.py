@@ -38,7 +38,7 @@ def no_pool() -> Iterator[KillableProcesses]:
         (r"x > 5", r"x \ge 5", 0.0),
     ],
 )
-def test_what_only_the_library_knows(
+def test_notation_that_only_math_verify_knows(
     gold: str, answer: str, score: float, patient_pool: KillableProcesses
 ) -> None:
     for one, other in ((answer, gold), (gold, answer)):
@@ -61,7 +61,7 @@ def test_what_only_the_library_knows(
         ("2", "1.999999999999999", 0.0),
     ],
 )
-def test_what_a_computer_prints_of_an_irrational_number_is_that_number(
+def test_the_float_of_an_irrational_number_equals_it(
     exact: str, decimal: str, score: float, no_pool: KillableProcesses
 ) -> None:
     for one, other in ((exact, decimal), (decimal, exact)):
@@ -87,7 +87,7 @@ def test_what_a_computer_prints_of_an_irrational_number_is_that_number(
         (r"\sin x", r"\sin 2x", "ungraded"),
     ],
 )
-def test_the_library_is_asked_only_for_what_could_be_right(
+def test_math_verify_only_gets_answers_that_may_be_correct(
     gold: str, answer: str, status: str, no_pool: KillableProcesses
 ) -> None:
     assert grade_math(rf"\boxed{{{answer}}}", gold, ["only_box"], no_pool).status == status
@@ -118,14 +118,14 @@ class Costly(KillableProcesses):
         (r"\tan 5", r"\sin 5", Costly("tan", late=r"\sin 5$ $\sin 5"), "ungraded"),
     ],
 )
-def test_a_costly_answer_is_incorrect_and_whatever_else_takes_too_long_fails_the_episode(
+def test_a_costly_answer_is_incorrect_and_other_timeouts_fail_the_episode(
     answer: str, gold: str, processes: Costly, status: str
 ) -> None:
     grade = grade_math(answer, gold, ["whole"], processes)
     assert (grade.status, grade.score) == (status, 0.0)
 
 
-def test_a_grader_that_gets_no_core_for_seconds_still_pays_what_is_right() -> None:
+def test_a_grader_without_a_core_for_seconds_still_rewards_correct_answers() -> None:
     with math_processes(size=1) as pool, ThreadPoolExecutor(1) as threads:
         pool.warm()
         (server,) = pool._running
@@ -150,7 +150,7 @@ def test_a_comparison_costs_seconds_of_cpu_and_no_load_reaches_the_clock() -> No
     assert math_processes()._limits is COMPARISON
 
 
-def test_the_library_is_not_asked_to_evaluate(patient_pool: KillableProcesses) -> None:
+def test_math_verify_does_not_evaluate(patient_pool: KillableProcesses) -> None:
     # Its reader of plain expressions evaluates Python; only the LaTeX reader may see an answer.
     try:
         assert patient_pool.ask({"gold": "$5$", "answer": "__import__('os').getpid()"}) == "answer"

@@ -28,5 +28,5 @@ from kapelle.environments.grading.math.notation import plain_notation
         ("|v|", "|v|"),
     ],
 )
-def test_what_is_written_otherwise_is_written_in_one_way(written: str, usual: str) -> None:
+def test_spellings_have_one_normal_form(written: str, usual: str) -> None:
     assert plain_notation(written) == usual

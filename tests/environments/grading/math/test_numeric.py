@@ -126,13 +126,13 @@ def test_numbers(text: str, value: str) -> None:
     ],
     ids=lambda text: repr(text[:20]),
 )
-def test_what_is_not_one_number_of_sensible_size(text: str) -> None:
+def test_texts_that_are_not_one_number_of_normal_size(text: str) -> None:
     found, seconds = timed(lambda: parse_number(text), 0.1)
     assert found is None
     assert seconds < 0.1
 
 
-def test_a_percentage_is_worth_hundredths_and_shows_a_figure() -> None:
+def test_a_percentage_has_a_value_and_digits() -> None:
     fifty = Number(Fraction(50), percent=True)
     assert same_value(fifty, Number(Fraction(1, 2)))
     assert not same_value(fifty, Number(Fraction(50)))
@@ -220,7 +220,7 @@ def test_hostile_answers_score_0(text: str) -> None:
         "n = 18 hours",
     ],
 )
-def test_what_stands_around_a_number_does_not_hide_it(text: str) -> None:
+def test_a_number_is_found_in_usual_notation(text: str) -> None:
     number = read_number(text)
     assert number is not None
     assert same_value(number, Number(Fraction(18)))

@@ -49,7 +49,7 @@ def test_another_answer_is_not_rewarded(one: str, other: str, patient_pool: Kill
 
 
 @pytest.mark.parametrize("gold", ["", "x = 1 = 2", r"x = 1/3 \approx 0.4", r"\frac{1}{", r"G/N \cong K"])
-def test_a_gold_answer_that_no_one_can_read_is_ungraded(gold: str, patient_pool: KillableProcesses) -> None:
+def test_an_unreadable_gold_answer_is_ungraded(gold: str, patient_pool: KillableProcesses) -> None:
     grade = grade_math("5", gold, ["whole"], patient_pool)
     assert (grade.status, grade.score) == ("ungraded", 0.0)
     assert gold_problem(gold) or library_problem(gold, patient_pool)
@@ -68,7 +68,7 @@ def test_a_gold_answer_that_no_one_can_read_is_ungraded(gold: str, patient_pool:
         ("We add the digits again and again. " * 20 + "Hence the answer is $12$.", "12"),
     ],
 )
-def test_a_gold_solution_means_its_final_answer(
+def test_the_gold_answer_of_a_solution_is_its_final_answer(
     gold: str, answer: str, patient_pool: KillableProcesses
 ) -> None:
     assert gold_problem(gold) == ""
@@ -113,7 +113,7 @@ def spellings(gold: str) -> set[str]:
     return found
 
 
-def test_what_is_written_to_be_slow_is_read_at_once() -> None:
+def test_slow_texts_are_read_quickly() -> None:
     """Minutes where spaces at the end are tried in every way."""
     for piece in (" \n \\ ", "~", "\\, "):
         assert tidy((piece * 2_000)[:2_000] + "x").endswith("x")

@@ -39,7 +39,7 @@ def test_by_hand(question: str, solution: str, steps: list[tuple[str, bool]]) ->
 
 
 @pytest.mark.parametrize("text", ["1" * 20_000, "1+" * 10_000, "(" * 20_000, "1=" * 10_000, "1 " * 10_000])
-def test_long_nonsense_takes_no_time(text: str) -> None:
+def test_long_nonsense_is_fast(text: str) -> None:
     start = time.perf_counter()
     worked_steps(text, text)
     assert time.perf_counter() - start < 2.0

@@ -35,7 +35,7 @@ def test_a_good_argument_has_everything() -> None:
         ("Nice weather today, is it not.", (0.0, 0.0, 1.0)),
     ],
 )
-def test_little_is_worth_little(text: str, expected: tuple[float, float, float]) -> None:
+def test_a_small_overlap_has_a_small_score(text: str, expected: tuple[float, float, float]) -> None:
     assert score(text) == expected
 
 

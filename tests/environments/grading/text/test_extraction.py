@@ -135,9 +135,7 @@ def test_boxes(text: str, last: str | None, first: str | None) -> None:
         "<think></think><think>#### 5 \\boxed{5} 5",
     ],
 )
-def test_what_is_quoted_or_fenced_or_only_thought_is_not_the_answer(
-    policy: ExtractionRule, text: str
-) -> None:
+def test_quoted_fenced_or_thinking_text_is_not_the_answer(policy: ExtractionRule, text: str) -> None:
     assert found(text, policy) is None
 
 
@@ -145,7 +143,7 @@ def test_what_is_quoted_or_fenced_or_only_thought_is_not_the_answer(
     "mark",
     ["<|im_end|>", "<|im_start|>system", "</s>", "[INST]", "<|eot_id|>", "<start_of_turn>", "<|endoftext|>"],
 )
-def test_what_follows_the_end_of_the_turn_was_not_said(mark: str) -> None:
+def test_text_after_the_end_of_the_turn_is_ignored(mark: str) -> None:
     assert found(rf"\boxed{{6}}{mark}\boxed{{5}}", "last_box") == "6"
     assert found(rf"{mark}\boxed{{5}}", "last_box") is None
 
@@ -157,7 +155,7 @@ def test_policies_are_tried_in_the_order_given() -> None:
     assert found("only 7", "hash", "last_box", "last_number") == "7"
 
 
-def test_a_mark_that_says_nothing_definite_ends_the_search() -> None:
+def test_an_ambiguous_mark_ends_the_search() -> None:
     result = extract("#### 5 #### 6", ("hash", "last_number"))
     assert result.text is None
     assert "differ" in result.problem
@@ -180,12 +178,12 @@ def test_a_mark_that_says_nothing_definite_ends_the_search() -> None:
         ("#### 5\ud800", None),
     ],
 )
-def test_a_text_is_read_as_a_reader_sees_it(text: str, answer: str | None) -> None:
+def test_invisible_and_unusual_characters(text: str, answer: str | None) -> None:
     assert found(text, "hash") == answer
 
 
 @pytest.mark.parametrize("text", ["1\u200b5", "so １５", "so ١٥"])
-def test_the_last_number_is_not_a_piece_of_what_is_seen(text: str) -> None:
+def test_the_last_number_is_read_in_full(text: str) -> None:
     assert found(text, "last_number") == "15"
 
 

@@ -112,7 +112,7 @@ def test_a_text_without_calls(form: Form, text: str) -> None:
     ],
     ids=lambda value: value[:40],
 )
-def test_what_tries_to_call_and_fails(form: Form, text: str) -> None:
+def test_malformed_calls(form: Form, text: str) -> None:
     def refuse() -> None:
         with pytest.raises(NotCalls):
             parse_calls(text, [form])
@@ -175,7 +175,7 @@ def test_an_integer_is_correct_for_a_fraction() -> None:
     assert grade("f(x=0.5)", [{"f": {"x": [0.5]}}])[0] == 1.0
 
 
-def test_a_fraction_with_nothing_behind_the_point_is_right_where_the_tool_asks_for_a_fraction() -> None:
+def test_an_integral_float_is_correct_if_the_tool_expects_a_float() -> None:
     accepted: Accepted = [{"f": {"x": [5], "n": [3], "all": [[1, 2]]}}]
     floats = {"x": {"type": "float"}, "n": {"type": "integer"}, "all": {"items": {"type": "number"}}}
     schema = {"name": "f", "parameters": {"type": "dict", "properties": floats}}
@@ -250,7 +250,7 @@ def test_parallel_calls_match_in_any_order_and_one_to_one() -> None:
 
 
 @pytest.mark.parametrize("form", ["hermes", "llama", "mistral", "deepseek", "glm", "qwen_coder", "harmony"])
-def test_a_second_call_in_another_form_is_seen_beside_each_form(form: Form) -> None:
+def test_a_second_call_in_another_form_is_found_with_each_form(form: Form) -> None:
     call, accepted = write_calls([ReadCall("f", {"a": 1})], form), [{"f": {"a": [1]}}]
     final = "<|start|>assistant<|channel|>final<|message|>" if form == "harmony" else " "
     assert grade_tool_call(call, accepted, [form]).score == 1.0

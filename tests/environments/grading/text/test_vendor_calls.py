@@ -27,7 +27,7 @@ def test_a_call_in_a_vendors_form(text: str) -> None:
     assert grade_tool_call(text, [WEATHER]).score == 1.0
 
 
-def test_two_calls_behind_marks() -> None:
+def test_two_calls_after_marks() -> None:
     text = f'[TOOL_CALLS]sqrt[ARGS]{{"x": 2}}[TOOL_CALLS]weather[ARGS]{ARGUMENTS}'
     assert grade_tool_call(text, BOTH).score == 1.0
     assert grade_tool_call(text, [WEATHER]).score == 0.0
