@@ -190,7 +190,7 @@ def answers(engine: LocalEngine, *requests: Request) -> list[Completion]:
     return asyncio.run(all_of_them())
 
 
-def test_a_completion_that_had_begun_continues_where_it_was() -> None:
+def test_an_interrupted_completion_continues_at_its_place() -> None:
     model = tiny_model()
     model.bank.add("p", LORA, 0)
     engine = LocalEngine({"base": model}, [policy_of()])

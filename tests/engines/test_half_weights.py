@@ -64,7 +64,7 @@ class TestNumbers:
     @pytest.mark.slow
     @pytest.mark.parametrize("copied", [True, False], ids=["prepared copies", "the base itself"])
     @pytest.mark.parametrize("dtype", HALVES)
-    def test_nothing_changes_by_a_bit_where_the_weights_are_of_that_type(
+    def test_weights_of_that_type_stay_bitwise_the_same(
         self, dtype: str, copied: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Today's open models are published in bfloat16: they compute as they did when held in float32."""

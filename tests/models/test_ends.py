@@ -89,7 +89,7 @@ def test_a_listed_end_needs_no_word(tmp_path: Path) -> None:
     )
 
 
-def test_an_end_that_is_no_token_is_named(tmp_path: Path) -> None:
+def test_an_unknown_end_token_is_named(tmp_path: Path) -> None:
     folder = base_folder(tmp_path, "[end]")
     [note] = load_renderer(str(folder), ModelConfig()).notes
     assert "[end]" in note

@@ -206,9 +206,7 @@ class TestFolders:
             bound = terms * torch.finfo(torch.float32).eps * float(found.abs().max())
             assert float((logits(model, TOKENS, ("a", 0, 3)) - found).abs().max()) < bound < 1e-3
 
-    def test_all_weights_of_a_saved_mixture_are_read_back_although_files_hold_experts_one_by_one(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_saved_mixture_is_reloaded_from_separate_experts(self, tmp_path: Path) -> None:
         model = family_model("mixtral")
         save_model(tmp_path, model)
         own = model.base_parameters()
@@ -220,7 +218,7 @@ class TestFolders:
 
 
 class TestNames:
-    def test_all_linear_leaves_experts_out_and_the_word_adds_them(self) -> None:
+    def test_all_linear_excludes_experts_and_default_targets_include_them(self) -> None:
         layers = layers_of(build("qwen3_moe"))
         assert not any("experts" in path for path in adapted_layers(layers, ("all-linear",)))
         assert named(layers, LORA).targets == (

@@ -177,7 +177,7 @@ class TestSeparation:
 
 
 class TestDropout:
-    def test_it_drops_only_while_training_and_only_its_own_rows(self) -> None:
+    def test_it_drops_only_in_training_and_only_in_its_rows(self) -> None:
         model = tiny_model()
         add(model, "a", Lora(rank=2, dropout=0.5))
         add(model, "b")

@@ -41,7 +41,7 @@ def test_settings_are_read_as_the_models_logits_say(
     assert scale_and_cap(settings, LINEAR, logits, bound=1e-4) == found
 
 
-def test_a_model_that_makes_its_logits_otherwise_is_rejected_when_it_is_loaded() -> None:
+def test_a_model_with_unknown_logits_is_rejected_at_loading() -> None:
     model = build("llama")
     add_one_per_cent(model)
     with pytest.raises(ModelError, match="LlamaForCausalLM"):

@@ -151,7 +151,7 @@ def test_any_other_value_of_any_other_field_is_rejected_by_name(field: str, tmp_
             read_lora(tmp_path)
 
 
-def test_a_field_of_tomorrow_may_only_say_that_it_is_not_used(tmp_path: Path) -> None:
+def test_an_unknown_field_is_accepted_only_if_unused(tmp_path: Path) -> None:
     made_by_peft(tmp_path)
     nothing: list[Any] = [None, False, {}, []]
     for unused in nothing:

@@ -163,7 +163,7 @@ class TestSampledIds:
         assert tokens.decode(list(following)) == tokens.decode(list(again))
         assert len(following) == len(again) + 5
 
-    def test_bytes_that_are_no_text_survive(self) -> None:
+    def test_bytes_that_are_not_text_are_kept(self) -> None:
         tokens, _ = FAMILIES["embedded"]
         renderer = ChatRenderer(tokens, 512)
         alphabet = {letter: number for letter, number in tokens.get_vocab().items() if len(letter) == 1}

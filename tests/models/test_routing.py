@@ -102,7 +102,7 @@ class TestReplay:
 
     @pytest.mark.sample(2)
     @pytest.mark.parametrize("checkpointing", [False, True])
-    def test_an_update_takes_them_too_and_without_them_it_is_stopped(self, checkpointing: bool) -> None:
+    def test_an_update_needs_them_too(self, checkpointing: bool) -> None:
         model, engine, samples = sampled_otherwise("qwen3_moe")
         engine._limits = replace(engine._limits, gradient_checkpointing=checkpointing)
         engine._forward._limits = engine._limits

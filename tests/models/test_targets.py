@@ -45,7 +45,7 @@ class TestAllLinear:
     def test_architectures_have_their_own(self, family: str, layers: set[str]) -> None:
         assert leaves(build(family)) == layers
 
-    def test_names_that_a_layer_outside_has_too_get_longer(self) -> None:
+    def test_names_shared_with_other_layers_are_extended(self) -> None:
         model = build("qwen2_moe")
         inner = "model.layers.1.mlp.shared_expert"
         model.get_submodule("model.layers.1").o_proj = nn.ReLU()

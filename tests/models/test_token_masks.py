@@ -132,7 +132,7 @@ def test_walks_with_a_common_beginning_have_their_own_masks(
             alone = [each for each, token in zip(alone, taken, strict=True) if token != end]
 
 
-def test_an_ending_is_all_that_may_follow_and_long_choices_have_none() -> None:
+def test_an_ending_is_the_only_continuation_and_long_choices_have_none() -> None:
     raw = byte_level()
     masks, end = masks_of(raw), raw.token_to_id(END)
     assert end is not None

@@ -100,7 +100,7 @@ class TestPasses:
                 )
                 assert float((engine.score([other])[0] - expected_T).abs().max()) > 0.01
 
-    def test_a_token_of_a_picture_that_an_agent_writes_moves_no_picture(self) -> None:
+    def test_an_image_token_in_an_agents_text_moves_no_image(self) -> None:
         model = seeing_model()
         assert model.vision is not None
         engine = train_engine(lora_policies("a", lora=LORA), models={"base": model}, stirred=False)
@@ -159,7 +159,7 @@ class TestLearning:
 
 
 class TestFolders:
-    def test_a_saved_model_is_loaded_with_its_eyes_and_peft_reads_the_adapter(self, tmp_path: Path) -> None:
+    def test_a_saved_vision_model_is_loaded_and_peft_reads_the_adapter(self, tmp_path: Path) -> None:
         from transformers import AutoModelForImageTextToText
 
         model = seeing_model()

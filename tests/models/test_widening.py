@@ -44,7 +44,5 @@ def test_a_pass_that_fails_leaves_the_weights_as_they_were() -> None:
 
 
 @pytest.mark.parametrize(("family", "way"), [("mamba2", "cache"), ("recurrent_gemma", "reread")])
-def test_a_cache_that_is_off_by_no_more_than_rounding_is_seen_in_half_precision_too(
-    family: str, way: str
-) -> None:
+def test_a_cache_error_of_rounding_size_is_detected_in_half_precision(family: str, way: str) -> None:
     assert decode_strategy(half(family)).name == way

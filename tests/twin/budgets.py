@@ -172,7 +172,7 @@ def test_a_publish_waits_once_for_each_policy() -> None:
     assert not many.keys() & {"across", "refused"}
 
 
-def test_bytes_are_those_that_are_read_and_written_and_operations_those_of_products() -> None:
+def test_counted_bytes_and_operations() -> None:
     a, b, words = (torch.ones(shape, device="cuda") for shape in ((4, 8), (8, 16), (1000, 16)))
     places = torch.tensor([1, 2, 3], device="cuda")
     asked: list[tuple[Callable[[], Tensor], int, int]] = [

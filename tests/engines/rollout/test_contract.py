@@ -188,7 +188,7 @@ class TestTemperedDistributions:
         for request, answer in zip(requests, asyncio.run(ask(engine, requests)), strict=True):
             assert_true(own_weights(), request, answer)
 
-    def test_a_cut_is_rejected_for_its_request_alone(self, engine: RolloutEngine) -> None:
+    def test_an_invalid_top_k_fails_only_its_request(self, engine: RolloutEngine) -> None:
         async def both() -> list[Completion | BaseException]:
             asked = [ask_for("a", 0), ask_for("a", 1, WAYS["nucleus"]), ask_for("a", 2, WAYS["few"])]
             return await asyncio.gather(*map(engine.generate, asked), return_exceptions=True)
@@ -247,7 +247,7 @@ class TestForms:
                 assert legal(kind, answer.text)
         assert ended >= 6
 
-    def test_a_form_that_is_rejected_fails_its_request_alone(self, engine: RolloutEngine) -> None:
+    def test_a_rejected_form_fails_only_its_request(self, engine: RolloutEngine) -> None:
         async def both() -> list[Completion | BaseException]:
             forms = (YES_NO, Constraint.regex("(yes"))
             asked = [ask_for("a", 0, Sampling(constraint=form)) for form in forms]

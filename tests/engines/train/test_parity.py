@@ -109,7 +109,7 @@ class TestFloat64:
 
 
 class TestWhatRoundingExplains:
-    def test_a_token_that_two_right_passes_see_differently_does_not_stop_the_run(self) -> None:
+    def test_a_difference_between_two_correct_passes_does_not_stop_the_run(self) -> None:
         engine, samples = grown(bound=1.0)
         found = engine.update(samples, OBJECTIVE)
         assert found["parity/mean"] < found["parity/max"] / 30
@@ -245,7 +245,7 @@ class TestWhatRoundingMakes:
         assert step_of(one_learner, 500, learners) < parity.CERTAIN
         assert step_of(one_learner, 500, ["a", "b"] * 250) > parity.SUSPECT
 
-    def test_a_learner_below_the_bound_is_looked_into_whatever_the_others_do(self) -> None:
+    def test_a_learner_below_the_limit_is_investigated_independently_of_others(self) -> None:
         samples = draw_samples(["a"], [(2, 40)] * 20) + draw_samples(["b"], [(2, 40)] * 400)
         gaps = [
             Gaps("a", torch.full((800,), 0.1), tuple(range(20))),
@@ -352,7 +352,7 @@ class TestFaultsInHalfPrecision:
         finally:
             engine.load_weights("a", before)
 
-    def test_a_bounded_number_of_samples_is_looked_into(
+    def test_a_limited_number_of_samples_is_investigated(
         self, half: Half, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         engine, sampled = half

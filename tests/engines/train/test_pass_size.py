@@ -45,7 +45,7 @@ def test_a_token_by_hand() -> None:
         ("llama", 4096, 14336, 32),
     ],
 )
-def test_it_is_between_what_a_plan_counts_and_twice_that(
+def test_memory_is_between_one_and_two_plans(
     family: str, hidden: int, inner: int, heads: int, size: int, recompute: bool
 ) -> None:
     settings: dict[str, Any] = {

@@ -96,7 +96,7 @@ async def test_what_does_not_pass_is_ungraded_in_the_end(pauses: list[float]) ->
         ((200, b"[" * 100_000), "form of a reward server"),
     ],
 )
-async def test_no_score_is_ever_made_up(reply: Reply, said: str, pauses: list[float]) -> None:
+async def test_errors_give_no_score(reply: Reply, said: str, pauses: list[float]) -> None:
     server = Server(reply)
     scores = client(server)
     grade = await scores.grade("q", "a")

@@ -153,7 +153,7 @@ for name, number in {dict(refused_calls())!r}.items():
     assert (result.stdout, result.exit_code) == (b"", 0)
 
 
-def test_a_sandbox_that_breaks_before_the_program_starts_is_no_result(
+def test_a_sandbox_that_fails_before_the_program_starts_has_no_result(
     sandbox: Bubblewrap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken_limit = {"descriptors": "ulimit -n none"}

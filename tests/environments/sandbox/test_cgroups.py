@@ -79,7 +79,7 @@ def test_a_run_is_bounded_counted_killed_and_removed(kernel: None, tmp_path: Pat
     run.close()
 
 
-def test_files_of_a_killed_trainer_are_removed(kernel: None, tmp_path: Path) -> None:
+def test_cgroups_of_a_killed_trainer_are_removed(kernel: None, tmp_path: Path) -> None:
     folder = tree(tmp_path, "user.slice/kapelle.scope/kapelle", control="memory pids")
     (folder / "kapelle").mkdir(exist_ok=True)
     own = RunCgroup(folder, Limits())

@@ -109,14 +109,14 @@ def test_a_conversation_goes_line_by_line(box: Backend) -> None:
     assert session.finish() is result
 
 
-def test_a_line_from_a_dead_program_is_none_at_once(box: Backend) -> None:
+def test_a_line_of_an_ended_program_is_none_immediately(box: Backend) -> None:
     session = box.prepare(LIMITS).start({}, ["/bin/sh", "-c", "printf unfinished"])
     assert session.receive(5.0) is None
     assert session.finish().stdout == b"unfinished"
 
 
 @pytest.mark.parametrize("name", ["", "/etc/x", "../x", "a/../b", "a//b", "nul\0", "."])
-def test_a_file_name_that_is_no_plain_path_is_rejected(box: Backend, name: str) -> None:
+def test_a_file_name_outside_its_folder_is_rejected(box: Backend, name: str) -> None:
     with pytest.raises(SandboxError, match="plain path"):
         run(box, {name: b""}, ["true"], limits=LIMITS)
 

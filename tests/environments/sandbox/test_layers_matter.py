@@ -147,7 +147,7 @@ def test_without_the_layer_a_program_gets_through(
 
 
 @pytest.mark.slow
-def test_a_run_that_has_lost_its_clock_is_looked_at_all_the_same(
+def test_a_run_without_its_clock_is_still_measured(
     sandbox: Bubblewrap, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_filter(monkeypatch)

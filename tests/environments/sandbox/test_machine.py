@@ -67,7 +67,7 @@ def test_the_run_that_was_in_the_kernel_is_charged() -> None:
     assert [one.suspected for one in (idle, busy, thief)] == [False, False, True]
 
 
-def test_one_at_a_time_is_suspected() -> None:
+def test_only_one_run_at_a_time_is_suspected() -> None:
     net, one, other = Net(), Program(), Program()
     net.look([one, other], 100.0, 1000 * MIB)
     one.computes(0.2, 0.2)
@@ -146,7 +146,7 @@ def test_kernel_memory_that_nothing_counts_ends_the_run(
 
 
 @pytest.mark.slow
-def test_a_run_that_is_ended_for_the_loss_of_others_gets_no_verdict(
+def test_a_run_that_is_ended_for_memory_of_others_has_no_result(
     sandbox: Bubblewrap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weak(monkeypatch)
@@ -180,6 +180,6 @@ print("DONE")
 
 
 @pytest.mark.slow
-def test_an_honest_program_that_is_much_in_the_kernel_stays(sandbox: Bubblewrap) -> None:
+def test_an_honest_program_with_much_kernel_time_continues(sandbox: Bubblewrap) -> None:
     result = attack(sandbox, HONEST, Limits(wall_s=60.0, cpu_s=60.0))
     assert result.stdout.endswith(b"DONE\n"), result

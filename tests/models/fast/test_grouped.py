@@ -277,7 +277,7 @@ class TestKeptStacks:
 
 
 class TestSeparation:
-    def test_an_adapter_that_is_not_there_gets_no_gradient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_missing_adapter_gets_no_gradient(self, monkeypatch: pytest.MonkeyPatch) -> None:
         always(monkeypatch)
         grads = learned(*bank_of(KINDS))
         for name, grad in grads.items():

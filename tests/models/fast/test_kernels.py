@@ -46,7 +46,7 @@ def test_wrong_numbers_are_rejected_aloud(wrong: Tensor, caplog: pytest.LogCaptu
     assert "Sums differ from plain operations by" in caplog.text
 
 
-def test_a_fallback_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_kernel_that_cannot_run_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     def trial() -> Iterator[tuple[Tensor, Tensor]]:
         yield ONES, ONES
         raise ImportError("there is no such library")

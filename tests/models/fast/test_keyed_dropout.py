@@ -11,7 +11,7 @@ KEYS = torch.randint(-(1 << 31), 1 << 31, (400,), generator=torch.Generator().ma
 
 
 @pytest.mark.parametrize("share", [0.05, 0.5, 0.9])
-def test_about_its_share_is_dropped_in_every_row_and_column(share: float) -> None:
+def test_every_row_and_column_drops_about_the_set_share(share: float) -> None:
     kept_nI = passed_features(KEYS, 300, share).double()
     assert float(kept_nI.mean()) == pytest.approx(1 - share, abs=5 * (share * (1 - share) / 120_000) ** 0.5)
     for each, count in ((kept_nI.mean(1), 300), (kept_nI.mean(0), 400)):

@@ -127,7 +127,7 @@ class TestTrial:
     like: Any = SimpleNamespace(device=torch.device("cuda:0"), dtype=torch.bfloat16, shape=(9, 4, 16))
 
     @pytest.mark.usefixtures("kernel")
-    def test_a_kernel_that_does_as_documented_is_taken(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_kernel_that_works_as_documented_is_used(self, caplog: pytest.LogCaptureFixture) -> None:
         assert takes_runs(self.like, 2)
         assert not caplog.records
 

@@ -68,7 +68,7 @@ def test_each_model_decodes_its_own_way_to_the_logits_of_its_texts(family: str, 
         assert float(gap) < 3e-6
 
 
-def test_a_cache_whose_numbers_are_slightly_off_is_not_taken() -> None:
+def test_a_cache_with_a_small_error_is_not_used() -> None:
     model = family_model("gpt2")
     assert decode_strategy(model).name == "cache"
 

@@ -199,7 +199,7 @@ class TestKinds:
         Sampling(),
     )
 
-    def test_a_kind_that_a_row_does_not_ask_for_leaves_it_as_it_is(self) -> None:
+    def test_sampling_limits_of_other_rows_do_not_change_a_row(self) -> None:
         every = SamplingRows.of(self.MIXED, [0, 1, 2], torch.device("cpu"))
         last = SamplingRows.of(self.MIXED[2:], [2], torch.device("cpu"))
         assert (last.tempers, last.cuts_p, last.cuts_k, last.greedy) == (False, False, False, False)

@@ -69,7 +69,7 @@ async def test_streamed_text_is_the_beginning_of_the_answer(engine: LocalEngine,
     assert list(answers) == unheard, "hearing changes nothing"
 
 
-async def test_a_short_answer_does_not_wait_for_the_long_ones(engine: LocalEngine) -> None:
+async def test_a_short_answer_does_not_wait_for_long_answers(engine: LocalEngine) -> None:
     """One short row among eight long ones: fewer than the quarter that makes finished rows leave."""
     engine.serve()
     heard = Heard()

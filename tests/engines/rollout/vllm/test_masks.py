@@ -69,7 +69,7 @@ def test_a_marker_that_is_one_token_may_be_that_token_and_each_end_ends() -> Non
         assert said.is_terminated()
 
 
-def test_drafts_are_taken_as_far_as_they_go_and_taken_back() -> None:
+def test_drafts_are_accepted_up_to_the_first_error_and_rolled_back() -> None:
     backend, grammar, _ = held("bytes", YES_NO)
     ids = TOKENISERS["bytes"]().encode("nobody").ids
     end = number(TOKENISERS["bytes"](), END)

@@ -188,7 +188,7 @@ def test_weights_are_gathered_in_the_type_that_is_set_and_kept_in_float32(group:
 
 
 @pytest.mark.parametrize("gives_back", [True, False])
-def test_a_block_gives_its_weights_back_after_its_forward_pass_where_it_should(
+def test_a_block_frees_its_weights_after_its_forward_pass_if_configured(
     group: RankGroup, gives_back: bool
 ) -> None:
     model, tokens_N = tiny_model(), torch.arange(3)

@@ -40,7 +40,7 @@ def test_optimiser_state_travels_with_the_weights(places: Places) -> None:
         assert (state["steps"], before[name]["steps"]) == (before[other]["steps"], {"a": 3, "b": 1}[name])
 
 
-def test_an_exchanged_learner_learns_on_as_the_other_would_have(places: Places) -> None:
+def test_an_exchanged_learner_continues_as_the_other(places: Places) -> None:
     engine, _ = places
     other = train_engine(lora_policies("a", "b"), references=True)
     other.load_state(deepcopy(engine.state()))

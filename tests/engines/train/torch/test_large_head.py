@@ -137,7 +137,7 @@ class TestHardNumbers:
         for one, other in zip(far.pieces(PLAIN), asked.at_once(PLAIN), strict=True):
             torch.testing.assert_close(one, other, atol=1e-9, rtol=0)
 
-    def test_nan_is_reported(self) -> None:
+    def test_nan_stays_in_its_row(self) -> None:
         asked = drawn()
         with torch.no_grad():
             asked.hidden_KD[2] = float("nan")

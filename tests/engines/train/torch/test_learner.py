@@ -110,7 +110,7 @@ class TestBadGradients:
         assert same_bits(one.state(), other.state())
 
     @pytest.mark.parametrize("settled", ["before", "after"])
-    def test_each_of_several_counts_the_memory_of_its_weights(self, settled: str) -> None:
+    def test_each_of_several_learners_counts_its_own_steps(self, settled: str) -> None:
         good, bad = learner(1.0), learner(1.0)
         for one, gradient in ((good, 1.0), (bad, math.nan)):
             (one.parameters["w0"] * gradient).sum().backward()

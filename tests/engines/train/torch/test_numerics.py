@@ -144,7 +144,7 @@ class TestCritics:
         # The value before the next token is the value after all of these, whatever the next one is.
         assert float(last) == pytest.approx(float(inside[-1]), abs=1e-6)
 
-    def test_it_learns_what_follows_from_what_it_sees(self) -> None:
+    def test_it_learns_values_of_its_inputs(self) -> None:
         engine = train_engine(lora_policies("a"), [Critic("v", lora=LORA)], lr=3e-2)
         samples = draw_samples(["v"], [(4, 3)] * 6, seed=5)
         targets = [torch.full((3,), float(k % 3) - 1.0) for k in range(6)]
@@ -155,7 +155,7 @@ class TestCritics:
         assert errors[-1] < 0.1
 
     @pytest.mark.parametrize("moving", ["policy", "critic"])
-    def test_on_the_frozen_copy_of_a_trained_base_neither_feels_the_other(self, moving: str) -> None:
+    def test_an_adapter_on_a_frozen_copy_is_independent_of_the_trained_base(self, moving: str) -> None:
         models = {"base": tiny_model(), "base@critic": tiny_model()}
         engine = train_engine([Policy("shared")], [Critic("v", "base@critic", LORA)], models=models)
         policy = ready(engine, "shared")

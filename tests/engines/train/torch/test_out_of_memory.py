@@ -65,7 +65,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("failing", [1, 2, 3])
-def test_an_update_whose_pass_fails_half_way_is_that_which_fits(
+def test_an_update_with_a_failed_pass_equals_one_that_fits(
     failing: int, dropout: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, samples = ready(dropout, microbatch_tokens=40)

@@ -104,7 +104,7 @@ def most_held(layers: int, *, checkpointed: bool, padded: bool = False) -> int:
 @pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("padded", [False, True], ids=["flat", "transformers"])
-def test_a_layer_more_costs_its_input_and_no_more(padded: bool) -> None:
+def test_an_additional_layer_costs_only_its_input(padded: bool) -> None:
     """800 tokens of 16 numbers of four bytes; 5 kB of the generator's state and an adapter's moments come on top."""
     stream = 800 * 16 * 4
     each, plainly = (

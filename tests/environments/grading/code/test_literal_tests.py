@@ -288,7 +288,7 @@ def test_every_honest_program_is_accepted_by_literal_tests(sandbox: Bubblewrap, 
         "assert f(3) == 5 / 0",
     ],
 )
-def test_a_test_that_is_more_than_calls_is_not_literal(test: str) -> None:
+def test_a_test_with_more_than_calls_is_not_literal(test: str) -> None:
     with pytest.raises(NotLiteral, match=r"line 1|line 2|line 3|checks nothing"):
         read_literal(ProgramTests((test,)))
 

@@ -99,7 +99,7 @@ def test_each_input_is_a_run_of_its_own(sandbox: Bubblewrap) -> None:
         ("import os; os.abort()", "signal 6"),
     ],
 )
-def test_a_program_that_does_not_end_well_has_not_passed(sandbox: Bubblewrap, end: str, said: str) -> None:
+def test_a_program_that_ends_with_an_error_has_not_passed(sandbox: Bubblewrap, end: str, said: str) -> None:
     [outcome] = grade_output(f"print(7, flush=True)\n{end}", (OutputTest("", "7\n"),), sandbox).tests
     assert outcome.status == "error"
     assert f"the program ended with {said}" in outcome.explanation
@@ -110,7 +110,7 @@ def test_a_program_that_ends_well_has_passed(sandbox: Bubblewrap, end: str) -> N
     assert grade_output(f"print(7, flush=True)\n{end}", (OutputTest("", "7\n"),), sandbox).solved
 
 
-def test_a_program_that_reaches_its_limit_in_three_tests_is_run_no_more(sandbox: Bubblewrap) -> None:
+def test_a_program_stops_after_its_limit_in_three_tests(sandbox: Bubblewrap) -> None:
     tests = tuple(OutputTest(f"{n}\n", f"{n}\n") for n in range(6))
     solution = "n = int(input())\nprint(n if n not in (0, 2, 3) else 'x' * 9999)"
     grade = grade_output(solution, tests, sandbox, Limits(output_bytes=1000))
@@ -126,7 +126,7 @@ def test_a_program_that_reaches_its_limit_in_three_tests_is_run_no_more(sandbox:
     assert grade.score == pytest.approx(1 / 6)
 
 
-def test_a_candidate_that_is_lost_costs_the_next_call_nothing(sandbox: Bubblewrap) -> None:
+def test_a_crash_of_the_candidate_affects_only_its_call(sandbox: Bubblewrap) -> None:
     solution = "import os\ndef half(x):\n    if x == 2: os._exit(3)\n    return x / 2"
     tests = tuple(CallTest("half", (x,), x / 2) for x in (1, 2, 3))
     assert [test.status for test in grade_calls(solution, tests, sandbox).tests] == [

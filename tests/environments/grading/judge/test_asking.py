@@ -66,7 +66,7 @@ async def test_a_reply_is_reloaded_from_the_file(tmp_path: Path) -> None:
         assert asking.calls == calls
 
 
-async def test_damaged_lines_are_passed_over_with_one_warning(tmp_path: Path) -> None:
+async def test_damaged_lines_are_skipped_with_one_warning(tmp_path: Path) -> None:
     file, slow = tmp_path / "verdicts.jsonl", Slow()
     await Asking(judge(cache=str(file)), slow)(said("a"))
     whole = file.read_bytes()
@@ -90,7 +90,7 @@ async def test_a_budget_counts_requests_and_not_recorded_answers() -> None:
     assert await asking(said("a")) == "reply to a"
 
 
-async def test_a_failure_reaches_all_that_wait_and_is_not_kept() -> None:
+async def test_a_failure_reaches_all_waiting_requests_and_is_not_cached() -> None:
     asked: list[int] = []
 
     async def once_broken(messages: Sequence[Message]) -> str:

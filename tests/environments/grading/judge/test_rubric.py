@@ -46,7 +46,7 @@ async def test_the_mean_is_weighted_and_each_criterion_is_kept() -> None:
         "VERDICT 0123456789abcdef: clear=6 right=7",
     ],
 )
-async def test_anything_but_every_score_once_is_no_verdict(line: str) -> None:
+async def test_a_verdict_has_every_score_exactly_once(line: str) -> None:
     found = await judge_rubric(Marker(line), "2+2?", "4", CRITERIA)
     assert (found.grade.status, found.grade.score, found.criteria) == ("ungraded", 0.0, {})
 

@@ -93,7 +93,7 @@ def test_usual_forms_of_finished_answers_receive_1(gold: str, answer: str) -> No
         ("What is 84/144 in lowest terms?", r"\frac{7}{12}", "84/144"),
     ],
 )
-async def test_a_formula_of_the_question_is_no_answer_to_it(question: str, gold: str, answer: str) -> None:
+async def test_a_formula_of_the_question_is_not_an_answer(question: str, gold: str, answer: str) -> None:
     assert score(answer, gold, question) == 0.0
     assert score(gold, gold, question) == 1.0
     environment = Math(extraction=("last_box",))

@@ -167,7 +167,7 @@ def test_decimals_are_exact(number: object) -> None:
 
 
 @given(st.text(max_size=90))
-def test_no_text_breaks_the_parser(text: str) -> None:
+def test_the_parser_accepts_or_rejects_every_text(text: str) -> None:
     found = parse_number(text)
     assert found is None or isinstance(found, Number)
 

@@ -101,5 +101,5 @@ def test_a_sentence_may_state_the_choice(answer: str) -> None:
         "The answer is New York",
     ],
 )
-def test_a_sentence_that_states_another_or_no_choice_receives_0(answer: str) -> None:
+def test_a_sentence_with_another_or_no_choice_scores_0(answer: str) -> None:
     assert grade_choice(answer, "B", CAPITALS, ["whole"]).score == 0.0

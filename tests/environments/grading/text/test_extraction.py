@@ -215,7 +215,7 @@ def test_no_text_takes_long(policy: ExtractionRule, text: str) -> None:
     assert timed(lambda: extract(text, (policy,)), 1.0)[1] < 1.0
 
 
-def test_a_formula_that_opens_twice_begins_at_the_last() -> None:
+def test_a_formula_begins_at_its_last_opening_mark() -> None:
     # Else each of many openings looks through the whole text for its end.
     assert extract(r"so the area is \( and then \(5x\)", ["prose"]).text == "5x"
 
@@ -227,7 +227,7 @@ def test_a_text_of_ten_million_characters_has_no_answer() -> None:
 
 
 @given(st.text(alphabet=st.sampled_from("0123456789.,-+/%$#\\{}boxedfrac \n\u200b\u202e½²"), max_size=60))
-def test_no_text_breaks_it_and_what_is_found_occurs_in_the_text(text: str) -> None:
+def test_every_text_is_read_and_the_answer_occurs_in_it(text: str) -> None:
     for policy in ALL:
         answer = found(text, policy)
         assert answer is None or answer in text.replace("\u200b", "")

@@ -32,6 +32,6 @@ def test_a_pattern_that_backtracks_for_ever_is_killed_and_the_next_one_is_graded
     assert grade_regex("#### aab", "(a+)+b", ["hash"], regex_pool).score == 1.0
 
 
-def test_a_pattern_that_is_none_is_the_data_sets_fault(regex_pool: KillableProcesses) -> None:
+def test_an_invalid_pattern_is_an_error_of_the_data_set(regex_pool: KillableProcesses) -> None:
     with pytest.raises(ValueError, match=r"not a regular expression: .* Fix the data set"):
         grade_regex("#### a", "(", ["hash"], regex_pool)

@@ -231,7 +231,7 @@ def test_calls_as_models_write_them(form: Form, text: str) -> None:
     assert parse_calls(text, [form]) == (ReadCall("f", {"a": 1}), ReadCall("g", {}))
 
 
-def test_an_accent_is_the_same_in_one_character_or_two() -> None:
+def test_composed_and_decomposed_accents_are_equal() -> None:
     composed, apart = (unicodedata.normalize(form, "Zürich") for form in ("NFC", "NFD"))
     assert composed != apart
     for said, right in ((composed, apart), (apart, composed)):
@@ -290,7 +290,7 @@ CALLS = [
 
 
 @given(st.one_of(CHARACTERS, PIECES, st.tuples(PIECES, st.sampled_from(CALLS), PIECES).map("".join)))
-def test_no_text_breaks_the_reader(text: str) -> None:
+def test_the_reader_accepts_or_rejects_every_text(text: str) -> None:
     for form in ALL_FORMS:
         try:
             calls = parse_calls(text, [form])
