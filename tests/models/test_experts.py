@@ -218,7 +218,7 @@ class TestFolders:
 
 
 class TestNames:
-    def test_all_linear_excludes_experts_and_default_targets_include_them(self) -> None:
+    def test_all_linear_excludes_experts_unless_they_are_named(self) -> None:
         layers = layers_of(build("qwen3_moe"))
         assert not any("experts" in path for path in adapted_layers(layers, ("all-linear",)))
         assert named(layers, LORA).targets == (
