@@ -158,8 +158,8 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines, CountsTokens):
             name: [1 if flat[name] else len(batch.plan.buckets) for _, batch in own]
             for name, own in passes.items()
         }
-        own = json.dumps(steps).encode()
-        everywhere = [json.loads(each) for each in self._ranks.all_gather("passes", lambda: own)]
+        encoded = json.dumps(steps).encode()
+        everywhere = [json.loads(each) for each in self._ranks.all_gather("passes", lambda: encoded)]
         equalised: list[tuple[list[int], Batch]] = []
         for name, own in passes.items():
             device = self._engine.model_of(name).device

@@ -23,7 +23,8 @@ from kapelle.features.warmup.key import cache_folder, stage_of, stage_team, warm
 from kapelle.models.adapters import shapes_of
 from kapelle.models.checksums import verify_folder, write_checksums
 from kapelle.models.language_model import DTYPES, LanguageModel, copy_language_model, hold_in
-from kapelle.models.weights import copy_weights, save_model
+from kapelle.models.lora_bank import copy_weights
+from kapelle.models.weights import save_model
 from kapelle.rollout.episodes import rollout
 from kapelle.rollout.play import Play, make_play
 from kapelle.runtime.event_loop import run_async
