@@ -18,10 +18,10 @@ from unittest.mock import patch
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.grading.verdict import Grade, right, wrong
-from kapelle.environments.questions import QuestionWorld
+from kapelle.environments.questions import QuestionState
 from kapelle.models.language_model import LanguageModel
 from kapelle.rollout.episodes import rollout
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime.event_loop import run_async
 from kapelle.team import Agent, Policy, Team
 from kapelle.training.trainer import Trainer
@@ -58,11 +58,11 @@ def of_an_episode() -> dict[str, float]:
     agents = Agent("reasoner", prompt="{question}"), Agent("actor", prompt="{reasoner}")
     team = Team(agents, {n: Policy(n, base="", trained=False) for n in names}, {n: n for n in names})
     engine = ScriptedEngine({"reasoner": lambda _: "12", "actor": lambda _: "132"})
-    play = Play(team, environment, Chain(), engine)
+    setup = RolloutSetup(team, environment, Chain(), engine)
     tasks = [environment.task("train", index) for index in range(8)]
 
     def played(count: int) -> Counter[str]:
-        return counted(lambda: run_async(lambda: rollout(play, tasks[:count], SAMPLES, seed=1)))
+        return counted(lambda: run_async(lambda: rollout(setup, tasks[:count], SAMPLES, seed=1)))
 
     played(8)  # what is made once is made
     few, many = played(2), played(8)
@@ -74,13 +74,13 @@ class PaidBySeed(Arithmetic):
 
     name: Literal["benchmarks.calls:PaidBySeed"] = "benchmarks.calls:PaidBySeed"  # type: ignore[assignment]
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> QuestionWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> QuestionState:
         """Open the world of one question."""
 
         def grade(_text: str) -> Grade:
             return right("1") if seed % 2 else wrong("0", "1")
 
-        return QuestionWorld(task, agents, grade, self.about(task))
+        return QuestionState(task, agents, grade, self.about(task))
 
 
 def of_a_step(tasks: int) -> Counter[str]:

@@ -39,7 +39,7 @@ from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Environment, Outcome
 from kapelle.rollout.episodes import rollout
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.rows import Signals, TurnKey, turns_of
 from kapelle.team import Agent, Lora, Policy, Team
 from kapelle.types import Episode, Group, Split, Task
@@ -198,8 +198,8 @@ class Tables:
         right_K = [1.0]
         """Chance of k right words."""
         for name in self.names:
-            heard = tuple(sorted(word for other, word in first.items() if other != name))
-            right = worth(str(last[name])) if name in last else float(self.chances(name, heard)[-1])
+            new_messages = tuple(sorted(word for other, word in first.items() if other != name))
+            right = worth(str(last[name])) if name in last else float(self.chances(name, new_messages)[-1])
             right_K = [
                 (1.0 - right) * a + right * b for a, b in zip([*right_K, 0.0], [0.0, *right_K], strict=True)
             ]
@@ -231,11 +231,11 @@ def truth(tables: Tables, episode: Episode) -> dict[int, float]:
     """Return the exact advantage of every turn: what the team may expect after it, less before it."""
     said = [int(turn.text) for turn in episode.turns]
     if tables.kind == "liar":
-        first = {turn.agent: int(turn.text) for turn in episode.turns if turn.seen == 0}
+        first = {turn.agent: int(turn.text) for turn in episode.turns if turn.completed_before == 0}
         start, between = tables.debated({}, {}), tables.debated(first, {})
         return {
             turn.index: tables.debated({turn.agent: int(turn.text)}, {}) - start
-            if turn.seen == 0
+            if turn.completed_before == 0
             else tables.debated(first, {turn.agent: int(turn.text)}) - between
             for turn in episode.turns
         }
@@ -250,7 +250,7 @@ def truth(tables: Tables, episode: Episode) -> dict[int, float]:
     return found
 
 
-def stage(tables: Tables, algorithm: Algorithm) -> Play:
+def stage(tables: Tables, algorithm: Algorithm) -> RolloutSetup:
     """Return how a team of tables plays."""
 
     def speak(request: Request) -> str:
@@ -265,12 +265,12 @@ def stage(tables: Tables, algorithm: Algorithm) -> Play:
     )
     workflows = {"chain": Judged(tables), "liar": Debate(reply=f"{{answers}}\n\n{AGAIN}")}
     policies = {name: Policy(name, lora=Lora()) for name in tables.names}
-    return Play(
+    return RolloutSetup(
         Team(agents, policies, {name: name for name in tables.names}),
         cast("Environment", Words(kind=kind)),
         cast("Workflow", workflows.get(kind, Parallel())),
         ScriptedEngine(dict.fromkeys(tables.names, speak)),
-    ).as_asked(algorithm.data)
+    ).for_algorithm(algorithm.data)
 
 
 class Judged(Chain):
@@ -321,10 +321,10 @@ def algorithm_of(name: str, settings: Mapping[str, Any]) -> Algorithm:
     return row
 
 
-def step_of(tables: Tables, algorithm: Algorithm, play: Play, number: int) -> list[Group]:
+def step_of(tables: Tables, algorithm: Algorithm, setup: RolloutSetup, number: int) -> list[Group]:
     """Play one group."""
     tasks = [Task(f"train-{number}", "0")]
-    groups = asyncio.run(rollout(play, tasks, algorithm.data.group_size, number))
+    groups = asyncio.run(rollout(setup, tasks, algorithm.data.group_size, number))
     episodes = [episode for one in groups for episode in one.episodes]
     assert all(episode.error is None for episode in episodes)
     assert all(each.returns for episode in episodes for each in episode.interventions), (
@@ -359,7 +359,7 @@ def fidelity(
 ) -> dict[str, float]:
     """Compare credit with exact advantages over so many sampled tokens, at the policies of the start."""
     tables, algorithm = Tables(agents, kind, seed), algorithm_of(name, settings)
-    play = stage(tables, algorithm)
+    setup = stage(tables, algorithm)
     assert algorithm.credit is not None
     given: list[float] = []
     exact: list[float] = []
@@ -367,7 +367,7 @@ def fidelity(
     spent = number = 0
     while spent < tokens:
         number += 1
-        groups = step_of(tables, algorithm, play, 1000 * seed + number)
+        groups = step_of(tables, algorithm, setup, 1000 * seed + number)
         spent += tokens_of(groups)
         known = [[truth(tables, episode) for episode in one.episodes] for one in groups]
         for key, advantage in given_to(groups, algorithm.credit(groups, Signals())).items():
@@ -394,7 +394,7 @@ def by_state(kind: str, agents: int, name: str, settings: Mapping[str, Any], tur
     standard errors, `mean` that of all turns, and `standard error` its own. Turns of one group are not independent: groups are what errors are computed from.
     """
     tables, algorithm = Tables(agents, kind, 0), algorithm_of(name, settings)
-    play = stage(tables, algorithm)
+    setup = stage(tables, algorithm)
     assert algorithm.credit is not None
     exact: list[float] = []
     apart: dict[object, list[tuple[float, int]]] = {}
@@ -402,13 +402,13 @@ def by_state(kind: str, agents: int, name: str, settings: Mapping[str, Any], tur
     number = 0
     while len(exact) < turns:
         number += 1
-        groups = step_of(tables, algorithm, play, number)
+        groups = step_of(tables, algorithm, setup, number)
         known = [[truth(tables, episode) for episode in one.episodes] for one in groups]
         own: dict[object, list[float]] = {"all": []}
         for key, advantage in given_to(groups, algorithm.credit(groups, Signals())).items():
             turn = groups[key.group].episodes[key.episode].turns[key.turn]
             right = known[key.group][key.episode][key.turn]
-            place = (turn.agent, tables.reads(turn.agent, turn.heard[-1].content), turn.text)
+            place = (turn.agent, tables.reads(turn.agent, turn.new_messages[-1].content), turn.text)
             exact.append(right)
             own["all"].append(advantage - right)
             own.setdefault(place, []).append(advantage - right)
@@ -454,14 +454,14 @@ def learn(
 ) -> dict[str, float]:
     """Return how many tokens a team samples until it has learned (`most` at the most), and the mean of its curve until `most`."""
     tables, algorithm = Tables(agents, kind, seed), algorithm_of(name, settings)
-    play = stage(tables, algorithm)
+    setup = stage(tables, algorithm)
     assert algorithm.credit is not None
     spent = number = 0
     reached = float("inf")
     area = 0.0
     while spent < most:
         number += 1
-        groups = step_of(tables, algorithm, play, 1000 * seed + number)
+        groups = step_of(tables, algorithm, setup, 1000 * seed + number)
         now = tokens_of(groups)
         value = tables.value(())
         area += min(now, most - spent) * value
@@ -478,7 +478,7 @@ def learn(
             turn = groups[key.group].episodes[key.episode].turns[key.turn]
             if not each.weight:
                 continue
-            read = tables.reads(turn.agent, turn.heard[-1].content)
+            read = tables.reads(turn.agent, turn.new_messages[-1].content)
             towards = -tables.chances(turn.agent, read)
             towards[int(turn.text)] += 1.0
             by = RATE * len(tables.names) * float(each.advantage_T[0]) / counts[turn.agent]

@@ -16,7 +16,7 @@ from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.rollout.episodes import rollout
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.team import Agent, Policy, Team
 from kapelle.workflows.debate import Debate
 
@@ -29,11 +29,11 @@ AGENTS = ("a", "b", "c")
 
 def run() -> dict[str, Any]:
     """Return turns a second and how much memory 18,000 further episodes took."""
-    play = _play()
+    setup = _play()
     turns, started, before = 0, time.perf_counter(), 0
     for batch in range(EPISODES // AT_ONCE):
-        tasks = [play.environment.task("train", batch * AT_ONCE + k) for k in range(AT_ONCE)]
-        groups = asyncio.run(rollout(play, tasks, 1, seed=batch, max_concurrent=AT_ONCE))
+        tasks = [setup.environment.task("train", batch * AT_ONCE + k) for k in range(AT_ONCE)]
+        groups = asyncio.run(rollout(setup, tasks, 1, seed=batch, max_concurrent=AT_ONCE))
         turns += sum(len(episode.turns) for group in groups for episode in group.episodes)
         assert all(episode.error is None for group in groups for episode in group.episodes)
         if (batch + 1) * AT_ONCE == WARM:
@@ -48,7 +48,7 @@ def run() -> dict[str, Any]:
     }
 
 
-def _play() -> Play:
+def _play() -> RolloutSetup:
     environment = Arithmetic()
 
     def speak(request: Request) -> str:
@@ -60,7 +60,7 @@ def _play() -> Play:
         {name: Policy(name, base="", trained=False) for name in AGENTS},
         {name: name for name in AGENTS},
     )
-    return Play(team, environment, Debate(rounds=2), ScriptedEngine(dict.fromkeys(AGENTS, speak)))
+    return RolloutSetup(team, environment, Debate(rounds=2), ScriptedEngine(dict.fromkeys(AGENTS, speak)))
 
 
 def _memory() -> int:

@@ -32,10 +32,10 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
-from kapelle.environment import RemoteWorld
+from kapelle.environment import RemoteState
 from kapelle.environments.matrix import Matrix
 from kapelle.environments.remote import Remote
-from kapelle.rollout.bounded_worlds import BoundedWorld, open_world
+from kapelle.rollout.bounded_states import BoundedState, open_state
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.wire.worlds import PATH
@@ -111,8 +111,8 @@ def moves() -> dict[str, Any]:
     with serving() as (_, address):
         remote = Remote(address=(address,))
         ways: dict[str, Callable[[int], Any]] = {
-            "here": lambda seed: open_world(GAME, GAME.task("train", 0), NAMES, seed, Patience()),
-            "server": lambda seed: remote.open_world(GAME.task("train", 0), NAMES, seed, Patience()),
+            "here": lambda seed: open_state(GAME, GAME.task("train", 0), NAMES, seed, Patience()),
+            "server": lambda seed: remote.open_state(GAME.task("train", 0), NAMES, seed, Patience()),
         }
         for count in AT_ONCE:
             for way, opened in ways.items():
@@ -130,7 +130,7 @@ async def _moved(opened: Callable[[int], Any], count: int) -> tuple[float, list[
     worlds = await asyncio.gather(*map(opened, range(count)))
     each: list[float] = []
 
-    async def play(world: BoundedWorld | RemoteWorld) -> None:
+    async def play(world: BoundedState | RemoteState) -> None:
         for _ in range(MOVES // count):
             began = time.perf_counter()
             await world.step(dict.fromkeys(NAMES, "A"))

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.environment import RemoteWorld
+from kapelle.environment import RemoteState
 from kapelle.environments.matrix import Matrix
-from kapelle.rollout.bounded_worlds import BoundedWorld, open_world
+from kapelle.rollout.bounded_states import BoundedState, open_state
 from kapelle.rollout.episodes import rollout
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.rollout.workers.pool import EnvironmentWorkers, HeldHere
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import run_async
@@ -75,10 +75,10 @@ def _played(pool: EnvironmentWorkers | None, episodes: int) -> tuple[list[Group]
         {name: name for name in NAMES},
     )
     engine = ScriptedEngine(dict.fromkeys(NAMES, lambda request: "AB"[request.seed % 2]))
-    play = Play(team, GAME, PlayWorkflow(), engine, workers=pool)
+    setup = RolloutSetup(team, GAME, PlayWorkflow(), engine, workers=pool)
     tasks = [GAME.task("train", index) for index in range(episodes // 4)]
     began = time.perf_counter()
-    groups = run_async(lambda: rollout(play, tasks, 4, 0, max_concurrent=episodes))
+    groups = run_async(lambda: rollout(setup, tasks, 4, 0, max_concurrent=episodes))
     seconds = time.perf_counter() - began
     assert not any(episode.error for group in groups for episode in group.episodes)
     return groups, seconds
@@ -86,12 +86,12 @@ def _played(pool: EnvironmentWorkers | None, episodes: int) -> tuple[list[Group]
 
 async def _moves(pool: EnvironmentWorkers | None, count: int, rounds: int = ROUNDS) -> list[float]:
     """Return the seconds of every move of so many worlds that move at once."""
-    opened = open_world if pool is None else pool.open_world
+    opened = open_state if pool is None else pool.open_state
     task = GAME.task("train", 0)
     worlds = await asyncio.gather(*(opened(GAME, task, NAMES, seed, Patience()) for seed in range(count)))
     seconds: list[float] = []
 
-    async def play(world: BoundedWorld | RemoteWorld) -> None:
+    async def play(world: BoundedState | RemoteState) -> None:
         for _ in range(rounds):
             began = time.perf_counter()
             await world.step(dict.fromkeys(NAMES, "A"))

@@ -67,8 +67,8 @@ def nash_conv(path: Path) -> float:
     from kapelle.training.trainer import Trainer
 
     with Trainer.from_run(path) as trainer:
-        table = language_table(trainer.play, trainer.engine.score)
-        return evaluate_table(trainer.play.environment, table).nash_conv
+        table = language_table(trainer.setup, trainer.engine.score)
+        return evaluate_table(trainer.setup.environment, table).nash_conv
 
 
 def result_of(comparison: RunningComparison) -> dict[str, Any]:

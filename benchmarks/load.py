@@ -31,7 +31,7 @@ from benchmarks.measure import single_thread
 from benchmarks.subjects import FixedTasks, FixedWorld, subject
 from kapelle.environment import Outcome
 from kapelle.rollout.episodes import rollout
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.schema import EvaluationConfig, TrainingConfig
 from kapelle.training.trainer import Trainer
@@ -122,7 +122,7 @@ def held() -> Counter[str]:
     )
 
 
-def play(stage: Play, environment: Fails, episodes: int, seed: int) -> dict[str, float]:
+def play(stage: RolloutSetup, environment: Fails, episodes: int, seed: int) -> dict[str, float]:
     """Play once and check exactly which episodes failed; return CPU-seconds, seconds and how many ended well."""
     tasks = [stage.environment.task("train", derive_seed(seed, k) >> 32) for k in range(episodes // SAMPLES)]
     due = {
@@ -168,7 +168,7 @@ def run(
             for name in sorted(stages, reverse=bool(number % 2)):
                 gc.collect()
                 one = stages[name]
-                row[name] = play(one.play, one.config.environment, episodes, number)  # type: ignore[arg-type]
+                row[name] = play(one.setup, one.config.environment, episodes, number)  # type: ignore[arg-type]
             rows.append(row)
             if number == 0:
                 before = held()
@@ -208,7 +208,7 @@ def _temporary() -> Iterator[None]:
 
 def _gives_up() -> bool:
     """Return whether a world that hangs is given up here."""
-    return "patience" in Play.__dataclass_fields__
+    return "patience" in RolloutSetup.__dataclass_fields__
 
 
 def main(arguments: list[str]) -> int:

@@ -148,7 +148,7 @@ def _held(trainer: Any) -> list[Any]:
     for learner in engine.learners.values():
         for entry in learner._optimizer.state.values():
             found += [value for value in entry.values() if isinstance(value, torch.Tensor)]
-    for queue in trainer.play.engine._queues:
+    for queue in trainer.setup.engine._queues:
         fused = queue.decoder._fused
         copies = () if fused is None or fused._head is None else (fused._head._packed, fused._head._weight_IO)
         found += [copy for copy in copies if copy is not None]

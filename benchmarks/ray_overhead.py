@@ -46,7 +46,7 @@ def _measured(connection: ActorConnection) -> dict[str, float]:
             connection,
             placed,
             trainer.config,
-            trainer.play.team,
+            trainer.setup.team,
             trainer.base_hashes,
             trainer.models,
             trainer.engine,
@@ -55,14 +55,14 @@ def _measured(connection: ActorConnection) -> dict[str, float]:
         for policy, published in trainer.engine.publish().items():
             crew.load(policy, published.weights, published.version)
         publish = time.perf_counter() - began
-        tasks = training_tasks(trainer.play.environment, trainer.config, 1)[:TASKS]
+        tasks = training_tasks(trainer.setup.environment, trainer.config, 1)[:TASKS]
         seconds: dict[str, list[float]] = {"here": [], "ray": []}
         for number in range(ROUNDS + 1):  # the first one warms both up
             found = []
-            for name, play in (("here", trainer.play), ("ray", replace(trainer.play, engine=crew))):
+            for name, setup in (("here", trainer.setup), ("ray", replace(trainer.setup, engine=crew))):
                 began = time.perf_counter()
-                found.append(shared_rollout(play, tasks, SAMPLES, number))
-                play.engine.release_caches()
+                found.append(shared_rollout(setup, tasks, SAMPLES, number))
+                setup.engine.release_caches()
                 seconds[name].append(time.perf_counter() - began)
             texts = [
                 [turn.text for group in groups for e in group.episodes for turn in e.turns]

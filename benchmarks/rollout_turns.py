@@ -53,7 +53,7 @@ def conversations(
     """
     engine = LocalEngine({"base": subject(size)}, [Policy("agent", "base")])
     theirs = model(size).eval()
-    heard = [
+    new_messages = [
         [prompt_ids(1000 * turn + row // samples, HEARD) for row in range(rows)] for turn in range(TURNS)
     ]
 
@@ -61,7 +61,7 @@ def conversations(
         async def one(row: int) -> None:
             tokens: tuple[int, ...] = ()
             for turn in range(TURNS):
-                tokens += heard[turn][row]
+                tokens += new_messages[turn][row]
                 seed = TURNS * row + turn
                 sampling = Sampling(max_tokens=SAID)
                 said = await engine.generate(Request("agent", "agent", (), tokens, sampling, seed, TASK))
@@ -75,7 +75,7 @@ def conversations(
         cache = DynamicCache(config=theirs.config) if carried else None
         for turn in range(TURNS):
             prompts_RP = torch.tensor(
-                [[*before, *now] for before, now in zip(tokens, heard[turn], strict=True)]
+                [[*before, *now] for before, now in zip(tokens, new_messages[turn], strict=True)]
             )
             with torch.no_grad():
                 told = theirs.generate(
@@ -108,13 +108,13 @@ def uneven_conversations(size: str, rows: int, rounds: int, *, carried: bool = F
     engine = LocalEngine({"base": subject(size)}, [Policy("agent", "base")])
     theirs = model(size).eval()
     said = lengths(rows, even=False, median=SAID)
-    heard = [[prompt_ids(1000 * turn + row, HEARD) for row in range(rows)] for turn in range(TURNS)]
+    new_messages = [[prompt_ids(1000 * turn + row, HEARD) for row in range(rows)] for turn in range(TURNS)]
 
     async def talk() -> None:
         async def one(row: int) -> None:
             tokens: tuple[int, ...] = ()
             for turn in range(TURNS):
-                tokens += heard[turn][row]
+                tokens += new_messages[turn][row]
                 sampling = Sampling(max_tokens=said[row][turn])
                 request = Request("agent", "agent", (), tokens, sampling, TURNS * row + turn, TASK)
                 tokens += (await engine.generate(request)).ids
@@ -127,7 +127,7 @@ def uneven_conversations(size: str, rows: int, rounds: int, *, carried: bool = F
         cache = DynamicCache(config=theirs.config) if carried else None
         for turn in range(TURNS):
             new_R = torch.tensor([each[turn] for each in said])
-            tokens_RT = torch.cat([tokens_RT, torch.tensor(heard[turn])], 1)
+            tokens_RT = torch.cat([tokens_RT, torch.tensor(new_messages[turn])], 1)
             mask_RT = torch.cat([mask_RT, torch.ones(rows, HEARD, dtype=torch.long)], 1)
             if not carried:  # no hole is read: what there is of each row stands at the right
                 longest = int(mask_RT.sum(1).max())

@@ -122,14 +122,14 @@ class Work:
         return self.agents * self.turns * self.new
 
     @property
-    def heard(self) -> int:
+    def new_messages(self) -> int:
         """Tokens of an episode that are read without being sampled."""
         return self.agents * (self.question + self.turns * self.new)
 
     @property
     def context(self) -> float:
         """Tokens that an episode's caches hold on average while it is played."""
-        return (self.sampled + self.heard) / 2
+        return (self.sampled + self.new_messages) / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +179,8 @@ def parts(shape: Shape, kind: Kind, gpus: int, work: Work, machine: Machine) -> 
     waves = math.ceil(work.episodes / copies / rows)
     decode = waves * work.sampled * _token(shape, kind, rows, split, work, machine)
     rate = machine.flops * machine.arithmetic
-    prefill = work.episodes * work.heard * 2 * shape.read / (rate * gpus)
-    trained = work.episodes * (work.sampled + work.heard)
+    prefill = work.episodes * work.new_messages * 2 * shape.read / (rate * gpus)
+    trained = work.episodes * (work.sampled + work.new_messages)
     each = (4 if kind == "adapters" else 6) + RECOMPUTED
     update = trained * each * shape.read / (rate * gpus)
     exchange = _exchange(shape, kind, gpus, adapters, models, trained, machine)

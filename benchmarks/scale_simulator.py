@@ -79,7 +79,7 @@ class Plan:
     """Steps by which sampling may run ahead, where samplers are apart."""
     rows: int = 4096
     """Most rows that one process decodes at a time."""
-    heard: bool = True
+    new_messages: bool = True
     """Whether an agent reads the answer before its own."""
 
 
@@ -128,10 +128,10 @@ def sample(plan: Plan, costs: Costs, episodes: int, draw: random.Random) -> Play
     """Worlds that move: when they have moved, whose they are, turns taken, tokens said last."""
     steps, now, turns = 0, 0.0, plan.agents * plan.turns
 
-    def join(number: int, turn: int, heard: int) -> None:
+    def join(number: int, turn: int, new_messages: int) -> None:
         nonlocal now
         new = lengths(plan, draw)
-        read = (plan.question if turn < plan.agents else 0) + (heard if plan.heard else 0)
+        read = (plan.question if turn < plan.agents else 0) + (new_messages if plan.new_messages else 0)
         now += costs.read * read
         played.decode += costs.read * read
         played.read += read
@@ -272,8 +272,8 @@ class Tale:
         """Return the tokens that are read before its next answer: what is new, or all of it where it is continued."""
         if self.begun:
             return plan.question + sum(self.answers[: self.turn]) + self.begun
-        heard = self.answers[self.turn - 1] if plan.heard and self.turn else 0
-        return (plan.question if self.turn < plan.agents else 0) + heard
+        new_messages = self.answers[self.turn - 1] if plan.new_messages and self.turn else 0
+        return (plan.question if self.turn < plan.agents else 0) + new_messages
 
     def leave(self, step: int) -> None:
         """Go back from its end to a decode step of this play, unless it had ended by then."""
@@ -288,7 +288,7 @@ class Tale:
         self.joins = []
 
 
-def play_on(plan: Plan, costs: Costs, tales: Sequence[Tale]) -> list[tuple[int, float, float]]:
+def continue_forks(plan: Plan, costs: Costs, tales: Sequence[Tale]) -> list[tuple[int, float, float]]:
     """Play episodes in one process, each to its end; return at which decode steps it was when, and the seconds of a step from there."""
     clock = [(0, 0.0, 0.0)]
     waiting = [place for place, tale in enumerate(tales) if tale.turn < len(tale.answers)][::-1]
@@ -357,7 +357,7 @@ def with_tails(
         pool = [*left, *(_tales(plan, hard, f"{seed}/{number}/{task}") for task in range(plan.tasks))]
         times_left += [0] * plan.tasks
         own = [[tale for tales in pool[rank::playing] for tale in tales] for rank in range(playing)]
-        clocks = [play_on(plan, costs, tales) for tales in own]
+        clocks = [continue_forks(plan, costs, tales) for tales in own]
         marks = [math.ceil(max(tale.over for tale in tales) / MARK) for tales in pool]
         end, spent = max(marks), max(clock[-1][1] for clock in clocks)
         if share:
@@ -374,7 +374,9 @@ def with_tails(
                 tale.leave(MARK * end)
         episodes = [tale for tales in done for tale in tales]
         tokens = sum(sum(tale.answers) for tale in episodes)
-        tokens += sum(plan.agents * plan.question + plan.heard * sum(tale.answers[:-1]) for tale in episodes)
+        tokens += sum(
+            plan.agents * plan.question + plan.new_messages * sum(tale.answers[:-1]) for tale in episodes
+        )
         learned += len(episodes)
         sampling.append(spent)
         update.append(

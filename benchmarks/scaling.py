@@ -23,13 +23,13 @@ def run() -> dict[str, Any]:
     """Return CPU-milliseconds and peak extra memory per episode for each count."""
     single_thread()
     trainer = grpo_trainer(subject("1M"), {"agents": 2}, 2, SAMPLES, NEW, PROMPT)
-    play, rows = trainer.play, {}
-    _episodes(play, COUNTS[0])
+    setup, rows = trainer.setup, {}
+    _episodes(setup, COUNTS[0])
     for count in COUNTS:
         gc.collect()
         before = _resident()
         with _Peak() as peak:
-            seconds = cpu_seconds(partial(_episodes, play, count))
+            seconds = cpu_seconds(partial(_episodes, setup, count))
         rows[str(count)] = {
             "cpu_ms_per_episode": 1000 * seconds / count,
             "extra_mb": (peak.bytes - before) / 1e6,
@@ -38,9 +38,9 @@ def run() -> dict[str, Any]:
     return rows
 
 
-def _episodes(play: Any, count: int) -> None:
-    tasks = [play.environment.task("train", k) for k in range(count // SAMPLES)]
-    groups = asyncio.run(rollout(play, tasks, SAMPLES, seed=count))
+def _episodes(setup: Any, count: int) -> None:
+    tasks = [setup.environment.task("train", k) for k in range(count // SAMPLES)]
+    groups = asyncio.run(rollout(setup, tasks, SAMPLES, seed=count))
     turns = [turn for group in groups for episode in group.episodes for turn in episode.turns]
     assert len(turns) == 2 * count, "two agents speak in every episode"
 

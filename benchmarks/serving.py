@@ -24,7 +24,7 @@ from benchmarks.subjects import subject
 from kapelle.engines.rollout.local.engine import LocalEngine
 from kapelle.engines.rollout.protocol import Request
 from kapelle.environments.arithmetic import Arithmetic
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime.event_loop import run_async
 from kapelle.services.binding import Binding
 from kapelle.services.policy.service import PolicyServer, ServingLimits, serve_policy
@@ -46,32 +46,32 @@ ASKED = {
 def run() -> dict[str, Any]:
     """Return tokens per second through the server and without it, and how it bears clients that vanish and a drain."""
     single_thread()
-    play = _play()
-    with serve_policy(play, "bench", Binding(), ServingLimits(calls=4096)) as server:
+    setup = _play()
+    with serve_policy(setup, "bench", Binding(), ServingLimits(calls=4096)) as server:
         return {
-            "overhead": _overhead(play, server),
+            "overhead": _overhead(setup, server),
             "1,000 clients that vanish": _vanishing(server),
             "calls under way when the server is told to stop": _drained(server),
         }
 
 
-def _play() -> Play:
+def _play() -> RolloutSetup:
     team = Team(
         (Agent("solver", sampling=Sampling(max_tokens=NEW)),),
         {"solver": Policy("solver", trained=False)},
         {"solver": "solver"},
     )
     engine = LocalEngine({"base": subject("10M")}, list(team.policies.values()))
-    return Play(team, Arithmetic(), Solo(), engine)
+    return RolloutSetup(team, Arithmetic(), Solo(), engine)
 
 
-def _overhead(play: Play, server: PolicyServer) -> dict[str, Any]:
+def _overhead(setup: RolloutSetup, server: PolicyServer) -> dict[str, Any]:
     """Return the median tokens per second of both, taken in turns, and the share by which the server is slower."""
     direct: list[_Pace] = []
     served: list[_Pace] = []
     with httpx.Client(timeout=600.0, limits=httpx.Limits(max_connections=CLIENTS)) as client:
         for number in range(ROUNDS + 1):
-            _direct(play, number, direct)
+            _direct(setup, number, direct)
             _served(client, server, number, served)
     del direct[0], served[0]  # the first round makes everything ready
     return {
@@ -99,9 +99,9 @@ def _timed(tokens: list[int], paces: list[_Pace]) -> Iterator[None]:
     paces.append(_Pace(count / (time.perf_counter() - wall), count / (time.process_time() - cpu)))
 
 
-def _direct(play: Play, number: int, paces: list[_Pace]) -> None:
+def _direct(setup: RolloutSetup, number: int, paces: list[_Pace]) -> None:
     messages = (Message("user", "What is 12+34?"),)
-    ids = play.engine.renderer("solver").start(messages)
+    ids = setup.engine.renderer("solver").start(messages)
     sampling = Sampling(max_tokens=NEW)
     requests = [
         Request("solver", "solver", messages, ids, sampling, 1000 * number + k, Task("t", ""))
@@ -109,7 +109,7 @@ def _direct(play: Play, number: int, paces: list[_Pace]) -> None:
     ]
 
     async def all_of_them() -> int:
-        said = await asyncio.gather(*map(play.engine.generate, requests))
+        said = await asyncio.gather(*map(setup.engine.generate, requests))
         return sum(len(each.ids) for each in said)
 
     tokens: list[int] = []

@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
-from kapelle.environment import Answerable, Outcome, World
+from kapelle.environment import Answerable, EpisodeState, Outcome
 from kapelle.models.embedded import build_model, build_tokenizer
 from kapelle.models.language_model import LanguageModel
 from kapelle.settings.base import Settings
@@ -84,7 +84,7 @@ class DrawnTasks(Settings):
         """There is no end of them."""
         return None
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> World:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> EpisodeState:
         """Open its world."""
         return FixedWorld(task, agents)
 

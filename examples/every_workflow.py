@@ -13,7 +13,7 @@ from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Environment
 from kapelle.environments import Arithmetic, OpenSpiel, Proposals
 from kapelle.rollout.episodes import rollout
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode, Task
 from kapelle.workflow import Workflow
@@ -76,7 +76,7 @@ async def played(name: str) -> Episode:
     elif name == "propose":
         environment, task = Proposals(proposer="ann"), Task("47", "47", {"given": 47})
     workflow.check(team.agents, environment)
-    stage = Play(team, environment, workflow, ScriptedEngine(dict.fromkeys(says, speak)))
+    stage = RolloutSetup(team, environment, workflow, ScriptedEngine(dict.fromkeys(says, speak)))
     (group,) = await rollout(stage, [task], 1, 0)
     return group.episodes[0]
 
@@ -84,7 +84,9 @@ async def played(name: str) -> Episode:
 def main(*names: str) -> None:
     for name in names or SHOWN:
         episode = asyncio.run(played(name))
-        said = "  ".join(f"{turn.agent}: {turn.text!r} (after {turn.seen})" for turn in episode.turns)
+        said = "  ".join(
+            f"{turn.agent}: {turn.text!r} (after {turn.completed_before})" for turn in episode.turns
+        )
         earned = ", ".join(f"{agent} {reward:g}" for agent, reward in episode.rewards.items())
         won = "" if episode.success is None else f"; success {episode.success}"
         print(f"{name:9s} {said}\n          {episode.error or f'rewards: {earned}{won}'}")

@@ -10,7 +10,7 @@ from typing import Literal
 
 import kapelle
 from kapelle.algorithms import GRPO
-from kapelle.environments import BaseEnvironment, BaseWorld
+from kapelle.environments import BaseEnvironment, BaseState
 from kapelle.types import Split
 from kapelle.workflows import Solo
 
@@ -39,7 +39,7 @@ class Parity(BaseEnvironment, kapelle.Answerable):
         return text.strip()[:1] or None
 
 
-class ParityWorld(BaseWorld):
+class ParityWorld(BaseState):
     """One question: is the number of ones even or odd?"""
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:

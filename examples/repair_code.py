@@ -13,7 +13,7 @@ from pathlib import Path
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments import Code
 from kapelle.rollout.episodes import rollout
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode
 from kapelle.workflows import Parallel
@@ -49,8 +49,8 @@ async def repair(folder: Path) -> Episode:
     environment = Code(path=str(folder), max_attempts=2)
     environment.check(["coder"])  # reads the rows, and refuses to start without a sandbox
     engine = ScriptedEngine({"coder": lambda request: ATTEMPTS[len(request.messages) // 2]})
-    play = Play(team(), environment, Parallel(), engine)
-    [group] = await rollout(play, [environment.task("train", 0)], samples=1, seed=0)
+    setup = RolloutSetup(team(), environment, Parallel(), engine)
+    [group] = await rollout(setup, [environment.task("train", 0)], samples=1, seed=0)
     return group.episodes[0]
 
 
@@ -58,7 +58,7 @@ def main() -> float:
     with tempfile.TemporaryDirectory() as folder:
         episode = asyncio.run(repair(Path(folder)))
     for turn in episode.turns:
-        print(f"--- {turn.agent} reads\n{turn.heard[0].content}\n--- {turn.agent} says\n{turn.text}\n")
+        print(f"--- {turn.agent} reads\n{turn.new_messages[0].content}\n--- {turn.agent} says\n{turn.text}\n")
     reward = episode.rewards["coder"]
     print(f"reward {reward}, tests {episode.info['tests']['coder']}")
     return reward

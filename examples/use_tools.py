@@ -15,7 +15,7 @@ from kapelle.environments import Math, Tools
 from kapelle.environments.tools.calculator import Calculator
 from kapelle.environments.tools.search import Search
 from kapelle.rollout.episodes import rollout
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode
 from kapelle.workflows import ToolUse
@@ -56,7 +56,7 @@ async def answer(folder: Path) -> Episode:
     )
     engine = ScriptedEngine({"solver": lambda request: SAYS[len(request.messages) // 2]})
     [group] = await rollout(
-        Play(team, environment, ToolUse(), engine), [environment.task("train", 0)], samples=1, seed=0
+        RolloutSetup(team, environment, ToolUse(), engine), [environment.task("train", 0)], samples=1, seed=0
     )
     return group.episodes[0]
 
@@ -65,7 +65,7 @@ def main() -> float:
     with tempfile.TemporaryDirectory() as folder:
         episode = asyncio.run(answer(Path(folder)))
     for turn in episode.turns:
-        for message in turn.heard:
+        for message in turn.new_messages:
             print(f"--- {message.role}\n{message.content}")
         print(f"--- {turn.agent}\n{turn.text}")
     reward = episode.rewards["solver"]

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from experiments.tables import SteppedTables, TableEngine, TableModel, TableRenderer, Words
 from kapelle.algorithms.signals.teacher import TEACHER
+from kapelle.environments.diagnostics import Diagnostic, Essay, Relay
 from kapelle.environments.matrix import Matrix
 from kapelle.environments.openspiel.environment import OpenSpiel
 from kapelle.environments.openspiel.text import read_listed
-from kapelle.environments.yardsticks import Essay, Relay, Yardstick
 from kapelle.models.language_model import LanguageModel
 from kapelle.rollout.evaluation.exploitability import TabularPolicies, language_table
-from kapelle.rollout.play import make_play
+from kapelle.rollout.setup import make_rollout_setup
 from kapelle.rows import turns_of
 from kapelle.setup.model_loading import build_train_engine
 from kapelle.setup.model_loading import teacher as expert
@@ -108,13 +108,15 @@ class TableRun:
         sampler = SteppedTables if stepped else TableEngine
         self.player = sampler(self.model, self.renderer, self.team)
         shown = algorithm.data.source == "demonstrations"
-        play = make_play(config, self.team, expert(config, self.team, models) if shown else self.player)
-        self.play = play
-        run = StartedRun(
-            config, algorithm, self.team, models, {}, self.engine, self.engine, play, players=(self.player,)
+        setup = make_rollout_setup(
+            config, self.team, expert(config, self.team, models) if shown else self.player
         )
-        rollouts = make_rollouts(run, play, self.team.bases, (), ExitStack(), own_engine=True)
-        self.loop = Loop(config, algorithm, play, self.engine, rollouts, features=started(run))
+        self.setup = setup
+        run = StartedRun(
+            config, algorithm, self.team, models, {}, self.engine, self.engine, setup, players=(self.player,)
+        )
+        rollouts = make_rollouts(run, setup, self.team.bases, (), ExitStack(), own_engine=True)
+        self.loop = Loop(config, algorithm, setup, self.engine, rollouts, features=started(run))
         self.loop.publish()
         self.longest = max(agent.sampling.max_tokens for agent in self.team.agents)
         self.number = 0
@@ -142,7 +144,7 @@ class TableRun:
     @property
     def policies(self) -> TabularPolicies:
         """What the team plays in a game of OpenSpiel."""
-        return language_table(self.play, self.engine.score)
+        return language_table(self.setup, self.engine.score)
 
     def say(self, seat: int, seen: str) -> Mapping[str, float]:
         """Return the chance of everything that a seat may say."""
@@ -180,7 +182,7 @@ class TableRun:
         """What each seat earns on average, exactly."""
         if isinstance(self.environment, Matrix):
             return _matrix_values(self.environment, self.say)
-        return cast("Yardstick", self.environment).expected(self.say)
+        return cast("Diagnostic", self.environment).expected(self.say)
 
 
 def _alphabet(environment: object) -> Sequence[str]:
@@ -188,7 +190,7 @@ def _alphabet(environment: object) -> Sequence[str]:
         return sorted({move for decision in environment.decisions() for move in decision.moves})
     if isinstance(environment, Matrix):
         return "".join(sorted(set("".join(environment.table.moves))))
-    return cast("Yardstick", environment).alphabet
+    return cast("Diagnostic", environment).alphabet
 
 
 def _matrix_values(game: Matrix, say: Callable[[int, str], Mapping[str, float]]) -> tuple[float, ...]:
@@ -377,9 +379,9 @@ def relay_start(right: Sequence[float], letters: int = 4) -> Callable[[str], Map
     """Return how a chain starts that plays `relay`: with what chance each seat says the right letter to whatever it reads."""
 
     def logits(seen: str) -> Mapping[str, float]:
-        seat, _, heard = seen.partition(" ")
+        seat, _, new_messages = seen.partition(" ")
         chance = right[int(seat.split("/")[0]) - 1]
-        letter = Relay(letters=letters).right(0, 0, ((0, heard),) if heard else ())
+        letter = Relay(letters=letters).right(0, 0, ((0, new_messages),) if new_messages else ())
         return {letter: math.log(chance * (letters - 1) / (1 - chance))}
 
     return logits

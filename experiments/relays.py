@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from kapelle.environments.yardsticks import History, Relay, Say, Yardstick
+from kapelle.environments.diagnostics import Diagnostic, History, Relay, Say
 from kapelle.types import Message, Task
 
 
@@ -20,14 +20,14 @@ class ShownRelay(Relay):
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return the letter that follows the last one; the first seat may say any other than its own."""
-        seat, _, heard = messages[-1].content.partition(" ")
-        if heard:
-            return self.right(0, int(seat.split("/")[0]) - 1, ((0, heard),))
+        seat, _, new_messages = messages[-1].content.partition(" ")
+        if new_messages:
+            return self.right(0, int(seat.split("/")[0]) - 1, ((0, new_messages),))
         draw = random.Random(f"{seed}/{agent}")
         return draw.choice(self.alphabet[1:]) if draw.random() < self.errs else self.alphabet[0]
 
 
-class Calls(Yardstick):
+class Calls(Diagnostic):
     """The first seat calls the second, once in the first case and more often in others; of each call the right answer is worth its share of 1.
 
     What the first seat says means nothing. All is paid at the end.

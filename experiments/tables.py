@@ -216,11 +216,11 @@ class TableRenderer:
         self,
         prompt: Sequence[int],
         completion: Sequence[int],
-        heard: Sequence[Message],
+        new_messages: Sequence[Message],
         before: Sequence[Message] = (),
     ) -> Words:
         """Return all that was read and said, and the messages heard since."""
-        return (*prompt, *completion, *self.start(heard))
+        return (*prompt, *completion, *self.start(new_messages))
 
     def thoughts(self, prompt: Sequence[int], completion: Sequence[int], text: str) -> tuple[int, int]:
         """Return that there are none."""

@@ -93,8 +93,8 @@ class TestParts:
 
 
 def episode(*images: Image) -> Episode:
-    heard = (Message("user", "look", images=images),)
-    turn = Turn("a", "p", 0, "h", 0, 0, (5, 6), (7,), (-0.5,), "stop", "x", heard, images=images)
+    new_messages = (Message("user", "look", images=images),)
+    turn = Turn("a", "p", 0, "h", 0, 0, (5, 6), (7,), (-0.5,), "stop", "x", new_messages, images=images)
     return Episode(Task("t", "q"), 0, ("a",), (turn,))
 
 
@@ -103,7 +103,7 @@ class TestRows:
         row = json.loads(dump_episode(episode()))
         assert "images" not in row
         assert "images" not in row["turns"][0]
-        assert set(row["turns"][0]["heard"][0]) == {"role", "content", "speaker"}
+        assert set(row["turns"][0]["new_messages"][0]) == {"role", "content", "speaker"}
 
     def test_rows_between_processes_hold_each_image_once(self) -> None:
         line = dump_episode(episode(RED, BLUE, RED))

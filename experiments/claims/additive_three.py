@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.claim import Claim, Result, better
 from experiments.lab import FAR, Arm, TableRun, learn, recipe_of
-from kapelle.environments.yardsticks import SumGame
+from kapelle.environments.diagnostics import SumGame
 
 GAME = {"name": "sum_game", "seats": 3}
 TOKENS = 250

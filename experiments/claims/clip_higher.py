@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.claim import Claim, Result, better
 from experiments.lab import Arm, TableRun, learn, recipe_of
-from kapelle.environments.yardsticks import Unequal
+from kapelle.environments.diagnostics import Unequal
 
 GAME = {"name": "unequal", "seats": 1, "letters": 6}
 TOKENS = 800

@@ -21,8 +21,8 @@ COPIES = math.log(0.8 * 3 / 0.2)
 
 def start(seen: str) -> Mapping[str, float]:
     """Return a start by chance to a question, and one that copies to an answer."""
-    _, _, heard = seen.partition(": ")
-    return {heard: COPIES} if heard else {}
+    _, _, new_messages = seen.partition(": ")
+    return {new_messages: COPIES} if new_messages else {}
 
 
 def alone(run: TableRun) -> float:
@@ -39,10 +39,10 @@ def replies(run: TableRun, reads: str) -> tuple[float, float]:
     asked = cast("Letters", run.environment).asked
     success = mended = 0.0
     for question, right in asked.items():
-        for heard, chance in run.say(0, question).items():
-            own = run.say(1, fill(reads, {"question": question, "pioneer": heard}))[right]
+        for new_messages, chance in run.say(0, question).items():
+            own = run.say(1, fill(reads, {"question": question, "pioneer": new_messages}))[right]
             success += chance * own / len(asked)
-            if heard != right:
+            if new_messages != right:
                 mended += own / len(asked) / (len(asked) - 1)
     return success, mended
 

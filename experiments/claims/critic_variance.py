@@ -8,7 +8,7 @@ import torch
 
 from experiments.claim import Claim, Found, Prediction, Result, better
 from experiments.lab import FAR, Anatomy, Arm, TableRun, learn, moves, recipe_of
-from kapelle.environments.yardsticks import LongGame
+from kapelle.environments.diagnostics import LongGame
 
 ROUNDS = 8
 AT_ONCE = {"name": "long_game", "seats": 1, "rounds": ROUNDS, "paid": "at_once"}

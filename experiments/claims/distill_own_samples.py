@@ -27,16 +27,16 @@ def start(seen: str) -> Mapping[str, float]:
 def follows(run: TableRun) -> float:
     """Return how often a student says the letter that follows the one that it hears, beside the mate that errs."""
     letters = run.renderer.alphabet
-    heard = dict(run.say(0, f"1/{SEATS}"))
+    new_messages = dict(run.say(0, f"1/{SEATS}"))
     total = 0.0
     for seat in STUDENTS:
         said = dict.fromkeys(letters, 0.0)
         for k, letter in enumerate(letters):
             own = run.say(seat, f"{seat + 1}/{SEATS} {letter}")
-            total += heard[letter] * own[letters[(k + 1) % len(letters)]]
+            total += new_messages[letter] * own[letters[(k + 1) % len(letters)]]
             for text, chance in own.items():
-                said[text] += heard[letter] * chance
-        heard = said
+                said[text] += new_messages[letter] * chance
+        new_messages = said
     return total / len(STUDENTS)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.claim import Claim, Prediction, Result
 from experiments.lab import Arm, TableRun, recipe_of
-from kapelle.environments.yardsticks import Speaker
+from kapelle.environments.diagnostics import Speaker
 
 GAME: dict[str, Any] = {"name": "speaker", "speaker": "leads", "letters": 6}
 STEPS, PARTNERS, RUNS = 80, 16, 2

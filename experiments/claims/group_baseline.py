@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.claim import Claim, Prediction, Result, better
 from experiments.lab import Arm, TableRun, anatomy, learn, recipe_of
-from kapelle.environments.yardsticks import Unequal
+from kapelle.environments.diagnostics import Unequal
 
 GAME = {
     "name": "unequal",

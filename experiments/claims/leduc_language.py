@@ -36,11 +36,11 @@ LAST, AVERAGE = "last policy", "average"
 def conceded(seed: int) -> dict[str, float]:
     """Let two adapters learn; NashConv, from the scored chances of each move, as shares of even play's."""
     with Trainer.from_recipe("kuhn", *SETTINGS, f"seed={seed + 600}") as trainer:  # others chose the settings
-        game = trainer.play.environment
+        game = trainer.setup.environment
         tables: list[TabularPolicies] = []
         for done, _ in enumerate(trainer.steps(), start=1):
             if done % EVERY == 0:
-                tables.append(language_table(trainer.play, trainer.engine.score))
+                tables.append(language_table(trainer.setup, trainer.engine.score))
         played = {LAST: tables[-1], AVERAGE: average(game, tables[len(tables) // 2 :])}
         even = evaluate_table(game, uniform_table(game)).nash_conv
         return {arm: evaluate_table(game, table).nash_conv / even for arm, table in played.items()}

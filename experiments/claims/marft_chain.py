@@ -8,7 +8,7 @@ import torch
 
 from experiments.claim import Claim, Found, Prediction, Result
 from experiments.lab import FAR, Arm, TableRun, exact_gradient, learn, moves, recipe_of, relay_start
-from kapelle.environments.yardsticks import Relay
+from kapelle.environments.diagnostics import Relay
 
 GAME = {"name": "relay", "seats": 4, "noise": 0.2}
 START = relay_start((0.25, 0.63, 0.63, 0.63))

@@ -9,7 +9,7 @@ import torch
 
 from experiments.claim import Claim, Prediction, Result, better
 from experiments.lab import Arm, TableRun, learn, moves, recipe_of
-from kapelle.environments.yardsticks import Essay
+from kapelle.environments.diagnostics import Essay
 
 GAME = {"name": "essay", "seats": 1, "letters": 2, "longest": 3, "place": 1}
 TOKENS = 1500

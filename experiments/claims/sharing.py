@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.claim import Claim, Prediction, Result
 from experiments.lab import language_curve
-from kapelle.environments.yardsticks import SumGame
+from kapelle.environments.diagnostics import SumGame
 
 SEATS, TOKENS = 4, 8000
 SIZE = {"layers": 2, "heads": 2, "kv_heads": 1, "context": 64}

@@ -82,8 +82,8 @@ def answers(trainer: Trainer) -> Say:
 
 
 def _sample(trainer: Trainer, seat: int, seen: str, letter: str) -> Sample:
-    policy = trainer.play.team.policy(trainer.play.team.names[seat]).name
-    renderer = cast("WritingRenderer", trainer.play.engine.renderer(policy))
+    policy = trainer.setup.team.policy(trainer.setup.team.names[seat]).name
+    renderer = cast("WritingRenderer", trainer.setup.engine.renderer(policy))
     prompt: Sequence[int] = renderer.start([Message("user", seen)])
     held = Constraint.choices(tuple(LETTERS))
     tokens = (*prompt, renderer.completion(letter)[0])

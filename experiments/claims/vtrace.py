@@ -10,7 +10,7 @@ from typing import Any, cast
 from experiments.claim import Claim, Found, Prediction, Result
 from experiments.lab import FAR, Arm, TableRun, recipe_of, relay_start
 from kapelle.algorithms.signals.critic_values import CriticValues
-from kapelle.environments.yardsticks import Yardstick
+from kapelle.environments.diagnostics import Diagnostic
 from kapelle.rows import Sampled
 from kapelle.types import Group
 
@@ -25,7 +25,7 @@ def value_error(run: TableRun, groups: Sequence[Group]) -> float:
     [values] = [signal for signal in run.algorithm.needs if isinstance(signal, CriticValues)]
     sampled = Sampled(run.number, groups, run.team, lambda: ())
     found = values.gather(sampled, run.engine)["values"]
-    game = cast("Yardstick", run.environment)
+    game = cast("Diagnostic", run.environment)
 
     @functools.cache
     def exact(said: str) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.claim import Claim, Result, better
 from experiments.lab import FAR, Arm, TableRun, learn, recipe_of, relay_start
-from kapelle.environments.yardsticks import Relay
+from kapelle.environments.diagnostics import Relay
 
 GAME = {"name": "relay", "seats": 4, "noise": 0.05}
 START = [0.87, 0.1, 0.87, 0.87]

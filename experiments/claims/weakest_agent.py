@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments.claim import Claim, Found, Prediction, Result, better
 from experiments.lab import Arm, Curve, TableRun, learn, recipe_of, tokens_of
-from kapelle.environments.yardsticks import SumGame
+from kapelle.environments.diagnostics import SumGame
 from kapelle.setup.recipe import resolve
 from kapelle.training.trainer import Trainer
 

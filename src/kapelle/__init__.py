@@ -25,7 +25,7 @@ __version__ = "0.1.0"
 _NAMES: Mapping[str, str] = {
     "kapelle.algorithm": "Algorithm Credit",
     "kapelle.comparison.arena": "arena",
-    "kapelle.environment": "Answerable Environment Outcome Scripted SeenWorld ShowsImages World",
+    "kapelle.environment": "Answerable Environment Outcome Scripted StateWithImages ShowsImages EpisodeState",
     "kapelle.environments.judged": "Ranking Rubric",
     "kapelle.errors": "ConfigError DataError KapelleError",
     "kapelle.models.language_model": "LanguageModel",
@@ -54,11 +54,11 @@ if TYPE_CHECKING:
     from kapelle.comparison.arena import arena as arena
     from kapelle.environment import Answerable as Answerable
     from kapelle.environment import Environment as Environment
+    from kapelle.environment import EpisodeState as EpisodeState
     from kapelle.environment import Outcome as Outcome
     from kapelle.environment import Scripted as Scripted
-    from kapelle.environment import SeenWorld as SeenWorld
     from kapelle.environment import ShowsImages as ShowsImages
-    from kapelle.environment import World as World
+    from kapelle.environment import StateWithImages as StateWithImages
     from kapelle.environments.judged import Ranking as Ranking
     from kapelle.environments.judged import Rubric as Rubric
     from kapelle.errors import ConfigError as ConfigError

@@ -1,7 +1,7 @@
-"""The interface of environments: tasks, and a single-use episode state (`World`) for each episode.
+"""The interface of environments: tasks, and a single-use episode state (`EpisodeState`) for each episode.
 
 An environment is a value: the same settings give the same task for the same split and index in every process. All
-episodes of a group therefore have the same task. A `World` holds the state of one episode: what each agent
+episodes of a group therefore have the same task. A `EpisodeState` holds the state of one episode: what each agent
 observes, who may move, and the reward of each move. The observation of one agent never contains what is private to
 another agent.
 
@@ -25,14 +25,14 @@ from typing import Any, Protocol, TypeVar, cast
 from typing_extensions import TypeIs
 
 from kapelle.errors import ConfigError
-from kapelle.runtime.deadlines import GaveUp, Patience
+from kapelle.runtime.deadlines import DeadlineExceeded, Patience
 from kapelle.runtime.foreign_code import Unfit, asked, environment_error
 from kapelle.runtime.plugins import catalogue, find_class
 from kapelle.types import Episode, Image, Json, Message, Split, Task
 
 C = TypeVar("C")
 
-PAID_BY = "reward/"
+REWARD_PREFIX = "reward/"
 """Prefix of each reward function's or judge's result in an episode's `info`; None where it does not apply."""
 FAILED = "failed"
 """The value of that entry if the episode failed because this reward raised or returned no verdict."""
@@ -52,7 +52,7 @@ class Outcome:
     """See `Episode.roles`."""
 
 
-class World(Protocol):
+class EpisodeState(Protocol):
     """The state of one episode. Used once, then closed."""
 
     def observe(self, agent: str) -> str:
@@ -114,7 +114,7 @@ class Environment(Protocol):
         """Return the task at an index: the same in every process."""
         ...
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> World:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> EpisodeState:
         """Return the state of a new episode for these agents, in team order."""
         ...
 
@@ -128,10 +128,10 @@ class Answerable:
 
 
 class ShowsImages:
-    """An environment whose episodes show images (`SeenWorld`): every agent needs a vision-language model."""
+    """An environment whose episodes show images (`StateWithImages`): every agent needs a vision-language model."""
 
 
-class SeenWorld:
+class StateWithImages:
     """An episode of an environment that `ShowsImages`."""
 
     def images(self, agent: str) -> Sequence[Image]:
@@ -170,10 +170,10 @@ def offers(environment: object, capability: type[C]) -> TypeIs[C]:
     )
 
 
-def asks_questions(environment: Environment) -> bool:
+def has_comparable_answers(environment: Environment) -> bool:
     """Return whether all tasks, in all members of a mixture, are questions whose answers can be compared."""
     members = environment.members.values() if offers(environment, Mixed) else ()
-    return offers(environment, Answerable) and all(asks_questions(member) for member in members)
+    return offers(environment, Answerable) and all(has_comparable_answers(member) for member in members)
 
 
 def is_opposed(environment: object) -> bool:
@@ -208,7 +208,7 @@ class Resets:
         raise NotImplementedError
 
 
-async def reset_world(world: object) -> None:
+async def reset_state(world: object) -> None:
     """Reset an episode inside another one, if it `Resets`."""
     if isinstance(world, Resets):
         await world.reset()
@@ -224,7 +224,7 @@ class Alive:
 
 
 @dataclass(frozen=True, slots=True)
-class AskedServer:
+class ExternalServer:
     """A server that a run calls."""
 
     who: str
@@ -236,10 +236,10 @@ class AskedServer:
     """Environment variable that holds its key."""
 
 
-class AsksServers:
+class UsesServers:
     """Settings, of an environment or of a part of one, whose episodes call servers: they are tested before models load."""
 
-    def servers(self) -> Sequence[AskedServer]:
+    def servers(self) -> Sequence[ExternalServer]:
         """Return the servers."""
         raise NotImplementedError
 
@@ -256,7 +256,7 @@ class StartsProgram:
         raise NotImplementedError
 
 
-class PlayedFromOutside:
+class DrivenByPrograms:
     """An environment whose episodes are run by an outside program: it calls this process, which serves."""
 
     @property
@@ -271,8 +271,8 @@ class PlayedFromOutside:
         """
         raise NotImplementedError
 
-    def serve(self, play: Any, say: Callable[[str, str], None]) -> AbstractContextManager[None]:
-        """Run the server while the block runs: it serves the agents of `play` (`rollout.play.Play`); `say` prints messages."""
+    def serve(self, setup: Any, say: Callable[[str, str], None]) -> AbstractContextManager[None]:
+        """Run the server while the block runs: it serves the agents of `play` (`rollout.play.RolloutSetup`); `say` prints messages."""
         raise NotImplementedError
 
 
@@ -310,10 +310,10 @@ class Opposed:
         raise NotImplementedError
 
 
-class PlaysSeats:
+class HasPlayers:
     """An environment with players of its own for an agent's role: random, search, or an equilibrium.
 
-    Its `start` assigns them the roles of `Task.seats_of_world`. The agents of these roles never move and receive the
+    Its `start` assigns them the roles of `Task.environment_players`. The agents of these roles never move and receive the
     same rewards as others.
     """
 
@@ -375,18 +375,18 @@ class Teachable:
         raise NotImplementedError
 
 
-class OneSeat:
+class TeamMoves:
     """An environment with one role, which any agent of the team can fill: its episodes take one text per move.
 
     A team therefore works on each move together (the workflow `chain`), and the agent that moves receives the reward.
     """
 
 
-class PaysEpisodes:
+class RewardsEpisodes:
     """An environment that computes rewards from complete episodes, or by comparing the episodes of a group."""
 
-    async def pay(self, episode: Episode, outcome: Outcome) -> Outcome:
-        """Return the outcome with its rewards; `episode` has all turns, and `outcome` is the result of the `World`.
+    async def reward_episode(self, episode: Episode, outcome: Outcome) -> Outcome:
+        """Return the outcome with its rewards; `episode` has all turns, and `outcome` is the result of the `EpisodeState`.
 
         Called in the process that runs the agents. An exception fails the episode.
         """
@@ -397,7 +397,7 @@ class PaysEpisodes:
         """Return the settings that compare episodes; empty (the default) if `pay` computes all rewards."""
         return ()
 
-    async def pay_group(self, episodes: Sequence[Episode]) -> Sequence[Outcome]:
+    async def reward_group(self, episodes: Sequence[Episode]) -> Sequence[Outcome]:
         """Return the outcome of each episode of a group, in order: its rewards so far and those of the comparison.
 
         Called once for each group, with the episodes that did not fail. An exception fails them all.
@@ -443,7 +443,7 @@ class QuestionCounts:
         return tasks * (self.episode * group + self.group * (group > 1))
 
 
-class AsksModels:
+class UsesModels:
     """An environment that queries frozen models, such as judges. The process that runs its episodes loads them."""
 
     @property
@@ -451,7 +451,7 @@ class AsksModels:
         """Return the models."""
         raise NotImplementedError
 
-    def asking(self, models: ModelsInPlace) -> Environment:
+    def with_models(self, models: ModelsInPlace) -> Environment:
         """Return the same environment with these models."""
         raise NotImplementedError
 
@@ -575,13 +575,34 @@ class Described:
 
 
 CAPABILITIES: tuple[type, ...] = (
-    *(Alive, Answerable, AsksModels, AsksServers, Enumerable, Holding, InMemory, ListsMoves, Mixed, OneSeat),
-    *(Opposed, PaysEpisodes, PlayedFromOutside, PlaysSeats, Private, Progressive, Reads, Recorded, Reporting),
+    *(
+        Alive,
+        Answerable,
+        UsesModels,
+        UsesServers,
+        Enumerable,
+        Holding,
+        InMemory,
+        ListsMoves,
+        Mixed,
+        TeamMoves,
+    ),
+    *(
+        Opposed,
+        RewardsEpisodes,
+        DrivenByPrograms,
+        HasPlayers,
+        Private,
+        Progressive,
+        Reads,
+        Recorded,
+        Reporting,
+    ),
     *(Scripted, ShowsImages, Symmetric, Teachable),
 )
-"""What an environment can declare; episodes declare `SeenWorld`, `KnowsMoves`, `Scorable`, `Retriable` and `Resets`."""
+"""What an environment can declare; episodes declare `StateWithImages`, `KnowsMoves`, `Scorable`, `Retriable` and `Resets`."""
 OPTIONAL = frozenset(
-    {"compared", "costs", "demonstrates", "doubts", "pay_group", "questions", "remarks", "skipped"}
+    {"compared", "costs", "demonstrates", "doubts", "reward_group", "questions", "remarks", "skipped"}
 )
 """Methods and properties of capabilities that have a default."""
 
@@ -603,7 +624,7 @@ class WorkerLost(Exception):
         self.blamed = blamed
 
 
-class RemoteWorld:
+class RemoteState:
     """An episode in another process, over the protocol of `wire/worlds.py`; subclasses transport the requests.
 
     `movers` and `observe` are synchronous. Every answer of the other process therefore brings the changes of both, and
@@ -638,8 +659,8 @@ class RemoteWorld:
         """Open the episode and return the answer; a failure frees everything."""
         try:
             answer: Mapping[str, Any] = await self.call("start", {"call": "reset", **request})
-        except (asyncio.CancelledError, GaveUp):  # the other process may still open it
-            with suppress(GaveUp):  # it closes what it opens
+        except (asyncio.CancelledError, DeadlineExceeded):  # the other process may still open it
+            with suppress(DeadlineExceeded):  # it closes what it opens
                 await self.close()
             raise
         except BaseException:
@@ -671,7 +692,7 @@ class RemoteWorld:
         return tuple(self._movers["value"])
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """See `World`."""
+        """See `EpisodeState`."""
         allowed, self._allowed = self._allowed, {}
         answer = await self.call("step", {"call": "act", "actions": actions, "final": final, **allowed})
         self._update(answer["view"])
@@ -687,11 +708,11 @@ class RemoteWorld:
         self._allowed = {"allow_answers": most}
 
     async def outcome(self) -> Outcome:
-        """See `World`."""
+        """See `EpisodeState`."""
         return Outcome(**await self.call("outcome", {"call": "outcome"}))
 
     async def close(self) -> None:
-        """See `World`; an episode that was lost with its process is closed already."""
+        """See `EpisodeState`; an episode that was lost with its process is closed already."""
         try:
             if self.lost is None:
                 await self.call("close", {"call": "close"})
@@ -701,12 +722,12 @@ class RemoteWorld:
             self.release()
 
 
-class OpensWorlds:
+class OpensStates:
     """An environment that opens its episodes on other machines itself."""
 
-    async def open_world(
+    async def open_state(
         self, task: Task, agents: Sequence[str], seed: int, patience: Patience
-    ) -> RemoteWorld:
+    ) -> RemoteState:
         """Open one episode."""
         raise NotImplementedError
 
@@ -813,5 +834,5 @@ def check_capabilities(environment: Environment, agents: int, seconds: float = P
     promise(Recorded, "answers_per_task", (int,), "a whole number")
     promise(Reporting, "skipped", (Mapping,), "a mapping of splits to words")
     # A mixture can compare answers only if all of its members can.
-    if asks_questions(environment):
+    if has_comparable_answers(environment):
         promise(Answerable, "extract", (str, type(None)), "a text or None", "")

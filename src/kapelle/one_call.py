@@ -33,7 +33,7 @@ from kapelle.environments.rewarded import (
 from kapelle.environments.tools.contract import ToolSettings
 from kapelle.environments.tools.functions import Functions as ToolFunctions
 from kapelle.errors import ConfigError, DataError, did_you_mean, raise_all
-from kapelle.rollout.evaluation.blame import refuse_alive
+from kapelle.rollout.evaluation.blame import check_repeatable
 from kapelle.runs.blamed import Blame
 from kapelle.runs.named_checkpoint import split_run
 from kapelle.runs.reader import read_config
@@ -566,7 +566,7 @@ def blame(
     check_blame(episodes, samples, split)
     folder, _ = split_run(str(run))
     read_config(folder)  # raises where there is no run
-    refuse_alive(config_of_run(folder, settings).environment)
+    check_repeatable(config_of_run(folder, settings).environment)
     options: dict[str, Any] = {} if observer is None else {"observer": observer}
     with Trainer.from_run(run, *settings, **options) as trainer:
         return blame_team(trainer, folder, settings, episodes, samples, split, seed)

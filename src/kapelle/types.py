@@ -113,7 +113,7 @@ def as_text(messages: Sequence[Message]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Said(Message):
+class SampledMessage(Message):
     """A completion in the agent's own conversation, with its sampled tokens."""
 
     ids: tuple[int, ...] = ()
@@ -203,7 +203,7 @@ class Cast:
     """A league member that takes an agent's role in place of the team's own policy."""
 
     policy: str
-    """The policy that acts; empty if the environment itself acts (`environment.PlaysSeats`)."""
+    """The policy that acts; empty if the environment itself acts (`environment.HasPlayers`)."""
     player: str
     """Name of the member in records and results."""
 
@@ -215,7 +215,7 @@ class Task:
     id: str
     """Identifier, unique within the environment and its split."""
     question: str
-    """Text that every agent may read; empty for games, whose text comes from `World.observe`."""
+    """Text that every agent may read; empty for games, whose text comes from `EpisodeState.observe`."""
     data: Mapping[str, Json] = field(default_factory=dict)
     """Data for the environment only, such as the correct answer; hidden from agents."""
     part: str = ""
@@ -232,12 +232,12 @@ class Task:
     """Whether `question` is a whole prompt, including the chat template. The agent then reads its tokens unchanged."""
 
     @property
-    def asked(self) -> tuple[Message, ...]:
+    def prompt_messages(self) -> tuple[Message, ...]:
         """The question as the messages of a conversation."""
         return self.messages[0] if self.messages else (Message("user", self.question),)
 
     @property
-    def seats_of_world(self) -> Mapping[str, str]:
+    def environment_players(self) -> Mapping[str, str]:
         """Agent → the environment's own player that acts for it."""
         return {agent: each.player for agent, each in self.cast.items() if not each.policy}
 
@@ -254,7 +254,7 @@ class Turn:
     """Content hash of those weights."""
     index: int
     """Position in the episode's global time order, from 0."""
-    seen: int
+    completed_before: int
     """Number of the episode's turns that were complete when this turn's prompt was fixed."""
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
@@ -263,7 +263,7 @@ class Turn:
     finish_reason: FinishReason
     text: str
     """The completion as text, without the end-of-turn token."""
-    heard: tuple[Message, ...] = ()
+    new_messages: tuple[Message, ...] = ()
     """Messages that entered the agent's context since its last turn."""
     reward: float = 0.0
     """Reward of the agent between this turn and its next one."""
@@ -271,7 +271,7 @@ class Turn:
     """Score in [0, 1] of this text as its agent's answer, if the workflow requested one; separate from rewards."""
     parent: int | None = None
     """Index of the turn with which the episode continued in place of this candidate (tree sampling)."""
-    worth: float | None = None
+    continuation_return: float | None = None
     """Mean return of its agent over the episodes that continue from it (tree sampling)."""
     trained: bool = True
     """False for frozen agents, opponents and endpoints."""
@@ -295,7 +295,7 @@ class Turn:
     thoughts: int = 0
     """Number of first characters of `text` that are thoughts (`<think>…</think>`); other agents do not read them."""
     dropped: int = 0
-    """Number of messages that compaction dropped from its conversation before this turn; `heard` then starts a new one
+    """Number of messages that compaction dropped from its conversation before this turn; `new_messages` then starts a new one
     (`episode.compaction`)."""
 
     def __post_init__(self) -> None:
@@ -314,7 +314,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Payment:
+class RewardEvent:
     """A reward of an agent at one moment of an episode, before its end."""
 
     agent: str
@@ -359,7 +359,7 @@ class Episode:
     branches: tuple[Turn, ...] = ()
     """Candidates of tree sampling with which the episode did not continue. `parent` is the index of the turn with which it
     did; their own indices follow those of `turns`."""
-    payments: tuple[Payment, ...] = ()
+    reward_events: tuple[RewardEvent, ...] = ()
     """Rewards by time, whose sums are in `Turn.reward`."""
     continued: Mapping[str, int] = field(default_factory=dict)
     """Policy → tokens sampled for continuations (tree sampling, interventions), which are not trained on."""

@@ -18,14 +18,14 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
-from kapelle.environment import Environment, asks_questions
+from kapelle.environment import Environment, has_comparable_answers
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.runtime.plugins import catalogue, find_class
 from kapelle.team import Agent
 from kapelle.types import Constraint, Message, Task, Turn, as_text, worded
 
 
-class Seat(Protocol):
+class AgentSession(Protocol):
     """One agent in one episode, with its conversation."""
 
     @property
@@ -114,18 +114,18 @@ class Scene(Protocol):
         ...
 
     @property
-    def one_seat(self) -> bool:
-        """Whether the environment takes one text per move, from any agent (`OneSeat`)."""
+    def team_moves(self) -> bool:
+        """Whether the environment takes one text per move, from any agent (`TeamMoves`)."""
         ...
 
-    def __getitem__(self, name: str) -> Seat:
+    def __getitem__(self, name: str) -> AgentSession:
         """Return the session of an agent."""
         ...
 
     async def together(
         self, words: Mapping[str, Sequence[Message | str]], fresh: bool = False
     ) -> dict[str, Turn]:
-        """Generate turns of several agents at the same moment; none reads another's completion. See `Seat.say`."""
+        """Generate turns of several agents at the same moment; none reads another's completion. See `AgentSession.say`."""
         ...
 
     async def converse(self, asked: Mapping[str, Continued]) -> dict[str, Turn]:
@@ -280,7 +280,7 @@ def append_texts(question: str, texts: Mapping[str, str]) -> str:
 
 def need_answers(workflow: str, does: str, environment: Environment) -> None:
     """Raise ConfigError for an environment without answers: `does` says why the workflow needs one."""
-    if not asks_questions(environment):
+    if not has_comparable_answers(environment):
         own = (
             " If its tasks are questions, let its class inherit from `kapelle.Answerable` and define `extract`."
             if ":" in environment.name

@@ -22,7 +22,7 @@ from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.errors import ConfigError
 from kapelle.rollout.episodes import rollout
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.rows import Signals, TurnKey
 from kapelle.runs.episode_json import dump_episode, load_episode
 from kapelle.team import Agent, Policy, Team
@@ -69,8 +69,8 @@ def played(candidates: int) -> Group:
     names = ("a", "b")
     team = Team(tuple(Agent(n) for n in names), {"p": Policy("p")}, dict.fromkeys(names, "p"))
     tree = ATGRPO(tree=True, group_size=candidates).build().data.tree if candidates > 1 else None
-    play = Play(team, environment, Debate(rounds=2), ScriptedEngine({"p": speak}), tree=tree)
-    return asyncio.run(rollout(play, [task], 1, 0))[0]
+    setup = RolloutSetup(team, environment, Debate(rounds=2), ScriptedEngine({"p": speak}), tree=tree)
+    return asyncio.run(rollout(setup, [task], 1, 0))[0]
 
 
 class TestTree:
@@ -82,9 +82,9 @@ class TestTree:
             assert branch.parent is not None
             chosen = one.turns[branch.parent]
             assert (branch.agent, branch.prompt_ids) == (chosen.agent, chosen.prompt_ids)
-            assert branch.worth is not None
-            assert chosen.worth is not None
-            assert branch.worth <= chosen.worth
+            assert branch.continuation_return is not None
+            assert chosen.continuation_return is not None
+            assert branch.continuation_return <= chosen.continuation_return
         assert [b.index for b in one.branches] == list(range(4, 12))
 
     def test_only_the_last_round_of_a_debate_is_rewarded_at_once(self) -> None:
@@ -93,7 +93,7 @@ class TestTree:
         last = [turn for turn in (*one.turns, *one.branches) if {turn.index, turn.parent} & {2, 3}]
         # An agent is paid the mean of both answers; its candidates differ by half a point.
         for agent in ("a", "b"):
-            worth = {turn.text: turn.worth for turn in last if turn.agent == agent}
+            worth = {turn.text: turn.continuation_return for turn in last if turn.agent == agent}
             assert {gold, "no"} == set(worth)
             assert (worth[gold] or 0.0) - (worth["no"] or 0.0) == 0.5
 
@@ -101,7 +101,7 @@ class TestTree:
         (one,) = played(1).episodes
         assert one.branches == ()
         assert one.continued == {}
-        assert {t.worth for t in one.turns} == {None}
+        assert {t.continuation_return for t in one.turns} == {None}
 
     @pytest.mark.slow
     def test_in_a_chain_every_agent_gets_something_to_learn_from(self) -> None:

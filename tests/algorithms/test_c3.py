@@ -81,7 +81,9 @@ def test_the_value_of_a_branch_is_that_of_its_first_episode_that_did_not_fail() 
 
 def test_at_one_moment_each_is_compared_with_its_own_other_turns() -> None:
     played = [
-        episode(turn("a", 0, 1, seen=0), turn("b", 1, 1, seen=0), rewards={"a": earned})
+        episode(
+            turn("a", 0, 1, completed_before=0), turn("b", 1, 1, completed_before=0), rewards={"a": earned}
+        )
         for earned in (1.0, 0.0)
     ]
     values = {(0, 0): 0.1, (0, 1): 0.2, (1, 0): 0.3, (1, 1): 0.4}

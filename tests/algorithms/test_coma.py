@@ -67,7 +67,7 @@ def test_what_partners_earn_cancels_where_the_critic_is_right() -> None:
     earned = {0: (1.0, 5.0, -3.0, 8.0), 1: (3.0, 0.0, 2.0, -6.0), 2: (2.0, 4.0, 4.0, 1.0)}
     played = [
         episode(
-            *(turn(name, k, 1, seen=0, prompt_ids=(k,)) for k, name in enumerate("abcd")),
+            *(turn(name, k, 1, completed_before=0, prompt_ids=(k,)) for k, name in enumerate("abcd")),
             rewards={"a": sum(own)},
         )
         for own in earned.values()

@@ -24,7 +24,7 @@ from kapelle.rows import Column, Learners, Sample, Sampled, Signals, TurnKey, tu
 from kapelle.training.boundary import gather_signals
 from kapelle.training.collate import critic_samples
 from kapelle.training.trainer import Trainer
-from kapelle.types import Episode, Group, Payment, Task, Turn
+from kapelle.types import Episode, Group, RewardEvent, Task, Turn
 
 Word = tuple[int, ...]
 WORDS: tuple[Word, ...] = ((0,), (1, 0), (1, 1))
@@ -91,7 +91,7 @@ class Endless:
     def episode(self, played: Sequence[Mapping[str, Word]]) -> Episode:
         """Return an episode with these moves."""
         turns: list[Turn] = []
-        payments: list[Payment] = []
+        reward_events: list[RewardEvent] = []
         before: Word = NOTHING
         for move in played:
             seen = len(turns)
@@ -100,7 +100,7 @@ class Endless:
                     turn(
                         agent,
                         len(turns),
-                        seen=seen,
+                        completed_before=seen,
                         prompt_ids=(MARK, 20 + self.agents.index(agent), *before, MARK),
                         completion_ids=word,
                         logprobs=(-1.0,) * len(word),
@@ -112,12 +112,12 @@ class Endless:
                 if agent in spoken:
                     k = spoken[agent]
                     turns[k] = replace(turns[k], reward=turns[k].reward + amount)
-                    payments.append(Payment(agent, len(turns), amount))
+                    reward_events.append(RewardEvent(agent, len(turns), amount))
             before = self.last(move)
         over = self.over(played[-1])
         prizes = dict.fromkeys(self.agents, self.prize) if over and self.prize else {}
         return Episode(
-            TASK, 0, self.agents, tuple(turns), prizes, truncated=not over, payments=tuple(payments)
+            TASK, 0, self.agents, tuple(turns), prizes, truncated=not over, reward_events=tuple(reward_events)
         )
 
     def worth(self, agent: str, gamma: float, chain: bool = False) -> dict[tuple[Word, Word], float]:

@@ -253,10 +253,10 @@ def test_it_learns_which_of_two_recorded_answers_to_prefer(tmp_path: Path) -> No
 
 def held_out_accuracy(run: Trainer) -> float:
     """Share of the test pairs whose chosen answer gained more than the rejected one, against the reference."""
-    environment = cast("Preferences", run.play.environment)
-    play = replace(run.play, engine=teacher(run.config, run.team, run.models))
+    environment = cast("Preferences", run.setup.environment)
+    setup = replace(run.setup, engine=teacher(run.config, run.team, run.models))
     tasks = [environment.task("test", index) for index in range(environment.size("test") or 0)]
-    groups = run_async(lambda: rollout(play, tasks, 2, 0))
+    groups = run_async(lambda: rollout(setup, tasks, 2, 0))
     gains = []
     for name in ("agent_0", reference_name("agent_0")):
         samples = samples_for(Sampled(0, groups, run.team, lambda: groups), {"agent_0": name})

@@ -192,7 +192,9 @@ def test_rewards_on_the_way_within_groups(name: str, settings: dict[str, Any]) -
 @pytest.mark.slow
 def test_a_state_met_twice_is_compared_with_other_episodes() -> None:
     """Nothing is heard in these games, so that all turns of an agent meet one state."""
-    assert positive(update("gigpo", PAID_TOGETHER, team_reward="sum", group_size=2, state="heard", **UNBENT))
+    assert positive(
+        update("gigpo", PAID_TOGETHER, team_reward="sum", group_size=2, state="new_messages", **UNBENT)
+    )
 
 
 def test_the_mean_of_an_action_s_returns_leads_where_the_returns_do() -> None:
@@ -470,7 +472,7 @@ class AtOnce(Game):
     def episode(self, outcome: Sequence[int], task: Task) -> Episode:
         """Return one outcome with both turns at one moment."""
         played = super().episode(outcome, task)
-        return replace(played, turns=tuple(replace(each, seen=0) for each in played.turns))
+        return replace(played, turns=tuple(replace(each, completed_before=0) for each in played.turns))
 
 
 def opposites(said: Sequence[Words]) -> dict[str, float]:

@@ -334,7 +334,8 @@ def _coefficients(settings: RNaD) -> tuple[float, float]:
     found = []
     for far in ((1.0, 0.0), (0.0, 1.0)):
         turns = tuple(
-            turn(name, k, seen=0, completion_ids=(1,), logprobs=(-0.5,)) for k, name in enumerate("ab")
+            turn(name, k, completed_before=0, completion_ids=(1,), logprobs=(-0.5,))
+            for k, name in enumerate("ab")
         )
         episode = Episode(Task("t", ""), 0, ("a", "b"), turns, {"a": 0.0, "b": 0.0})
         reference = {TurnKey(0, 0, k): torch.tensor([-0.5 - far[k]]) for k in range(2)}

@@ -52,10 +52,10 @@ class Spy:
 
     def __init__(self, credit: CreditFunction) -> None:
         self.credit = credit
-        self.seen: list[Sequence[Group]] = []
+        self.completed_before: list[Sequence[Group]] = []
 
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
-        self.seen.append(groups)
+        self.completed_before.append(groups)
         return self.credit(groups, signals)
 
     def __getattr__(self, name: str) -> Any:
@@ -86,7 +86,7 @@ def test_what_is_learned_from_is_the_environment_s_reward_and_lambda_times_the_s
         step = next(trainer.steps(1))
         asked = verifier_samples(step.groups, trainer.engine.renderer(VERIFIER))
         score = dict(zip(asked, trainer.engine.score(list(asked.values())), strict=True))
-        [paid] = spy.seen
+        [paid] = spy.completed_before
         for key, given in score.items():
             before = step.groups[key.group].episodes[key.episode].turns[key.turn].reward
             after = paid[key.group].episodes[key.episode].turns[key.turn].reward

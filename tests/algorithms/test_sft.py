@@ -72,6 +72,6 @@ def test_a_partner_can_be_foreseen() -> None:
             )
         )
         groups = list(run.steps())[-1].groups
-        heard = [s for s in demonstrated_samples(groups, run.team, 1.0) if s.observed]
-        found[weight] = float(torch.cat(run.engine.score(heard)).mean())
+        new_messages = [s for s in demonstrated_samples(groups, run.team, 1.0) if s.observed]
+        found[weight] = float(torch.cat(run.engine.score(new_messages)).mean())
     assert found[1.0] > found[0.0] + 1.0

@@ -11,7 +11,7 @@ from tests.support.episodes import episode, group, turn
 
 from kapelle.algorithm import Change
 from kapelle.algorithms.sharp import SHARP
-from kapelle.algorithms.signals.stand_ins import StandIn, stand_in
+from kapelle.algorithms.signals.substitutes import Substitute, substitute_name
 from kapelle.errors import ConfigError
 from kapelle.rows import Signals
 from kapelle.team import Agent, Lora, Policy, Team
@@ -85,17 +85,17 @@ def test_the_base_model_replaces_absent_agents() -> None:
     gone = [("a",), ("b",), ("a", "b")]
     assert absences(SHARP()) == [Change("remove", agents) for agents in gone]
     assert absences(SHARP(absent="reference")) == [
-        Change("swap", agents, None, stand_in("small")) for agents in gone
+        Change("swap", agents, None, substitute_name("small")) for agents in gone
     ]
 
 
 def test_the_base_model_joins_the_team_without_an_agent() -> None:
     [signal] = SHARP(absent="reference").build().needs
-    assert isinstance(signal, StandIn)
+    assert isinstance(signal, Substitute)
     team = Team((Agent("a"),), {"a": Policy("a", lora=LORA)}, {"a": "a"})
     found = signal.beside(team)
-    assert found.policies[stand_in("base")] == Policy(stand_in("base"), trained=False)
-    assert found.agents_of(stand_in("base")) == ()
+    assert found.policies[substitute_name("base")] == Policy(substitute_name("base"), trained=False)
+    assert found.agents_of(substitute_name("base")) == ()
     assert found.trained == team.trained
 
 
@@ -109,7 +109,7 @@ def test_the_base_model_joins_the_team_without_an_agent() -> None:
 def test_a_frozen_common_base_is_required(policies: dict[str, Policy], why: str) -> None:
     team = Team(tuple(map(Agent, policies)), policies, {name: name for name in policies})
     with pytest.raises(ConfigError, match=why):
-        StandIn().beside(team)
+        Substitute().beside(team)
 
 
 def test_successful_tool_calls_reward_their_own_agent() -> None:

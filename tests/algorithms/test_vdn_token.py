@@ -32,7 +32,7 @@ class TestByHand:
         group(
             episode(
                 turn("a", 0, 3, reward=1.0),
-                turn("b", 1, 2, reward=1.0, seen=0),
+                turn("b", 1, 2, reward=1.0, completed_before=0),
                 turn("a", 2, 1),
                 rewards={"a": 4.0, "b": 4.0},
             )

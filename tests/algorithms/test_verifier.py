@@ -238,7 +238,7 @@ def test_it_learns_to_judge_questions_it_was_never_shown(objective: str, lr: flo
         assert task.question not in seen
         for seed in range(6):
             text = environment.script("agent_0", task, [], seed)
-            samples.append(conversation_sample(VERIFIER, reader, task.asked, text, {}))
+            samples.append(conversation_sample(VERIFIER, reader, task.prompt_messages, text, {}))
             right.append(text == task.question)
     area = area_under_curve([float(score) for score in run.engine.score(samples)], right)
     assert area is not None

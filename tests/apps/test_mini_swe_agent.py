@@ -11,7 +11,7 @@ from tests.support.serving import Reciting
 from kapelle.engines.rollout.protocol import Request
 from kapelle.environments.task_folders.coding_agent import CodingAgent
 from kapelle.rollout.episodes import rollout
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime.event_loop import run_async
 from kapelle.team import Agent, Policy, Team
 from kapelle.workflows.external import ExternalWorkflow
@@ -58,7 +58,7 @@ def test_its_calls_become_turns_and_the_tests_pay() -> None:
     environment.check(["coder"])
     policy = Policy("coder", base="", trained=False)
     team = Team((Agent("coder"),), {"coder": policy}, {"coder": "coder"})
-    outside = Play(team, environment, ExternalWorkflow(), Reciting(say))
+    outside = RolloutSetup(team, environment, ExternalWorkflow(), Reciting(say))
     with environment.serve(outside, lambda _name, _line: None):
         [group] = run_async(lambda: rollout(outside, [environment.task("train", 0)], 1, 0))
     [episode] = group.episodes

@@ -118,7 +118,7 @@ def test_each_step_of_an_episode_is_shown_and_paid() -> None:
         remembering = PlayWorkflow(memory="conversation")
         episode = asyncio.run(one(environment, "x", "nothing", "z", workflow=remembering))
         assert episode.error is None
-        assert [turn.heard[-1].content for turn in episode.turns] == ["seed 6!", "x", "nothing"]
+        assert [turn.new_messages[-1].content for turn in episode.turns] == ["seed 6!", "x", "nothing"]
         assert [turn.reward for turn in episode.turns] == [0.25, 0.0, 0.25]
         assert (episode.info["steps"], episode.info["total"]) == (3, 0.5)
         assert episode.info["state"] == {"seed": 6, "step_count": 3}
@@ -151,8 +151,8 @@ def test_a_chain_works_on_each_move() -> None:
             play(environment, Chain(), ["planner", "player"], said, environment.task("test", 0))
         )
         assert episode.error is None
-        assert episode.turns[0].heard[-1].content == "seed 1"
-        assert episode.turns[3].heard[-1].content == "x\n\nplanner: 2"
+        assert episode.turns[0].new_messages[-1].content == "seed 1"
+        assert episode.turns[3].new_messages[-1].content == "x\n\nplanner: 2"
 
 
 def test_the_action_follows_from_the_schema() -> None:
@@ -160,16 +160,16 @@ def test_the_action_follows_from_the_schema() -> None:
     with echoing(Number) as (url, _):
         episode = asyncio.run(one(OpenEnv(url=url), "4", "four", "5", "6", workflow=remembering))
         assert episode.error is None
-        assert "whole number" in episode.turns[0].heard[-1].content
-        assert "no action" in episode.turns[2].heard[-1].content
+        assert "whole number" in episode.turns[0].new_messages[-1].content
+        assert "no action" in episode.turns[2].new_messages[-1].content
         assert (episode.info["no_actions"], episode.info["steps"]) == (1, 4)
     with echoing(Pair) as (url, _):
         good, bad = 'I take {"row": 1, "column": 2}', '{"row": 1, "column": "x"}'
         episode = asyncio.run(one(OpenEnv(url=url), bad, good, good, good, workflow=remembering))
         assert episode.error is None
-        assert '"column"' in episode.turns[0].heard[-1].content
-        assert "Error: " in episode.turns[1].heard[-1].content
-        assert episode.turns[2].heard[-1].content == "{'row': 1, 'column': 2}"
+        assert '"column"' in episode.turns[0].new_messages[-1].content
+        assert "Error: " in episode.turns[1].new_messages[-1].content
+        assert episode.turns[2].new_messages[-1].content == "{'row': 1, 'column': 2}"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from tests.support.tiny import frozen_copy, same_bits
 from kapelle.engines.rollout.protocol import Request
 from kapelle.environments import Arithmetic
 from kapelle.environments.grading.text.tool_call import parse_calls
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime.plugins import find_object
 from kapelle.team import Agent, Policy, Team
 from kapelle.training.trainer import Trainer
@@ -77,7 +77,9 @@ def test_a_program_is_played_as_it_stands(name: str) -> None:
     )
     engine = Reciting(script)
     command = [PYTHON, str(APPS / f"{name}_team.py")]
-    with staged(Play(team, Arithmetic(), Solo(), engine), engine, timeout=300.0, command=command) as stage:
+    with staged(
+        RolloutSetup(team, Arithmetic(), Solo(), engine), engine, timeout=300.0, command=command
+    ) as stage:
         pass
     [episode] = stage.episodes
     assert episode.error is None
@@ -152,7 +154,9 @@ def test_a_program_learns_in_ten_steps(name: str, tmp_path: Path, monkeypatch: p
         session = answer["url"].split("/sessions/")[1].split("/")[0]
         told.setdefault(session, Counter())[_of_answer(answer["said"])] += 1
     for episode in episodes:
-        offered = {turn.agent for turn in episode.turns if any("<tools>" in m.content for m in turn.heard)}
+        offered = {
+            turn.agent for turn in episode.turns if any("<tools>" in m.content for m in turn.new_messages)
+        }
         turns = Counter(_of_turn(turn, turn.agent in offered) for turn in episode.turns)
         assert turns == told[str(episode.info["session"])]
 

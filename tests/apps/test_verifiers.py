@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.workflows.stage import expert, lines, play
 
-from kapelle.environment import Answerable, OneSeat, Scripted, offers
+from kapelle.environment import Answerable, Scripted, TeamMoves, offers
 from kapelle.environments.adapters import verifiers as adapter
 from kapelle.environments.adapters.verifiers import Verifiers
 from kapelle.errors import ConfigError
@@ -59,7 +59,7 @@ async def test_a_rubric_of_weighted_functions_pays_and_its_functions_are_metrics
 async def test_agents_debate_a_question_of_single_turns() -> None:
     environment = world("single")
     assert offers(environment, Answerable)
-    assert not offers(environment, OneSeat)
+    assert not offers(environment, TeamMoves)
     said = {
         "a": lines("<answer>9</answer>", "<answer>7</answer>"),
         "b": lines("<answer>7</answer>", "<answer>7</answer>"),
@@ -103,13 +103,13 @@ def test_its_evaluation_set_is_the_test_split_and_never_in_training() -> None:
 
 async def test_a_conversation_goes_on_until_the_environment_ends_it() -> None:
     environment = world("guess")
-    assert offers(environment, OneSeat)
+    assert offers(environment, TeamMoves)
     assert not offers(environment, Answerable)
     task = environment.task("train", 4)  # 4+5: the answer is 9
     assert task.question == ""
     remembering = PlayWorkflow(memory="conversation")
     (episode,) = await play(environment, remembering, ["a"], {"a": lines("5", "12", "9")}, task)
-    assert [turn.heard[-1].content for turn in episode.turns] == ["4+5", "higher", "lower"]
+    assert [turn.new_messages[-1].content for turn in episode.turns] == ["4+5", "higher", "lower"]
     assert episode.rewards == {"a": 1.0}
     assert episode.info["num_turns"] == 3.0
     assert not episode.truncated
@@ -122,7 +122,7 @@ async def test_a_chain_works_on_each_move_of_a_conversation() -> None:
     environment = world("guess")
     said = {"planner": lines("low?", "go up"), "player": lines("5", "9")}
     (episode,) = await play(environment, Chain(), ["planner", "player"], said, environment.task("train", 4))
-    heard = [(turn.agent, turn.heard[-1].content) for turn in episode.turns]
+    heard = [(turn.agent, turn.new_messages[-1].content) for turn in episode.turns]
     assert heard[2:] == [("planner", "higher"), ("player", "higher\n\nplanner: go up")]
     assert episode.rewards == {"player": 1.0}
 
@@ -132,7 +132,7 @@ async def test_tools_are_called_by_the_package_and_results_are_read() -> None:
     task = environment.task("train", 4)
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 4, "b": 5}}\n</tool_call>'
     (episode,) = await play(environment, ToolUse(), ["a"], {"a": lines(call, "9")}, task)
-    first, second = (turn.heard[-1] for turn in episode.turns)
+    first, second = (turn.new_messages[-1] for turn in episode.turns)
     assert '"name": "add"' in first.content
     assert first.content.endswith("4+5")
     assert (second.role, second.content) == ("tool", "9")

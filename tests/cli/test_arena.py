@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Kapelle
 
-from kapelle.rollout.episodes import play_seats
+from kapelle.rollout.episodes import collect_scheduled
 
 GAME = ("--environment", "kuhn_poker", "--games", "12")
 
@@ -38,16 +38,16 @@ def test_the_table_and_the_files(kapelle: Kapelle) -> None:
 def test_a_stopped_arena_continues(kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch) -> None:
     kapelle("arena", "nash", "random", "scripted", *GAME, "--output", "whole")
     times = 0
-    play = play_seats
+    collect = collect_scheduled
 
     async def stopped(*of: object, **how: object) -> object:
         nonlocal times
         times += 1
         if times == 2:
             raise KeyboardInterrupt
-        return await play(*of, **how)  # type: ignore[arg-type]
+        return await collect(*of, **how)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("kapelle.rollout.evaluation.arena.play_seats", stopped)
+    monkeypatch.setattr("kapelle.rollout.evaluation.arena.collect_scheduled", stopped)
     said = kapelle("arena", "nash", "random", "scripted", *GAME, "--output", "a")
     assert said.code == 130
     assert "Repeat the command with --output a to continue" in said.err
@@ -74,7 +74,7 @@ def test_a_stopped_arena_continues(kapelle: Kapelle, monkeypatch: pytest.MonkeyP
     [
         ({"games": []}, "holds 0 deals of nash and random, not 12 of"),
         ({"failed": -1}, "are not all counts"),
-        ({"seatings": []}, "`seatings` are []"),
+        ({"seatings": []}, "`role_orders` are []"),
     ],
 )
 def test_a_damaged_pair_is_named_before_anything_is_played(

@@ -94,14 +94,14 @@ def test_a_stopped_measurement_is_kept_and_can_be_continued(
     file.unlink()
     monkeypatch.setattr(measuring, "AT_ONCE", 1)
     calls = iter(range(9))
-    play_continuations = playing.play_continuations
+    roll_out_continuations = playing.roll_out_continuations
 
     async def stopped(*of: Any, **how: Any) -> Any:
         if next(calls) == 1:
             raise KeyboardInterrupt
-        return await play_continuations(*of, **how)
+        return await roll_out_continuations(*of, **how)
 
-    monkeypatch.setattr(measuring, "play_continuations", stopped)
+    monkeypatch.setattr(measuring, "roll_out_continuations", stopped)
     said = kapelle("blame", str(run), *FEW, "--json", "out.json")
     assert said.code == 130
     assert not Path("out.json").exists()

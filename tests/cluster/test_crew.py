@@ -120,7 +120,7 @@ def test_episodes_ahead_of_an_unfinished_step_are_dropped(
             raise StopRequested
 
         with monkeypatch.context() as stopping:
-            stopping.setattr(actors, "stop_if_asked", stop)
+            stopping.setattr(actors, "stop_if_requested", stop)
             with pytest.raises(StopRequested):
                 next(steps)
         assert made.ended == [0]

@@ -137,16 +137,16 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(place / "verifier")
 
 
-def paid_by(judge: str, scorers: int) -> tuple[str, ...]:
+def rewarded_counts(judge: str, scorers: int) -> tuple[str, ...]:
     pays = f"reward_model.path={judge}", "reward_model.device=cpu"
     return *pays, "ray.rollout_workers=1", f"ray.scoring_workers={scorers}", "ray.scoring.cpus=0.1"
 
 
 @pytest.mark.ranks
 def test_a_scoring_worker_scores_as_the_rank_does_and_is_replaced(judge: str, tmp_path: Path) -> None:
-    code, answer = run(tmp_path / "here", *paid_by(judge, 0))
+    code, answer = run(tmp_path / "here", *rewarded_counts(judge, 0))
     assert code == 0, answer
-    code, answer = run(tmp_path / "run", *paid_by(judge, 1), kill=("score", "scorer"))
+    code, answer = run(tmp_path / "run", *rewarded_counts(judge, 1), kill=("score", "scorer"))
     assert code == 0, answer
     assert (tmp_path / "run.killed").exists()
     check_same(tmp_path / "run", end_of(tmp_path / "here"))

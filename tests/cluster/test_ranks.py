@@ -20,7 +20,7 @@ def started(monkeypatch: object, tmp_path: Path, program: str) -> RankHost:
     return host
 
 
-def heard(host: RankHost) -> tuple[bytes, int]:
+def new_messages(host: RankHost) -> tuple[bytes, int]:
     printed = b""
     while True:
         news, code = host.news()
@@ -36,7 +36,7 @@ def test_it_prints_and_ends_like_its_process(monkeypatch: object, tmp_path: Path
         first += b"".join(data for _, data in host.news()[0])
     assert first == f"{['demo', '1', str(tmp_path)]}\n".encode()
     host.signal(signal.SIGTERM)
-    assert heard(host) == (b"", -signal.SIGTERM)
+    assert new_messages(host) == (b"", -signal.SIGTERM)
 
 
 def test_the_process_ends_with_its_actor(monkeypatch: object, tmp_path: Path) -> None:
@@ -47,4 +47,4 @@ def test_the_process_ends_with_its_actor(monkeypatch: object, tmp_path: Path) ->
     assert host._process is not None
     assert host._process.stdin is not None
     host._process.stdin.close()  # as the end of the actor's process does
-    assert heard(host)[1] == 3
+    assert new_messages(host)[1] == 3

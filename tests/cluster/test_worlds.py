@@ -11,12 +11,12 @@ from tests.rollout.workers.test_same_episodes import assert_same
 from tests.support.cluster import Cluster
 
 from kapelle.cluster.actors import ActorConnection
-from kapelle.cluster.worlds import HeldByActor, WorldHost
+from kapelle.cluster.worlds import HeldByActor, StateHost
 from kapelle.environment import environment_class
 from kapelle.settings.schema import Resources
 
 
-def with_its_process(host: WorldHost) -> None:
+def with_its_process(host: StateHost) -> None:
     held, host._held = host._held, None
     if held is not None:
         held.end()

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 from tests.support.tiny import sections
 
-from kapelle.environments import BaseEnvironment, BaseWorld
+from kapelle.environments import BaseEnvironment, BaseState
 from kapelle.training.trainer import Trainer
 from kapelle.types import Split, Task
 
@@ -31,7 +31,7 @@ class Longer(BaseEnvironment):
         return LongerWorld(task, agents)
 
 
-class LongerWorld(BaseWorld):
+class LongerWorld(BaseState):
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         most = max(map(len, actions.values()))
         self.rewards = {agent: float(len(text) == most > 0) for agent, text in actions.items()}

@@ -13,7 +13,7 @@ from kapelle.environments.bfcl import Bfcl, Category, gold_calls
 from kapelle.environments.grading.text.tool_call import Form, ReadCall, write_calls
 from kapelle.errors import DataError
 from kapelle.rollout.episodes import rollout
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.types import Split
 from kapelle.workflows.debate import Debate
 from kapelle.workflows.solo import Solo
@@ -247,6 +247,6 @@ async def test_every_gold_call_of_bfcl_is_correct(data_folder: Path, form: Form)
     tasks = [environment.task(split, k) for split in splits for k in range(environment.size(split) or 0)]
     assert len(tasks) == 1298 + 240
     scripts = {"caller": expert(environment)}
-    stage = Play(team_of("caller"), environment, Solo(), ScriptedEngine(scripts))
+    stage = RolloutSetup(team_of("caller"), environment, Solo(), ScriptedEngine(scripts))
     groups = await rollout(stage, tasks, 1, 0)
     assert [group.task.data["id"] for group in groups if group.episodes[0].success != 1.0] == []

@@ -12,10 +12,10 @@ from typing import Any, Literal
 import pytest
 
 from kapelle.environment import Answerable, Outcome, Scripted, environment_class, offers
-from kapelle.environments import BUILTIN, BaseEnvironment, BaseWorld
+from kapelle.environments import BUILTIN, BaseEnvironment, BaseState
 from kapelle.environments.grading.verdict import Grade, no_answer, right, wrong
 from kapelle.environments.matrix import Matrix
-from kapelle.environments.questions import QuestionWorld
+from kapelle.environments.questions import QuestionState
 from kapelle.rollout.conformance import Finding, Private, Symmetric, conform
 from kapelle.settings.base import Settings
 from kapelle.types import Message, Split, Task
@@ -162,14 +162,14 @@ class Word(Settings, Answerable, Scripted, Private):
     def extract(self, text: str) -> str | None:
         return text.strip() or None
 
-    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+    def script(self, agent: str, task: Task, new_messages: Sequence[Message], seed: int) -> str:
         return "wrong" if self.fault == "script" else str(task.data["word"])
 
     def private(self, task: Task, agent: str, agents: Sequence[str]) -> Sequence[str]:
         return [f"secret of {agent}"]
 
 
-class WordWorld(QuestionWorld):
+class WordWorld(QuestionState):
     def __init__(self, fault: str, task: Task, agents: tuple[str, ...]) -> None:
         super().__init__(task, agents, self._judge, {"list": (1,)} if fault == "info" else {})
         self.fault, self.looked = fault, 0
@@ -281,7 +281,7 @@ class Hints(BaseEnvironment, Private, Scripted):
         return str(task.data["word"]) if self.reveals else "it is long"
 
 
-class HintsWorld(BaseWorld):
+class HintsWorld(BaseState):
     def __init__(self, task: Task, agents: Sequence[str], leaky: bool) -> None:
         super().__init__(task, agents)
         self.texts: list[str] = []

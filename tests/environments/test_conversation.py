@@ -66,7 +66,7 @@ async def test_a_conversation_with_the_scripted_user() -> None:
 )
 async def test_the_user_answers_only_questions(task: Task, text: str, answer: str) -> None:
     assert UserConversation().answer(task, text) == answer
-    assert (await alone(text, RIGHT, task=task)).turns[1].heard[0].content == answer
+    assert (await alone(text, RIGHT, task=task)).turns[1].new_messages[0].content == answer
 
 
 @pytest.mark.parametrize(
@@ -119,9 +119,9 @@ async def test_only_the_user_reads_its_wishes(view: Any, agents: list[str]) -> N
         hm = {agent: lines(*["hm"] * 30) for agent in agents}
         episode = await talk(environment, hm, task)
         for turn in episode.turns:
-            read = " ".join(message.content for message in turn.heard)
+            read = " ".join(message.content for message in turn.new_messages)
             assert (environment.wishes(task) in read) == (
-                turn.agent == "guest" and (view == "transcript" or not turn.seen)
+                turn.agent == "guest" and (view == "transcript" or not turn.completed_before)
             )
             if turn.agent != "guest":
                 assert not any(value in read for value in task.data["wishes"].values())
@@ -133,7 +133,7 @@ async def test_several_assistants_answer_in_turn_with_equal_rewards() -> None:
     assert [turn.agent for turn in episode.turns] == ["front", "back", "front"]
     assert (
         episode.turns[1]
-        .heard[0]
+        .new_messages[0]
         .content.endswith("Assistant front: Which day?\nUser: As to the day: friday.")
     )
     assert episode.rewards == {"front": pytest.approx(0.94), "back": pytest.approx(0.94)}
@@ -154,7 +154,8 @@ async def test_the_users_agent_rates_the_conversation(text: str, satisfied: floa
     scripts = {"guest": lines("hi", "bye", text), "assistant": lines(RIGHT)}
     episode = await talk(environment, scripts)
     assert (
-        episode.turns[-1].heard[-1].content == "How satisfied are you, from 0 to 10? Answer with the number."
+        episode.turns[-1].new_messages[-1].content
+        == "How satisfied are you, from 0 to 10? Answer with the number."
     )
     assert episode.rewards == {name: pytest.approx(satisfied) for name in scripts}
     assert episode.success == 1.0

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 from tests.workflows.stage import Say, expert, lines, play, transcript
 
-from kapelle.engines.rollout.judge import ask_engine
+from kapelle.engines.rollout.judge import query_engine
 from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import FrozenModel
@@ -58,7 +58,7 @@ async def test_rewards_of_three_sides(reward: Any, rewards: list[float]) -> None
     environment = DebateTopics(sides=("A", "B", "C"), rounds=1, reward=reward, together=True)
     scripts = {"x": lines(GOOD), "y": lines("Zoos are bad."), "z": lines("")}
     episode = await debate(environment, scripts)
-    assert [turn.seen for turn in episode.turns] == [0, 0, 0]
+    assert [turn.completed_before for turn in episode.turns] == [0, 0, 0]
     assert list(episode.rewards.values()) == pytest.approx(rewards)
 
 
@@ -94,7 +94,7 @@ async def test_any_engine_can_judge_in_both_orders() -> None:
         requests.append(request)
         return verdict("fun")(request)
 
-    ask = ask_engine(ScriptedEngine({"judge": judge}), "judge")
+    ask = query_engine(ScriptedEngine({"judge": judge}), "judge")
     environment = DebateTopics(rounds=1).judged_by(ask)
     episode = await debate(environment, {"ada": lines(GOOD), "ben": lines("Zoos are fun.")})
     assert episode.rewards == {"ada": 0.0, "ben": 1.0}
@@ -109,7 +109,7 @@ async def test_a_judge_that_prefers_a_position_gives_a_tie() -> None:
         seal = request.messages[0].content.split("VERDICT ")[1].split(":")[0]
         return f"VERDICT {seal}: 1"
 
-    environment = DebateTopics(rounds=1).judged_by(ask_engine(ScriptedEngine({"j": first}), "j"))
+    environment = DebateTopics(rounds=1).judged_by(query_engine(ScriptedEngine({"j": first}), "j"))
     episode = await debate(environment, {"ada": lines(GOOD), "ben": lines("Zoos are fun.")})
     assert episode.rewards == {"ada": 0.5, "ben": 0.5}
 
@@ -119,16 +119,16 @@ async def test_a_judge_of_the_settings_is_cached_counted_and_limited(
 ) -> None:
     queries: list[Sequence[Message]] = []
 
-    def ask_endpoint(judge: JudgeEndpoint) -> Ask:
+    def query_endpoint(judge: JudgeEndpoint) -> Ask:
         engine = ScriptedEngine({"j": verdict("fun")})
 
         async def ask(messages: Sequence[Message]) -> str:
             queries.append(messages)
-            return await ask_engine(engine, "j")(messages)
+            return await query_engine(engine, "j")(messages)
 
         return ask
 
-    monkeypatch.setattr("kapelle.environments.judged.ask_endpoint", ask_endpoint)
+    monkeypatch.setattr("kapelle.environments.judged.query_endpoint", query_endpoint)
     server = {"endpoint": "http://judge/v1", "model": "big", "cache": str(tmp_path / "verdicts.jsonl")}
     environment = DebateTopics.model_validate({"rounds": 1, "judge": {**server, "budget": 2}})
     speeches = {"ada": lines(GOOD), "ben": lines("Zoos are fun.")}
@@ -159,7 +159,9 @@ def test_a_judge_that_is_a_model_has_its_engine() -> None:
 
 
 async def test_a_judge_without_a_verdict_fails_the_episode() -> None:
-    environment = DebateTopics(rounds=1).judged_by(ask_engine(ScriptedEngine({"j": lines("hm", "hm")}), "j"))
+    environment = DebateTopics(rounds=1).judged_by(
+        query_engine(ScriptedEngine({"j": lines("hm", "hm")}), "j")
+    )
     episode = await debate(environment, {"ada": lines(GOOD), "ben": lines("Zoos are fun.")})
     assert "PRO against CON" in episode.error
     assert episode.rewards == {}

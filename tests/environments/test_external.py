@@ -12,13 +12,13 @@ import pytest
 from kapelle.environment import Outcome
 from kapelle.environments.external import (
     External,
-    ExternalWorld,
+    ExternalState,
     Program,
     Switchboard,
     WaitingEpisode,
 )
 from kapelle.errors import ConfigError
-from kapelle.runtime.deadlines import GaveUp, within
+from kapelle.runtime.deadlines import DeadlineExceeded, within
 from kapelle.runtime.event_loop import run_async
 from kapelle.types import Task
 
@@ -28,14 +28,14 @@ WAIT = 2 * LIMIT
 TASK = Task("train-0", "", {"split": "train", "index": 0})
 
 
-def world(board: Switchboard, *command: str, programs: int = 1) -> ExternalWorld:
+def world(board: Switchboard, *command: str, programs: int = 1) -> ExternalState:
     async def start(episode: WaitingEpisode, waits: Callable[[], bool]) -> Program:
         return await Program.start(command, episode, board.url, board.token)
 
-    return ExternalWorld(board, TASK, 0, ("planner",), start if command else None, programs)
+    return ExternalState(board, TASK, 0, ("planner",), start if command else None, programs)
 
 
-def bounded(world: ExternalWorld) -> Awaitable[Mapping[str, float]]:
+def bounded(world: ExternalState) -> Awaitable[Mapping[str, float]]:
     """Take a step within the limits of the episode and of the call."""
 
     async def episode() -> Mapping[str, float]:
@@ -66,7 +66,7 @@ def test_the_wait_for_a_program_counts_towards_no_limit() -> None:
         await step
 
     run_async(waits)
-    with pytest.raises(GaveUp, match=r"0\.3 s"):
+    with pytest.raises(DeadlineExceeded, match=r"0\.3 s"):
         run_async(is_silent)
 
 
@@ -82,7 +82,7 @@ def test_the_wait_for_a_free_program_counts_towards_no_limit() -> None:
         first.cancel()
         await asyncio.wait((first,))
         await busy.close()
-        with pytest.raises(GaveUp, match=r"0\.3 s"):
+        with pytest.raises(DeadlineExceeded, match=r"0\.3 s"):
             await second
         await waiting.close()
 
@@ -97,7 +97,7 @@ def test_one_message_reports_that_episodes_wait() -> None:
         steps = [asyncio.ensure_future(world(board).step({})) for _ in range(3)]
         await asyncio.sleep(0)
         for _ in steps:
-            board.say_if_nobody_plays()
+            board.warn_if_idle()
         for step in steps:
             step.cancel()
         await asyncio.wait(steps)

@@ -15,12 +15,12 @@ from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.adapters.pettingzoo import PettingZoo
 from kapelle.environments.base import INVITATION, spoken
 from kapelle.environments.matrix import Matrix
-from kapelle.environments.openspiel.environment import GameWorld, OpenSpiel
+from kapelle.environments.openspiel.environment import GameState, OpenSpiel
 from kapelle.environments.openspiel.games import rules_of, spiel
 from kapelle.environments.openspiel.text import read_listed
 from kapelle.errors import ConfigError
 from kapelle.rollout.evaluation.exploitability import language_table
-from kapelle.rollout.play import Play as Stage
+from kapelle.rollout.setup import RolloutSetup as Stage
 from kapelle.workflows.play import PlayWorkflow
 
 
@@ -28,7 +28,7 @@ def game(name: str = "kuhn_poker", **settings: Any) -> OpenSpiel:
     return OpenSpiel.model_validate({"game": name, **settings})
 
 
-def start(environment: OpenSpiel, *agents: str, seed: int = 0) -> GameWorld:
+def start(environment: OpenSpiel, *agents: str, seed: int = 0) -> GameState:
     return environment.start(environment.task("train", 0), agents or ("a", "b"), seed)
 
 

@@ -13,7 +13,7 @@ from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.mixture import Mixture
 from kapelle.rollout.episodes import rollout
 from kapelle.rollout.evaluation.evaluate import evaluate_tasks, summarise
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runs.definitions import describe, rollout_metrics
 from kapelle.setup.problems import choose_tasks
 from kapelle.setup.recipe import lay_over
@@ -52,8 +52,8 @@ def test_tasks_are_drawn_by_weight_from_the_parts() -> None:
 async def test_success_is_reported_by_part() -> None:
     environment = mixture()
     say = {"a": lambda r: expert(environment)(r) if r.task.data["part"] == "sums" else "0 0"}
-    play = Play(team_of("a"), environment, Solo(), ScriptedEngine(say))
-    groups = await rollout(play, [environment.task("train", k) for k in range(60)], 1, 0)
+    setup = RolloutSetup(team_of("a"), environment, Solo(), ScriptedEngine(say))
+    groups = await rollout(setup, [environment.task("train", k) for k in range(60)], 1, 0)
     row = rollout_metrics(groups)
     assert row["success/sums"] == 1.0
     assert row["success/chains"] < 0.2
@@ -74,20 +74,20 @@ async def test_finite_test_splits_contain_every_task_once(tmp_path: Path) -> Non
         *(f"one train {k}?" for k in range(3)),
         *(f"two train {k}?" for k in range(5)),
     }
-    play = Play(team_of("a"), environment, Solo(), ScriptedEngine({"a": expert(environment)}))
-    assert (await evaluate_tasks(play, tasks, 0)).success == 1.0
+    setup = RolloutSetup(team_of("a"), environment, Solo(), ScriptedEngine({"a": expert(environment)}))
+    assert (await evaluate_tasks(setup, tasks, 0)).success == 1.0
 
 
 async def test_a_workflow_of_questions_can_score_rounds() -> None:
     environment = mixture()
     say = expert(environment)
-    play = Play(
+    setup = RolloutSetup(
         team_of("a", "b"),
         environment,
         Debate(score_rounds=True),
         ScriptedEngine({"a": say, "b": lines("?", "?")}),
     )
-    [group] = await rollout(play, [environment.task("test", 0)], 1, 0)
+    [group] = await rollout(setup, [environment.task("test", 0)], 1, 0)
     [episode] = group.episodes
     assert episode.error is None
     assert [turn.score for turn in episode.turns] == [1.0, 0.0, 1.0, 0.0]

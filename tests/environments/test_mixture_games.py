@@ -22,14 +22,14 @@ from kapelle.algorithms.mars import MARS
 from kapelle.algorithms.rae import RAE
 from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.environment import asks_questions
+from kapelle.environment import has_comparable_answers
 from kapelle.environments.mixture import Mixture
 from kapelle.environments.openspiel.environment import OpenSpiel
 from kapelle.environments.openspiel.text import read_listed
 from kapelle.errors import ConfigError
 from kapelle.rollout.episodes import rollout
 from kapelle.rollout.evaluation.evaluate import summarise
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.rows import Signals, TurnKey
 from kapelle.runs.definitions import describe, rollout_metrics
 from kapelle.runs.reader import read_metrics
@@ -59,8 +59,8 @@ async def played(environment: Mixture, say: Mapping[str, Say], tasks: int, sampl
     team = team_of(*say)
     environment.check(team.names)
     workflow.check(team.agents, environment)
-    play = Play(team, environment, workflow, ScriptedEngine(say))
-    groups = await rollout(play, [environment.task("train", k) for k in range(tasks)], samples, 0)
+    setup = RolloutSetup(team, environment, workflow, ScriptedEngine(say))
+    groups = await rollout(setup, [environment.task("train", k) for k in range(tasks)], samples, 0)
     assert all(episode.error is None for group in groups for episode in group.episodes)
     return [
         Group(
@@ -76,7 +76,7 @@ async def played(environment: Mixture, say: Mapping[str, Say], tasks: int, sampl
 
 async def test_every_game_is_unchanged() -> None:
     environment = games()
-    assert not asks_questions(environment)
+    assert not has_comparable_answers(environment)
     assert environment.reward_range[1] == 5.0
     groups = await played(environment, dict.fromkeys(AGENTS, wanderer), 30)
     assert {group.task.part for group in groups} == {"kuhn", "crosses", "hanabi"}
@@ -87,7 +87,7 @@ async def test_every_game_is_unchanged() -> None:
         world = part.start(part.task("train", 0), AGENTS, episode.seed)
         for turn in episode.turns:
             assert turn.agent in world.movers()
-            assert turn.heard[-1].content.split("\n")[-1] == world.observe(turn.agent).split("\n")[-1]
+            assert turn.new_messages[-1].content.split("\n")[-1] == world.observe(turn.agent).split("\n")[-1]
             await world.step({turn.agent: turn.text})
         assert world.movers() == ()
         assert world.state.returns() == episode.info["returns"]

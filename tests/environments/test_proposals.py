@@ -141,7 +141,7 @@ class TestRewards:
         scripts = {name: expert(SUMS) for name in TEAM}
         [episode] = await play(SUMS, Propose(), TEAM, scripts, task)
         assert [turn.agent for turn in episode.turns] == list(TEAM[1:])
-        assert {turn.heard[0].content for turn in episode.turns} == {task.question}
+        assert {turn.new_messages[0].content for turn in episode.turns} == {task.question}
         assert episode.rewards == dict.fromkeys(TEAM[1:], 1.0)
         assert SUMS.start(task, TEAM, 0).observe("proposer") == ""
 

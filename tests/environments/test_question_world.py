@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from kapelle.environments.grading.verdict import Grade
-from kapelle.environments.questions import QuestionWorld
+from kapelle.environments.questions import QuestionState
 from kapelle.errors import EpisodeError
 from kapelle.types import Task
 
@@ -16,8 +16,8 @@ def grade(text: str) -> Grade:
     return Grade(float(text == "4"), text, "")
 
 
-def world() -> QuestionWorld:
-    return QuestionWorld(TASK, ["a", "b"], grade, {"source": "made up"})
+def world() -> QuestionState:
+    return QuestionState(TASK, ["a", "b"], grade, {"source": "made up"})
 
 
 async def test_agents_are_scored_by_their_own_texts_and_the_team_by_the_final_one() -> None:

@@ -108,7 +108,7 @@ class TestRuns:
         for episode in episodes:
             [turn] = episode.turns
             [image] = turn.images
-            assert turn.heard[-1].images == (image,)
+            assert turn.new_messages[-1].images == (image,)
             assert (tmp_path / "run" / "images" / image.file).read_bytes() == image.data
             assert image == Squares().start(episode.task, ("looker",), 0).images("looker")[0]
         files = {path.name for path in (tmp_path / "run" / "images").iterdir()}

@@ -12,7 +12,7 @@ from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.taught import WithTeacher
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.features.warmup.key import warmup_key
-from kapelle.rollout.conformance import gold_pays
+from kapelle.rollout.conformance import gold_is_rewarded
 from kapelle.setup.recipe import resolve
 from kapelle.types import Message, Task
 
@@ -61,7 +61,7 @@ def test_a_warmed_up_model_depends_on_the_teachers_code(teacher: Path) -> None:
     }
     before = warmup_key(resolve(recipe))
     assert warmup_key(resolve(recipe)) == before
-    teacher.write_text(TEACHER.replace("heard", "read"))
+    teacher.write_text(TEACHER.replace("new_messages", "read"))
     assert warmup_key(resolve(recipe)) != before
 
 
@@ -75,6 +75,6 @@ def test_the_hash_of_a_teacher_in_a_module_is_that_of_its_file() -> None:
 
 async def test_a_teacher_is_not_checked_as_gold(teacher: Path) -> None:
     environment = TaughtSums(teacher=f"{teacher}:say")
-    findings = await gold_pays(environment, {"train": [environment.task("train", 0)], "test": []})
+    findings = await gold_is_rewarded(environment, {"train": [environment.task("train", 0)], "test": []})
     assert [finding.status for finding in findings] == ["not checked"] * 2
     assert "`environment.teacher`" in findings[0].detail

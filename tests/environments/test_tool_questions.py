@@ -39,7 +39,7 @@ async def one(environment: Tools, *texts: str) -> Episode:
 
 
 def results(episode: Episode) -> list[str]:
-    return [turn.heard[0].content for turn in episode.turns[1:]]
+    return [turn.new_messages[0].content for turn in episode.turns[1:]]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -49,9 +49,9 @@ async def test_an_agent_calls_reads_and_answers(form: Form) -> None:
     says = [call("calculator", form, expression="47+85"), "It is 132."]
     [episode] = await play(environment, ToolUse(), ["solver"], {"solver": lines(*says)}, TASK)
     first, second = episode.turns
-    assert first.heard[0].content.endswith("\n\n47+85")
-    assert '"name": "calculator"' in first.heard[0].content
-    assert [(message.role, message.content) for message in second.heard] == [("tool", "132")]
+    assert first.new_messages[0].content.endswith("\n\n47+85")
+    assert '"name": "calculator"' in first.new_messages[0].content
+    assert [(message.role, message.content) for message in second.new_messages] == [("tool", "132")]
     assert episode.rewards == {"solver": 1.0}
     assert episode.success == 1.0
     assert episode.info["calls"] == {"solver": ["calculator"]}
@@ -62,7 +62,7 @@ async def test_an_agent_calls_reads_and_answers(form: Form) -> None:
 async def test_the_prompt() -> None:
     environment = Tools(questions=Arithmetic(), tools=(functions("forecast"),), form="pythonic")
     episode = await one(environment, "132")
-    assert episode.turns[0].heard[0].content == (
+    assert episode.turns[0].new_messages[0].content == (
         "You can call these tools:\n<tools>\n"
         '{"name": "forecast", "description": "Return the forecast of a city.", "parameters": {"type": "object", '
         '"properties": {"city": {"type": "string"}, "days": {"type": "integer", "default": 1}, '
@@ -146,7 +146,7 @@ async def test_each_agent_has_separate_tools(tmp_path: Path) -> None:
         "b": lines(call("list_files"), call("list_files"), call("read_file", path="note.txt"), "132"),
     }
     [episode] = await play(environment, ToolUse(), ["a", "b"], scripts, TASK)
-    read = {name: [turn.heard[0].content for turn in episode.by(name)][1:] for name in ("a", "b")}
+    read = {name: [turn.new_messages[0].content for turn in episode.by(name)][1:] for name in ("a", "b")}
     assert read == {
         "a": ["Wrote 3 bytes to note.txt.", "note.txt\nold.txt", "132"],
         "b": ["old.txt", "old.txt", "Error: There is no 'note.txt'."],
@@ -199,5 +199,5 @@ async def test_gsm8k_with_a_calculator(gsm8k_folder: Path) -> None:
     task = environment.task("test", 0)
     says = lines(call("calculator", expression="(16-3-4)*2"), "#### 18")
     [episode] = await play(environment, ToolUse(), ["solver"], {"solver": says}, task)
-    assert episode.turns[1].heard[0].content == "18"
+    assert episode.turns[1].new_messages[0].content == "18"
     assert episode.rewards == {"solver": 1.0}

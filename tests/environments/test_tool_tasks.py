@@ -76,10 +76,10 @@ async def test_a_whole_episode() -> None:
     )
     episode = await one(environment, task, lines("[calculator(expression='12*34')]", "It is 408."))
     assert (
-        episode.turns[0].heard[0].content
+        episode.turns[0].new_messages[0].content
         == 'calculator(expression)\n[tool(argument="value")]\n\nWhat is 12*34?'
     )
-    assert [(m.role, m.content) for m in episode.turns[1].heard] == [("tool", "408")]
+    assert [(m.role, m.content) for m in episode.turns[1].new_messages] == [("tool", "408")]
     assert episode.rewards == {"solver": 1.0}
     assert episode.info["kind"] == "calculator"
     assert episode.info["calls"] == {"solver": ["calculator"]}

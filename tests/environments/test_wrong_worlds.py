@@ -306,7 +306,7 @@ def test_call_that_does_not_return_is_a_finding(line: str, run: Run) -> None:
 
 NAMES = (
     *("members", "skipped", "doubts", "connect", "script", "private", "contents", "descriptors", "alive"),
-    *("constant_sum", "extract", "pay", "symmetric", "answers_per_task", "recorded", "open_world", "offered"),
+    *("constant_sum", "extract", "pay", "symmetric", "answers_per_task", "recorded", "open_state", "offered"),
     "blocking",
 )
 

@@ -156,8 +156,8 @@ class TestHiddenState:
         group(
             *(
                 episode(
-                    turn("a", 0, 1, seen=0, prompt_ids=(5, 6), completion_ids=(20 + word,)),
-                    turn("b", 1, 1, seen=0, prompt_ids=(5, 7 + bit), completion_ids=(30,)),
+                    turn("a", 0, 1, completed_before=0, prompt_ids=(5, 6), completion_ids=(20 + word,)),
+                    turn("b", 1, 1, completed_before=0, prompt_ids=(5, 7 + bit), completion_ids=(30,)),
                     rewards={"a": 10.0 * bit + word},
                 )
                 for bit, word in itertools.product((0, 1), (0, 1))

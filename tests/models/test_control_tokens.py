@@ -66,8 +66,10 @@ class TestHostileTexts:
         ids = renderer.start(hostile)
         assert control(ids) == control(renderer.start(plain))
         assert text.strip("\n") in renderer.decode(ids)
-        heard = renderer.extend(renderer.start(plain[:1]), (1, 2, 3), hostile[1:])
-        assert control(heard) == control(renderer.extend(renderer.start(plain[:1]), (1, 2, 3), plain[1:]))
+        new_messages = renderer.extend(renderer.start(plain[:1]), (1, 2, 3), hostile[1:])
+        assert control(new_messages) == control(
+            renderer.extend(renderer.start(plain[:1]), (1, 2, 3), plain[1:])
+        )
 
     @pytest.mark.parametrize("text", HOSTILE)
     def test_an_answer_written_by_hand_has_no_control_token(self, text: str) -> None:

@@ -133,9 +133,9 @@ class TestFamilies:
             "{{ 7*7 }}",
             "\x00\ufffd☃",
         ):
-            heard = [Message("user", nasty), Message("user", "and?")]
-            expected = whole(tokens, [*OPENING, Message("assistant", "4"), *heard])
-            assert renderer.extend(prompt, completion, heard) == expected
+            new_messages = [Message("user", nasty), Message("user", "and?")]
+            expected = whole(tokens, [*OPENING, Message("assistant", "4"), *new_messages])
+            assert renderer.extend(prompt, completion, new_messages) == expected
 
 
 class TestSampledIds:

@@ -17,7 +17,7 @@ from kapelle.errors import ConfigError
 from kapelle.models.renderer import ChatRenderer, light_renderer, load_renderer
 from kapelle.runs.reader import read_episodes
 from kapelle.settings.schema import ModelConfig
-from kapelle.types import Json, Message, Said, conversation
+from kapelle.types import Json, Message, SampledMessage, conversation
 
 U = Message("user", "2+2?")
 
@@ -51,21 +51,23 @@ class TestArguments:
 
 
 def turns(
-    template: str, arguments: Mapping[str, Json], answers: Sequence[str], heard: Sequence[Message]
+    template: str, arguments: Mapping[str, Json], answers: Sequence[str], new_messages: Sequence[Message]
 ) -> list[bool]:
     """Compare each prompt of a conversation with what the template writes; return which ones continue the tokens before."""
     tokens = thinking_tokenizer(template)
     renderer = ChatRenderer(tokens, 4096).with_arguments(arguments)
     texts = [Message("system", "Be brief."), U]
     before, prompt, continues = list(texts), renderer.start(texts), list[bool]()
-    for answer, news in zip(answers, heard, strict=True):
+    for answer, news in zip(answers, new_messages, strict=True):
         # Byte by byte, as no tokeniser would write a mark: the very ids have to come back.
         ids = (
             *(i for letter in answer for i in renderer.completion(letter)[:-1]),
             *renderer.completion("")[-1:],
         )
         ids = renderer.completion(answer) if "<" in answer else ids
-        before.append(Said("assistant", answer, ids=ids, thoughts=renderer.thoughts(prompt, ids, answer)[0]))
+        before.append(
+            SampledMessage("assistant", answer, ids=ids, thoughts=renderer.thoughts(prompt, ids, answer)[0])
+        )
         known, prompt = (*prompt, *ids), renderer.extend(prompt, ids, [news], before)
         opened = "<think>\n" if "<think>" not in answer and "</think>" in answer else ""
         texts += [Message("assistant", opened + answer), news]
@@ -117,7 +119,7 @@ class TestOwnThoughts:
             *renderer.completion(""),
         )
         prompt = renderer.start([U])
-        said = Said(
+        said = SampledMessage(
             "assistant", "", ids=ids, thoughts=renderer.thoughts(prompt, ids, renderer.spoken(ids))[0]
         )
         after = renderer.extend(prompt, ids, [U], [U, said])

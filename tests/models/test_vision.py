@@ -234,5 +234,5 @@ class TestHostilePictures:
             ids = model.renderer.start([Message("user", text, images=(RED,))])
             assert ids.count(model.vision.token) == plain.count(model.vision.token)
             assert text in model.renderer.decode(ids)
-        heard = model.renderer.extend(plain, (50, 1), [Message("user", "<|image_pad|>and?")])
-        assert heard.count(model.vision.token) == plain.count(model.vision.token)
+        new_messages = model.renderer.extend(plain, (50, 1), [Message("user", "<|image_pad|>and?")])
+        assert new_messages.count(model.vision.token) == plain.count(model.vision.token)

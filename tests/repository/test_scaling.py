@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.scale_bounds import SHAPES, Machine, Work, parts, tables
-from benchmarks.scale_simulator import Costs, Plan, Tale, at_steps, play_on, simulate
+from benchmarks.scale_simulator import Costs, Plan, Tale, at_steps, continue_forks, simulate
 
 PAGE = Path(__file__).parents[2] / "docs" / "scaling.md"
 
@@ -69,20 +69,20 @@ class TestTails:
     def test_an_unfinished_episode_continues_at_its_turn(self) -> None:
         plan = replace(SURE, agents=2, question=5)
         tale = Tale((10, 20, 30))
-        clock = play_on(plan, COSTS, [tale])
+        clock = continue_forks(plan, COSTS, [tale])
         assert (tale.turn, tale.over, tale.joins) == (3, 60, [0, 10, 30])
         assert at_steps(clock, [0, 5, 60, 99]) == pytest.approx([0.0, 5.5, 66.0, 66.0])
         tale.leave(25)
         assert (tale.turn, tale.begun) == (1, 15)
         assert tale.read(plan) == 5 + 10 + 15
-        play_on(plan, COSTS, [tale])
+        continue_forks(plan, COSTS, [tale])
         assert tale.over == 35  # five tokens of the second answer, and the third
         tale.leave(3)
         assert (tale.turn, tale.begun) == (1, 18)
-        play_on(plan, COSTS, [tale])
+        continue_forks(plan, COSTS, [tale])
         tale.leave(2)  # at the end of the second answer
         assert (tale.turn, tale.begun) == (2, 0)
         assert tale.read(plan) == 20
-        play_on(plan, COSTS, [tale])
+        continue_forks(plan, COSTS, [tale])
         tale.leave(30)
         assert (tale.turn, tale.over) == (3, 30)

@@ -13,14 +13,14 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
-from tests.rollout.test_play import NAMES, Told, World, stage
+from tests.rollout.test_setup import NAMES, Told, World, stage
 from tests.support.episodes import TASK, episode, turn
 from tests.support.plugins import Digest, DigestWorld
 from tests.support.tiny import sections
 
 from kapelle.environment import Outcome
 from kapelle.errors import EpisodeError
-from kapelle.rollout.episodes import play_episode
+from kapelle.rollout.episodes import roll_out_episode
 from kapelle.rollout.outcomes import DEEPEST, plain
 from kapelle.runs.episode_json import dump_episode, load_episode
 from kapelle.runs.reader import read_episodes, read_metrics
@@ -205,7 +205,7 @@ class TestFromOutside:
 
         for swallowed in (False, True):  # noqa: B007 - the world reads it
             reached.clear()
-            playing = asyncio.create_task(play_episode(stage(environment=Waits()), TASK, 7))
+            playing = asyncio.create_task(roll_out_episode(stage(environment=Waits()), TASK, 7))
             await reached.wait()
             playing.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -222,4 +222,4 @@ class TestFromOutside:
                 return Pressed(Outcome(dict.fromkeys(NAMES, 0.0)), [])
 
         with pytest.raises(KeyboardInterrupt):
-            asyncio.run(play_episode(stage(environment=Pressing()), TASK, 7))
+            asyncio.run(roll_out_episode(stage(environment=Pressing()), TASK, 7))

@@ -28,7 +28,7 @@ from tests.support.trees import (
 
 from kapelle.engines.rollout.protocol import Request
 from kapelle.errors import EngineError
-from kapelle.rollout.episodes import play_episode
+from kapelle.rollout.episodes import roll_out_episode
 from kapelle.rows import Signals, TurnKey
 from kapelle.runs.definitions import rollout_metrics
 from kapelle.workflows.chain import Chain
@@ -43,9 +43,13 @@ class TestWorth:
             (episode,) = one.episodes
             assert episode.error is None
             # Candidates of one moment that say the same are one draw.
-            for note, worth in {turn.text: turn.worth for turn in candidates(episode, "reasoner")}.items():
+            for note, worth in {
+                turn.text: turn.continuation_return for turn in candidates(episode, "reasoner")
+            }.items():
                 worths.setdefault(note, []).append(cast("float", worth))
-            assert all(turn.worth == float(turn.text == "win") for turn in candidates(episode, "actor"))
+            assert all(
+                turn.continuation_return == float(turn.text == "win") for turn in candidates(episode, "actor")
+            )
         for note, exact in WINS.items():
             own = worths[note]
             assert abs(fmean(own) - exact) < 4 * math.sqrt(exact * (1 - exact) / len(own))
@@ -83,10 +87,12 @@ class TestWorth:
         # The actor alone is paid; `individual` leaves the reasoner nothing but the price of its words.
         costly = at_grpo(team_reward="individual", penalties={"length": 0.1, "length_limit": 1})
         (one,) = await many(stage(costly), 1)
-        assert [turn.worth for turn in candidates(one.episodes[0], "reasoner")] == pytest.approx([-0.1] * 4)
+        assert [
+            turn.continuation_return for turn in candidates(one.episodes[0], "reasoner")
+        ] == pytest.approx([-0.1] * 4)
         cut = {"win": 0.7, "lose": -0.4}  # 3 and 4 bytes
         for turn in candidates(one.episodes[0], "actor"):
-            assert turn.worth == pytest.approx(cut[turn.text])
+            assert turn.continuation_return == pytest.approx(cut[turn.text])
 
 
 class TestContinuing:
@@ -131,7 +137,7 @@ class TestContinuing:
         (one,) = await many(stage(at_grpo(4), engine, frozen=("reasoner",)), 1)
         (episode,) = one.episodes
         assert [t.agent for t in episode.branches] == ["actor"] * 3
-        assert episode.turns[0].worth is None
+        assert episode.turns[0].continuation_return is None
         assert Counter(r.agent for r in engine.asked) == {"reasoner": 1, "actor": 4}
 
 
@@ -145,13 +151,13 @@ class TestFailures:
             (episode,) = one.episodes
             for turn in candidates(episode, "reasoner"):
                 # A mean over those that did not fail has no 0 in it.
-                assert turn.worth is None or 0.5 <= turn.worth <= 1.0
-                wins += turn.worth is not None
+                assert turn.continuation_return is None or 0.5 <= turn.continuation_return <= 1.0
+                wins += turn.continuation_return is not None
         assert wins
 
     async def test_none_left_is_the_episodes_error(self) -> None:
-        play = stage(at_grpo(2), Counting(numbered, lambda r: "boom"))
-        episode = await play_episode(play, TASK, 0)
+        setup = stage(at_grpo(2), Counting(numbered, lambda r: "boom"))
+        episode = await roll_out_episode(setup, TASK, 0)
         assert episode.error == (
             "EpisodeError: All continuations of a candidate failed. The error of the first: EpisodeError: boom"
         )
@@ -162,7 +168,7 @@ class TestFailures:
             raise EngineError("dead")
 
         with pytest.raises(EngineError, match="dead"):
-            await play_episode(stage(at_grpo(2), Counting(reasoner, dead)), TASK, 0)
+            await roll_out_episode(stage(at_grpo(2), Counting(reasoner, dead)), TASK, 0)
 
     @pytest.mark.parametrize(
         ("odd", "workflow", "how"),
@@ -181,8 +187,8 @@ class TestFailures:
     ) -> None:
         WinsWorld.opened = 0
         engine = Counting(numbered, numbered)
-        play = stage(at_grpo(2), engine, environment=Wins(odd=odd), workflow=workflow)
-        episode = await play_episode(play, TASK, 0)
+        setup = stage(at_grpo(2), engine, environment=Wins(odd=odd), workflow=workflow)
+        episode = await roll_out_episode(setup, TASK, 0)
         assert episode.error is not None
         pattern = (
             r"An episode of 'tests.support.trees:Wins' does not repeat.*: "

@@ -16,8 +16,8 @@ from kapelle.algorithms.magrpo import MAGRPO
 from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.matrix import Matrix
-from kapelle.rollout.episodes import play_episode, rollout
-from kapelle.rollout.play import Play
+from kapelle.rollout.episodes import roll_out_episode, rollout
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.types import Episode
 from kapelle.workflow import workflow_class
 from kapelle.workflows.parallel import Parallel
@@ -33,7 +33,7 @@ def moves(request: Request) -> str:
     return random.Random(request.seed).choice("AB" if request.agent == "a" else "ABC")
 
 
-def game(algorithm: Algorithm, rounds: int = 1, **over: Any) -> Play:
+def game(algorithm: Algorithm, rounds: int = 1, **over: Any) -> RolloutSetup:
     engine = ScriptedEngine({"a": moves, "b": moves})
     environment = Matrix(game="custom", payoffs=TABLE, rounds=rounds, memory=None)
     return stage(
@@ -52,7 +52,7 @@ def both(episode: Episode, first: int = 0) -> tuple[dict[str, list[str]], dict[s
     for index in (first, first + 1):
         chosen, *others = moments(episode)[index]
         texts[chosen.agent] = [turn.text for turn in (chosen, *others)]
-        worths[chosen.agent] = [cast("float", turn.worth) for turn in (chosen, *others)]
+        worths[chosen.agent] = [cast("float", turn.continuation_return) for turn in (chosen, *others)]
     return texts, worths
 
 
@@ -64,12 +64,16 @@ class TestSimultaneous:
             (episode,) = one.episodes
             chosen = {turn.agent: turn for turn in episode.turns}
             # The first candidate is what the agent says without a tree.
-            plain = await play_episode(replace(game(at_grpo()), tree=None), one.task, episode.seed)
+            plain = await roll_out_episode(replace(game(at_grpo()), tree=None), one.task, episode.seed)
             said = {turn.agent: turn.text for turn in plain.turns}
             for agent, seat in (("a", 0), ("b", 1)):
                 for turn in candidates(episode, agent):
-                    assert turn.worth == TABLE["".join({**said, agent: turn.text}.values())][seat]
-                assert chosen[agent].worth == max(t.worth or 0.0 for t in candidates(episode, agent))
+                    assert (
+                        turn.continuation_return == TABLE["".join({**said, agent: turn.text}.values())][seat]
+                    )
+                assert chosen[agent].continuation_return == max(
+                    t.continuation_return or 0.0 for t in candidates(episode, agent)
+                )
 
     async def test_aligned_takes_the_candidates_of_one_number_together(self) -> None:
         algorithm = MAGRPO(tree=True, group_size=4, team_reward="sum", scale="none").build()
@@ -95,22 +99,22 @@ class TestOpenSpiel:
         def bets(request: Request) -> str:
             return random.Random(request.seed).choice(["Pass", "Bet"])
 
-        play = stage(
+        setup = stage(
             at_grpo(4, team_reward="individual", continuations=2),
             ScriptedEngine({"a": bets, "b": bets}),
             names=("a", "b"),
             environment=OpenSpiel(),
             workflow=PlayWorkflow(),
         )
-        for one in await many(play, 20):
+        for one in await many(setup, 20):
             (episode,) = one.episodes
             assert episode.error is None
             assert len(episode.branches) == 3 * len(episode.turns)
             for turn in candidates(episode, "a"):
-                assert turn.worth in {-2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0}
+                assert turn.continuation_return in {-2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0}
             # The last move's worth is what it pays.
             last = episode.turns[-1]
-            assert last.worth == episode.total(last.agent)
+            assert last.continuation_return == episode.total(last.agent)
 
 
 WORKFLOWS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
@@ -144,17 +148,17 @@ class TestEveryWorkflow:
         def babbles(request: Request) -> str:
             return random.Random(request.seed).choice(["yes", "no", "@b", "@c well"])
 
-        play = stage(
+        setup = stage(
             at_grpo(3, continuations=2),
             ScriptedEngine(dict.fromkeys(names, babbles)),
             names=names,
             environment=Digest(),
             workflow=workflow_class(name)(**settings),
         )
-        for one in await many(play, 12):
+        for one in await many(setup, 12):
             (episode,) = one.episodes
             assert episode.error is None
-            assert all(turn.worth is not None for turn in (*episode.turns, *episode.branches))
+            assert all(turn.continuation_return is not None for turn in (*episode.turns, *episode.branches))
             assert len(episode.branches) == 2 * len(episode.turns)
 
     async def test_answers_after_wrong_ones_are_repeated(self) -> None:
@@ -169,13 +173,13 @@ class TestEveryWorkflow:
             return random.Random(request.seed).choice([gold, "no", "no", "1"])
 
         graph = Dag.model_validate({"nodes": [{"id": "x", "agent": "a"}], "max_assistant_turns": 3})
-        play = stage(
+        setup = stage(
             at_grpo(3), ScriptedEngine({"a": guesses}), names=("a",), environment=sums, workflow=graph
         )
-        (one,) = await rollout(play, [task], 12, 0)
+        (one,) = await rollout(setup, [task], 12, 0)
         assert {episode.error for episode in one.episodes} == {None}
         assert max(len(episode.turns) for episode in one.episodes) > 1
         # Of the first answers the right ones end it; a wrong one is worth what the later ones bring.
         first = [turn for episode in one.episodes for turn in moments(episode)[0]]
-        assert {turn.worth for turn in first if turn.text == gold} == {1.0}
-        assert {turn.worth for turn in first if turn.text != gold} == {0.0, 1.0}
+        assert {turn.continuation_return for turn in first if turn.text == gold} == {1.0}
+        assert {turn.continuation_return for turn in first if turn.text != gold} == {0.0, 1.0}

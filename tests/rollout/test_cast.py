@@ -13,7 +13,7 @@ pytest.importorskip("pyspiel")
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.openspiel.environment import OpenSpiel
 from kapelle.rollout.episodes import rollout
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runs.episode_json import dump_groups, load_groups
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.wire.worlds import task_form, task_from
@@ -34,8 +34,8 @@ def played(task: Task, games: int = 4) -> Group:
     team = Team(agents, POLICIES, {"first": "bold", "second": "shy"})
     says = {"bold": "Bet", "shy": "Pass", "old": "Bet"}
     engine = ScriptedEngine({name: lambda request, says=says[name]: says for name in POLICIES})  # type: ignore[misc]
-    play = Play(team, KUHN, PlayWorkflow(), engine)
-    return run_async(lambda: rollout(play, [task], games, seed=0))[0]
+    setup = RolloutSetup(team, KUHN, PlayWorkflow(), engine)
+    return run_async(lambda: rollout(setup, [task], games, seed=0))[0]
 
 
 def test_the_cast_policy_speaks_for_the_agent_and_only_the_learner_is_trained_on() -> None:

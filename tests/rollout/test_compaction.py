@@ -96,14 +96,16 @@ def test_a_long_debate_stays_below_the_limit_and_is_trained_as_it_was_read(tmp_p
         assert all(0 < share < 1 for share in shares)
         episode = groups[0].episodes[0]
         for turn in (turn for turn in episode.turns if turn.dropped):
-            renderer = trainer.play.engine.renderer(turn.policy)
-            assert renderer.start(turn.heard) == turn.prompt_ids, "what was read is what is recorded"
-            assert f"[{turn.dropped} messages were left out here.]" in "".join(m.content for m in turn.heard)
+            renderer = trainer.setup.engine.renderer(turn.policy)
+            assert renderer.start(turn.new_messages) == turn.prompt_ids, "what was read is what is recorded"
+            assert f"[{turn.dropped} messages were left out here.]" in "".join(
+                m.content for m in turn.new_messages
+            )
         assert load_episode(json.loads(dump_episode(episode))) == episode
         rows = {row["turn"]: row for row in sft_rows(0, episode)}
         shortened = next(turn for turn in episode.turns if turn.dropped)
         assert [m["content"] for m in rows[shortened.index]["messages"]] == [
-            m.content for m in shortened.heard
+            m.content for m in shortened.new_messages
         ]
     with Trainer(resolve(config(over=200, keep_last=2))) as again:
         assert [turn.completion_ids for turn in turns(again)] == [turn.completion_ids for turn in found]

@@ -12,9 +12,9 @@ from tests.support.trees import at_grpo
 from tests.support.trees import stage as branching
 
 from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.rollout import bounded_worlds
+from kapelle.rollout import bounded_states
 from kapelle.rollout.episodes import rollout
-from kapelle.rollout.play import Play, at_once
+from kapelle.rollout.setup import RolloutSetup, at_once
 from kapelle.runtime import deadlines
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import run_async
@@ -26,8 +26,8 @@ FAR = 60.0
 """Seconds that no test needs."""
 
 
-def played(play: Play, samples: int = 2, most: int = 4096) -> list[Group]:
-    return run_async(lambda: asyncio.wait_for(rollout(play, TASKS, samples, 5, most), FAR))
+def played(setup: RolloutSetup, samples: int = 2, most: int = 4096) -> list[Group]:
+    return run_async(lambda: asyncio.wait_for(rollout(setup, TASKS, samples, 5, most), FAR))
 
 
 def errors(groups: Sequence[Group]) -> list[str]:
@@ -43,7 +43,7 @@ class TestWorldsThatBlock:
     def test_branches_never_wait_for_what_their_episode_holds(
         self, workers: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def play(blocking: bool) -> Play:
+        def play(blocking: bool) -> RolloutSetup:
             return branching(
                 at_grpo(2),
                 scripts(),
@@ -52,13 +52,13 @@ class TestWorldsThatBlock:
                 workflow=Parallel(),
             )
 
-        monkeypatch.setattr(bounded_worlds, "WORKERS", workers)
+        monkeypatch.setattr(bounded_states, "WORKERS", workers)
         assert played(play(True)) == played(play(False))
 
     def test_room_is_for_all_worlds_of_an_episode_and_for_one_episode_at_least(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(bounded_worlds, "WORKERS", 12)
+        monkeypatch.setattr(bounded_states, "WORKERS", 12)
         blocks, tree = Stuck(blocking=True), at_grpo(2).data.tree
         assert at_once(Stuck(), 2, tree, 4096) == 4096
         assert at_once(blocks, 2, None, 4096) == 12
@@ -71,8 +71,8 @@ def test_a_task_that_is_left_behind_gives_its_place_to_the_next(monkeypatch: pyt
     monkeypatch.setattr(deadlines, "GRACE", 0.3)
     world = Stuck(way="child", place="step", one_in=2)
     patience = Patience(environment=0.3, episode=5.0)
-    play = Play(team_of("a", "b"), world, Parallel(), scripts(), patience=patience)
-    groups = played(play, most=2)
+    setup = RolloutSetup(team_of("a", "b"), world, Parallel(), scripts(), patience=patience)
+    groups = played(setup, most=2)
     assert len([episode for group in groups for episode in group.episodes]) == 8
     assert 0 < len(errors(groups)) < 8
-    assert all("GaveUp" in error for error in errors(groups))
+    assert all("DeadlineExceeded" in error for error in errors(groups))

@@ -15,10 +15,10 @@ from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Environment
 from kapelle.environments.grading.verdict import Grade
-from kapelle.environments.questions import QuestionWorld
-from kapelle.rollout import bounded_worlds
+from kapelle.environments.questions import QuestionState
+from kapelle.rollout import bounded_states
 from kapelle.rollout.episodes import rollout
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime import deadlines
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import run_async
@@ -29,8 +29,8 @@ WAYS = ["sleep", "lock", "spin", "swallow", "await", "deaf", "child"]
 SYNC = {"start", "observe", "outcome"}
 
 
-def stage(world: Environment, **patience: float) -> Play:
-    return Play(
+def stage(world: Environment, **patience: float) -> RolloutSetup:
+    return RolloutSetup(
         team_of("a", "b"),
         world,
         Parallel(),
@@ -108,9 +108,9 @@ async def test_a_request_that_is_never_answered_costs_its_episode() -> None:
                 await asyncio.sleep(3600)
             return await super().generate(request)
 
-    play = stage(Stuck(), engine=0.3)
-    play = replace(play, engine=Silent({"a": lambda request: "x", "b": lambda request: "y"}))
-    groups = await rollout(play, TASKS, 4, 5)
+    setup = stage(Stuck(), engine=0.3)
+    setup = replace(setup, engine=Silent({"a": lambda request: "x", "b": lambda request: "y"}))
+    groups = await rollout(setup, TASKS, 4, 5)
     errors = [e.error for g in groups for e in g.episodes]
     late = [error for error in errors if error is not None]
     assert 0 < len(late) < len(errors)
@@ -126,8 +126,8 @@ async def test_grading_has_a_limit_of_its_own_and_the_world_none_meanwhile() -> 
             return Grade(1.0, "x", "right")
 
         class Graded(Stuck):
-            def start(self, task: Task, agents: Sequence[str], seed: int) -> QuestionWorld:  # type: ignore[override]
-                return QuestionWorld(task, agents, grade, {})
+            def start(self, task: Task, agents: Sequence[str], seed: int) -> QuestionState:  # type: ignore[override]
+                return QuestionState(task, agents, grade, {})
 
         [group] = await rollout(stage(Graded(), **patience), TASKS[:1], 1, 5)
         return group.episodes[0].error
@@ -137,15 +137,15 @@ async def test_grading_has_a_limit_of_its_own_and_the_world_none_meanwhile() -> 
 
 
 async def test_an_episode_has_a_limit_over_all_its_calls() -> None:
-    play = stage(Stuck(), environment=60.0, episode=0.3)
-    slow = replace(play, environment=Stuck(way="await"))
+    setup = stage(Stuck(), environment=60.0, episode=0.3)
+    slow = replace(setup, environment=Stuck(way="await"))
     [group] = await rollout(slow, TASKS[:1], 1, 5)
     assert "The episode took more than 0.3 s (`episode.timeout`)" in str(group.episodes[0].error)
 
 
 def test_threads_that_never_return_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_worlds, "WORKERS", 1)
-    monkeypatch.setattr(bounded_worlds, "left_behind", [])  # without those of other tests
+    monkeypatch.setattr(bounded_states, "WORKERS", 1)
+    monkeypatch.setattr(bounded_states, "left_behind", [])  # without those of other tests
     stuck = stage(Stuck(way="sleep", place="observe", blocking=True), environment=0.1)
     errors = [run_async(lambda: rollout(stuck, TASKS[:1], 1, 5))[0].episodes[0].error or "" for _ in range(2)]
     assert "took more than 0.1 s" in errors[0]

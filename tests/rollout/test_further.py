@@ -15,7 +15,7 @@ from tests.support.waiting import Rounds, Waiting, WaitingWorld
 from kapelle.engines.rollout.compose import ComposedEngine
 from kapelle.engines.rollout.local.engine import LocalEngine
 from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.rollout.episodes import begun, play_groups, rollout
+from kapelle.rollout.episodes import begun, collect_groups, rollout
 from kapelle.rollout.partial import (
     PartialEpisode,
     PartialGroup,
@@ -24,10 +24,10 @@ from kapelle.rollout.partial import (
     load_partial,
     unfinished_turns,
 )
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime.event_loop import run_async
 from kapelle.team import Agent, Policy, Team
-from kapelle.types import Episode, Payment, Sampling
+from kapelle.types import Episode, RewardEvent, Sampling
 
 LONG = Sampling(max_tokens=40)
 
@@ -39,7 +39,7 @@ async def _unevenly(
     return {} if final is None else await DigestWorld.step(self, actions, final)
 
 
-def playing(rows: int = 1024, *, apart: bool = False, kind: str = "not") -> Play:
+def playing(rows: int = 1024, *, apart: bool = False, kind: str = "not") -> RolloutSetup:
     """A trained and a frozen agent whose episodes end at very different times."""
     model = tiny_model(seed=5)
     model.bank.add("a", LORA, 0)
@@ -50,7 +50,7 @@ def playing(rows: int = 1024, *, apart: bool = False, kind: str = "not") -> Play
     seats = (Agent("a", sampling=LONG), Agent("b", sampling=LONG))
     team = Team(seats, {p.name: p for p in policies}, {"a": "a", "b": "b"})
     world = Waiting.model_validate({"tasks": 6, "kind": kind})
-    return Play(team, world, Rounds(rounds=3, apart=apart), engine)
+    return RolloutSetup(team, world, Rounds(rounds=3, apart=apart), engine)
 
 
 def without_rounding(found: Episode) -> Episode:
@@ -67,14 +67,14 @@ def test_what_is_left_goes_on_to_the_same_end(
     """With the same weights all the time, playing in pieces is playing at once; also where some wait for a row."""
     if rows == 3:  # the first agent asks long before the second one has been played again
         monkeypatch.setattr(WaitingWorld, "step", _unevenly)
-    play = playing(rows, apart=apart, kind="mixed" if apart else "not")
-    tasks = [play.environment.task("train", index) for index in range(4)]
-    expected = run_async(lambda: rollout(play, tasks, 2, 7))
+    setup = playing(rows, apart=apart, kind="mixed" if apart else "not")
+    tasks = [setup.environment.task("train", index) for index in range(4)]
+    expected = run_async(lambda: rollout(setup, tasks, 2, 7))
     groups, pieces, cut = begun(tasks, 2, 7, 1), 0, 0
     while not all(group.done for group in groups):
         done = sum(group.done for group in groups)
         before = groups
-        groups = run_async(lambda g=before, d=done: play_groups(play, g, lambda ended: sum(ended) > d))  # type: ignore[misc]
+        groups = run_async(lambda g=before, d=done: collect_groups(setup, g, lambda ended: sum(ended) > d))  # type: ignore[misc]
         open_now = [each for group in groups for each in group.episodes if isinstance(each, PartialEpisode)]
         cut += sum(any(each.completion_ids for each in one.begun) for one in open_now)
         pieces += 1
@@ -89,13 +89,13 @@ def test_what_is_left_goes_on_to_the_same_end(
 
 
 def test_a_world_that_does_not_repeat_is_an_error_that_says_so() -> None:
-    play = playing()
-    tasks = [play.environment.task("train", index) for index in range(3)]
-    groups = run_async(lambda: play_groups(play, begun(tasks, 2, 7, 1), lambda ended: sum(ended) > 0))
+    setup = playing()
+    tasks = [setup.environment.task("train", index) for index in range(3)]
+    groups = run_async(lambda: collect_groups(setup, begun(tasks, 2, 7, 1), lambda ended: sum(ended) > 0))
     cut = next(group for group in groups if not group.done)
     left = tuple(each for each in cut.episodes if isinstance(each, PartialEpisode) and each.sampled)
     other = replace(cut, task=replace(cut.task, question="another question?"), episodes=left)
-    (found,) = run_async(lambda: play_groups(play, [other], all))
+    (found,) = run_async(lambda: collect_groups(setup, [other], all))
     assert left
     for each in found.group.episodes:
         assert "does not repeat" in str(each.error)
@@ -116,7 +116,7 @@ def test_runs_of_tokens_know_their_weights() -> None:
 
 def test_what_is_left_is_read_back_equal() -> None:
     mixed = turn("a", 0, tokens=3, versions=((1, 1), (2, 2)), version=2)
-    left = PartialEpisode(3, (mixed,), (turn("b", 1),), (turn("c", 2),), (Payment("a", 1, 0.5),))
+    left = PartialEpisode(3, (mixed,), (turn("b", 1),), (turn("c", 2),), (RewardEvent("a", 1, 0.5),))
     fresh, ended = PartialEpisode(4), episode(turn("a", 0), rewards={"a": 1.0})
     failed = Episode(TASK, 5, ("a",), (turn("a", 0),), error="x")
     groups = [PartialGroup(TASK, 2, (left, fresh)), PartialGroup(TASK, 3, (ended, failed, left))]

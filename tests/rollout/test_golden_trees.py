@@ -80,7 +80,7 @@ def shown(groups: list[Group]) -> list[str]:
             lines.append(f"{one.task.id}: success={episode.success} continued={dict(episode.continued)}")
             for agent in episode.agents:
                 own = (
-                    f"{turn.text}{'*' * (turn.parent is None)}={turn.worth}"
+                    f"{turn.text}{'*' * (turn.parent is None)}={turn.continuation_return}"
                     for turn in candidates(episode, agent)
                 )
                 lines.append(f"  {agent}: {' | '.join(own)}")
@@ -93,8 +93,8 @@ async def test_trees(name: str) -> None:
     for where, (agents, script, environment, workflow) in STAGES.items():
         for seed in (0, 1):
             engine = Overheard(agents, script)
-            play = stage(ROWS[name], engine, names=tuple(agents), environment=environment, workflow=workflow)
-            groups = await rollout(play, [Task("t0", "?"), Task("t1", "?")], 1, seed)
+            setup = stage(ROWS[name], engine, names=tuple(agents), environment=environment, workflow=workflow)
+            groups = await rollout(setup, [Task("t0", "?"), Task("t1", "?")], 1, seed)
             assert [episode.error for one in groups for episode in one.episodes] == [None, None]
             asked = f"{engine.asked} requests {engine.digest.hexdigest()}"
             lines += [f"== {where}, seed {seed}: {asked}", *shown(groups), ""]

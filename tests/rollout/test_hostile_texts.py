@@ -44,7 +44,7 @@ async def test_a_partner_reads_no_new_control_token(workflow: Workflow, text: st
         [episode] = await play(
             Arithmetic(), workflow, agents, scripts, TASK, renderer=ChatRenderer(QWEN, 4096)
         )
-        assert any(says in turn.heard[-1].content for turn in episode.turns) or workflow.name == "vote"
+        assert any(says in turn.new_messages[-1].content for turn in episode.turns) or workflow.name == "vote"
         return marks(episode)
 
     assert await written(text) == await written("fine")
@@ -73,5 +73,5 @@ async def test_nor_does_a_tool() -> None:
         (await play(environment, ToolUse(), ["a"], {"a": lines(call, "132")}, TASK, renderer=renderer))[0]
         for call in (CALL, CALL.replace("?", "fine"))
     ]
-    assert ATTACK in hostile.turns[1].heard[0].content
+    assert ATTACK in hostile.turns[1].new_messages[0].content
     assert marks(hostile) == marks(plain)

@@ -29,10 +29,10 @@ from kapelle.algorithms.shared.replays import disagreement
 from kapelle.engines.rollout.protocol import Request
 from kapelle.rollout.episodes import rollout
 from kapelle.rollout.interventions import affordable, moment_of, turns_until
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runs.definitions import own_returns, rollout_metrics
 from kapelle.team import Policy, Team
-from kapelle.types import Episode, Group, Payment, Task, Turn
+from kapelle.types import Episode, Group, RewardEvent, Task, Turn
 from kapelle.workflow import GoesOnWithout, Scene
 from kapelle.workflows.chain import Chain
 
@@ -43,8 +43,8 @@ def row(name: str, **settings: Any) -> Algorithm:
     return algorithm
 
 
-async def played(play: Play, samples: int, tasks: int = 1, seed: int = 0) -> list[Group]:
-    return await rollout(play, [Task(f"t{k}", "?") for k in range(tasks)], samples, seed)
+async def played(setup: RolloutSetup, samples: int, tasks: int = 1, seed: int = 0) -> list[Group]:
+    return await rollout(setup, [Task(f"t{k}", "?") for k in range(tasks)], samples, seed)
 
 
 def changing(algorithm: Algorithm, *changes: Change, continuations: int = 1) -> Algorithm:
@@ -90,8 +90,8 @@ class TestWhatBecomesOfIt:
     async def test_another_turn_stands_in_its_place(self) -> None:
         engine = Counting(numbered, lambda request: request.messages[-1].content)
         other = Turn("reasoner", "reasoner", 0, "script", 0, 0, (), (), (), "stop", "")
-        play = stage(PLAIN, engine)
-        [one] = await played(play, 2)
+        setup = stage(PLAIN, engine)
+        [one] = await played(setup, 2)
         first, second = one.episodes
         other = second.turns[0]
         assert other.prompt_ids == first.turns[0].prompt_ids
@@ -115,27 +115,27 @@ class TestWhatBecomesOfIt:
             pass
 
         engine = Counting(numbered, lambda request: request.messages[-1].content or "alone")
-        heard: list[tuple[str, ...]] = []
+        new_messages: list[tuple[str, ...]] = []
 
         class Noting(Further):
             async def run(self, scene: Scene) -> None:
-                heard.append(scene.names)
+                new_messages.append(scene.names)
                 await super().run(scene)
 
         algorithm = changing(PLAIN, Change("remove", ("reasoner",)), Change("remove", ("reasoner", "actor")))
         await played(stage(algorithm, engine, workflow=Noting()), 1)
         everybody = ("reasoner", "actor")
-        assert heard == [everybody, ("actor",), everybody]
+        assert new_messages == [everybody, ("actor",), everybody]
 
     async def test_another_policy_speaks_for_an_agent(self) -> None:
         engine = Counting(
             lambda request: "A", lambda request: "win" if "Z" in str(request.messages[-1].content) else "lose"
         )
         algorithm = changing(PLAIN, Change("swap", ("reasoner",), None, "other"))
-        play = stage(algorithm, engine)
+        setup = stage(algorithm, engine)
         engine._scripts["other"] = lambda request: "Z"
-        team = replace(play.team, policies={**play.team.policies, "other": Policy("other", trained=False)})
-        [one] = await played(replace(play, team=team), 1)
+        team = replace(setup.team, policies={**setup.team.policies, "other": Policy("other", trained=False)})
+        [one] = await played(replace(setup, team=team), 1)
         [found] = one.episodes[0].interventions
         assert one.episodes[0].total("actor") == 0.0
         assert found.returns == ({"actor": 1.0},)
@@ -157,15 +157,15 @@ class TestWhatBecomesOfIt:
     async def test_a_world_that_does_not_repeat_fails_its_episode_by_name(self, odd: Any) -> None:
         WinsWorld.opened = 0
         algorithm = changing(PLAIN, *(Change("resample", ("actor",), 1) for _ in range(4)))
-        play = stage(algorithm, environment=Wins(odd=odd), workflow=TwoSteps())
-        [one] = await played(play, 1)
+        setup = stage(algorithm, environment=Wins(odd=odd), workflow=TwoSteps())
+        [one] = await played(setup, 1)
         assert one.episodes[0].error is not None
         assert "does not repeat" in one.episodes[0].error
 
     async def test_a_world_that_pays_an_earlier_turn_later_repeats(self) -> None:
         algorithm = row("counterfactual", group_size=2)
-        play = stage(algorithm, environment=PaysTheFirst(), workflow=TwoSteps())
-        [one] = await played(play, 2)
+        setup = stage(algorithm, environment=PaysTheFirst(), workflow=TwoSteps())
+        [one] = await played(setup, 2)
         for episode in one.episodes:
             assert episode.error is None
             assert episode.turns[0].reward == 2.0, "once after each turn"
@@ -195,10 +195,12 @@ class TestMoments:
             for k, (agent, reward) in enumerate((("a", 0.1 + 0.2 + 0.3), ("b", 7.0), ("a", 1.0)))
         )
         paid = (("a", 0, 0.1), ("a", 1, 0.2), ("a", 2, 0.3), ("b", 3, 7.0), ("a", 3, 1.0))
-        episode = Episode(TASK, 0, ("a", "b"), turns, payments=tuple(Payment(*each) for each in paid))
+        episode = Episode(
+            TASK, 0, ("a", "b"), turns, reward_events=tuple(RewardEvent(*each) for each in paid)
+        )
         rewards = [[turn.reward for turn in turns_until(episode, count)] for count in range(4)]
         assert rewards == [[], [0.1 + 0.2], [0.1 + 0.2 + 0.3, 0.0], [0.1 + 0.2 + 0.3, 7.0, 1.0]]
-        older = replace(episode, payments=())
+        older = replace(episode, reward_events=())
         assert turns_until(older, 1) == turns[:1], "when it was paid is not known"
         more = replace(episode, turns=(replace(turns[0], reward=5.0), *turns[1:]))
         assert [turn.reward for turn in turns_until(more, 2)] == [5.0, 0.0], "nor of what was not recorded"
@@ -285,8 +287,8 @@ class TestSharedBeginnings:
     async def test_every_turn_is_sampled_once(self) -> None:
         engine = Counting(numbered, numbered)
         algorithm = row("c3", widths=(4, 3))
-        play = stage(algorithm, engine)
-        groups = await played(play, 12, tasks=2)
+        setup = stage(algorithm, engine)
+        groups = await played(setup, 12, tasks=2)
         assert Counter(request.agent for request in engine.asked) == {"reasoner": 8, "actor": 24}
         for one in groups:
             notes = [episode.turns[0].completion_ids for episode in one.episodes]

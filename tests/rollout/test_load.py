@@ -100,7 +100,7 @@ def trained(ways: tuple[str, ...], steps: int = 2) -> tuple[list[Step], Counter[
         taken = [next(running)]
         before = held()
         taken += running
-        return taken, grown_since(before, held), trainer.play.engine.tokens_sampled  # type: ignore[attr-defined]
+        return taken, grown_since(before, held), trainer.setup.engine.tokens_sampled  # type: ignore[attr-defined]
 
 
 @pytest.mark.sample(2)

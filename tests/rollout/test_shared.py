@@ -42,15 +42,15 @@ class OneAtATime(Ranks):
 
 def test_groups_are_dealt_whole_and_come_back_in_order() -> None:
     with Trainer(**sections(training={"steps": 1, "tasks_per_step": 5})) as trainer:
-        tasks = training_tasks(trainer.play.environment, trainer.config, 1)
-        alone = shared_rollout(trainer.play, tasks, 2, seed=3)
+        tasks = training_tasks(trainer.setup.environment, trainer.config, 1)
+        alone = shared_rollout(trainer.setup, tasks, 2, seed=3)
         shares: list[bytes] = []
         for rank in range(3):
-            play = replace(trainer.play, ranks=OneAtATime(rank, 3, shares))
+            setup = replace(trainer.setup, ranks=OneAtATime(rank, 3, shares))
             with pytest.raises(Shared):
-                shared_rollout(play, tasks, 2, seed=3)
+                shared_rollout(setup, tasks, 2, seed=3)
         assert [share.count(b"\n") - 1 for share in shares] == [4, 4, 2]
-        together = shared_rollout(replace(trainer.play, ranks=OneAtATime(0, 3, shares)), tasks, 2, seed=3)
+        together = shared_rollout(replace(trainer.setup, ranks=OneAtATime(0, 3, shares)), tasks, 2, seed=3)
     assert [group.task for group in together] == tasks
     for one, other in zip(alone, together, strict=True):
         for here, there in zip(one.episodes, other.episodes, strict=True):

@@ -14,7 +14,7 @@ from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.rewarded import answer_of
 from kapelle.models.renderer import ChatRenderer
 from kapelle.rollout.episodes import rollout
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.settings.base import Settings
 from kapelle.types import Episode, Message
 from kapelle.workflow import Continued, Scene
@@ -38,8 +38,8 @@ async def test_a_partner_and_the_graders_read_the_words(text: str, template: str
     episode = await chain(text, text, template)
     assert [turn.text for turn in episode.turns] == [text, text]
     assert [turn.words for turn in episode.turns] == ["#### 132", "#### 132"]
-    assert "a: #### 132" in episode.turns[1].heard[0].content
-    assert "No." not in episode.turns[1].heard[0].content
+    assert "a: #### 132" in episode.turns[1].new_messages[0].content
+    assert "No." not in episode.turns[1].new_messages[0].content
     assert (episode.answer, episode.success) == ("#### 132", 1.0)
     assert answer_of(episode, episode.info) == text
 
@@ -49,17 +49,17 @@ async def test_a_partner_and_the_graders_read_the_words(text: str, template: str
 )
 async def test_thoughts_that_were_cut_off_are_no_answer(text: str, template: str) -> None:
     episode = await chain(text, text, template)
-    assert episode.turns[1].heard[0].content.endswith("a: ")
+    assert episode.turns[1].new_messages[0].content.endswith("a: ")
     assert (episode.answer, episode.success) == ("", 0.0)
 
 
 async def test_a_setting_shares_them() -> None:
     team = team_of("a", "b")
     engine = ScriptedEngine({name: lines(THOUGHT) for name in team.names})
-    stage = Play(team, Arithmetic(), Chain(), engine)
+    stage = RolloutSetup(team, Arithmetic(), Chain(), engine)
     for shares in (False, True):
         [group] = await rollout(replace(stage, share_thoughts=shares), [TASK], 1, 0)
-        assert ("No." in group.episodes[0].turns[1].heard[0].content) == shares
+        assert ("No." in group.episodes[0].turns[1].new_messages[0].content) == shares
 
 
 async def test_an_agent_keeps_its_own_by_its_template_s_rule() -> None:
@@ -70,7 +70,7 @@ async def test_an_agent_keeps_its_own_by_its_template_s_rule() -> None:
         prompt = renderer.decode(turn.prompt_ids)
         assert "No." not in prompt
         assert "<|im_start|>assistant\n#### 132<|im_end|>" in prompt
-        assert [message.role for message in turn.heard] == ["user", "assistant", "user"], (
+        assert [message.role for message in turn.new_messages] == ["user", "assistant", "user"], (
             "its prompt begins anew"
         )
 
@@ -96,4 +96,4 @@ async def test_a_conversation_that_a_program_keeps_follows_the_template_too() ->
     prompt = renderer.decode(episode.turns[1].prompt_ids)
     assert "No." not in prompt
     assert "<|im_start|>assistant\n#### 132<|im_end|>\n<|im_start|>user\nSure?" in prompt
-    assert [message.role for message in episode.turns[1].heard] == ["user", "assistant", "user"]
+    assert [message.role for message in episode.turns[1].new_messages] == ["user", "assistant", "user"]

@@ -24,7 +24,7 @@ def turn(
         version=0,
         weights_hash="h",
         index=0,
-        seen=0,
+        completed_before=0,
         prompt_ids=(1,),
         completion_ids=(5,) * tokens,
         logprobs=(-0.5,) * tokens,

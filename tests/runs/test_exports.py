@@ -9,10 +9,10 @@ from tests.support.episodes import episode, group, turn
 from kapelle.runs.exports import dump_rows, episode_reward, good_episodes, preferred, sft_rows
 from kapelle.types import Message
 
-FIRST = turn("a", 0, text="2,11", heard=(Message("system", "Add."), Message("user", "47+85")))
-OTHER = turn("b", 1, text="122", heard=(Message("user", "2,11"),))
+FIRST = turn("a", 0, text="2,11", new_messages=(Message("system", "Add."), Message("user", "47+85")))
+OTHER = turn("b", 1, text="122", new_messages=(Message("user", "2,11"),))
 NEXT = replace(
-    turn("a", 2, text="2,11+1", heard=(Message("user", "wrong"),)),
+    turn("a", 2, text="2,11+1", new_messages=(Message("user", "wrong"),)),
     prompt_ids=(*FIRST.prompt_ids, *FIRST.completion_ids, 7),
 )
 TALK = episode(FIRST, OTHER, NEXT, rewards={"b": 1.0}, success=0.5)

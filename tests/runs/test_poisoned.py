@@ -239,19 +239,19 @@ def spoil(run: Path, step: int, poison: str) -> None:
 def test_a_checkpoint_with_infinite_numbers_is_not_used(
     poison: str, undisturbed: Path, tmp_path: Path
 ) -> None:
-    run, heard = tmp_path / "run", Reported("checkpoint")
+    run, new_messages = tmp_path / "run", Reported("checkpoint")
     shutil.copytree(undisturbed, run)
     spoil(run, 3, poison)
     spoil(run, 4, poison)
     # With one checkpoint kept, the poisoned ones must not count as it.
-    with Trainer(**settings(keep=1), run_dir=run, resume=True, observer=heard) as trainer:
+    with Trainer(**settings(keep=1), run_dir=run, resume=True, observer=new_messages) as trainer:
         assert trainer.done == 2
         trainer.train(1)
         names = [folder.name for folder in checkpoint.list_checkpoints(run / "checkpoints")]
         assert names == ["00000003-2", "00000004"]
         assert trainer.train().steps == STEPS
-    assert len(heard.said) == 2
-    for said in heard.said:
+    assert len(new_messages.said) == 2
+    for said in new_messages.said:
         assert re.search(f"is damaged: .*{POISONS[poison][2]}", said)
         assert f"kapelle runs rollback {run} --to 2" in said
     assert same_bits(states(run)["00000004-2"], states(undisturbed)["00000004"])

@@ -114,18 +114,18 @@ class Breaking(Tracker):
     """A tracker whose server is gone after its first step."""
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.new_messages: list[str] = []
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.heard.append(f"log {step}")
+        self.new_messages.append(f"log {step}")
         if step > 1:
             raise ConnectionError("gone\naway")
 
     def table(self, step: int, name: str, rows: Sequence[Mapping[str, str]]) -> None:
-        self.heard.append("table")
+        self.new_messages.append("table")
 
     def close(self) -> None:
-        self.heard.append("close")
+        self.new_messages.append("close")
 
 
 def test_a_tracker_that_fails_is_reported_once() -> None:
@@ -136,7 +136,7 @@ def test_a_tracker_that_fails_is_reported_once() -> None:
         tracker.log(step, {})
         tracker.table(step, "transcripts", [])
     tracker.close()
-    assert broken.heard == ["log 1", "table", "log 2"]
+    assert broken.new_messages == ["log 1", "table", "log 2"]
     assert said == [
         "the tracker 'mine' has failed and is not used any more (ConnectionError: gone away); the run directory has everything"
     ]
@@ -153,7 +153,7 @@ def test_trackers_are_closed_if_one_cannot_be_opened(tmp_path: Path, monkeypatch
     monkeypatch.setattr(trackers, "open_tracker", begin)
     with pytest.raises(ConfigError, match="pip install it"):
         trackers.open_trackers([TrackerConfig(name="mlflow"), TrackerConfig(name="trackio")], tmp_path, {})
-    assert broken.heard == ["close"]
+    assert broken.new_messages == ["close"]
 
 
 def test_a_table_in_tensorboard_is_text(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def test_a_resume_without_a_checkpoint_deletes_nothing(tmp_path: Path, write: Wr
         open_run(run.path, resume=True) as run,
         pytest.raises(RunDirectoryError, match="no checkpoint"),
     ):
-        run.start_anew()
+        run.start_over()
     assert files(run.path) == before
 
 
@@ -189,7 +189,7 @@ def test_a_run_without_a_complete_row_starts_again(tmp_path: Path) -> None:
     open_run(tmp_path / "run").close()
     (tmp_path / "run" / "evaluations.jsonl").write_bytes(b'{"step": 0, "accu')
     with open_run(tmp_path / "run", resume=True) as run:
-        run.start_anew()
+        run.start_over()
         run.record_evaluation(0, MEASURED)
     assert read_evaluations(run.path) == [{"step": 0, **MEASURED}]
 

@@ -17,7 +17,7 @@ import asyncio, json, os, resource, sys
 soft, hard = map(int, sys.argv[1:3])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 from dataclasses import replace
-from tests.rollout.test_play import NAMES, stage
+from tests.rollout.test_setup import NAMES, stage
 from kapelle.engines.rollout.endpoint import EndpointEngine
 from kapelle.rollout.episodes import rollout
 from kapelle.team import Endpoint

@@ -41,9 +41,9 @@ def test_a_silent_process_is_lost(calls: list[Heartbeat]) -> None:
 
 def test_one_of_all_prints(calls: list[Heartbeat]) -> None:
     answer: list[int] = []
-    calls[1].say_once(lambda: answer.append(1))
-    calls[0].say_once(lambda: answer.append(0))
-    calls[2].say_once(lambda: answer.append(2), after_others=True)
+    calls[1].print_once(lambda: answer.append(1))
+    calls[0].print_once(lambda: answer.append(0))
+    calls[2].print_once(lambda: answer.append(2), after_others=True)
     assert answer == [1]
 
 

@@ -10,13 +10,13 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from tests.rollout.test_play import NAMES, stage
+from tests.rollout.test_setup import NAMES, stage
 from tests.support.episodes import TASK
 
 from kapelle.engines.rollout.endpoint import EndpointEngine
 from kapelle.errors import EpisodeError
 from kapelle.rollout.episodes import rollout
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime import http as chat_requests
 from kapelle.runtime.http import MAX_BYTES
 from kapelle.team import Endpoint
@@ -98,7 +98,7 @@ async def served(*answers: Answer) -> AsyncIterator[tuple[str, list[int]]]:
         server.close()
 
 
-def playing(url: str, timeout: float = 0.5) -> Play:
+def playing(url: str, timeout: float = 0.5) -> RolloutSetup:
     endpoints = {name: Endpoint(url, "theirs") for name in NAMES}
     return replace(stage(), engine=EndpointEngine(endpoints, timeout=timeout, retries=0))
 

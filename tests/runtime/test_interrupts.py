@@ -10,13 +10,13 @@ from kapelle.runtime.interrupts import catch_interrupts
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_sets_a_flag_with_its_exit_code(number: signal.Signals, code: int) -> None:
-    heard: list[signal.Signals] = []
-    with catch_interrupts(heard.append) as interrupts:
+    new_messages: list[signal.Signals] = []
+    with catch_interrupts(new_messages.append) as interrupts:
         assert interrupts.exit_code == 0
         os.kill(os.getpid(), number)
         assert interrupts.received == number
     assert interrupts.exit_code == code
-    assert heard == [number]
+    assert new_messages == [number]
 
 
 def test_a_second_ctrl_c_raises_and_the_handlers_return() -> None:

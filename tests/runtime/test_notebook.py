@@ -48,7 +48,7 @@ def test_a_second_ctrl_c_leaves_a_call_that_blocks() -> None:
     script = """
 def compute():
     ask()
-    while not interrupts.asked_by():  # two that arrive at once are one
+    while not interrupts.requested_by():  # two that arrive at once are one
         time.sleep(0.01)
     ask()
     while True:

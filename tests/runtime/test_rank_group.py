@@ -11,7 +11,7 @@ import torch
 from tests.support.ranks import Raised, free_port, run_ranks
 
 from kapelle.errors import NumericsError
-from kapelle.runtime.interrupts import StopRequested, catch_interrupts, stop_if_asked
+from kapelle.runtime.interrupts import StopRequested, catch_interrupts, stop_if_requested
 from kapelle.runtime.rank_group import RankGroup, ranks_here
 from kapelle.runtime.ranks import LaunchedRank, Ranks, check_same
 
@@ -34,16 +34,16 @@ def test_exchanges_return_shares_and_sums(group: RankGroup) -> None:
 def test_a_stop_waits_until_the_ranks_meet(group: RankGroup) -> None:
     with catch_interrupts() as stopped:
         os.kill(os.getpid(), signal.SIGTERM)
-        stop_if_asked()  # what all decide alike is not broken off by one
+        stop_if_requested()  # what all decide alike is not broken off by one
         with pytest.raises(StopRequested):
             group.all_gather("a share", share)
         with pytest.raises(StopRequested):
-            stop_if_asked()
+            stop_if_requested()
         assert stopped.exit_code == 143
 
 
 def share() -> bytes:
-    stop_if_asked()
+    stop_if_requested()
     return b""
 
 
@@ -64,7 +64,7 @@ def meetings() -> list[object]:
     with catch_interrupts() as stopped:
         if ranks.rank == 1:
             os.kill(os.getpid(), signal.SIGINT)
-        stop_if_asked()
+        stop_if_requested()
         ranks.all_gather("b", bytes)
         found.append(stopped.exit_code)
     return found

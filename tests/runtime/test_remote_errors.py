@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from kapelle.errors import ConfigError, EngineError, ParityError
-from kapelle.runtime.deadlines import GaveUp
+from kapelle.runtime.deadlines import DeadlineExceeded
 from kapelle.runtime.foreign_code import environment_error, received_error, sent_error
 
 
@@ -35,7 +35,7 @@ def test_any_other_error_shows_the_traceback_of_the_process_that_raised_it() -> 
     assert "test_remote_errors.py" in str(here)
 
 
-@pytest.mark.parametrize("make", [ConfigError, GaveUp, KeyboardInterrupt])
+@pytest.mark.parametrize("make", [ConfigError, DeadlineExceeded, KeyboardInterrupt])
 def test_errors_of_an_environment_keep_meaningful_classes(
     make: Callable[[str], BaseException],
 ) -> None:

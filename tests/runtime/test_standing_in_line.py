@@ -15,7 +15,7 @@ from kapelle.environments.sandbox.contract import Limits
 from kapelle.environments.sandbox.pool import Pool
 from kapelle.environments.sandbox.unsafe_subprocess import UnsafeSubprocess
 from kapelle.runtime import http
-from kapelle.runtime.deadlines import GaveUp, pause_deadline, within
+from kapelle.runtime.deadlines import DeadlineExceeded, pause_deadline, within
 from kapelle.runtime.event_loop import run_async
 
 LIMIT = 0.2
@@ -36,9 +36,9 @@ def test_only_the_time_in_the_queue_does_not_count() -> None:
         return "done"
 
     assert run_async(lambda: asyncio.wait_for(bounded(call(LINE, 0)), 60)) == "done"
-    with pytest.raises(GaveUp, match="more than"):
+    with pytest.raises(DeadlineExceeded, match="more than"):
         run_async(lambda: asyncio.wait_for(bounded(call(0, 60)), 60))
-    with pytest.raises(GaveUp):
+    with pytest.raises(DeadlineExceeded):
         run_async(lambda: asyncio.wait_for(bounded(call(LINE, 60)), 60))
 
 

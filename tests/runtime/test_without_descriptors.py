@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from kapelle.runtime.event_loop import run_async
-from kapelle.runtime.interrupts import StopRequested, catch_interrupts, stop_if_asked
+from kapelle.runtime.interrupts import StopRequested, catch_interrupts, stop_if_requested
 from kapelle.runtime.machine import refusal
 
 
@@ -44,5 +44,5 @@ def test_signals_are_handled_without_a_pipe_to_count_them(monkeypatch: pytest.Mo
     with catch_interrupts(lambda _: None) as stopped:
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(StopRequested):
-            stop_if_asked()
+            stop_if_requested()
     assert stopped.exit_code == 143

@@ -11,7 +11,7 @@ import pytest
 from tests.cli.conftest import call
 
 from kapelle.errors import KapelleError
-from kapelle.rollout.evaluation.playing import open_play
+from kapelle.rollout.evaluation.playing import open_rollout_setup
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.preparation import DOUBT, prepare
 from kapelle.setup.recipe import load_recipe
@@ -69,7 +69,7 @@ def fault_of(config: RunConfig, begins: str) -> str:
 def test_training_validation_and_playing_raise_the_same_error(setting: str, begins: str) -> None:
     config = config_of(setting)
     found = fault_of(config, begins)
-    assert error_of(lambda: open_play(config)) == found
+    assert error_of(lambda: open_rollout_setup(config)) == found
     said = call("validate", "demo", *SMALL, setting)
     assert (said.code, said.err.strip()) == (2, "kapelle: " + found.partition(": ")[2])
 
@@ -98,11 +98,11 @@ def test_a_team_that_only_acts_needs_no_user_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "told"), [("mappo", True), ("ippo", False), ("grpo", False)])
 def test_a_central_critic_that_cannot_read_a_first_round_is_doubted(name: str, told: bool) -> None:
     """Two prompts of some dozen tokens and two answers of 100 fit their own models of 192 tokens, not one view."""
-    heard: list[tuple[str, str]] = []
+    new_messages: list[tuple[str, str]] = []
     config = config_of(
         f"algorithm={{name: {name}}}", "model.embedded.context=192", "team.sampling.max_tokens=100"
     )
-    prepare(config, passed=lambda *told: heard.append(told))
-    doubts = [words for what, words in heard if what == DOUBT]
+    prepare(config, passed=lambda *told: new_messages.append(told))
+    doubts = [words for what, words in new_messages if what == DOUBT]
     assert any("central critic reads what all agents read" in each for each in doubts) is told
     assert any("its model reads 192" in each for each in doubts) is told

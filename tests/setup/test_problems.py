@@ -130,13 +130,13 @@ def test_a_run_and_its_warm_up_play_none_of_them(tmp_path: Path) -> None:
     assert same_words(drawn(plain, 1)[0]) not in questions
     from kapelle.features.warmup.key import stage_of, stage_team, warmup_key
     from kapelle.features.warmup.stage import demonstrations
-    from kapelle.rollout.play import make_play
+    from kapelle.rollout.setup import make_rollout_setup
     from kapelle.setup.model_loading import load_models, teacher
 
     config = resolve(given)
     stage = stage_of(config)
     _, team = stage_team(stage)
-    play = make_play(stage, team, teacher(stage, team, load_models(team, stage.model, {})))
-    found = [group.task.question for group in demonstrations(play, stage, 4)]
+    setup = make_rollout_setup(stage, team, teacher(stage, team, load_models(team, stage.model, {})))
+    found = [group.task.question for group in demonstrations(setup, stage, 4)]
     assert found[:2] == shown[2:]
     assert warmup_key(config) != warmup_key(resolve(given | {"evaluation": {}}))

@@ -77,4 +77,4 @@ def test_programs_sums_and_tools_that_act_are_mixed_without_data(tmp_path: Path,
     acted = [episode for episode in read_episodes(tmp_path / "run") if episode.info["part"] == "tools"]
     assert acted
     assert {episode.info["kind"] for episode in acted} <= set(KINDS)
-    assert all("create_event" in episode.turns[0].heard[-1].content for episode in acted)
+    assert all("create_event" in episode.turns[0].new_messages[-1].content for episode in acted)

@@ -41,7 +41,7 @@ class Copies(Questions):
     def task(self, split: Split, index: int) -> Task:
         return Task(f"{split}-{index}", self._words(split)[index])
 
-    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+    def script(self, agent: str, task: Task, new_messages: Sequence[Message], seed: int) -> str:
         draw = random.Random(seed)
         if draw.random() < 0.5:
             return task.question

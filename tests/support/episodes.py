@@ -18,7 +18,7 @@ def turn(agent: str, index: int, tokens: int = 2, **fields: Any) -> Turn:
         "version": 0,
         "weights_hash": "h",
         "index": index,
-        "seen": index,
+        "completed_before": index,
         "prompt_ids": (5, 10 + index, 11),
         "completion_ids": tuple(range(20, 20 + tokens)),
         "logprobs": (-1.0,) * tokens,

@@ -32,7 +32,7 @@ from kapelle.engines.train.protocol import TrainSetup, UpdateLimits
 from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.environment import Environment
 from kapelle.models.language_model import LanguageModel
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime.ranks import ALONE, Ranks
 from kapelle.settings.schema import OptimizerConfig
 from kapelle.setup.recipe import resolve
@@ -41,7 +41,7 @@ from kapelle.training.feature import StepInProgress
 from kapelle.training.loop import Loop
 from kapelle.training.rollouts import Rollouts
 from kapelle.training.step_report import Step
-from kapelle.types import Episode, Group, Payment, Sampling, Task
+from kapelle.types import Episode, Group, RewardEvent, Sampling, Task
 from kapelle.workflow import Workflow
 
 Payoff = Callable[[Sequence[Words]], Mapping[str, float]]
@@ -129,14 +129,16 @@ class Game:
             )
             for place, (name, words) in enumerate(zip(speakers, said, strict=True))
         ]
-        payments = []
+        reward_events = []
         for place in range(len(said)):
             for agent, reward in self.on_the_way(said[: place + 1]).items():
                 # Booked as a scene does: on the agent's last turn by then, which may be one before the move.
                 own = max(k for k in range(place + 1) if speakers[k] == agent)
                 turns[own] = replace(turns[own], reward=turns[own].reward + reward)
-                payments.append(Payment(agent, place + 1, reward))
-        return Episode(task, 0, self.agents, tuple(turns), self.payoff(said), payments=tuple(payments))
+                reward_events.append(RewardEvent(agent, place + 1, reward))
+        return Episode(
+            task, 0, self.agents, tuple(turns), self.payoff(said), reward_events=tuple(reward_events)
+        )
 
     def earned(self, said: Sequence[Words]) -> float:
         """Return what all agents are paid in an episode."""
@@ -303,16 +305,16 @@ class Run:
         )
         self.seed = config.seed
         nothing = SimpleNamespace(release_caches=lambda: None, renderer=lambda _policy: None)
-        play = Play(
+        setup = RolloutSetup(
             team,
             cast("Environment", None),
             cast("Workflow", None),
             cast("RolloutEngine", nothing),
         )
         self._groups: list[Group] = []
-        rollouts = _Given(config, algorithm, play, self.engine)
+        rollouts = _Given(config, algorithm, setup, self.engine)
         rollouts.groups = lambda: self._groups
-        self.loop = _Enumerated(config, algorithm, play, self.engine, rollouts)
+        self.loop = _Enumerated(config, algorithm, setup, self.engine, rollouts)
         self.loop.greedy = self._greedily
         if tables.stale:  # other weights sampled, on purpose
             self.loop.sampled_by_others()

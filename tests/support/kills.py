@@ -26,7 +26,7 @@ SIGNS = {
     "gcs": "gcs_server",
     "raylet": "raylet/raylet",
     "world": "kapelle.rollout.workers.server",
-    "world host": "ray::WorldHost",
+    "world host": "ray::StateHost",
 }
 """Victim → what stands in its command line."""
 

@@ -65,7 +65,7 @@ class Digest(Endless, Scripted):
         numbers = random.randrange(self.levels) + int(np.random.randint(self.levels))
         return numbers + int(torch.randint(self.levels, ()))
 
-    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+    def script(self, agent: str, task: Task, new_messages: Sequence[Message], seed: int) -> str:
         return f"{agent} {task.question}"
 
 

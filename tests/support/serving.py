@@ -12,7 +12,7 @@ from kapelle.engines.rollout.protocol import Completion, OnTokens, Recites, Requ
 from kapelle.engines.rollout.scripted import ByteRenderer
 from kapelle.environments.external import External
 from kapelle.rollout.episodes import rollout
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime.event_loop import run_async
 from kapelle.services.policy.outside import serve_outside
 from kapelle.training.observer import Silent
@@ -112,13 +112,18 @@ class Stage:
 
 @contextmanager
 def staged(
-    play: Play, engine: Reciting, count: int = 1, timeout: float = 60.0, group: int = 1, **more: object
+    setup: RolloutSetup,
+    engine: Reciting,
+    count: int = 1,
+    timeout: float = 60.0,
+    group: int = 1,
+    **more: object,
 ) -> Iterator[Stage]:
     """Play `count` tasks with outside programs, `group` episodes of each, in a thread of their own."""
     environment = External.model_validate({"port": 0, **more})
-    patience = replace(play.patience, environment=timeout)
+    patience = replace(setup.patience, environment=timeout)
     outside = replace(
-        play,
+        setup,
         environment=environment,
         workflow=ExternalWorkflow(),
         engine=engine,

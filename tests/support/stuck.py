@@ -58,10 +58,10 @@ class Stuck(Digest, Answerable, Scripted):
             self.hang()
         return super().extract(text)
 
-    def script(self, agent: str, task: Task, heard: Any, seed: int) -> str:
+    def script(self, agent: str, task: Task, new_messages: Any, seed: int) -> str:
         if self.place == "script":
             self.hang()
-        return super().script(agent, task, heard, seed)
+        return super().script(agent, task, new_messages, seed)
 
     def begin(self) -> bool:
         if self.tell is None:

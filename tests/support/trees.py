@@ -16,7 +16,7 @@ from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Environment, Outcome, Scorable
 from kapelle.errors import EpisodeError
 from kapelle.rollout.episodes import rollout
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode, Group, Task, Turn
 from kapelle.workflow import Scene, Workflow
@@ -131,19 +131,19 @@ class Counting(ScriptedEngine):
         return await super().generate(request)
 
 
-def stage(algorithm: Algorithm, engine: ScriptedEngine | None = None, **over: Any) -> Play:
+def stage(algorithm: Algorithm, engine: ScriptedEngine | None = None, **over: Any) -> RolloutSetup:
     names = over.pop("names", ("reasoner", "actor"))
     frozen = over.pop("frozen", ())
     prompts = {"actor": "{reasoner}"}
     agents = tuple(Agent(name, prompt=prompts.get(name)) for name in names)
     policies = {name: Policy(name, lora=LORA, trained=name not in frozen) for name in names}
-    return Play(
+    return RolloutSetup(
         Team(agents, policies, {name: name for name in names}),
         cast("Environment", over.pop("environment", Wins())),
         cast("Workflow", over.pop("workflow", Chain())),
         engine or Counting(reasoner, actor),
         **over,
-    ).as_asked(algorithm.data)
+    ).for_algorithm(algorithm.data)
 
 
 def at_grpo(group_size: int = 4, **settings: Any) -> Algorithm:
@@ -163,5 +163,5 @@ def moments(episode: Episode) -> dict[int, list[Turn]]:
     return found
 
 
-async def many(play: Play, tasks: int, seed: int = 0) -> list[Group]:
-    return await rollout(play, [Task(f"t{k}", "?") for k in range(tasks)], 1, seed)
+async def many(setup: RolloutSetup, tasks: int, seed: int = 0) -> list[Group]:
+    return await rollout(setup, [Task(f"t{k}", "?") for k in range(tasks)], 1, seed)

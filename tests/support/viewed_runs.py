@@ -72,8 +72,8 @@ def episode(task: Task, step: int, *, right: bool, words: Sequence[str] = ()) ->
     first = words[0] if words else f"I carry the {step}"
     second = words[1] if len(words) > 1 else str(task.data.get("answer", 0) if right else 99)
     turns = (
-        turn("solver", 0, first, heard=(Message("user", task.question),)),
-        turn("critic", 1, second, heard=(Message("user", first, "solver"),)),
+        turn("solver", 0, first, new_messages=(Message("user", task.question),)),
+        turn("critic", 1, second, new_messages=(Message("user", first, "solver"),)),
     )
     reward = float(right)
     verdict = {"answers": {"critic": second}, "explanations": {"critic": f"{second} is {right}"}}
@@ -97,7 +97,7 @@ def turn(agent: str, index: int, text: str, **fields: Any) -> Turn:
         "version": index,
         "weights_hash": "9e595b959c4028c7",
         "index": index,
-        "seen": index,
+        "completed_before": index,
         "prompt_ids": (3, 4, 5),
         "completion_ids": ids,
         "logprobs": tuple(-0.1 * (k % 7) for k in range(len(ids))),

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from kapelle.environments.grading.verdict import Grade, right, wrong
-from kapelle.environments.questions import Answers, Questions, QuestionWorld
+from kapelle.environments.questions import Answers, Questions, QuestionState
 from kapelle.types import Message, Split, Task
 
 
@@ -35,11 +35,11 @@ class Whisper(Questions):
     def start(self, task: Task, agents: Sequence[str], seed: int) -> WhisperWorld:
         return WhisperWorld(task, agents, lambda text: graded(text, task.question), {})
 
-    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+    def script(self, agent: str, task: Task, new_messages: Sequence[Message], seed: int) -> str:
         return task.question
 
 
-class WhisperWorld(QuestionWorld):
+class WhisperWorld(QuestionState):
     def observe(self, agent: str) -> str:
         return self.task.question if agent == self.agents[0] else "?"
 

@@ -38,8 +38,8 @@ def test_a_response_is_found_within_what_is_possible_and_the_run_is_left_alone(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Trainer.from_run(trained) as trainer:
-        game = trainer.play.environment
-        table = language_table(trainer.play, trainer.engine.score)
+        game = trainer.setup.environment
+        table = language_table(trainer.setup, trainer.engine.score)
     own = evaluate_table(game, table).returns
     most = [best_response(game, table, seat)[0] for seat in (0, 1)]
     before = {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}

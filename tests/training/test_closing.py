@@ -44,7 +44,7 @@ def test_engines_and_trackers_are_closed_once(closing: Closing, tmp_path: Path) 
 
 def test_whoever_gave_an_engine_closes_it(closing: Closing) -> None:
     with Trainer(**sections()) as trainer:
-        given = trainer.play.engine
+        given = trainer.setup.engine
         closing.closed.clear()
         with Trainer(**sections(), engine=given):
             pass

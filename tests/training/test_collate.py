@@ -80,7 +80,7 @@ class TestCentralPrompt:
         # Each has a private hand: 1 and 2 for a, 5 and 6 for b, 8 for c.
         hands = {"a": (1, 2), "b": (5, 6), "c": (8,)}
         turns = [
-            turn(agent, k, seen=0, prompt_ids=hand, completion_ids=(30 + k,), logprobs=(-1,))
+            turn(agent, k, completed_before=0, prompt_ids=hand, completion_ids=(30 + k,), logprobs=(-1,))
             for k, (agent, hand) in enumerate(hands.items())
         ]
         one = episode(*turns)
@@ -89,19 +89,19 @@ class TestCentralPrompt:
         assert central_prompt(one, turns[2]) == (1, 2, 5, 6, 8)
 
     def test_the_second_round_shows_the_first_ones_words(self) -> None:
-        a0 = turn("a", 0, seen=0, prompt_ids=(1,), completion_ids=(3,), logprobs=(-1,))
-        b0 = turn("b", 1, seen=0, prompt_ids=(2,), completion_ids=(4,), logprobs=(-1,))
-        a1 = turn("a", 2, seen=2, prompt_ids=(1, 3, 40), completion_ids=(5,), logprobs=(-1,))
-        b1 = turn("b", 3, seen=2, prompt_ids=(2, 4, 30), completion_ids=(6,), logprobs=(-1,))
+        a0 = turn("a", 0, completed_before=0, prompt_ids=(1,), completion_ids=(3,), logprobs=(-1,))
+        b0 = turn("b", 1, completed_before=0, prompt_ids=(2,), completion_ids=(4,), logprobs=(-1,))
+        a1 = turn("a", 2, completed_before=2, prompt_ids=(1, 3, 40), completion_ids=(5,), logprobs=(-1,))
+        b1 = turn("b", 3, completed_before=2, prompt_ids=(2, 4, 30), completion_ids=(6,), logprobs=(-1,))
         one = episode(a0, b0, a1, b1)
         # Both openings with both answers, then what b reads now, then what a reads now; nothing twice.
         assert central_prompt(one, a1) == (1, 3, 2, 4, 30, 40)
         assert central_prompt(one, b1) == (1, 3, 2, 4, 40, 30)
 
     def test_a_turn_that_was_asked_for_earlier_and_ends_later_is_in_flight(self) -> None:
-        slow = turn("a", 1, seen=0, prompt_ids=(1,), completion_ids=(3,), logprobs=(-1,))
-        quick = turn("b", 0, seen=0, prompt_ids=(2,), completion_ids=(4,), logprobs=(-1,))
-        again = turn("b", 2, seen=1, prompt_ids=(2, 4, 9), completion_ids=(5,), logprobs=(-1,))
+        slow = turn("a", 1, completed_before=0, prompt_ids=(1,), completion_ids=(3,), logprobs=(-1,))
+        quick = turn("b", 0, completed_before=0, prompt_ids=(2,), completion_ids=(4,), logprobs=(-1,))
+        again = turn("b", 2, completed_before=1, prompt_ids=(2, 4, 9), completion_ids=(5,), logprobs=(-1,))
         one = episode(quick, slow, again)
         assert central_prompt(one, again) == (2, 4, 1, 9)
 

@@ -62,7 +62,7 @@ def test_an_untrained_model_makes_legal_moves_alone_and_training_reads_the_same_
                 assert step.metrics["kl/agent_0"] == pytest.approx(0.0, abs=1e-6), (
                     "the reference has the same masks"
                 )
-        exact = language_table(trainer.play, trainer.engine.score)
+        exact = language_table(trainer.setup, trainer.engine.score)
         assert min(exact.legal.values()) > 0.999
     for group in read_groups(tmp_path / "run", 1):
         assert {turn.constraint for e in group.episodes for turn in e.turns} == {

@@ -11,7 +11,7 @@ import pytest
 from tests.support.tiny import sections
 
 from kapelle.environments import math as math_environment
-from kapelle.environments.code import Code, CodeWorld
+from kapelle.environments.code import Code, CodeState
 from kapelle.environments.grading.processes import AnswerLimits, KillableProcesses
 from kapelle.environments.grading.verdict import Grade
 from kapelle.environments.math import Math
@@ -79,7 +79,7 @@ class CostlyCode(Code):
 
     name: Literal["tests.training.test_costly_answers:CostlyCode"] = COSTLY_CODE  # type: ignore[assignment]
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> CodeWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> CodeState:
         world: Any = super().start(task, agents, seed)
         step = world.step
         world.step = lambda actions, final=None: step(dict.fromkeys(actions, f"```python\n{PROGRAM()}\n```"))

@@ -92,7 +92,7 @@ class Listed:
         )  # fmt: skip
 
     def turn(
-        self, who: str, index: int, text: str, byte: ChatRenderer, heard: list[Message],
+        self, who: str, index: int, text: str, byte: ChatRenderer, new_messages: list[Message],
         special: tuple[int, ...] = (),
     ) -> Turn:  # fmt: skip
         ids = (*special, *byte.completion(text))
@@ -103,12 +103,12 @@ class Listed:
             "",
             index,
             index,
-            byte.start(heard),
+            byte.start(new_messages),
             ids,
             (0.0,) * len(ids),
             "stop",
             text,
-            tuple(heard),
+            tuple(new_messages),
         )
 
     def before(self, unit: Any = "token", view: Any = "central", after: bool = False) -> list[str]:
@@ -137,20 +137,23 @@ def test_a_value_knows_the_text_before_the_agents_token_and_no_more_of_it() -> N
 def test_a_critic_reads_what_all_said_or_what_its_agent_read_in_its_own_template() -> None:
     listed = Listed("five")
     [central], [local] = listed.before("turn"), listed.before("turn", "local")
-    heard = "[user] said: one and two</s>[assistant] "
-    assert local == heard
-    assert central == f"[user] What is the sum?</s>[assistant] one and two</s>{heard}"
+    new_messages = "[user] said: one and two</s>[assistant] "
+    assert local == new_messages
+    assert central == f"[user] What is the sum?</s>[assistant] one and two</s>{new_messages}"
     assert listed.before("turn", after=True) == [central, f"{central}five</s>"]
     assert listed.before("after") == [f"{central}five</s>"]
 
 
 def test_what_a_turn_is_worth_knows_what_others_said_at_the_same_moment() -> None:
     listed = Listed("five")
-    listed.last = replace(listed.last, seen=0)
+    listed.last = replace(listed.last, completed_before=0)
     listed.episode = replace(listed.episode, turns=(listed.episode.turns[0], listed.last))
-    asked, heard = "[user] What is the sum?</s>[assistant] ", "[user] said: one and two</s>[assistant] "
-    assert listed.before("turn") == [f"{asked}{heard}"]
-    assert listed.before("after") == [f"{asked}one and two</s>{heard}five</s>"]
+    asked, new_messages = (
+        "[user] What is the sum?</s>[assistant] ",
+        "[user] said: one and two</s>[assistant] ",
+    )
+    assert listed.before("turn") == [f"{asked}{new_messages}"]
+    assert listed.before("after") == [f"{asked}one and two</s>{new_messages}five</s>"]
 
 
 @pytest.mark.sample(6)
@@ -199,7 +202,7 @@ def test_other_tokens_of_the_same_text_are_what_a_run_gives_its_critic(llama: st
         samples, _ = value_samples(step.groups, trainer.team, need, trainer._loop._engine.renderer)
         for key, turn in turns_of(step.groups):
             read = word_tokenizer().decode(samples[key].tokens)
-            assert all(message.content in read for message in turn.heard)
+            assert all(message.content in read for message in turn.new_messages)
 
 
 def test_a_critic_of_its_own_judges_agents_of_several_models(llama: str) -> None:

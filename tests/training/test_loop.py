@@ -39,7 +39,7 @@ def trainer(**over: Any) -> Trainer:
 def stirred(made: Trainer, size: float = 0.3) -> Trainer:
     for seed, name in enumerate(made.team.trained):
         stir(made.engine.weights(name), seed, size)
-        made.play.engine.load(name, made.engine.weights(name), 0)
+        made.setup.engine.load(name, made.engine.weights(name), 0)
     return made
 
 
@@ -113,10 +113,10 @@ class KeepsOldWeights(Between):
 
 
 def played_by(made: Trainer, kind: type[Between]) -> Trainer:
-    engine = made.play.engine
+    engine = made.setup.engine
     assert isinstance(engine, LocalEngine)
-    made.play = replace(made.play, engine=kind(engine))
-    made._loop._play, made._loop.rollouts.players = made.play, [made.play.engine]
+    made.setup = replace(made.setup, engine=kind(engine))
+    made._loop._play, made._loop.rollouts.players = made.setup, [made.setup.engine]
     return made
 
 
@@ -250,8 +250,8 @@ class Failing:
 class TestFailures:
     def with_failures(self, count: int, **training: Any) -> Trainer:
         made = Trainer(**sections(training={"steps": 1, "tasks_per_step": 5, **training}))
-        play = replace(made.play, environment=cast("Environment", Failing(made.play.environment, count)))
-        made._loop._play = play
+        setup = replace(made.setup, environment=cast("Environment", Failing(made.setup.environment, count)))
+        made._loop._play = setup
         return made
 
     def test_a_failed_episode_is_data(self) -> None:

@@ -146,8 +146,8 @@ def test_tools_and_a_reward_function_of_trl_in_one_call(tool: Any, tmp_path: Pat
     ) as run:
         assert run.summary.steps == 1
         [episode, *_] = read_episodes(tmp_path / "run", 1, "train")
-        assert "Multiply" in episode.turns[0].heard[0].content or tool is not multiply
-        assert episode.turns[0].heard[0].content.endswith(episode.task.question)
+        assert "Multiply" in episode.turns[0].new_messages[0].content or tool is not multiply
+        assert episode.turns[0].new_messages[0].content.endswith(episode.task.question)
     config = parse_yaml(read_config(tmp_path / "run"))
     assert config["workflow"]["name"] == "tool_use"
     assert config["environment"]["max_turns"] == 3
@@ -394,11 +394,11 @@ def test_sections_and_names_of_other_libraries_count_beside_what_the_call_decide
     options: dict[str, Any], names: list[str]
 ) -> None:
     """Of `agents`, `algorithm` and the like nothing was given, so that they contradict nothing."""
-    heard: list[str] = []
+    new_messages: list[str] = []
 
     class Hearing(Quiet):
         def phase(self, name: str, detail: str) -> None:
-            heard.append(f"{name} {detail}")
+            new_messages.append(f"{name} {detail}")
 
     given = {"team": {"sampling": {"max_tokens": 2}}, **options, "observer": Hearing()}
     if isinstance(given["team"], dict):
@@ -409,7 +409,7 @@ def test_sections_and_names_of_other_libraries_count_beside_what_the_call_decide
         assert run.trainer.config.algorithm.name == (
             "rloo" if "algorithm.adv_estimator" in options else "grpo"
         )
-    (trained,) = [line for line in heard if line.startswith("weights ")]
+    (trained,) = [line for line in new_messages if line.startswith("weights ")]
     assert "adapters of rank" in trained
     assert "at lr 1e-05" in trained
     assert ("b" in trained.partition("(")[2]) == (names == ["a", "b"] and "frozen" not in str(options))

@@ -56,10 +56,10 @@ def settings(data: Path, **over: Any) -> dict[str, Any]:
 def train(run: Path, given: dict[str, Any], *, resume: bool = False, steps: int = 1) -> list[str]:
     """Take steps in a run, as a process that has read nothing yet; return what was said of the resume."""
     data_source._raw.cache_clear()
-    heard = Reported("resume")
-    with Trainer(**given, run_dir=run, resume=resume, observer=heard) as trainer:
+    new_messages = Reported("resume")
+    with Trainer(**given, run_dir=run, resume=resume, observer=new_messages) as trainer:
         trainer.train(steps)
-    return heard.said
+    return new_messages.said
 
 
 def test_a_resume_with_the_same_things_says_nothing_and_is_recorded(data: Path, tmp_path: Path) -> None:

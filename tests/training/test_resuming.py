@@ -77,28 +77,28 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("key", OTHERWISE)
 def test_a_setting_that_is_free_changes_no_result(key: str, undisturbed: Path, tmp_path: Path) -> None:
-    run, heard = tmp_path / "run", Reported("resume")
+    run, new_messages = tmp_path / "run", Reported("resume")
     if key == "trackers":
         pytest.importorskip("tensorboard")
     with Trainer(resolve(settings(key, OTHERWISE[key])), run_dir=run) as trainer:
         trainer.train(2)
-    with Trainer(**settings(), run_dir=run, resume=True, observer=heard) as trainer:
+    with Trainer(**settings(), run_dir=run, resume=True, observer=new_messages) as trainer:
         assert trainer.done == 2
         trainer.train()
-    assert heard.said == []
+    assert new_messages.said == []
     assert same_bits(last(run), last(undisturbed))
     assert rows(run) == rows(undisturbed)
 
 
 def test_a_rate_may_be_lowered_from_here_on_which_is_said_and_kept(undisturbed: Path, tmp_path: Path) -> None:
-    run, heard = tmp_path / "run", Reported("resume")
+    run, new_messages = tmp_path / "run", Reported("resume")
     with Trainer(**settings(), run_dir=run, origin={"optimizer.lr": "mine.yaml"}) as trainer:
         trainer.train(2)
     lower = settings(optimizer={"lr": 1e-3})
     given = {"optimizer.lr": "command line"}
-    with Trainer(**lower, run_dir=run, resume=True, observer=heard, origin=given) as trainer:
+    with Trainer(**lower, run_dir=run, resume=True, observer=new_messages, origin=given) as trainer:
         trainer.train()
-    assert heard.said == ["optimizer.lr was 0.01 and is 0.001 from step 2 on"]
+    assert new_messages.said == ["optimizer.lr was 0.01 and is 0.001 from step 2 on"]
     assert read_provenance(run)["optimizer.lr"] == "command line from step 2 on; 0.01 before"
     assert yaml.safe_load((run / "config.yaml").read_text())["optimizer"]["lr"] == 1e-3
     assert rows(run)[:2] == rows(undisturbed)[:2]

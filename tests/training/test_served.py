@@ -8,7 +8,7 @@ from tests.support.five_steps import trained as trained  # noqa: PLC0414 - a fix
 
 from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.errors import CheckpointError, ConfigError
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime.event_loop import run_async
 from kapelle.training.exporting import export
 from kapelle.training.observer import Silent
@@ -17,11 +17,11 @@ from kapelle.training.trainer import Trainer
 from kapelle.types import Sampling
 
 
-def said(play: Play) -> list[Completion]:
+def said(setup: RolloutSetup) -> list[Completion]:
     requests = [
-        Request(name, name, (), (7, 8, 9), Sampling(max_tokens=9), 4, TASK) for name in play.engine.policies
+        Request(name, name, (), (7, 8, 9), Sampling(max_tokens=9), 4, TASK) for name in setup.engine.policies
     ]
-    return [run_async(lambda request=request: play.engine.generate(request)) for request in requests]  # type: ignore[misc]
+    return [run_async(lambda request=request: setup.engine.generate(request)) for request in requests]  # type: ignore[misc]
 
 
 @pytest.mark.slow
@@ -29,8 +29,8 @@ def test_it_acts_with_the_weights_that_a_trainer_loads(trained: Path) -> None:
     served = open_served(trained, Silent())
     with Trainer.from_run(trained) as trainer:
         assert served.step == trainer.done == 5
-        assert said(served.play) == said(trainer.play)
-        assert {each.version for each in said(served.play)} == {5}
+        assert said(served.setup) == said(trainer.setup)
+        assert {each.version for each in said(served.setup)} == {5}
 
 
 @pytest.mark.slow
@@ -41,9 +41,9 @@ def test_an_exported_team_plays_from_its_folder_alone_as_its_run_does(trained: P
     folder = (tmp_path / "out").rename(tmp_path / "elsewhere")
     here, there = open_served(trained, Silent()), open_served(folder, Silent())
     assert there.step == 5
-    assert said(there.play) == said(here.play)
+    assert said(there.setup) == said(here.setup)
     whole = open_served(tmp_path / "merged", Silent())
-    for one, other in zip(said(whole.play), said(here.play), strict=True):
+    for one, other in zip(said(whole.setup), said(here.setup), strict=True):
         assert one.ids == other.ids
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
     with pytest.raises(ConfigError, match=r"holds one checkpoint\. Leave out `@best`"):

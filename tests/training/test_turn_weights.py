@@ -28,7 +28,7 @@ def run_of(first: Any = OWN, second: Any = OWN, rounds: int = 2, **over: Any) ->
     for seed, policy in enumerate(trainer.team.trained):
         stir(trainer.engine.weights(policy), seed)
         weights = trainer.engine.weights(policy)
-        trainer.play.engine.load(policy, weights, learners_of(trainer.engine)[policy].version)
+        trainer.setup.engine.load(policy, weights, learners_of(trainer.engine)[policy].version)
     return trainer
 
 

@@ -42,7 +42,7 @@ def test_a_recorded_episode_is_read_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "heard", "read"),
+    ("said", "new_messages", "read"),
     [
         ("12", "1/2 L1 X R12345", False),
         ("12", "R12345, then 12", True),
@@ -53,8 +53,8 @@ def test_a_recorded_episode_is_read_as_it_was(tmp_path: Path) -> None:
         ("(1)", "a(1)b", True),
     ],
 )
-def test_quotes_end_at_word_boundaries(said: str, heard: str, read: bool) -> None:
-    turns = (turn("solver", 0, said), turn("critic", 1, "ok", heard=(Message("user", heard),)))
+def test_quotes_end_at_word_boundaries(said: str, new_messages: str, read: bool) -> None:
+    turns = (turn("solver", 0, said), turn("critic", 1, "ok", new_messages=(Message("user", new_messages),)))
     assert witnesses(viewed(Episode(Task("t", "q"), 0, AGENTS, turns)))[0] == (["critic"] if read else [])
 
 
@@ -67,10 +67,10 @@ def test_rewards_between_turns_count_in_the_return() -> None:
 
 def test_an_agent_sees_quoted_text_of_earlier_turns() -> None:
     turns = (
-        turn("solver", 0, "secret plan", heard=(Message("user", "q"),)),
-        turn("solver", 1, "hint 7", heard=()),
-        turn("critic", 2, "ok", heard=(Message("user", "The solver said: hint 7"),)),
-        turn("solver", 3, "late", heard=(Message("user", "ok"),)),
+        turn("solver", 0, "secret plan", new_messages=(Message("user", "q"),)),
+        turn("solver", 1, "hint 7", new_messages=()),
+        turn("critic", 2, "ok", new_messages=(Message("user", "The solver said: hint 7"),)),
+        turn("solver", 3, "late", new_messages=(Message("user", "ok"),)),
     )
     episode = viewed(Episode(Task("t", "q"), 0, AGENTS, turns))
     assert witnesses(episode) == {0: [], 1: ["critic"], 2: ["solver"], 3: []}
@@ -78,7 +78,12 @@ def test_an_agent_sees_quoted_text_of_earlier_turns() -> None:
     assert hidden == [True, False, False, True]
     assert not any(drawn["hidden"] for drawn in conversation(episode, {}, {}, ""))
     early = viewed(
-        Episode(Task("t", "q"), 0, AGENTS, (turns[0], turn("critic", 1, "x", seen=0, heard=turns[2].heard)))
+        Episode(
+            Task("t", "q"),
+            0,
+            AGENTS,
+            (turns[0], turn("critic", 1, "x", completed_before=0, new_messages=turns[2].new_messages)),
+        )
     ).turns
     assert not sees(early[1], early[0], [early[1]]), "it was not said yet when the prompt was fixed"
 
@@ -107,11 +112,16 @@ def test_tokens_have_the_numbers_that_were_recorded() -> None:
             "turns": [
                 None,
                 7,
-                {"agent": {"a": 1}, "prompt_ids": "x", "logprobs": [None, "a", float("inf")], "heard": [4]},
+                {
+                    "agent": {"a": 1},
+                    "prompt_ids": "x",
+                    "logprobs": [None, "a", float("inf")],
+                    "new_messages": [4],
+                },
             ]
         },
         {
-            "turns": [{"agent": "a", "index": -1, "seen": 10**30, "completion_ids": [1.5, None]}],
+            "turns": [{"agent": "a", "index": -1, "completed_before": 10**30, "completion_ids": [1.5, None]}],
             "agents": [None, 3],
         },
         {"task": {"id": 5, "question": ["x"]}, "success": "yes", "error": {"a": 1}, "truncated": 1},

@@ -62,7 +62,7 @@ TRICKS = [
     "\r\n" * 50,
     "",
 ]
-PLACES = ("task", "question", "agent", "text", "heard", "info", "error", "answer", "metric", "piece")
+PLACES = ("task", "question", "agent", "text", "new_messages", "info", "error", "answer", "metric", "piece")
 HOSTILE = 200
 
 
@@ -73,10 +73,10 @@ def row(number: int, text: str, place: str) -> dict[str, Any]:
         return text if place == name else usual
 
     said = {
-        "agent": at("agent", "solver"), "policy": "p", "version": 1, "weights_hash": "h", "index": 0, "seen": 0,
+        "agent": at("agent", "solver"), "policy": "p", "version": 1, "weights_hash": "h", "index": 0, "completed_before": 0,
         "prompt_ids": [1, 2], "completion_ids": [1, 2], "logprobs": [-0.1, -0.2], "finish_reason": "stop",
-        "text": at("text", "x"), "heard": [{"role": "user", "content": at("heard", "q"), "speaker": at("heard", "s")}],
-        "reward": 0.0, "score": None, "parent": None, "worth": None, "trained": True,
+        "text": at("text", "x"), "new_messages": [{"role": "user", "content": at("new_messages", "q"), "speaker": at("new_messages", "s")}],
+        "reward": 0.0, "score": None, "parent": None, "continuation_return": None, "trained": True,
     }  # fmt: skip
     return {
         "step": 1, "group": number // 8, "task": {"id": at("task", "t"), "question": at("question", "q"), "data": {text: text}, "part": ""},

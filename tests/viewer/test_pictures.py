@@ -45,8 +45,8 @@ GIF = picture("GIF")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("pictures") / "seen"
     said = episode(Task("t", "Which?", {}), 2, right=True)
-    heard = (Message("user", "Which?", images=(*SHOWN.values(), GIF)),)
-    first = replace(said.turns[0], heard=heard, images=heard[0].images)
+    new_messages = (Message("user", "Which?", images=(*SHOWN.values(), GIF)),)
+    first = replace(said.turns[0], new_messages=new_messages, images=new_messages[0].images)
     config = CONFIG.format(name="pair", seed=0, algorithm="grpo", lr=0.001)
     with RunDirectory.create(path, config=config, provenance={}, resume=False) as run:
         run.rewind({})

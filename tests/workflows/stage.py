@@ -8,7 +8,7 @@ from kapelle.engines.rollout.protocol import Request, WritingRenderer
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Environment, Scripted
 from kapelle.rollout.episodes import rollout
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode, Task
 from kapelle.workflow import Workflow
@@ -48,13 +48,13 @@ async def play(
     team = team_of(*agents)
     workflow.check(team.agents, environment)
     renderers = {} if renderer is None else dict.fromkeys(scripts, renderer)
-    stage = Play(team, environment, workflow, ScriptedEngine(scripts, renderers))
+    stage = RolloutSetup(team, environment, workflow, ScriptedEngine(scripts, renderers))
     return (await rollout(stage, [task], samples, seed))[0].episodes
 
 
 def transcript(episode: Episode) -> list[str]:
     """One line per turn: how many turns it had seen, what it heard, who spoke, what it said."""
     return [
-        f"{turn.index} seen={turn.seen} {' | '.join(m.content for m in turn.heard)} -> {turn.agent}: {turn.text}"
+        f"{turn.index} seen={turn.completed_before} {' | '.join(m.content for m in turn.new_messages)} -> {turn.agent}: {turn.text}"
         for turn in episode.turns
     ]

@@ -19,8 +19,8 @@ def tool(name: str, **arguments: str) -> str:
     return "<tool_call>\n" + json.dumps({"name": name, "arguments": arguments}) + "\n</tool_call>"
 
 
-def _messages(heard: Sequence[str | Message]) -> list[Message]:
-    return [Message("user", each) if isinstance(each, str) else each for each in heard]
+def _messages(new_messages: Sequence[str | Message]) -> list[Message]:
+    return [Message("user", each) if isinstance(each, str) else each for each in new_messages]
 
 
 class Told:
@@ -30,15 +30,17 @@ class Told:
         self.callers = Callers()
         self.turns: list[Turn] = []
 
-    def asks(self, agent: str, *heard: str | Message, after: int | None = None) -> int | None:
+    def asks(self, agent: str, *new_messages: str | Message, after: int | None = None) -> int | None:
         """Return who calls for this, as it is found before the answer."""
-        return self.callers.find(agent, _messages(heard), after)
+        return self.callers.find(agent, _messages(new_messages), after)
 
-    def says(self, agent: str, text: str, *heard: str | Message, after: int | None = None) -> int | None:
+    def says(
+        self, agent: str, text: str, *new_messages: str | Message, after: int | None = None
+    ) -> int | None:
         """Let an agent answer, and return who called for it."""
-        caller = self.asks(agent, *heard, after=after)
+        caller = self.asks(agent, *new_messages, after=after)
         self.turns.append(replace(BLANK, agent=agent, text=text, index=len(self.turns), caller=caller))
-        self.callers.record(self.turns[-1], _messages(heard), after)
+        self.callers.record(self.turns[-1], _messages(new_messages), after)
         return caller
 
 
@@ -87,11 +89,11 @@ def test_a_call_without_arguments_is_the_only_open_one() -> None:
     assert told.asks("solver", "Whatever the program says") == 0
 
 
-@pytest.mark.parametrize("heard", ["Call", "planner: Call", "Do this now:\nCall\nQuickly."])
-def test_a_message_has_lines_of_the_caller(heard: str) -> None:
+@pytest.mark.parametrize("new_messages", ["Call", "planner: Call", "Do this now:\nCall\nQuickly."])
+def test_a_message_has_lines_of_the_caller(new_messages: str) -> None:
     told = Told()
     told.says("planner", "Call\nPay", "Ticket 1")
-    assert told.asks("solver", heard) == 0
+    assert told.asks("solver", new_messages) == 0
     assert told.asks("solver", "Recall") is None
 
 

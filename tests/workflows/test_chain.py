@@ -6,9 +6,9 @@ from typing import Literal
 import pytest
 from tests.workflows.stage import TASK, expert, lines, play, transcript
 
-from kapelle.environment import OneSeat
+from kapelle.environment import TeamMoves
 from kapelle.environments.arithmetic import Arithmetic
-from kapelle.environments.base import BaseEnvironment, BaseWorld
+from kapelle.environments.base import BaseEnvironment, BaseState
 from kapelle.errors import ConfigError
 from kapelle.team import Agent
 from kapelle.types import Split, Task
@@ -48,7 +48,7 @@ async def test_each_bad_habit_alone_spoils_the_answer() -> None:
 async def test_without_prompts_agents_read_the_question_and_all_earlier_texts() -> None:
     scripts = {"a": lines("add"), "b": lines("carry 1"), "c": lines("132")}
     [episode] = await play(Arithmetic(), Chain(), ["a", "b", "c"], scripts, TASK)
-    assert [turn.heard[0].content for turn in episode.turns] == [
+    assert [turn.new_messages[0].content for turn in episode.turns] == [
         "47+85",
         "47+85\n\na: add",
         "47+85\n\na: add\n\nb: carry 1",
@@ -58,7 +58,7 @@ async def test_without_prompts_agents_read_the_question_and_all_earlier_texts() 
 async def test_an_agent_s_text_cannot_change_a_template() -> None:
     scripts = {"a": lines("{question} {b}"), "b": lines("132")}
     [episode] = await play(Arithmetic(), Chain(), ["a", Agent("b", prompt="<{a}>")], scripts, TASK)
-    assert episode.turns[1].heard[0].content == "<{question} {b}>"
+    assert episode.turns[1].new_messages[0].content == "<{question} {b}>"
 
 
 async def test_a_chain_of_one_is_solo() -> None:
@@ -77,7 +77,7 @@ def test_a_prompt_may_use_earlier_agents_only() -> None:
         Chain().check([Agent("question")], Arithmetic())
 
 
-class Echo(BaseEnvironment, OneSeat):
+class Echo(BaseEnvironment, TeamMoves):
     """Two moves; each shows the last one."""
 
     name: Literal["tests.workflows.test_chain:Echo"] = "tests.workflows.test_chain:Echo"
@@ -93,7 +93,7 @@ class Echo(BaseEnvironment, OneSeat):
         return EchoWorld(task, agents)
 
 
-class EchoWorld(BaseWorld):
+class EchoWorld(BaseState):
     moves: tuple[str, ...] = ("begin",)
 
     def observe(self, agent: str) -> str:
@@ -109,6 +109,11 @@ async def test_with_team_moves_the_chain_runs_for_every_move() -> None:
     said = {"a": lines("left?", "right?"), "b": lines("left", "right")}
     environment = Echo()
     (episode,) = await play(environment, Chain(), ["a", "b"], said, environment.task("train", 0))
-    heard = [(turn.agent, turn.heard[-1].content) for turn in episode.turns]
-    assert heard == [("a", "begin"), ("b", "begin\n\na: left?"), ("a", "left"), ("b", "left\n\na: right?")]
+    new_messages = [(turn.agent, turn.new_messages[-1].content) for turn in episode.turns]
+    assert new_messages == [
+        ("a", "begin"),
+        ("b", "begin\n\na: left?"),
+        ("a", "left"),
+        ("b", "left\n\na: right?"),
+    ]
     assert [turn.reward for turn in episode.turns] == [0.0, 0.25, 0.0, 0.25]

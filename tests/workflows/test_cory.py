@@ -27,7 +27,7 @@ async def test_prompts_may_use_the_role_or_the_name() -> None:
     for field in ("pioneer", "one"):
         agents = [Agent("one", prompt="Q {question}"), Agent("two", prompt=f"{{question}} after {{{field}}}")]
         [episode] = await play(Arithmetic(), Cory(), agents, scripts, TASK)
-        assert [t.heard[0].content for t in episode.turns] == ["Q 47+85", "47+85 after {question}"]
+        assert [t.new_messages[0].content for t in episode.turns] == ["Q 47+85", "47+85 after {question}"]
 
 
 def test_unsupported_combinations_raise_an_error() -> None:

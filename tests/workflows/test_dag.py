@@ -91,7 +91,7 @@ async def test_an_agent_s_text_cannot_change_a_template() -> None:
     )
     scripts = {"a": lines("${question} ${x.output}"), "b": lines("132")}
     [episode] = await play(Arithmetic(), workflow, ["a", "b"], scripts, TASK)
-    assert episode.turns[1].heard[0].content == "<${question} ${x.output}>"
+    assert episode.turns[1].new_messages[0].content == "<${question} ${x.output}>"
 
 
 OURS = """
@@ -130,7 +130,7 @@ async def test_custom_functions_before_and_after_a_node(
     )
     [episode] = await play(Arithmetic(), workflow, ["a", "b"], {"a": lines("ü"), "b": lines("132")}, TASK)
     assert episode.error is None
-    assert [turn.heard[0].content for turn in episode.turns] == [first, second]
+    assert [turn.new_messages[0].content for turn in episode.turns] == [first, second]
 
 
 async def test_a_function_that_returns_something_else_makes_a_failed_episode(tmp_path: Path) -> None:
@@ -150,20 +150,20 @@ class Patient(Arithmetic):
 
 class PatientWorld:
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.new_messages: list[str] = []
 
     def observe(self, agent: str) -> str:
-        return "again" if self.heard else "47+85"
+        return "again" if self.new_messages else "47+85"
 
     def movers(self) -> tuple[str, ...]:
-        return () if len(self.heard) == 3 else ("a", "b")
+        return () if len(self.new_messages) == 3 else ("a", "b")
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        self.heard.append(str(final))
+        self.new_messages.append(str(final))
         return dict.fromkeys(actions, 0.25)
 
     def outcome(self) -> Outcome:
-        return Outcome({}, 0.0, {"heard": self.heard})
+        return Outcome({}, 0.0, {"new_messages": self.new_messages})
 
     async def close(self) -> None: ...
 
@@ -181,14 +181,14 @@ async def test_the_graph_runs_until_the_episode_ends(turns: int, played: int) ->
     assert len(episode.turns) == 2 * played
     assert [turn.reward for turn in episode.by("b")] == [0.25] * played
     if played > 1:
-        assert episode.turns[2].heard[0].content == "47+85\n\nx: 1\n\ny: 2\n\nagain"
-        assert episode.turns[3].heard[0].content == "47+85\n\nx: 1\n\ny: 2\n\nagain\n\nx: 1"
+        assert episode.turns[2].new_messages[0].content == "47+85\n\nx: 1\n\ny: 2\n\nagain"
+        assert episode.turns[3].new_messages[0].content == "47+85\n\nx: 1\n\ny: 2\n\nagain\n\nx: 1"
 
 
 async def test_a_node_can_read_the_task_without_observations() -> None:
     workflow = dag({"id": "x", "agent": "a", "obs_with_env": False}, max_assistant_turns=2)
     [episode] = await play(Patient(), workflow, ["a"], {"a": lines("1")}, Task("t", "the task"))
-    assert [turn.heard[0].content for turn in episode.turns] == ["the task", "the task\n\nx: 1"]
+    assert [turn.new_messages[0].content for turn in episode.turns] == ["the task", "the task\n\nx: 1"]
 
 
 def test_unsupported_combinations_raise_an_error() -> None:

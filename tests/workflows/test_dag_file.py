@@ -95,7 +95,7 @@ async def test_it_is_merged_into_a_recipe_and_runs() -> None:
     [episode] = await play(
         Arithmetic(), config.workflow, list(team.names), scripts, Task("t", "47+85", {"answer": 132})
     )
-    assert [[(m.role, m.content) for m in turn.heard] for turn in episode.turns] == [
+    assert [[(m.role, m.content) for m in turn.new_messages] for turn in episode.turns] == [
         [("system", ""), ("user", "Reason about 47+85:")],
         [("system", ""), ("user", "Act on 47+85 reasoner: carry:")],
     ]

@@ -154,7 +154,7 @@ async def test_a_siirl_class_beside_the_file_responds_to_every_turn(tmp_path: Pa
     asked = "What is 47 + 85?"
     first = f"{asked}\n\nrollout_reasoner: p"
     answer = f"{first}\n\nrollout_actor: #### 1"
-    assert [turn.heard[-1].content for turn in episode.turns] == [
+    assert [turn.new_messages[-1].content for turn in episode.turns] == [
         asked,
         first,
         f"{answer} [turn 1, 132]",
@@ -180,10 +180,10 @@ async def test_reset_is_called_and_its_observation_is_in_the_first_prompt(tmp_pa
     config = laid(tmp_path, with_class("judge.py:Judge"))
     episode = await episode_of(config, "#### 1", "long #### 132", "never")
     assert episode.error is None
-    heard = [turn.heard[-1].content for turn in episode.turns]
-    assert heard[0] == "What is 47 + 85?\n\nYou have three turns."
-    assert heard[1] == f"{heard[0]}\n\nrollout_reasoner: p"
-    assert heard[2] == f"{heard[1]}\n\nrollout_actor: #### 1 [turn 1, 132]", (
+    new_messages = [turn.new_messages[-1].content for turn in episode.turns]
+    assert new_messages[0] == "What is 47 + 85?\n\nYou have three turns."
+    assert new_messages[1] == f"{new_messages[0]}\n\nrollout_reasoner: p"
+    assert new_messages[2] == f"{new_messages[1]}\n\nrollout_actor: #### 1 [turn 1, 132]", (
         "later only what `step` showed is heard"
     )
 
@@ -198,7 +198,7 @@ async def test_each_agent_and_its_pre_process_get_its_own_first_observation(tmp_
     for node in file["nodes"][:2]:
         node["agent_options"] |= {"process_path": "said.py"}
     episode = await episode_of(laid(tmp_path, file), "long #### 132")
-    assert [turn.heard[-1].content for turn in episode.turns] == [
+    assert [turn.new_messages[-1].content for turn in episode.turns] == [
         "[for the first (132)] What is 47 + 85?\n\nfor the first (132)",
         "[None] What is 47 + 85?\n\nrollout_reasoner: p",
     ]
@@ -250,7 +250,9 @@ async def test_rewards_without_the_class_are_those_of_the_questions(tmp_path: Pa
     episode = await episode_of(config, "#### 132", "long #### 132", "never")
     assert [turn.reward for turn in episode.turns] == [0.0] * 4
     assert episode.rewards == {"actor": 1.0}
-    assert "[turn 1, -1]" in episode.turns[2].heard[-1].content, "siiRL tells its classes no answer then"
+    assert "[turn 1, -1]" in episode.turns[2].new_messages[-1].content, (
+        "siiRL tells its classes no answer then"
+    )
 
 
 async def test_an_environment_of_kapelles_own_form_from_a_file_for_two_agents(tmp_path: Path) -> None:
@@ -354,7 +356,7 @@ async def test_the_public_process_file_runs_as_it_is(tmp_path: Path, where: str)
     assert episode.error is None
     start, one = "What is 47 + 85?", "What is 47 + 85? <|im_start|>reasoner: p"
     two = f"{one} <|im_start|>actor: #### 1\n\nThis answer is wrong."
-    assert [[(m.role, m.content) for m in turn.heard] for turn in episode.turns] == [
+    assert [[(m.role, m.content) for m in turn.new_messages] for turn in episode.turns] == [
         [("system", ""), ("user", f"<|im_start|>reasoner, read: {start}")],
         [("system", ""), ("user", f"<|im_start|>actor, read: {one}")],
         [("system", ""), ("user", f"<|im_start|>reasoner, read: {two}")],
@@ -369,7 +371,7 @@ async def test_without_the_file_what_is_built_in_does_the_same(tmp_path: Path) -
     with_it = await episode_of(laid(tmp_path, file), "#### 1", "#### 132", "never")
     (tmp_path / where).unlink()
     without = await episode_of(laid(tmp_path, file), "#### 1", "#### 132", "never")
-    assert [turn.heard for turn in without.turns] == [turn.heard for turn in with_it.turns]
+    assert [turn.new_messages for turn in without.turns] == [turn.new_messages for turn in with_it.turns]
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ async def test_a_team_that_is_never_right_stops_after_its_turns(tmp_path: Path) 
     assert episode.error is None
     assert len(episode.turns) == 6
     assert (episode.rewards, episode.success, episode.info["answers_given"]) == ({"actor": 0.0}, 0.0, 3)
-    assert not any("132" in message.content for turn in episode.turns for message in turn.heard)
+    assert not any("132" in message.content for turn in episode.turns for message in turn.new_messages)
 
 
 async def test_three_turns_of_code_show_the_shown_test_and_one_bit_of_the_others(
@@ -125,7 +125,7 @@ async def test_three_turns_of_code_show_the_shown_test_and_one_bit_of_the_others
     assert episode.error is None
     assert len(episode.turns) == 6
     assert (episode.rewards, episode.success) == ({"actor": 1.0}, 1.0)
-    second, third = (episode.turns[k].heard[-1].content for k in (2, 4))
+    second, third = (episode.turns[k].new_messages[-1].content for k in (2, 4))
     assert "Attempt 1 of 3 failed.\n\nassert double(2) == 4\n# failed" in second
     assert "Attempt 2 of 3 failed.\n\nassert double(2) == 4\n# passed" in third
     assert third.endswith("closes with ```.")
@@ -170,8 +170,8 @@ async def test_every_question_environment_continues_after_an_incorrect_answer(
     assert [turn.agent for turn in episode.turns] == ["a", "b", "a", "b"]
     assert (episode.rewards, episode.success) == ({"b": 1.0}, 1.0)
     asked = task.question
-    assert episode.turns[2].heard[0].content.endswith("y: no idea at all\n\nThis answer is wrong.")
-    assert episode.turns[3].heard[0].content == f"{asked}\n\nThis answer is wrong.|?"
+    assert episode.turns[2].new_messages[0].content.endswith("y: no idea at all\n\nThis answer is wrong.")
+    assert episode.turns[3].new_messages[0].content == f"{asked}\n\nThis answer is wrong.|?"
 
 
 async def test_a_call_is_answered_with_its_result_and_then_the_answer_counts() -> None:
@@ -182,8 +182,8 @@ async def test_a_call_is_answered_with_its_result_and_then_the_answer_counts() -
         environment, TWO, ["a", "b"], scripts, Task("train-0", "47+85", {"answer": 132, "difficulty": 2})
     )
     assert episode.error is None
-    assert episode.turns[2].heard[0].content.endswith(f"y: {call}\n\n132")
-    assert episode.turns[3].heard[0].content == "47+85\n\n132|?"
+    assert episode.turns[2].new_messages[0].content.endswith(f"y: {call}\n\n132")
+    assert episode.turns[3].new_messages[0].content == "47+85\n\n132|?"
     assert (episode.rewards, episode.info["calls"]) == ({"b": 1.0}, {"b": ["calculator"]})
 
 

@@ -47,8 +47,8 @@ async def test_the_reply_decides_what_is_seen() -> None:
     debate = Debate(rounds=2, reply="{question}|{b}|{answers}")
     scripts = {"a": lines("1", "2"), "b": lines("{a}", "4")}
     [episode] = await play(Arithmetic(), debate, ["a", "b"], scripts, TASK)
-    assert episode.turns[2].heard[0].content == "47+85|{a}|b: {a}"
-    assert episode.turns[3].heard[0].content == "47+85|{a}|a: 1"
+    assert episode.turns[2].new_messages[0].content == "47+85|{a}|b: {a}"
+    assert episode.turns[3].new_messages[0].content == "47+85|{a}|a: 1"
 
 
 async def test_enough_agreement_ends_it() -> None:
@@ -85,7 +85,9 @@ async def test_an_agent_that_has_settled_stops_and_its_answer_stays_valid() -> N
     scripts = {"a": lines("132", "so 132"), "b": lines("1", "2", "3", "122"), "c": lines("5", "132", "132")}
     [episode] = await play(Arithmetic(), debate, ["a", "b", "c"], scripts, TASK)
     assert [turn.agent for turn in episode.turns] == ["a", "b", "c", "a", "b", "c", "b", "c", "b"]
-    assert episode.turns[-1].heard[0].content.startswith("a: so 132\nc: 132\n"), "the others go on reading it"
+    assert episode.turns[-1].new_messages[0].content.startswith("a: so 132\nc: 132\n"), (
+        "the others go on reading it"
+    )
     assert episode.rewards == {"a": 1.0, "b": 0.0, "c": 1.0}
     assert episode.success == 1.0
 

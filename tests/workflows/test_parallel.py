@@ -47,7 +47,7 @@ async def test_simultaneous_turns_are_in_team_order() -> None:
     [episode] = await play(
         Matrix(game="custom", payoffs=payoffs), Parallel(), ["z", "y", "x"], scripts, MATCH
     )
-    assert [(turn.index, turn.agent, turn.seen) for turn in episode.turns] == [
+    assert [(turn.index, turn.agent, turn.completed_before) for turn in episode.turns] == [
         (0, "z", 0),
         (1, "y", 0),
         (2, "x", 0),
@@ -60,7 +60,7 @@ async def test_on_a_question_every_agent_answers_for_itself() -> None:
     [episode] = await play(
         Arithmetic(), Parallel(), ["a", "b", Agent("c", prompt="{question}=")], scripts, task
     )
-    assert [turn.heard[0].content for turn in episode.turns] == ["47+85", "47+85", "47+85="]
+    assert [turn.new_messages[0].content for turn in episode.turns] == ["47+85", "47+85", "47+85="]
     assert episode.rewards == {"a": 1.0, "b": 0.0, "c": 1.0}
     assert episode.success == pytest.approx(2 / 3)
     assert "final" not in episode.info

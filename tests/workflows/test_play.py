@@ -51,7 +51,7 @@ async def test_memory_is_the_current_observation_or_the_whole_conversation() -> 
         first, last = episode.by("a")
         extends = last.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
         assert extends == (memory == "conversation")
-        assert [m.role for m in last.heard] == (["user"] if extends else ["system", "user"])
+        assert [m.role for m in last.new_messages] == (["user"] if extends else ["system", "user"])
     assert lengths == {"observation": [2, 2], "conversation": [2, 4]}
 
 
@@ -59,7 +59,7 @@ async def test_simultaneous_moves_are_not_observed() -> None:
     game = OpenSpiel(game="matrix_pd", wording="short")
     scripts = {"a": lines("Defect"), "b": lines("Cooperate")}
     [episode] = await play(game, PlayWorkflow(), ["a", "b"], scripts, game.task("train", 0))
-    assert [turn.seen for turn in episode.turns] == [0, 0]
+    assert [turn.completed_before for turn in episode.turns] == [0, 0]
     assert episode.rewards == {"a": 10.0, "b": 0.0}
 
 

@@ -42,8 +42,8 @@ async def test_all_critics_must_accept_and_only_objections_are_read() -> None:
     }
     [episode] = await play(Arithmetic(), Reflect(), ["actor", "c1", "c2"], scripts, TASK)
     assert [turn.agent for turn in episode.turns] == ["actor", "c1", "c2", "actor", "c1", "c2"]
-    assert episode.turns[2].seen == 1, "critics do not hear one another"
-    assert episode.turns[3].heard[0].content == "c2: Carry!\n\nAnswer again."
+    assert episode.turns[2].completed_before == 1, "critics do not hear one another"
+    assert episode.turns[3].new_messages[0].content == "c2: Carry!\n\nAnswer again."
 
 
 async def test_prompts_and_the_revision_are_templates() -> None:
@@ -51,7 +51,7 @@ async def test_prompts_and_the_revision_are_templates() -> None:
     agents = [Agent("a", prompt="Q {question}"), Agent("c", prompt="{question}? {answer}")]
     workflow = Reflect(accept="OK", revise="{question} {notes}")
     [episode] = await play(Arithmetic(), workflow, agents, scripts, TASK)
-    assert [turn.heard[0].content for turn in episode.turns] == [
+    assert [turn.new_messages[0].content for turn in episode.turns] == [
         "Q 47+85",
         "47+85? {question}",
         "47+85 c: no",

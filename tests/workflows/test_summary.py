@@ -26,7 +26,7 @@ async def test_a_mixture_of_agents_reads_the_layer_before() -> None:
     scripts = {"a": lines("1", "2", "3"), "b": lines("4", "5", "6"), "chief": lines("132")}
     agents: list[Agent | str] = ["a", "b", Agent("chief", prompt="{question}: {drafts}; {b}")]
     [episode] = await play(Arithmetic(), Summary(layers=3, reply="{drafts}"), agents, scripts, TASK)
-    assert [(turn.agent, turn.seen, turn.heard[0].content) for turn in episode.turns] == [
+    assert [(turn.agent, turn.completed_before, turn.new_messages[0].content) for turn in episode.turns] == [
         ("a", 0, "47+85"),
         ("b", 0, "47+85"),
         ("a", 2, "a: 1\nb: 4"),
@@ -41,7 +41,7 @@ async def test_layers_of_different_agents() -> None:
     scripts = {"chief": lines("132"), "a": lines("1"), "b": lines("2"), "c": lines("3")}
     workflow = Summary(aggregator="chief", layers=(("a", "b"), ("c",)))
     [episode] = await play(Arithmetic(), workflow, ["chief", "a", "b", "c"], scripts, TASK)
-    assert [(turn.agent, turn.heard[0].content) for turn in episode.turns] == [
+    assert [(turn.agent, turn.new_messages[0].content) for turn in episode.turns] == [
         ("a", "47+85"),
         ("b", "47+85"),
         ("c", "47+85\n\na: 1\nb: 2\n\nAnswer again."),

@@ -20,12 +20,12 @@ async def test_agents_work_side_by_side_and_results_are_tool_messages() -> None:
     agents: list[Agent | str] = [Agent("a", prompt="Solve: {question}"), "b"]
     scripts = {"a": lines(CALL, "132"), "b": lines("132")}
     [episode] = await play(environment, ToolUse(), agents, scripts, TASK)
-    assert [(turn.agent, turn.seen, turn.heard[0].role) for turn in episode.turns] == [
+    assert [(turn.agent, turn.completed_before, turn.new_messages[0].role) for turn in episode.turns] == [
         ("a", 0, "user"),
         ("b", 0, "user"),
         ("a", 2, "tool"),
     ]
-    assert episode.turns[0].heard[0].content.startswith("Solve: You can call these tools:")
+    assert episode.turns[0].new_messages[0].content.startswith("Solve: You can call these tools:")
     assert transcript(episode)[2] == "2 seen=2 132 -> a: 132"
     first, second = episode.by("a")
     assert second.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids, "the conversation goes on"

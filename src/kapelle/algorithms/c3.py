@@ -189,7 +189,7 @@ def nodes(
         for turn in group.episodes[e].turns:
             if not turn.trained:
                 continue
-            depth = min(depth_of[turn.seen], len(widths))
+            depth = min(depth_of[turn.completed_before], len(widths))
             first = e - e % under[depth]
             if any(other in returns_of for other in range(first, e)):
                 continue  # an earlier episode has this turn
@@ -201,7 +201,9 @@ def nodes(
                 if leaves:
                     seen = moments[leaves[0]][branched - 1]
                     episode = group.episodes[leaves[0]]
-                    there = [other for other in episode.turns if other.trained and other.seen == seen]
+                    there = [
+                        other for other in episode.turns if other.trained and other.completed_before == seen
+                    ]
                     own = [other for other in there if other.agent == turn.agent] or there
                     worth = fmean(returns_of[leaf][turn.agent] for leaf in leaves)
                     keys = tuple(TurnKey(g, leaves[0], other.index) for other in own)
@@ -218,7 +220,7 @@ def _leaves(returns: Mapping[int, Mapping[str, float]], agent: str, start: int, 
 
 
 def _moments(episode: Episode) -> list[int]:
-    return sorted({turn.seen for turn in episode.turns if turn.trained})
+    return sorted({turn.completed_before for turn in episode.turns if turn.trained})
 
 
 def _siblings(e: int, under: Sequence[int], branched: int) -> list[int]:

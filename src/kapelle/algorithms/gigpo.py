@@ -7,7 +7,7 @@ the group that met the same state (an anchor state), each with its discounted re
 episode met has A^S = 0.
 
 With `state: context`, a state is the whole prompt, token for token. The comparison is then exact, but states rarely repeat in
-multi-turn conversations. With `heard` (the authors' `anchor_obs`), it is what the agent has read since its last turn. Such
+multi-turn conversations. With `new_messages` (the authors' `anchor_obs`), it is what the agent has read since its last turn. Such
 states repeat more often, with different histories.
 
 Deviations from the paper:
@@ -45,8 +45,8 @@ class GiGPO(MonteCarlo):
     """ω, the weight of the step advantage; 0 is `grpo`."""
     gamma: float = Field(default=0.95, ge=0.0, le=1.0)
     """Discount from one of the agent's turns to the next, in the step advantage."""
-    state: Literal["context", "heard"] = "context"
-    """Definition of equal states: equal prompts (`context`), or equal messages since the agent's last turn (`heard`)."""
+    state: Literal["context", "new_messages"] = "context"
+    """Definition of equal states: equal prompts (`context`), or equal messages since the agent's last turn (`new_messages`)."""
     alone: Literal["zero", "episode"] = "zero"
     """Step advantage of a state that no other episode met: `zero`, as in the paper, or the episode's advantage."""
 
@@ -63,7 +63,7 @@ class GiGPO(MonteCarlo):
         if self.omega == 0.0:
             return spread(self, groups, episode)
         sets: dict[tuple[int | str, ...], list[Member]] = {}
-        for member in by_state(groups, reward, gamma=self.gamma, latest=self.state == "heard"):
+        for member in by_state(groups, reward, gamma=self.gamma, latest=self.state == "new_messages"):
             sets.setdefault(member.place, []).append(member)
         most = max([len(group.valid) for group in groups], default=0)
         step = {}

@@ -44,7 +44,7 @@ from pydantic import Field
 from kapelle.algorithm import Algorithm, Change, Credit
 from kapelle.algorithms.shared.groups import Earlier
 from kapelle.algorithms.shared.replays import Replays, by_agent_of, spread_members, team_return
-from kapelle.algorithms.signals.stand_ins import StandIn, stand_in
+from kapelle.algorithms.signals.substitutes import Substitute, substitute_name
 from kapelle.errors import ConfigError
 from kapelle.rows import Signals, TurnKey
 from kapelle.runtime.randomness import derive_seed
@@ -81,7 +81,7 @@ class SHARP(Replays):
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
         row = self.replaying(self.name, self.credit, self.changes, self.earned)
-        return replace(row, needs=(*row.needs, StandIn())) if self.absent == "reference" else row
+        return replace(row, needs=(*row.needs, Substitute())) if self.absent == "reference" else row
 
     def joinings(self, episode: Episode) -> list[Joining]:
         """Return the terms of all Shapley values of an episode: which agent joins which coalition."""
@@ -121,7 +121,9 @@ class SHARP(Replays):
         if self.absent == "silent":
             return [Change("remove", agents) for agents in absent if agents]
         return [
-            Change("swap", agents, by=stand_in(team.policy(agents[0]).base)) for agents in absent if agents
+            Change("swap", agents, by=substitute_name(team.policy(agents[0]).base))
+            for agents in absent
+            if agents
         ]
 
     def credit(

@@ -155,7 +155,7 @@ class SummedValues:
         gammas: list[Tensor] = []
         for movers, reward in zip(rounds, round_rewards, strict=True):
             own = movers.get(agent) if agent is not None else None
-            included = [turn for turn in movers.values() if own is None or turn.seen <= own.index]
+            included = [turn for turn in movers.values() if own is None or turn.completed_before <= own.index]
             longest = max(len(turn.completion_ids) for turn in movers.values())
             # Σ_i V_i at every position of the round; a finished agent keeps its last value.
             columns = []

@@ -86,7 +86,7 @@ def _code(argv: Sequence[str], *, own: bool) -> int:
                 return EXIT_WRONG
             if not is_rank():
                 raise  # Python prints the traceback
-            from kapelle.runtime.rank_group import say_defect
+            from kapelle.runtime.rank_group import report_defect
 
-            return say_defect(error)  # once for all ranks
+            return report_defect(error)  # once for all ranks
         return code

@@ -318,7 +318,7 @@ def report(config: RunConfig, file: Path) -> JudgeReport:
         )
     graded = read_graded(file)
     frozen = FrozenModels(config.model)
-    judged = environment.asking(frozen)
+    judged = environment.with_models(frozen)
     try:
         found = run_async(lambda: judge_answers(judged, graded))
     finally:

@@ -23,7 +23,7 @@ from kapelle.team import ANY_TEAM, own_name
 from kapelle.training.console import Lines, Watch
 
 if TYPE_CHECKING:
-    from kapelle.rollout.play import Play
+    from kapelle.rollout.setup import RolloutSetup
     from kapelle.services.policy.agents import Agents
     from kapelle.services.policy.teams import Spoken
 
@@ -39,21 +39,21 @@ _COMMAND = re.compile(r"/[a-z]+")
 
 def run(arguments: argparse.Namespace) -> int:
     """Answer each line of the input until it ends."""
-    play = _of_model(arguments) or _of_run(arguments)
+    setup = _of_model(arguments) or _of_run(arguments)
     from kapelle.engines.rollout.protocol import ServesCallers
     from kapelle.runtime.event_loop import LoopThread
     from kapelle.services.policy.agents import Agents
     from kapelle.services.policy.service import spokesman
 
-    if isinstance(play.engine, ServesCallers):
-        play.engine.serve()
-    if arguments.agent is None and (first := spokesman(play)) is not None:
+    if isinstance(setup.engine, ServesCallers):
+        setup.engine.serve()
+    if arguments.agent is None and (first := spokesman(setup)) is not None:
         arguments.agent = first
-        others = " or ".join(f"--agent {name}" for name in play.team.names[1:])
+        others = " or ".join(f"--agent {name}" for name in setup.team.names[1:])
         hint = f"; to talk with another agent: {others}" if others else ""
         say(f"An outside program played this team. Here {first} answers{hint}.", sys.stderr)
     say(
-        f"Chat with {arguments.agent or ', '.join(play.team.names)}. {COMMANDS}.",
+        f"Chat with {arguments.agent or ', '.join(setup.team.names)}. {COMMANDS}.",
         sys.stderr,
     )
     with LoopThread() as thread:
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
                 say(f"Unknown command {line}: {COMMANDS}.", sys.stderr)
                 continue
             messages.append({"role": "user", "content": line})
-            text = asyncio.run(_unless_stopped(_answer(Agents(play, thread), arguments.agent, messages)))
+            text = asyncio.run(_unless_stopped(_answer(Agents(setup, thread), arguments.agent, messages)))
             if text is None:
                 messages.pop()
             else:
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _of_run(arguments: argparse.Namespace) -> Play:
+def _of_run(arguments: argparse.Namespace) -> RolloutSetup:
     """Load the team of the run that the words name."""
     named, settings = split_words(arguments.words)
     if len(named) != 1 or settings or arguments.environment is not None or arguments.real:
@@ -101,10 +101,10 @@ def _of_run(arguments: argparse.Namespace) -> Play:
         named_checkpoint(folder, which)
     from kapelle.training.served import open_served
 
-    return open_served(folder, Watch(Lines(sys.stderr)), which=which).play
+    return open_served(folder, Watch(Lines(sys.stderr)), which=which).setup
 
 
-def _of_model(arguments: argparse.Namespace) -> Play | None:
+def _of_model(arguments: argparse.Namespace) -> RolloutSetup | None:
     """Load the model or adapter that the words name, alone or as a recipe's team; None for a run."""
     from kapelle.cli.named import is_model
 
@@ -116,7 +116,7 @@ def _of_model(arguments: argparse.Namespace) -> Play | None:
     if named:
         raise ConfigError("--model and a run directory exclude each other. Name one of them.")
     hush()
-    from kapelle.rollout.evaluation.playing import model_config, open_play
+    from kapelle.rollout.evaluation.playing import model_config, open_rollout_setup
     from kapelle.setup.team_builder import seats_of
 
     alone = arguments.environment is None
@@ -131,7 +131,7 @@ def _of_model(arguments: argparse.Namespace) -> Play | None:
     arguments.agent = _agent(arguments.agent, names, config.name)
     if alone and len(names) == 1:  # it reads the whole conversation
         arguments.agent = names[0]
-    return open_play(config)
+    return open_rollout_setup(config)
 
 
 def _agent(given: str | None, names: Sequence[str], team: str) -> str | None:
@@ -188,22 +188,22 @@ def _name(agent: str) -> None:
 async def _answer(agents: Agents, agent: str | None, messages: list[dict[str, Any]]) -> str | None:
     """Print an answer as it comes and return it; print why and return None if the question cannot be answered."""
     from kapelle.services.policy.chat_form import read_request
-    from kapelle.services.refusals import Refusal
+    from kapelle.services.request_errors import RequestError
 
     request = read_request({"model": "team", "messages": messages})
     try:
         return await (_of_team(agents, request) if agent is None else _of_agent(agents, agent, request))
-    except Refusal as refusal:
+    except RequestError as refusal:
         say(f"kapelle: {refusal.message}", sys.stderr)
         return None
 
 
 async def _of_team(agents: Agents, request: Any) -> str:
-    from kapelle.services.policy.teams import PlayedAnswer, team_answers
+    from kapelle.services.policy.teams import TeamAnswer, team_answers
 
     final, turns = "", _Turns()
     async for each in team_answers(agents, request, listening=True):
-        if isinstance(each, PlayedAnswer):
+        if isinstance(each, TeamAnswer):
             final = each.text
         else:
             turns.add(each)

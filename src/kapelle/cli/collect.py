@@ -114,10 +114,10 @@ def _rolled_out(player: Player, arguments: argparse.Namespace) -> Iterator[tuple
     from kapelle.setup.problems import choose_tasks, untested
 
     config = player.config
-    tasks = choose_tasks(player.play.environment, "train", arguments.tasks, config.seed, untested(config))
+    tasks = choose_tasks(player.setup.environment, "train", arguments.tasks, config.seed, untested(config))
     for first in range(0, len(tasks), TASKS_AT_ONCE):
         chosen = tasks[first : first + TASKS_AT_ONCE]
-        groups = run_async(lambda now=chosen: rollout(player.play, now, arguments.samples, _seed(player)))  # type: ignore[misc]
+        groups = run_async(lambda now=chosen: rollout(player.setup, now, arguments.samples, _seed(player)))  # type: ignore[misc]
         yield f"{first + len(chosen)}/{len(tasks)} tasks played", groups
 
 

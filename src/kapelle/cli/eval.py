@@ -136,15 +136,15 @@ def _measure(player: Player, arguments: argparse.Namespace) -> tuple[Evaluation,
     from kapelle.setup.problems import choose_tasks
 
     settings = player.config.evaluation
-    play = player.play
-    fits = short_enough(player.config, play.team, play.engine.renderer)
-    tasks = choose_tasks(play.environment, "test", settings.problems, fits=fits)
+    setup = player.setup
+    fits = short_enough(player.config, setup.team, setup.engine.renderer)
+    tasks = choose_tasks(setup.environment, "test", settings.problems, fits=fits)
     say(f"playing {len(tasks)} unseen problems …", sys.stderr)
-    result = evaluate_held_out(play, settings, settings.problems, player.config.seed, player.returns, fits)
+    result = evaluate_held_out(setup, settings, settings.problems, player.config.seed, player.returns, fits)
     baselines: Sequence[Baseline] = []
-    if not arguments.no_baselines and len(play.team.agents) > 1:
+    if not arguments.no_baselines and len(setup.team.agents) > 1:
         say("playing the baselines: the same number of tokens without a team …", sys.stderr)
-        alone = decoded(play, settings)
+        alone = decoded(setup, settings)
         baselines = run_async(lambda: compute_matched(alone, tasks, result.tokens, player.config.seed))
     return result, baselines
 
@@ -180,19 +180,19 @@ def _episodes(result: Evaluation) -> list[dict[str, Any]]:
 
 
 def _row(player: Player, result: Evaluation, baselines: Sequence[Baseline]) -> dict[str, Any]:
-    from kapelle.environment import asks_questions
+    from kapelle.environment import has_comparable_answers
     from kapelle.rollout.evaluation.evaluate import own_scores, own_totals
 
-    own = (own_scores if asks_questions(player.play.environment) else own_totals)(result.groups)
+    own = (own_scores if has_comparable_answers(player.setup.environment) else own_totals)(result.groups)
     return {
         "player": player.name,
         "steps": player.steps,
-        "environment": player.play.environment.name,
+        "environment": player.setup.environment.name,
         "greedy": player.config.evaluation.always_greedy,
         "samples": player.config.evaluation.samples,
         "sets": list(player.config.evaluation.sets),
         "team": result.row(),
-        "agents": {agent: _rate_row(own.get(agent)) for agent in player.play.team.names},
+        "agents": {agent: _rate_row(own.get(agent)) for agent in player.setup.team.names},
         "baselines": [
             {
                 "agents": list(each.agents),
@@ -225,9 +225,9 @@ def _lines(player: Player, result: Evaluation, baselines: Sequence[Baseline]) ->
         how = f"sampled at temperature {settings.temperature:g}"
     if settings.samples > 1:
         how += f", {settings.samples} answers each"
-    play = player.play
+    setup = player.setup
     lines = [
-        f"{player.name}{trained}: {result.problems} unseen problems of {play.environment.name}, {how}, 95 % intervals",
+        f"{player.name}{trained}: {result.problems} unseen problems of {setup.environment.name}, {how}, 95 % intervals",
         "",
         _line("team", *_team(result), f"{result.tokens:.1f} tokens a problem"),
         *(_line(f"  {tag}", *_rate(part)) for tag, part in result.parts.items()),
@@ -280,17 +280,17 @@ def _rate(rate: MeanScore) -> tuple[str, str]:
 
 
 def _agents(player: Player, result: Evaluation) -> list[str]:
-    from kapelle.environment import asks_questions
+    from kapelle.environment import has_comparable_answers
     from kapelle.functional.statistics import missing_text
     from kapelle.rollout.evaluation.evaluate import own_scores, own_totals
 
-    environment = player.play.environment
-    questions = asks_questions(environment)
+    environment = player.setup.environment
+    questions = has_comparable_answers(environment)
     low, high = environment.reward_range
     shares = questions and 0.0 <= low <= high <= 1.0  # rewards of user functions are no shares
     own = (own_scores if questions else own_totals)(result.groups)
     lines = []
-    for agent in player.play.team.names:
+    for agent in player.setup.team.names:
         rate = own.get(agent)
         cells: tuple[str, ...]
         if rate is None and result.failed == result.problems:

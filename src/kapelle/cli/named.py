@@ -20,7 +20,7 @@ from kapelle.training.console import Lines, Watch
 
 if TYPE_CHECKING:
     from kapelle.rollout.evaluation.evaluate import Returns
-    from kapelle.rollout.play import Play
+    from kapelle.rollout.setup import RolloutSetup
     from kapelle.settings.schema import RunConfig
 
 
@@ -34,7 +34,7 @@ class Player:
 
     name: str
     """The run or the model, as named on the command line."""
-    play: Play
+    setup: RolloutSetup
     config: RunConfig
     returns: Returns
     """How returns are computed from rewards."""
@@ -60,7 +60,7 @@ def open_player(arguments: argparse.Namespace) -> Player:
         return _from_run(named[0], settings)
     if named or arguments.environment is None:
         raise ConfigError("--model needs --environment NAME, and takes the place of a run directory.")
-    from kapelle.rollout.evaluation.playing import model_config, open_play
+    from kapelle.rollout.evaluation.playing import model_config, open_rollout_setup
 
     config = model_config(
         arguments.model,
@@ -69,7 +69,7 @@ def open_player(arguments: argparse.Namespace) -> Player:
         real=arguments.real,
         report=lambda note: say(note, sys.stderr),
     )
-    return Player(arguments.model, open_play(config), config, own_returns, None)
+    return Player(arguments.model, open_rollout_setup(config), config, own_returns, None)
 
 
 def check_playable(arguments: argparse.Namespace, environment: str | None) -> None:
@@ -115,11 +115,11 @@ def _from_run(path: str, settings: tuple[str, ...]) -> Player:
 
         served = open_served(folder, observer, settings, which)
         shares = build_algorithm(served.config).returns or own_returns
-        return Player(path, served.play, served.config, shares, served.step)
+        return Player(path, served.setup, served.config, shares, served.step)
     read_config(folder)  # raises when there is no run
     trainer = Trainer.from_run(path, *settings, observer=observer)
     returns = trainer.algorithm.returns or own_returns
-    return Player(path, trainer.play, trainer.config, returns, trainer.done)
+    return Player(path, trainer.setup, trainer.config, returns, trainer.done)
 
 
 def owner_of(setting: str, names: Iterable[str]) -> str | None:

@@ -27,9 +27,9 @@ def complain(reason: str) -> None:
     if not is_rank():
         print(EACH.join(lines), file=sys.stderr)
         return
-    from kapelle.runtime.rank_group import say_for_all
+    from kapelle.runtime.rank_group import report_to_all
 
-    say_for_all(" ".join(lines))
+    report_to_all(" ".join(lines))
 
 
 def complain_of_stop() -> None:

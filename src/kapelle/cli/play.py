@@ -16,7 +16,7 @@ from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
 from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine
 from kapelle.engines.rollout.scripted import ByteRenderer
-from kapelle.environment import Mixed, Scripted, asks_questions, offers
+from kapelle.environment import Mixed, Scripted, has_comparable_answers, offers
 from kapelle.errors import ConfigError, EngineError, did_you_mean
 from kapelle.runs.findings import keep_exact
 from kapelle.runs.named_checkpoint import split_run
@@ -25,7 +25,7 @@ from kapelle.runtime.deadlines import Patience
 
 if TYPE_CHECKING:
     from kapelle.environment import Environment
-    from kapelle.rollout.play import Play
+    from kapelle.rollout.setup import RolloutSetup
     from kapelle.team import Agent
     from kapelle.types import Episode, Split, Task
     from kapelle.workflow import Workflow
@@ -42,12 +42,12 @@ Read = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)
-class PlayedTable:
+class GameTable:
     """A game, and the other players."""
 
     environment: Environment
     workflow: Workflow
-    trained: Play | None
+    trained: RolloutSetup | None
     """The run whose team plays the other roles; None for scripts and solvers."""
     in_sentences: bool = True
     """Whether the person reads full sentences, even if the team reads a shorter wording."""
@@ -60,16 +60,16 @@ def run(arguments: argparse.Namespace) -> int:
     hush()
     if arguments.exact:
         return _exact(arguments)
-    from kapelle.rollout.episodes import play_episode
+    from kapelle.rollout.episodes import roll_out_episode
     from kapelle.runtime.event_loop import run_async
 
     table = _open(arguments)
     play, seat = seated(table, arguments.seat, input)
     test, train = (_task(play.environment, split, arguments.seed) for split in ("test", "train"))
-    episode = run_async(lambda: play_episode(play, test, arguments.seed))
+    episode = run_async(lambda: roll_out_episode(play, test, arguments.seed))
     if episode.error is None and YOU not in {turn.policy for turn in episode.turns}:
         # A role without turns in tests, such as the proposer of problems.
-        episode = run_async(lambda: play_episode(play, train, arguments.seed))
+        episode = run_async(lambda: roll_out_episode(play, train, arguments.seed))
     if episode.error is not None:
         raise EngineError(f"The game broke off: {episode.error}")
     for line in ending(episode, seat):
@@ -94,7 +94,7 @@ def _exact(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _open(arguments: argparse.Namespace) -> PlayedTable:
+def _open(arguments: argparse.Namespace) -> GameTable:
     """Return the game that the arguments name, with its other players."""
     named, settings = split_words(arguments.words)
     if len(named) != 1:
@@ -111,7 +111,7 @@ def _open(arguments: argparse.Namespace) -> PlayedTable:
         config = (stages[-1][1] if stages else load_recipe(name, (), settings)).config
         # Nothing trains here, so that what training needs (a verifier) may be missing.
         team = build_team(config, replace(build_algorithm(config), needs=()))
-        return PlayedTable(config.environment, config.workflow, None, sentences, team.agents)
+        return GameTable(config.environment, config.workflow, None, sentences, team.agents)
     if (run / "config.yaml").is_file():
         from kapelle.training.provenance import config_of_run
 
@@ -127,7 +127,7 @@ def _open(arguments: argparse.Namespace) -> PlayedTable:
         table = _from_run(against, ())
         worded = _worded_like(environment, table.environment)
         return replace(table, environment=worded, in_sentences=sentences)
-    return PlayedTable(environment, _workflow(environment), None, sentences)
+    return GameTable(environment, _workflow(environment), None, sentences)
 
 
 def _against_solver(environment: Environment, solver: str, seat: int) -> Environment:
@@ -144,12 +144,12 @@ def _against_solver(environment: Environment, solver: str, seat: int) -> Environ
     return _with_opponents(environment, {k: solver for k in range(1, players + 1) if k != seat})
 
 
-def _from_run(path: str, settings: Sequence[str]) -> PlayedTable:
+def _from_run(path: str, settings: Sequence[str]) -> GameTable:
     from kapelle.training.trainer import Trainer
 
     trainer = Trainer.from_run(path, *settings)
-    environment, workflow = trainer.play.environment, trainer.play.workflow
-    return PlayedTable(_with_opponents(environment, {}), workflow, trainer.play, not _words(settings))
+    environment, workflow = trainer.setup.environment, trainer.setup.workflow
+    return GameTable(_with_opponents(environment, {}), workflow, trainer.setup, not _words(settings))
 
 
 def _words(settings: Sequence[str]) -> bool:
@@ -177,7 +177,7 @@ def _workflow(environment: Environment) -> Workflow:
     from kapelle.workflows.parallel import Parallel
     from kapelle.workflows.play import PlayWorkflow
 
-    return Parallel() if asks_questions(environment) else PlayWorkflow()
+    return Parallel() if has_comparable_answers(environment) else PlayWorkflow()
 
 
 def _with_opponents(environment: Environment, opponents: Mapping[int, object]) -> Environment:
@@ -199,11 +199,11 @@ def _worded_like(environment: Environment, learned: Environment) -> Environment:
     return type(environment).model_validate({**environment.model_dump(), **learned.model_dump(include=words)})
 
 
-def seated(table: PlayedTable, seat: int, read: Read) -> tuple[Play, str]:
+def seated(table: GameTable, seat: int, read: Read) -> tuple[RolloutSetup, str]:
     """Return the game with a person in a role (numbered from 1), and the name of the agent that the person replaces."""
     from kapelle.engines.rollout.compose import ComposedEngine
     from kapelle.engines.rollout.scripted import ScriptedEngine
-    from kapelle.rollout.play import Play
+    from kapelle.rollout.setup import RolloutSetup
     from kapelle.team import Agent, Policy, Team
 
     team = table.trained.team if table.trained else None
@@ -226,13 +226,13 @@ def seated(table: PlayedTable, seat: int, read: Read) -> tuple[Play, str]:
             seats[name] = Team.alone(agent, policy), name
     filled = Team.gathered(seats)
     engines: list[RolloutEngine] = [
-        Person(read, names=bool(table.agents), moves=not asks_questions(table.environment))
+        Person(read, names=bool(table.agents), moves=not has_comparable_answers(table.environment))
     ]
     if table.trained is not None:
         engines.append(table.trained.engine)
     elif SCRIPT in filled.policies:
         engines.append(ScriptedEngine({SCRIPT: _speaker(table.environment)}))
-    play = Play(
+    play = RolloutSetup(
         filled,
         _read_by(table.environment, person) if table.in_sentences else table.environment,
         table.workflow,
@@ -247,7 +247,7 @@ def _names(environment: Environment, known: Sequence[str]) -> tuple[str, ...]:
     """Return the agents' names: a run's own, or as many players as the environment takes."""
     from kapelle.environments.openspiel.environment import OpenSpiel
 
-    counts = [1] if asks_questions(environment) else [*range(2, MOST_PLAYERS + 1), 1]
+    counts = [1] if has_comparable_answers(environment) else [*range(2, MOST_PLAYERS + 1), 1]
     if isinstance(environment, OpenSpiel):
         counts = [environment.loaded.num_players() - len(environment.opponents)]
     if known:
@@ -351,7 +351,7 @@ def ending(episode: Episode, person: str) -> list[str]:
 
 if TYPE_CHECKING:
     from kapelle.rollout.evaluation.exploitability import Exact
-    from kapelle.rollout.play import Play
+    from kapelle.rollout.setup import RolloutSetup
     from kapelle.training.trainer import Trainer
 
     Row = tuple[str, Exact]
@@ -369,13 +369,13 @@ def report(path: Path, settings: Sequence[str]) -> None:
     from kapelle.training.trainer import Trainer
 
     trainer = Trainer.from_run(path, *settings)
-    environment = trainer.play.environment
+    environment = trainer.setup.environment
     games = environment.members if offers(environment, Mixed) else {"": environment}
     reasons = []
     found: dict[str, list[Row]] = {}
     for part, game in games.items():
         try:
-            for row in _rows(path, trainer, replace(trainer.play, environment=game)):
+            for row in _rows(path, trainer, replace(trainer.setup, environment=game)):
                 if part not in found:
                     say("\n".join([*([part] if part else []), COLUMNS.format(*TITLES)]))
                 say(_line(*row))
@@ -402,7 +402,7 @@ def _keep(path: Path, found: Mapping[str, Sequence[Row]]) -> None:
     keep_exact(path, rows)
 
 
-def _rows(path: Path, trainer: Trainer, play: Play) -> Iterator[Row]:
+def _rows(path: Path, trainer: Trainer, play: RolloutSetup) -> Iterator[Row]:
     """Yield the policies of one game with their values; ConfigError if it cannot be enumerated or has no checkpoint."""
     from kapelle.rollout.evaluation.exploitability import (
         average,

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from kapelle.cli.named import environment_named, owner_of
 from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
-from kapelle.environment import Environment, PaysEpisodes, offers
+from kapelle.environment import Environment, RewardsEpisodes, offers
 from kapelle.errors import ConfigError, KapelleError, did_you_mean
 from kapelle.runs.named_checkpoint import split_run
 from kapelle.runs.reader import is_run, read_config
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         named = ("policy", named[0])  # the default for a run
     if named == ("environments",):
         arguments.port = 50_051 if arguments.port is None else arguments.port
-        return serve_worlds(arguments, settings)
+        return serve_environment(arguments, settings)
     arguments.port = 8000 if arguments.port is None else arguments.port
     if len(named) == 2 and named[0] == "openenv":
         return _openenv(named[1], settings, binding_of(arguments))
@@ -140,7 +140,7 @@ def _policy(folder: Path, which: str | None, binding: Binding, arguments: argpar
     name = (arguments.name or served.config.name).replace("/", "-")  # clients write TEAM/AGENT
     limits = ServingLimits(arguments.calls, arguments.timeout, arguments.idle)
     return until_stopped(
-        serve_policy(served.play, name, binding, limits, record, arguments.tool_form, embedder),
+        serve_policy(served.setup, name, binding, limits, record, arguments.tool_form, embedder),
         lambda server: f"{name} is served at {server.url}/v1 as {', '.join(server.models)}",
     )
 
@@ -177,7 +177,7 @@ def _openenv(name: str, settings: Sequence[str], binding: Binding) -> int:
     from kapelle.services.http import check_free
 
     environment = environment_named(name, settings)
-    if offers(environment, PaysEpisodes):
+    if offers(environment, RewardsEpisodes):
         raise ConfigError(
             f"`{environment.name}` rewards whole episodes, which OpenEnv does not support. Serve the environment of its questions."
         )
@@ -214,7 +214,7 @@ SHORT = {"debate": "debate_topics"}
 HOW = "`kapelle serve environments --environments math,kuhn=recipes/kuhn.yaml math.path=data/gsm8k`"
 
 
-def serve_worlds(arguments: argparse.Namespace, settings: Sequence[str]) -> int:
+def serve_environment(arguments: argparse.Namespace, settings: Sequence[str]) -> int:
     """Serve environments until a signal, or replace one on a running server."""
     check_installed("serve", "starlette", "uvicorn", "websockets")
     if arguments.replace is not None:
@@ -260,7 +260,7 @@ def named(listed: str, settings: Sequence[str]) -> dict[str, Environment]:
             found[name] = environment_named(what, own)
         except KapelleError as error:
             raise type(error)(f"Environment '{name}': {error}") from None
-        if offers(found[name], PaysEpisodes):
+        if offers(found[name], RewardsEpisodes):
             raise ConfigError(
                 f"Environment '{name}' rewards whole episodes, which a server cannot do. Use it as the run's own environment."
             )

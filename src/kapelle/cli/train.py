@@ -87,7 +87,7 @@ def _dry_run(source: Source, *, as_json: bool, staged: bool = False) -> int:
     values = config.model_dump(mode="json")
     changed = {key: origin for key, origin in source.origin.items() if origin != "default"}
     notes = [*source.notes, *prepared.notes, *prepared.doubts]
-    calls = questions.asked_by(prepared.config.environment)
+    calls = questions.requested_by(prepared.config.environment)
     step = prepared.config.training.tasks_per_step, questions.episodes_of(prepared.algorithm)
     if as_json:
         weights = None if found is None else found.row()

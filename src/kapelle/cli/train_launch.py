@@ -55,7 +55,7 @@ STOPS = frozenset(128 + number for number in (signal.SIGHUP, signal.SIGINT, sign
 
 def launch_torchrun(words: Sequence[str], processes: int | None) -> int:
     """Run `kapelle` with these words in as many processes, by default one for each GPU, and return its exit code."""
-    refuse_second_launcher()
+    check_single_launcher()
     processes = processes or _devices()
     environ = {**os.environ}
     environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
@@ -63,7 +63,7 @@ def launch_torchrun(words: Sequence[str], processes: int | None) -> int:
         return _Launcher(ranks).follow()
 
 
-def refuse_second_launcher() -> None:
+def check_single_launcher() -> None:
     """Raise ConfigError in a process that a launcher has started."""
     if os.environ.keys() >= set(VARIABLES):
         raise ConfigError(
@@ -314,7 +314,7 @@ def launch_ray(arguments: argparse.Namespace) -> int:
     from kapelle.cluster.placement import check_pools, check_workers
     from kapelle.setup.preparation import prepare
 
-    refuse_second_launcher()
+    check_single_launcher()
     check_installed()
     how = {"resume": arguments.resume, "real": arguments.real}
     staged = find_stages(arguments.words, arguments.run_dir, **how)

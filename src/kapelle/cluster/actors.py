@@ -19,7 +19,7 @@ from typing import Any
 from kapelle.errors import ConfigError, EngineError
 from kapelle.runtime import interrupts
 from kapelle.runtime.foreign_code import received_error, sent_error
-from kapelle.runtime.interrupts import stop_if_asked
+from kapelle.runtime.interrupts import stop_if_requested
 from kapelle.settings.schema import Resources, RunConfig
 
 QUIET: Mapping[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -160,7 +160,7 @@ class Waiting:
 
         Raises StopRequested, and EngineError for a worker that has not started in time.
         """
-        stop_if_asked()
+        stop_if_requested()
         for worker in workers:
             if worker.up is None:
                 continue

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
-from kapelle.environment import PlayedFromOutside, offers
+from kapelle.environment import DrivenByPrograms, offers
 from kapelle.errors import ConfigError
 from kapelle.settings.schema import RayConfig, Resources, RunConfig
 from kapelle.team import split_scored
@@ -91,7 +91,7 @@ def check_workers(config: RunConfig, ranks: int) -> None:
             f"`training.partial_rollouts` needs a rollout worker for each of {ranks} processes. Set `ray.rollout_workers` to {ranks} "
             "or more, or to 0."
         )
-    if workers and offers(config.environment, PlayedFromOutside):
+    if workers and offers(config.environment, DrivenByPrograms):
         raise ConfigError(
             f"`environment.name: {config.environment.name}` runs in the trainer's process. Set `ray.rollout_workers: 0`."
         )

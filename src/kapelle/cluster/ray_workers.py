@@ -35,10 +35,10 @@ from kapelle.cluster.scoring import RayScorers
 from kapelle.cluster.worlds import HeldByActor
 from kapelle.engines.rollout.protocol import Completion, Renderer, Request
 from kapelle.errors import ConfigError, EngineError, KapelleError
-from kapelle.rollout.episodes import PlaysGroups, play_groups, rollout
+from kapelle.rollout.episodes import CollectsGroups, collect_groups, rollout
 from kapelle.rollout.partial import EndOfStep, PartialGroup, dump_partial, load_partial
-from kapelle.rollout.play import Play
 from kapelle.rollout.replica import Elsewhere, TeamReplica, moves
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.rollout.workers.pool import HeldHere, Hold
 from kapelle.runs.episode_json import dump_groups, load_groups
 from kapelle.runs.timeline import Timeline
@@ -130,7 +130,7 @@ def players_on(
     return player, hold, scorers, hashes
 
 
-class RayWorkers(PlaysGroups):
+class RayWorkers(CollectsGroups):
     """The rollout workers of one rank."""
 
     def __init__(
@@ -192,7 +192,7 @@ class RayWorkers(PlaysGroups):
 
     @property
     def weights(self) -> Mapping[str, Mapping[str, Any]]:
-        """See `PlaysGroups`: a copy from the cluster's store."""
+        """See `CollectsGroups`: a copy from the cluster's store."""
         return {
             name: unpacked(self._connection.fetch(stored))[1] for name, (_, stored) in self._weights.items()
         }
@@ -207,28 +207,28 @@ class RayWorkers(PlaysGroups):
                 worker.started.actor.end()
                 worker.started = None
 
-    def ask_groups(
-        self, play: Play, tasks: Sequence[Task], samples: int, seed: int, own: Sequence[int]
+    def request_groups(
+        self, setup: RolloutSetup, tasks: Sequence[Task], samples: int, seed: int, own: Sequence[int]
     ) -> Callable[[], list[Group]]:
-        """Request the rollout of groups, and return a function that waits for them; see `rollout.episodes.PlaysGroups`.
+        """Request the rollout of groups, and return a function that waits for them; see `rollout.episodes.CollectsGroups`.
 
         It raises what a worker raised, StopRequested, and EngineError if workers die again and again.
         """
-        sampling = play.sampling
+        sampling = setup.sampling
         sets = self._config.evaluation.sets
         request = {
             "random": random_as_lists(capture_random()),
             # The worker has the same settings: it uses its own environment of this name, or the run's.
-            "set": next((name for name, each in sets.items() if each is play.environment), None),
+            "set": next((name for name, each in sets.items() if each is setup.environment), None),
             "tasks": [task_form(task) for task in tasks],
             "samples": samples,
             "seed": seed,
-            "plainly": play.tree is None and play.interventions is None and not play.widths,
+            "plainly": setup.tree is None and setup.interventions is None and not setup.widths,
             "sampling": None if sampling is None else {name: asdict(each) for name, each in sampling.items()},
         }
         count = len(self._workers)
         shares = [_Share(k, {**request, "own": list(own[k::count])}) for k in range(count) if own[k::count]]
-        collect = self._request(play, shares)
+        collect = self._request(setup, shares)
 
         def wait() -> list[Group]:
             found: dict[int, Group] = {}
@@ -238,10 +238,10 @@ class RayWorkers(PlaysGroups):
 
         return wait
 
-    def ask_partial(
-        self, play: Play, pool: Sequence[PartialGroup], enough: EndOfStep, meeting: Meeting
+    def request_partial(
+        self, setup: RolloutSetup, pool: Sequence[PartialGroup], enough: EndOfStep, meeting: Meeting
     ) -> Callable[[], Mapping[int, PartialGroup]]:
-        """Request that unfinished groups continue; see `PlaysGroups`. The workers of all ranks agree when the step ends."""
+        """Request that unfinished groups continue; see `CollectsGroups`. The workers of all ranks agree when the step ends."""
         # Workers were dealt to the ranks in turn: these are the places of this rank's workers among all.
         count = self._config.ray.rollout_workers
         places = [meeting.rank + k * meeting.size for k, _ in enumerate(self._workers)]
@@ -266,7 +266,7 @@ class RayWorkers(PlaysGroups):
         for k, place in enumerate(places):
             own = {"meeting": form and {**form, "rank": place}, "left": dump_partial(pool[place::count])}
             shares.append(_Share(k, {**request, **own}))
-        collect = self._request(play, shares)
+        collect = self._request(setup, shares)
 
         def wait() -> Mapping[int, PartialGroup]:
             found: dict[int, PartialGroup] = {}
@@ -277,7 +277,7 @@ class RayWorkers(PlaysGroups):
 
         return wait
 
-    def _request(self, play: Play, shares: Sequence[_Share]) -> Callable[[], list[list[bytes]]]:
+    def _request(self, setup: RolloutSetup, shares: Sequence[_Share]) -> Callable[[], list[list[bytes]]]:
         """Send the requests, and return a function that waits for the rows of each share.
 
         The global generators get the states that the worker of the first share ends with.
@@ -286,7 +286,7 @@ class RayWorkers(PlaysGroups):
         self._send(shares)
 
         def wait() -> list[list[bytes]]:
-            play.timeline.enter("generate")
+            setup.timeline.enter("generate")
             try:
                 self._gather(shares)
             except BaseException as error:
@@ -295,7 +295,7 @@ class RayWorkers(PlaysGroups):
                 self.abandon()
                 raise
             finally:
-                play.timeline.leave()
+                setup.timeline.leave()
             self._under_way = [share for share in self._under_way if share not in shares]
             answers = [share.answer for share in shares if share.answer is not None]
             if answers:
@@ -454,11 +454,11 @@ class RayPlayer:
         team, wanted = self._team, decode(json.loads(request))
         for data in weights:
             plain, tensors = unpacked(data)
-            team.play.engine.load(plain["policy"], tensors, plain["version"])
+            team.setup.engine.load(plain["policy"], tensors, plain["version"])
         restore_random(random_from_lists(wanted["random"]))
         played = self._continue(team, wanted) if "left" in wanted else self._play_whole(team, wanted)
         drawn = json.dumps({"random": random_as_lists(capture_random())}).encode()
-        team.play.engine.release_caches()  # a new worker has no caches, and results must not depend on them
+        team.setup.engine.release_caches()  # a new worker has no caches, and results must not depend on them
         return drawn + b"\n" + played
 
     def _continue(self, team: TeamReplica, wanted: Mapping[str, Any]) -> bytes:
@@ -467,10 +467,10 @@ class RayPlayer:
             self._meeting = Meeting() if wanted["meeting"] is None else meeting_from(wanted["meeting"])
         meeting = self._meeting
         meeting.begin(wanted["play"])
-        play, enough = replace(team.play, timeline=Timeline()), EndOfStep(**wanted["enough"])
+        setup, enough = replace(team.setup, timeline=Timeline()), EndOfStep(**wanted["enough"])
         groups = load_partial(wanted["left"])
         try:
-            played = run_async(lambda: play_groups(play, groups, enough, meeting))
+            played = run_async(lambda: collect_groups(setup, groups, enough, meeting))
         except Exception as error:
             meeting.fail(error)
             raise
@@ -478,13 +478,15 @@ class RayPlayer:
 
     def _play_whole(self, team: TeamReplica, wanted: Mapping[str, Any]) -> bytes:
         """Roll out all episodes of groups and return them as JSON lines."""
-        sampling, play = wanted["sampling"], replace(team.play, timeline=Timeline())
+        sampling, setup = wanted["sampling"], replace(team.setup, timeline=Timeline())
         if wanted["set"] is not None:  # environment workers hold the run's environment alone
-            play = replace(play, environment=team.config.evaluation.sets[wanted["set"]], workers=None)
+            setup = replace(setup, environment=team.config.evaluation.sets[wanted["set"]], workers=None)
         rows = sampling and {name: Sampling.from_row(each) for name, each in sampling.items()}
-        play = replace(play, sampling=rows)
+        setup = replace(setup, sampling=rows)
         if not wanted["plainly"]:
-            play = play.as_asked(team.algorithm.data)
+            setup = setup.for_algorithm(team.algorithm.data)
         tasks = [task_from(task) for task in wanted["tasks"]]
-        groups = run_async(lambda: rollout(play, tasks, wanted["samples"], wanted["seed"], own=wanted["own"]))
+        groups = run_async(
+            lambda: rollout(setup, tasks, wanted["samples"], wanted["seed"], own=wanted["own"])
+        )
         return dump_groups(0, groups)

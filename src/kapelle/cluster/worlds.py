@@ -28,7 +28,7 @@ News = tuple[bytes, int, int, str | None]
 """A process's output, its heartbeats, the session that computes, and how the process ended."""
 
 
-class WorldHost:
+class StateHost:
     """The actor: holds one process, which ends with it."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class HeldByActor(Holder):
         self._signs = 0, 0
         self._how: str | None = None
         self._over = threading.Event()
-        self._actor: Actor = connection.actor(WorldHost, bundles[place], resources, calls=CALLS)
+        self._actor: Actor = connection.actor(StateHost, bundles[place], resources, calls=CALLS)
         self._begun = self._actor.call("begin", sys.path, folder)
         for work in (self._send, self._receive):
             threading.Thread(target=work, name="kapelle-world-host", daemon=True).start()

@@ -109,9 +109,9 @@ def _played(
         report(f"{len(met)} of {len(pairs)} pairs were played before")
     if left and jobs == 1:
         with ExitStack() as closing:
-            play = _player(entries, tasks, seed, folder, report, closing)
+            play_one = _player(entries, tasks, seed, folder, report, closing)
             for pair in left:
-                met[pair] = play(pair)
+                met[pair] = play_one(pair)
                 report(_line(met[pair], len(met), len(pairs)))
     elif left:
         work = [
@@ -144,16 +144,16 @@ def _player(
 ) -> Callable[[tuple[str, str]], Encounter]:
     """Load all players, and return a function that rolls out and stores a pair; `closing` closes engine and environments."""
     loaded = load(entries, report)
-    closing.callback(loaded.play.engine.close)
-    closing.callback(loaded.play.close)
+    closing.callback(loaded.setup.engine.close)
+    closing.callback(loaded.setup.close)
 
-    def play(pair: tuple[str, str]) -> Encounter:
+    def play_one(pair: tuple[str, str]) -> Encounter:
         both = loaded.contestants[pair[0]], loaded.contestants[pair[1]]
-        meeting = run_async(lambda: meet(loaded.play, entries.names, both, tasks, seed))
+        meeting = run_async(lambda: meet(loaded.setup, entries.names, both, tasks, seed))
         replace_file(_file(folder, pair), json.dumps(meeting.row()).encode("ascii") + b"\n")
         return meeting
 
-    return play
+    return play_one
 
 
 _loaded: dict[tuple[Any, ...], Callable[[tuple[str, str]], Encounter]] = {}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kapelle import environments
-from kapelle.environment import Answerable, Environment, Mixed, PlaysSeats, environment_class, offers
+from kapelle.environment import Answerable, Environment, HasPlayers, Mixed, environment_class, offers
 from kapelle.errors import CheckpointError, ConfigError, KapelleError, did_you_mean
 from kapelle.runs.named_checkpoint import named_checkpoint, policy_folder, split_run
 from kapelle.runs.reader import is_run, read_latest
@@ -32,7 +32,7 @@ from kapelle.types import Json
 if TYPE_CHECKING:
     from kapelle.models.language_model import LanguageModel
     from kapelle.rollout.evaluation.arena import Contestant
-    from kapelle.rollout.play import Play
+    from kapelle.rollout.setup import RolloutSetup
     from kapelle.settings.schema import RunConfig
 
 MAX_TOKENS = 512
@@ -81,7 +81,7 @@ class Entries:
 class Loaded:
     """All players in memory."""
 
-    play: Play
+    setup: RolloutSetup
     """Engine, environment and workflow; its team holds all policies."""
     contestants: Mapping[str, Contestant]
 
@@ -209,7 +209,7 @@ def _other_entry(label: str, word: str, environment: Environment) -> Entry:
         return Entry(label, " ".join([word, *contents]), about, model=word)
     if len(path.parts) == 2 or word.startswith("modelscope:"):
         return Entry(label, word, {"player": word, "kind": "model"}, model=word)
-    if not offers(environment, PlaysSeats):
+    if not offers(environment, HasPlayers):
         raise ConfigError(
             f"'{word}' is neither a run nor a model, and {_game(environment)} has no players of its own."
         )
@@ -341,7 +341,7 @@ def _team(run: RunConfig) -> Team:
 def load(entries: Entries, report: Callable[[str], None]) -> Loaded:
     """Load each base once and all adapters into its bank, and return the players."""
     from kapelle.rollout.evaluation.arena import Contestant
-    from kapelle.rollout.play import make_play
+    from kapelle.rollout.setup import make_rollout_setup
     from kapelle.setup.model_loading import build_engine, load_models, load_weights
     from kapelle.setup.preparation import check_endpoints
 
@@ -362,7 +362,7 @@ def load(entries: Entries, report: Callable[[str], None]) -> Loaded:
 
         engine: Any = ScriptedEngine({})
         return Loaded(
-            make_play(config, whole, engine),
+            make_rollout_setup(config, whole, engine),
             {e.label: Contestant(e.label, player=e.player) for e in entries.players},
         )
     whole = Team(
@@ -384,7 +384,7 @@ def load(entries: Entries, report: Callable[[str], None]) -> Loaded:
         entry.label: Contestant(entry.label, teams.get(entry.label), entry.player)
         for entry in entries.players
     }
-    return Loaded(make_play(config, whole, engine), contestants)
+    return Loaded(make_rollout_setup(config, whole, engine), contestants)
 
 
 def _of_run(

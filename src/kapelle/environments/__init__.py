@@ -18,13 +18,13 @@ BUILTIN: Mapping[str, str] = {
     "squares": "kapelle.environments.squares:Squares",
     "proposals": "kapelle.environments.proposals:Proposals",
     "matrix": "kapelle.environments.matrix:Matrix",
-    "sum_game": "kapelle.environments.yardsticks:SumGame",
-    "relay": "kapelle.environments.yardsticks:Relay",
-    "hidden_sign": "kapelle.environments.yardsticks:HiddenSign",
-    "speaker": "kapelle.environments.yardsticks:Speaker",
-    "long_game": "kapelle.environments.yardsticks:LongGame",
-    "essay": "kapelle.environments.yardsticks:Essay",
-    "unequal": "kapelle.environments.yardsticks:Unequal",
+    "sum_game": "kapelle.environments.diagnostics:SumGame",
+    "relay": "kapelle.environments.diagnostics:Relay",
+    "hidden_sign": "kapelle.environments.diagnostics:HiddenSign",
+    "speaker": "kapelle.environments.diagnostics:Speaker",
+    "long_game": "kapelle.environments.diagnostics:LongGame",
+    "essay": "kapelle.environments.diagnostics:Essay",
+    "unequal": "kapelle.environments.diagnostics:Unequal",
     "trajectories": "kapelle.environments.recorded:Trajectories",
     "preferences": "kapelle.environments.recorded:Preferences",
     "labelled": "kapelle.environments.recorded:Labelled",
@@ -57,7 +57,7 @@ BUILTIN: Mapping[str, str] = {
 HOMES: Mapping[str, str] = {
     **classes(BUILTIN),
     "BaseEnvironment": "kapelle.environments.base",
-    "BaseWorld": "kapelle.environments.base",
+    "BaseState": "kapelle.environments.base",
     "Part": "kapelle.environments.mixture",
     "Answers": "kapelle.environments.questions",
     "Questions": "kapelle.environments.questions",
@@ -81,11 +81,18 @@ if TYPE_CHECKING:
     from kapelle.environments.adapters.verifiers import Verifiers as Verifiers
     from kapelle.environments.arithmetic import Arithmetic as Arithmetic
     from kapelle.environments.base import BaseEnvironment as BaseEnvironment
-    from kapelle.environments.base import BaseWorld as BaseWorld
+    from kapelle.environments.base import BaseState as BaseState
     from kapelle.environments.bfcl import Bfcl as Bfcl
     from kapelle.environments.code import Code as Code
     from kapelle.environments.conversation import UserConversation as UserConversation
     from kapelle.environments.debate_topics import DebateTopics as DebateTopics
+    from kapelle.environments.diagnostics import Essay as Essay
+    from kapelle.environments.diagnostics import HiddenSign as HiddenSign
+    from kapelle.environments.diagnostics import LongGame as LongGame
+    from kapelle.environments.diagnostics import Relay as Relay
+    from kapelle.environments.diagnostics import Speaker as Speaker
+    from kapelle.environments.diagnostics import SumGame as SumGame
+    from kapelle.environments.diagnostics import Unequal as Unequal
     from kapelle.environments.external import External as External
     from kapelle.environments.gsm8k_steps import GSM8KSteps as GSM8KSteps
     from kapelle.environments.math import Math as Math
@@ -118,12 +125,5 @@ if TYPE_CHECKING:
     from kapelle.environments.texts import Translation as Translation
     from kapelle.environments.tool_questions import Tools as Tools
     from kapelle.environments.tool_tasks import ToolTasks as ToolTasks
-    from kapelle.environments.yardsticks import Essay as Essay
-    from kapelle.environments.yardsticks import HiddenSign as HiddenSign
-    from kapelle.environments.yardsticks import LongGame as LongGame
-    from kapelle.environments.yardsticks import Relay as Relay
-    from kapelle.environments.yardsticks import Speaker as Speaker
-    from kapelle.environments.yardsticks import SumGame as SumGame
-    from kapelle.environments.yardsticks import Unequal as Unequal
 
 __getattr__, __dir__ = lazy(__name__, HOMES)

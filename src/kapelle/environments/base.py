@@ -6,9 +6,9 @@
         @property
         def sources(self): ...             # a description of where tasks come from
         def task(self, split, index): ...  # the task at an index
-        def start(self, task, agents, seed): return DiceWorld(task, agents)
+        def start(self, task, agents, seed): return DiceState(task, agents)
 
-    class DiceWorld(BaseWorld):
+    class DiceState(BaseState):
         async def step(self, actions, final=None): ...
 
 `docs/tutorials/own_environment.md` has a complete example. Questions with one answer need less: see `questions.py`.
@@ -82,7 +82,7 @@ class StatedRewards(Settings):
         return self.rewards
 
 
-class BaseWorld:
+class BaseState:
     """An episode in which all agents read the task's question and move at once, until `over`.
 
     A subclass adds `step`, which returns immediate rewards, and sets `rewards`, `success` and, at the end, `over`. It

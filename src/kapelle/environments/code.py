@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from kapelle.environment import Answerable, Outcome, Retriable, Scorable, Scripted
-from kapelle.environments.base import BaseWorld
+from kapelle.environments.base import BaseState
 from kapelle.environments.data.conversations import (
     Question,
     field_of,
@@ -49,7 +49,7 @@ from kapelle.environments.grading.code.literal_tests import NotLiteral
 from kapelle.environments.grading.code.programs import program_of, runnable, tree_of
 from kapelle.environments.grading.code.style import style_score, syntax_score
 from kapelle.environments.programming import TEMPLATES, HeldOut, Programming, candidates, problem
-from kapelle.environments.questions import Difficulty, describe, need_seats, up_to
+from kapelle.environments.questions import Difficulty, describe, require_agents, up_to
 from kapelle.environments.sandbox.contract import Limits
 from kapelle.environments.sandbox.pool import Pool, backend, require, shared_pool
 from kapelle.environments.sandbox.session import Backend
@@ -386,7 +386,7 @@ SHOWN_CHARACTERS = 1000
 """Most characters of one test's report that an agent reads."""
 
 
-class CodeWorld(BaseWorld, Scorable, Retriable):
+class CodeState(BaseState, Scorable, Retriable):
     """One problem; every agent that acts writes programs of its own, and the last one gives its reward.
 
     After an incorrect program an agent reads the report of the shown tests and may write another one. About the other
@@ -441,7 +441,7 @@ class CodeWorld(BaseWorld, Scorable, Retriable):
 
         A `final` text is the team's answer and ends the episode, unless it fails and more are allowed.
         """
-        need_seats(actions, self._attempts)
+        require_agents(actions, self._attempts)
         for agent in actions:
             if agent not in self.movers():
                 raise EpisodeError(f"'{agent}' has no attempt left; the limit is {self._max_attempts}.")
@@ -765,12 +765,12 @@ class Code(DataSettings, Answerable, Scripted):
             problem(self.seed, split, index, self.difficulty, self.templates, self.held_out)
         )
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> CodeWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> CodeState:
         """Start an episode. SandboxError for an unknown sandbox."""
         sandboxes = shared_pool(self.sandbox, self.limits, self.parallel)
         split: Split = "train" if task.id.startswith("train-") else "test"
         excluded = 0 if self.format == "generated" else self.untrusted_count(split)
-        return CodeWorld(self._problem(task), task, agents, sandboxes, self, excluded)
+        return CodeState(self._problem(task), task, agents, sandboxes, self, excluded)
 
     def extract(self, text: str) -> str | None:
         """Return the program of a text: equal programs are equal votes."""

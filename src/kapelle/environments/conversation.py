@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from kapelle.environment import Outcome, Private, Scripted
-from kapelle.environments.base import BaseEnvironment, BaseWorld, need_movers
+from kapelle.environments.base import BaseEnvironment, BaseState, need_movers
 from kapelle.environments.questions import (
     Difficulty,
     Flaws,
@@ -150,9 +150,9 @@ class UserConversation(BaseEnvironment, Scripted, Private):
             f"wish {listed}" if self.wording == "short" else f"Your wishes, which you alone know: {listed}."
         )
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> ConversationWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> ConversationState:
         """Start a conversation."""
-        return ConversationWorld(self, task, agents)
+        return ConversationState(self, task, agents)
 
     # -------- Instructions
 
@@ -263,7 +263,7 @@ def rating(text: str) -> float | None:
     return None if found is None else int(found[1]) / 10
 
 
-class ConversationWorld(BaseWorld):
+class ConversationState(BaseState):
     """One conversation."""
 
     def __init__(self, settings: UserConversation, task: Task, agents: Sequence[str]) -> None:

@@ -25,11 +25,11 @@ from kapelle.environment import (
     QuestionCounts,
     Scripted,
 )
-from kapelle.environments.base import BaseWorld, need_movers
+from kapelle.environments.base import BaseState, need_movers
 from kapelle.environments.grading.asking import AnyJudge, Asking, EndpointJudge, ModelJudge
-from kapelle.environments.grading.judge import Ask, JudgeEndpoint, ask_endpoint, judge_pair
+from kapelle.environments.grading.judge import Ask, JudgeEndpoint, judge_pair, query_endpoint
 from kapelle.environments.grading.text.argument import score_argument
-from kapelle.environments.judged import AsksJudges
+from kapelle.environments.judged import UsesJudges
 from kapelle.environments.questions import split_of
 from kapelle.errors import ConfigError, DataError, EpisodeError
 from kapelle.types import Json, Message, Split, Task
@@ -44,7 +44,7 @@ def _judge(judge: object) -> object:
     return judge.model_dump() if type(judge) is JudgeEndpoint else judge
 
 
-class DebateTopics(AsksJudges, Alive, Opposed, Scripted):
+class DebateTopics(UsesJudges, Alive, Opposed, Scripted):
     """One motion, `rounds` speeches of every agent, and a verdict."""
 
     name: Literal["debate_topics"] = "debate_topics"
@@ -110,7 +110,7 @@ class DebateTopics(AsksJudges, Alive, Opposed, Scripted):
             if not self._motions(split):
                 raise DataError(f"No motion of {self.path} falls into the {split} split. Give more of them.")
         if isinstance(self.judge, JudgeEndpoint):
-            ask_endpoint(self.judge)
+            query_endpoint(self.judge)
 
     def size(self, split: Split) -> int | None:
         """Return the number of motions."""
@@ -120,12 +120,12 @@ class DebateTopics(AsksJudges, Alive, Opposed, Scripted):
         """Return the motion at an index."""
         return Task(f"{split}-{index}", self._motions(split)[index])
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> DebateWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> DebateState:
         """Start a debate of one motion."""
         ask = self._ask
         if ask is None and not isinstance(self.judge, str):
             ask = self._judges.of(self.judge)
-        return DebateWorld(self, task, agents, ask)
+        return DebateState(self, task, agents, ask)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return a speech without substance, which demonstrates only the form."""
@@ -155,7 +155,7 @@ def _read(path: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(motion.strip() for motion in found if motion.strip()))
 
 
-class DebateWorld(BaseWorld):
+class DebateState(BaseState):
     """An episode of one motion."""
 
     def __init__(self, settings: DebateTopics, task: Task, agents: Sequence[str], ask: Ask | None) -> None:

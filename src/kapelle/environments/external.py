@@ -29,7 +29,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field
 
-from kapelle.environment import Alive, Holding, Outcome, PlayedFromOutside, Scripted
+from kapelle.environment import Alive, DrivenByPrograms, Holding, Outcome, Scripted
 from kapelle.environments.base import StatedRewards
 from kapelle.environments.grading.text.tool_call import Form
 from kapelle.environments.taught import WithTeacher
@@ -251,7 +251,7 @@ class Switchboard:
         with self._lock:
             return self._failures.get(name)
 
-    def say_if_nobody_plays(self) -> None:
+    def warn_if_idle(self) -> None:
         """Report that episodes wait and no program has one; at most once in five minutes. Called by the episode."""
         with self._lock:
             waiting = len(self._free)
@@ -435,7 +435,7 @@ _free_programs: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Sem
 """Programs that may still be started, by event loop."""
 
 
-class ExternalWorld:
+class ExternalState:
     """The state of one episode that a program drives.
 
     A step without actions waits for the program: it returns on new calls, disconnected callers or the reward. A step with actions
@@ -543,7 +543,7 @@ class ExternalWorld:
                     async with asyncio.timeout(NOTICE_S):
                         await self._episode.taken.wait()
                     break
-                self._board.say_if_nobody_plays()
+                self._board.warn_if_idle()
             resume_deadlines()
             return
         loop = asyncio.get_running_loop()
@@ -587,7 +587,7 @@ class ExternalWorld:
                 self._running.release()
 
 
-class External(StatedRewards, WithTeacher, Alive, Holding, PlayedFromOutside, Scripted):
+class External(StatedRewards, WithTeacher, Alive, Holding, DrivenByPrograms, Scripted):
     """An outside program drives each episode: it calls the agents as OpenAI's chat completions and posts their reward.
 
     With a `command`, each episode starts the program, which finds the server in `OPENAI_BASE_URL`. Without one, you start the
@@ -647,10 +647,10 @@ class External(StatedRewards, WithTeacher, Alive, Holding, PlayedFromOutside, Sc
         """Whether there is a `teacher`."""
         return self.teacher is not None
 
-    def serve(self, play: Any, say: Callable[[str, str], None]) -> AbstractContextManager[None]:
+    def serve(self, setup: Any, say: Callable[[str, str], None]) -> AbstractContextManager[None]:
         """Run the server for programs while the block runs."""
         # By name, because services stand above environments.
-        server: AbstractContextManager[None] = find_object(SERVER, "server")(self, play, say)
+        server: AbstractContextManager[None] = find_object(SERVER, "server")(self, setup, say)
         return server
 
     def check_server(self, processes: int = 1) -> None:
@@ -708,7 +708,7 @@ class External(StatedRewards, WithTeacher, Alive, Holding, PlayedFromOutside, Sc
         """Return the task of an index, which the program interprets."""
         return Task(f"{split}-{index}", "", {"split": split, "index": index})
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> ExternalWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> ExternalState:
         """Create an episode for the program; raise EpisodeError if no server runs."""
         board = board_of(self.key)
 
@@ -716,7 +716,7 @@ class External(StatedRewards, WithTeacher, Alive, Holding, PlayedFromOutside, Sc
             return await Program.start(self.command, episode, board.url, board.token)
 
         starts = begin if self.command else None
-        return ExternalWorld(board, task, seed, tuple(agents), starts, self.programs, self.rewards[0])
+        return ExternalState(board, task, seed, tuple(agents), starts, self.programs, self.rewards[0])
 
     @property
     def key(self) -> str:

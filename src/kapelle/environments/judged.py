@@ -20,9 +20,9 @@ from typing import Annotated, Self
 
 from pydantic import BeforeValidator, Field, FiniteFloat, PrivateAttr, field_validator
 
-from kapelle.environment import AsksModels, FrozenModel, ModelsInPlace, QuestionCounts
+from kapelle.environment import FrozenModel, ModelsInPlace, QuestionCounts, UsesModels
 from kapelle.environments.grading.asking import AnyJudge, Asking, EndpointJudge, ModelJudge
-from kapelle.environments.grading.judge import CRITERION, Ask, ask_endpoint
+from kapelle.environments.grading.judge import CRITERION, Ask, query_endpoint
 from kapelle.errors import ConfigError
 from kapelle.settings.base import Settings
 from kapelle.types import Json
@@ -113,7 +113,7 @@ class Judges:
             if self._ask is not None:
                 ask = self._ask
             elif isinstance(judge, EndpointJudge):
-                ask = ask_endpoint(judge)
+                ask = query_endpoint(judge)
             elif self._models is None:
                 raise ConfigError(
                     f"The judge '{judge.path}' is a model of the process that runs episodes, and this process has none. Name an endpoint."
@@ -141,7 +141,7 @@ class Judges:
         return row if every else {}
 
 
-class AsksJudges(Settings, AsksModels):
+class UsesJudges(Settings, UsesModels):
     """Settings with judges: endpoints, frozen models of this process, or in Python any function."""
 
     _ask: Ask | None = PrivateAttr(default=None)
@@ -153,7 +153,7 @@ class AsksJudges(Settings, AsksModels):
         """Each judge, and how often it is queried."""
 
     def judged_by(self, ask: Ask) -> Self:
-        """Return the same settings with another judge in place of all judges, such as `engines.rollout.judge.ask_engine(...)`."""
+        """Return the same settings with another judge in place of all judges, such as `engines.rollout.judge.query_engine(...)`."""
         copy = self.model_copy()
         copy._ask, copy._judges = ask, Judges(ask)  # noqa: SLF001 - its own class
         return copy
@@ -166,7 +166,7 @@ class AsksJudges(Settings, AsksModels):
         judges = [judge for judge, _ in self.asked if isinstance(judge, ModelJudge)]
         return list(dict.fromkeys(FrozenModel(judge.path, judge.max_tokens) for judge in judges))
 
-    def asking(self, models: ModelsInPlace) -> Self:  # type: ignore[override] # subclasses are environments
+    def with_models(self, models: ModelsInPlace) -> Self:  # type: ignore[override] # subclasses are environments
         """Return the same settings with these models as the judges in this process."""
         copy = self.model_copy()
         copy._judges = Judges(self._ask, models)  # noqa: SLF001 - its own class

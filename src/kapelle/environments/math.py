@@ -22,7 +22,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field
 
 from kapelle.environments.data.conversations import Question, field_of, question_in
-from kapelle.environments.data.source import AskingData, Words
+from kapelle.environments.data.source import DataWithQuestions, Words
 from kapelle.environments.grading.code.programs import program_of
 from kapelle.environments.grading.math.grade import (
     Undecided,
@@ -85,7 +85,7 @@ Role = Literal["work", "answer", "solve"]
 """`work`: the solution up to its answer. `answer`: the answer alone. `solve`: both."""
 
 
-class Math(AskingData, Questions):
+class Math(DataWithQuestions, Questions):
     """Questions of a data set, graded by their final answer."""
 
     name: Literal["math"] = "math"

@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import Field, FiniteFloat, model_validator
 
 from kapelle.environment import Decision, Enumerable, KnowsMoves, ListsMoves, Opposed, Outcome, Scripted
-from kapelle.environments.base import BaseWorld, GameSettings, need_movers
+from kapelle.environments.base import BaseState, GameSettings, need_movers
 from kapelle.errors import ConfigError
 from kapelle.runtime.randomness import derive_seed
 from kapelle.types import Message, Split, Task
@@ -283,11 +283,11 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Opposed, Scripted):
                 f"({', '.join(agents)}). Set `team.agents` to {players} agents, or another game."
             )
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> MatrixWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> MatrixState:
         """Start a game."""
         self.check(agents)
         rules = self.head(self._rules(), "All say one letter at once.")
-        return MatrixWorld(self, task, agents, rules, seed)
+        return MatrixState(self, task, agents, rules, seed)
 
     def renamed(self, seat: int, seed: int) -> Mapping[str, str]:
         """Return a letter that a player writes → its meaning in an episode."""
@@ -323,7 +323,7 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Opposed, Scripted):
         return random.Random(f"{seed}/{agent}").choice(moves)
 
 
-class MatrixWorld(BaseWorld, KnowsMoves):
+class MatrixState(BaseState, KnowsMoves):
     """A game: all players move at once in each round."""
 
     def __init__(self, settings: Matrix, task: Task, agents: Sequence[str], rules: str, seed: int) -> None:

@@ -18,22 +18,22 @@ from kapelle.environment import (
     Alive,
     Answerable,
     Environment,
+    EpisodeState,
+    HasPlayers,
     Holding,
     KnowsMoves,
     Mixed,
     Opposed,
     Outcome,
-    PlaysSeats,
     Progressive,
     Reporting,
     Resets,
     Retriable,
     Scorable,
     Scripted,
-    World,
-    asks_questions,
+    has_comparable_answers,
     offers,
-    reset_world,
+    reset_state,
 )
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.settings.base import EnvironmentSettings, Plugged, Settings, named_settings
@@ -65,7 +65,7 @@ class Mixture(
     Mixed,
     Alive,
     Opposed,
-    PlaysSeats,
+    HasPlayers,
     Progressive,
     Reporting,
     Holding,
@@ -96,7 +96,7 @@ class Mixture(
     def check_player(self, player: str) -> None:
         """Raise ConfigError for a player that some part lacks."""
         for name, part in self.members.items():
-            if not offers(part, PlaysSeats):
+            if not offers(part, HasPlayers):
                 raise ConfigError(f"The part '{name}' has no player '{player}'.")
             part.check_player(player)
 
@@ -150,7 +150,7 @@ class Mixture(
 
     def check(self, agents: Sequence[str]) -> None:
         """Check every part; ConfigError names a part that these agents do not fit, or questions mixed with games."""
-        kinds = {asks_questions(part): name for name, part in list(self.members.items())[::-1]}
+        kinds = {has_comparable_answers(part): name for name, part in list(self.members.items())[::-1]}
         if len(kinds) > 1:
             question, game = kinds[True], kinds[False]
             raise ConfigError(
@@ -203,10 +203,10 @@ class Mixture(
         part_of = f"{name}/{task.part}" if task.part else name
         return replace(task, id=f"{name}/{task.id}", data=data, part=part_of, cast={})
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> MixtureWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> MixtureState:
         """Start an episode of the task's part."""
         name = str(task.data["part"])
-        return MixtureWorld(task.part, self.members[name].start(_inner(task), agents, seed))
+        return MixtureState(task.part, self.members[name].start(_inner(task), agents, seed))
 
     def extract(self, text: str) -> str | None:
         """Return the normal forms of all parts, so that equal answers are equal texts."""
@@ -230,16 +230,16 @@ def _inner(task: Task) -> Task:
     return replace(task, id=str(task.data["id"]), data=task.data["data"], part=part)
 
 
-class MixtureWorld(KnowsMoves, Resets, Scorable, Retriable):
+class MixtureState(KnowsMoves, Resets, Scorable, Retriable):
     """An episode of a part, whose outcome names the part."""
 
-    def __init__(self, name: str, world: World) -> None:
+    def __init__(self, name: str, world: EpisodeState) -> None:
         self._name = name
         self._world = world
 
     async def reset(self) -> None:
         """Reset the part's episode."""
-        await reset_world(self._world)
+        await reset_state(self._world)
 
     def allow_answers(self, most: int) -> None:
         """Allow several answers, if the part can."""

@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import Field
 
 from kapelle.environments.data.conversations import question_in, text_in
-from kapelle.environments.data.source import AskingData, Words
+from kapelle.environments.data.source import DataWithQuestions, Words
 from kapelle.environments.grading.text.extraction import ExtractionRule, statements
 from kapelle.environments.questions import Answers, Questions, words
 from kapelle.errors import DataError
@@ -34,7 +34,7 @@ def _label(text: str) -> Label | None:
     return next(filter(None, found), None)
 
 
-class NLI(AskingData, Questions):
+class NLI(DataWithQuestions, Questions):
     """Premise and hypothesis in, one of three words out."""
 
     name: Literal["nli"] = "nli"

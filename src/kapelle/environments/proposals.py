@@ -26,7 +26,7 @@ from pydantic import Field, model_validator
 
 from kapelle.environment import Outcome, Retriable, Scripted
 from kapelle.environments.arithmetic import TRIES, Arithmetic, written
-from kapelle.environments.base import BaseEnvironment, BaseWorld, need_movers
+from kapelle.environments.base import BaseEnvironment, BaseState, need_movers
 from kapelle.environments.grading.math.calculation import (
     Expression,
     Operation,
@@ -109,9 +109,9 @@ class Proposals(BaseEnvironment, Scripted):
         number = draw.randrange(low, 10**self.problems.digits)
         return Task(f"{split}-{index}", str(number), {"given": number})
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> ProposalWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> ProposalState:
         """Start an episode of one proposal, or of one fixed problem."""
-        return ProposalWorld(self, task, agents)
+        return ProposalState(self, task, agents)
 
     def proposed(self, text: str, given: int) -> Proposed | str:
         """Return the problem in a text, or the reason of its rejection, which the proposer reads."""
@@ -202,7 +202,7 @@ def _beginning(expression: Operation, number: int) -> Operation:
     return Operation(expression.operator, begun, expression.right)
 
 
-class ProposalWorld(BaseWorld, Retriable):
+class ProposalState(BaseState, Retriable):
     """One proposal and the solvers' answers to it, or their answers to a fixed problem.
 
     With `allow_answers` a proposer reads why its proposal was rejected, and may write another one.

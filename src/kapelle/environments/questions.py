@@ -35,10 +35,10 @@ from kapelle.environment import (
     Retriable,
     Scorable,
     Scripted,
-    asks_questions,
+    has_comparable_answers,
     offers,
 )
-from kapelle.environments.base import BaseWorld
+from kapelle.environments.base import BaseState
 from kapelle.environments.grading.math.numeric import grade_numeric, normal_form, parse_number, read_number
 from kapelle.environments.grading.text.extraction import ExtractionRule, answer_in, marked, read_answer
 from kapelle.environments.grading.verdict import Grade, right, wrong
@@ -54,7 +54,7 @@ RIGHT, WRONG = "This answer is right.", "This answer is wrong."
 """The only feedback on an answer; a grader's explanation may contain the gold answer."""
 
 
-def need_seats(actions: Collection[str], seats: Collection[str], did: str = "acted") -> None:
+def require_agents(actions: Collection[str], seats: Collection[str], did: str = "acted") -> None:
     """Raise EpisodeError if no agent acted, or an unknown one did."""
     if not actions:
         raise EpisodeError(f"No agent {did}. Give the text of at least one.")
@@ -66,7 +66,7 @@ def need_seats(actions: Collection[str], seats: Collection[str], did: str = "act
 _GRADING = "Grading an answer"
 
 
-class QuestionWorld(BaseWorld, Scorable, Retriable):
+class QuestionState(BaseState, Scorable, Retriable):
     """An episode of one question. The first step answers it and ends the episode.
 
     If more answers are allowed, it continues after an incorrect `final` text: all agents read that it was incorrect, and the
@@ -108,7 +108,7 @@ class QuestionWorld(BaseWorld, Scorable, Retriable):
             raise EpisodeError(
                 "The question has an answer already. An episode takes one step, or as many as `allow_answers` allows."
             )
-        need_seats(actions, self.agents, "answered")
+        require_agents(actions, self.agents, "answered")
         grades = {name: await self._graded(text) for name, text in actions.items()}
         rewards = {name: grade.score for name, grade in grades.items()}
         info: dict[str, Json] = {
@@ -169,7 +169,7 @@ class Answers:
 
 
 class Questions(Graded, Answerable, Scripted):
-    """Base of environments whose tasks have one answer each. An episode is a `QuestionWorld`."""
+    """Base of environments whose tasks have one answer each. An episode is a `QuestionState`."""
 
     @property
     @abstractmethod
@@ -187,10 +187,10 @@ class Questions(Graded, Answerable, Scripted):
         """Return None: the supply of tasks is endless."""
         return None
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> QuestionWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> QuestionState:
         """Start an episode of one question."""
         answers = self._kind()
-        return QuestionWorld(task, agents, lambda text: answers.grade(text, task), self.about(task))
+        return QuestionState(task, agents, lambda text: answers.grade(text, task), self.about(task))
 
     def extract(self, text: str) -> str | None:
         """Return the final answer of a text in its normal form, so that equal answers are equal texts; None without one."""
@@ -459,7 +459,7 @@ class HandsOnQuestions(Settings, Answerable, Scripted, Alive, Reporting):
 
     def check(self, agents: Sequence[str]) -> None:
         """Check the questions; ConfigError for a game."""
-        if not asks_questions(self.questions):
+        if not has_comparable_answers(self.questions):
             raise ConfigError(
                 f"`{cast('Environment', self).name}` needs questions with one answer, and `{self.questions.name}` is a game of moves. "
                 "Set `environment.questions` to math, arithmetic or another environment of questions."

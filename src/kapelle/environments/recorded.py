@@ -27,14 +27,14 @@ from kapelle.environments.data.conversations import (
     question_in,
     rounds,
 )
-from kapelle.environments.data.source import AskingData, Splits, Words
+from kapelle.environments.data.source import DataWithQuestions, Splits, Words
 from kapelle.environments.grading.text.tool_call import Form, NotCalls, parse_calls
 from kapelle.errors import DataError, EpisodeError, did_you_mean, need_known
 from kapelle.runtime.row_files import DataRow
 from kapelle.types import Json, Message, Split, Task, as_text
 
 
-class RecordedData(AskingData, Answerable):
+class RecordedData(DataWithQuestions, Answerable):
     """Base of environments of recorded rows."""
 
     def extract(self, text: str) -> str | None:
@@ -48,7 +48,7 @@ def split_of(splits: Splits, task_id: str) -> DataRow:
     return splits.of("train" if split == "train" else "test")[int(index)]
 
 
-class RecordedWorld(Scorable):
+class RecordedState(Scorable):
     """One record: what each agent reads before each of its turns, and the reward of its last answer."""
 
     def __init__(
@@ -172,10 +172,10 @@ class Labelled(RecordedData, Recorded):
         question = self._questions[split][index].question
         return question.task(f"{split}-{index}", rendered=self.rendered_prompts)
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> RecordedWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> RecordedState:
         """Start an episode of one question."""
         labels = dict(self._question(task).solutions)
-        return RecordedWorld(
+        return RecordedState(
             {agent: [task.question] for agent in agents}, lambda agent, text: labels.get(text)
         )
 
@@ -281,7 +281,7 @@ class Preferences(RecordedData, Recorded):
         question = self._pair(self.rows.of(split)[index]).question
         return question.task(f"{split}-{index}", rendered=self.rendered_prompts)
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> RecordedWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> RecordedState:
         """Start an episode of one pair."""
         pair = self._pair(split_of(self.rows, task.id))
         answers = ((pair.chosen, 1.0), (pair.rejected, 0.0))
@@ -289,7 +289,7 @@ class Preferences(RecordedData, Recorded):
         def reward(agent: str, text: str) -> float | None:
             return next((value for answer, value in answers if _is_answer(answer, text)), None)
 
-        return RecordedWorld({agent: [task.question] for agent in agents}, reward)
+        return RecordedState({agent: [task.question] for agent in agents}, reward)
 
     def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str | Message:
         """Return the chosen answer in even samples, the rejected one in odd ones."""
@@ -532,7 +532,7 @@ class Trajectories(RecordedData, Recorded):
         read = [before for before, _ in self._conversation(row, messages)]
         return Task(f"{split}-{index}", as_text(read[0]), system=system, messages=rounds(*read))
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> RecordedWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> RecordedState:
         """Start an episode of one record."""
         row = split_of(self.rows, task.id)
         turns = {agent: self._turns(row, agent) for agent in self._agents_of(row, agents)}
@@ -541,7 +541,7 @@ class Trajectories(RecordedData, Recorded):
             return 1.0 if any(_is_answer(answer, text) for _, answer in turns[agent]) else None
 
         reads = {agent: [as_text(before) for before, _ in own] for agent, own in turns.items()}
-        return RecordedWorld(reads, reward)
+        return RecordedState(reads, reward)
 
     def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str | Message:
         """Return the agent's recorded turn."""

@@ -20,14 +20,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from kapelle.environment import (
-    AskedServer,
-    AsksServers,
+    EpisodeState,
+    ExternalServer,
     Outcome,
     Resets,
     Retriable,
     Scorable,
-    World,
-    reset_world,
+    UsesServers,
+    reset_state,
 )
 from kapelle.environments.grading.served_scores import ServedScores
 from kapelle.environments.grading.verdict import Grade
@@ -39,7 +39,7 @@ from kapelle.settings.base import FREE, FROM_HERE_ON, Address
 from kapelle.types import Task
 
 
-class RewardServer(HandsOnQuestions, AsksServers):
+class RewardServer(HandsOnQuestions, UsesServers):
     """Questions of another environment, with a server's scores as rewards."""
 
     name: Literal["reward_server"] = "reward_server"
@@ -64,9 +64,9 @@ class RewardServer(HandsOnQuestions, AsksServers):
         """The server, and the external programs of the questions' environment."""
         return (f"`address` ({self.address})", *super().alive)
 
-    def servers(self) -> Sequence[AskedServer]:
+    def servers(self) -> Sequence[ExternalServer]:
         """The server."""
-        return (AskedServer("The reward server", self.address, self.address, self.token_env),)
+        return (ExternalServer("The reward server", self.address, self.address, self.token_env),)
 
     def check(self, agents: Sequence[str]) -> None:
         """Check the questions; raise ConfigError for games, or a token that would be sent unencrypted."""
@@ -77,24 +77,24 @@ class RewardServer(HandsOnQuestions, AsksServers):
     def _scores(self) -> ServedScores:
         return ServedScores(self.address, self.token_env, self.attempt_s, self.retries)
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> ScoredWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> ScoredState:
         """Create the state of one question."""
         scores = self._scores
-        return ScoredWorld(
+        return ScoredState(
             self.questions.start(task, agents, seed), lambda text: scores.grade(task.question, text)
         )
 
 
-class ScoredWorld(Resets, Scorable, Retriable):
+class ScoredState(Resets, Scorable, Retriable):
     """The state of a question, with the scores of the last answers as rewards."""
 
-    def __init__(self, question: World, grade: Callable[[str], Awaitable[Grade]]) -> None:
+    def __init__(self, question: EpisodeState, grade: Callable[[str], Awaitable[Grade]]) -> None:
         self._question, self._grade = question, grade
         self._scores: dict[str, float] = {}
 
     async def reset(self) -> None:
         """Begin the question."""
-        await reset_world(self._question)
+        await reset_state(self._question)
 
     def allow_answers(self, most: int) -> None:
         """Allow so many answers, until one is correct."""

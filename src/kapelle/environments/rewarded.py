@@ -30,23 +30,23 @@ from pydantic import Field, FiniteFloat, PrivateAttr, field_validator
 
 from kapelle.environment import (
     FAILED,
-    PAID_BY,
+    REWARD_PREFIX,
     Answerable,
     InMemory,
     Outcome,
-    PaysEpisodes,
     QuestionCounts,
+    RewardsEpisodes,
 )
-from kapelle.environments.base import BaseWorld
+from kapelle.environments.base import BaseState
 from kapelle.environments.data.conversations import QUESTIONS, question_in
-from kapelle.environments.data.source import AskingData, DataSource, Splits, Words, usable
+from kapelle.environments.data.source import DataSource, DataWithQuestions, Splits, Words, usable
 from kapelle.environments.grading.asking import AnyJudge, Asking, ModelJudge
 from kapelle.environments.grading.judge import judge_attempts, judge_rubric
 from kapelle.environments.grading.text.tool_call import NotCalls, beside_calls, parse_calls
-from kapelle.environments.judged import AsksJudges, Ranking, Rubric, shown
-from kapelle.environments.questions import need_seats
+from kapelle.environments.judged import Ranking, Rubric, UsesJudges, shown
+from kapelle.environments.questions import require_agents
 from kapelle.environments.recorded import split_of
-from kapelle.environments.tool_questions import AnyTool, OffersTools, ToolsWorld
+from kapelle.environments.tool_questions import AnyTool, OffersTools, ToolsState
 from kapelle.environments.tools.functions import Functions
 from kapelle.errors import AbsentData, ConfigError, DataError, EpisodeError, did_you_mean, need_known
 from kapelle.functional.statistics import finite
@@ -289,7 +289,7 @@ class Reward(Settings):
     """Factor of what the function returns."""
 
 
-class Rewarded(AskingData, OffersTools, AsksJudges, Answerable, InMemory, PaysEpisodes):
+class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory, RewardsEpisodes):
     """Questions of a data set; functions and judges compute the rewards."""
 
     name: Literal["rewarded"] = "rewarded"
@@ -401,17 +401,17 @@ class Rewarded(AskingData, OffersTools, AsksJudges, Answerable, InMemory, PaysEp
             ambiguous = any(same == name and other != module for same, other in plain)
             if ambiguous and module not in ("", IN_MEMORY):
                 name = f"{module.rpartition('.')[2]}.{name}"  # noqa: PLW2901
-            label, number = f"{PAID_BY}{name}", 1
+            label, number = f"{REWARD_PREFIX}{name}", 1
             while label in labels:
                 number += 1
-                label = f"{PAID_BY}{name}_{number}"
+                label = f"{REWARD_PREFIX}{name}_{number}"
             labels.append(label)
         return tuple(labels)
 
     def in_words(self) -> str:
         """Return every reward by its name in metrics, with its weight and where its function is defined."""
         return ", ".join(
-            f"{label.removeprefix(PAID_BY)}{'' if each.weight == 1.0 else f' × {each.weight:g}'}"
+            f"{label.removeprefix(REWARD_PREFIX)}{'' if each.weight == 1.0 else f' × {each.weight:g}'}"
             f"{f' ({function.place})' if function is not None and function.place else ''}"
             for each, function, label in zip(self.rewards, self._functions, self.labels, strict=True)
         )
@@ -543,9 +543,9 @@ class Rewarded(AskingData, OffersTools, AsksJudges, Answerable, InMemory, PaysEp
         question = self.question_of(self.rows.of(split)[index])
         return question.task(f"{split}-{index}", rendered=self.rendered_prompts)
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> RewardedWorld | ToolsWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> RewardedState | ToolsState:
         """Start an episode."""
-        world = RewardedWorld(task, agents)
+        world = RewardedState(task, agents)
         return self.around(world, agents) if self.tools else world
 
     def extract(self, text: str) -> str | None:
@@ -554,7 +554,7 @@ class Rewarded(AskingData, OffersTools, AsksJudges, Answerable, InMemory, PaysEp
 
     # -------- Rewards
 
-    async def pay(self, episode: Episode, outcome: Outcome) -> Outcome:
+    async def reward_episode(self, episode: Episode, outcome: Outcome) -> Outcome:
         """Call every function and rubric, and add up each agent's reward; an exception fails the episode.
 
         So does a rubric whose judge returns no verdict. Rankings are computed when the group is complete.
@@ -601,7 +601,7 @@ class Rewarded(AskingData, OffersTools, AsksJudges, Answerable, InMemory, PaysEp
         if verdict.grade.status == "ungraded":
             ask.ungraded += 1
             raise EpisodeError(
-                f"`{label.removeprefix(PAID_BY)}`: {verdict.grade.explanation}", {label: FAILED}
+                f"`{label.removeprefix(REWARD_PREFIX)}`: {verdict.grade.explanation}", {label: FAILED}
             )
         info |= {f"{label}/{name}": score for name, score in verdict.criteria.items()}
         return verdict.grade.score
@@ -653,7 +653,7 @@ class Rewarded(AskingData, OffersTools, AsksJudges, Answerable, InMemory, PaysEp
         found: list[dict[str, Any]] = []
         for turn in turns:
             if found:
-                found += [{"role": each.role, "content": each.content} for each in turn.heard]
+                found += [{"role": each.role, "content": each.content} for each in turn.new_messages]
             message: dict[str, Any] = {"role": "assistant", "content": turn.text}
             with suppress(NotCalls):
                 if calls := parse_calls(turn.text, (self.form,)):
@@ -679,7 +679,7 @@ class Rewarded(AskingData, OffersTools, AsksJudges, Answerable, InMemory, PaysEp
             if isinstance(each, Ranking)
         ]
 
-    async def pay_group(self, episodes: Sequence[Episode]) -> Sequence[Outcome]:
+    async def reward_group(self, episodes: Sequence[Episode]) -> Sequence[Outcome]:
         """Let every ranking compare the episodes; EpisodeError if its judge returns no verdict.
 
         A ranking with only one text to compare gives no reward.
@@ -709,7 +709,7 @@ class Rewarded(AskingData, OffersTools, AsksJudges, Answerable, InMemory, PaysEp
             missed = next((grade for grade in found.grades if grade.status == "ungraded"), None)
             if missed is not None:
                 ask.ungraded += 1
-                raise EpisodeError(f"`{label.removeprefix(PAID_BY)}`: {missed.explanation}")
+                raise EpisodeError(f"`{label.removeprefix(REWARD_PREFIX)}`: {missed.explanation}")
             for k, grade in zip(part, found.grades, strict=True):
                 infos[k][label] = grade.score
                 if found.disagreement is not None:
@@ -771,7 +771,7 @@ def spoken_of(episode: Episode, text: Any) -> str:
     return next((turn.words for turn in reversed(episode.turns) if turn.text == text), str(text))
 
 
-class RewardedWorld(BaseWorld):
+class RewardedState(BaseState):
     """An episode in which all agents read one question and answer it once."""
 
     _answer: str | None = None
@@ -780,7 +780,7 @@ class RewardedWorld(BaseWorld):
         """Take the answers; EpisodeError for a second step, or an unknown agent."""
         if self.over:
             raise EpisodeError("The question has an answer already. This environment takes one step.")
-        need_seats(actions, self.agents, "answered")
+        require_agents(actions, self.agents, "answered")
         self._answer, self.over = final, True
         return {}
 

@@ -18,14 +18,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from kapelle.environment import SeenWorld, ShowsImages
+from kapelle.environment import ShowsImages, StateWithImages
 from kapelle.environments.grading.text.extraction import ExtractionRule
 from kapelle.environments.questions import (
     Answers,
     Flaws,
     Generated,
     Problem,
-    QuestionWorld,
+    QuestionState,
     check_flaws,
     flawed,
     words,
@@ -117,7 +117,7 @@ class Squares(Generated, ShowsImages):
             return self.answers.written("red" if task.data["answer"] in COLOURS else "1")
         return super().script(agent, task, messages, seed)
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> SquaresWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> SquaresState:
         """Start an episode of one image."""
         answers = self.answers
         side = round(len(task.data["grid"]) ** 0.5)
@@ -131,10 +131,10 @@ class Squares(Generated, ShowsImages):
             )
             for agent in agents
         }
-        return SquaresWorld(task, agents, answers, self.about(task), views)
+        return SquaresState(task, agents, answers, self.about(task), views)
 
 
-class SquaresWorld(QuestionWorld, SeenWorld):
+class SquaresState(QuestionState, StateWithImages):
     """An episode of a question about an image."""
 
     def __init__(

@@ -16,14 +16,14 @@ from pydantic import Field
 
 from kapelle.environment import (
     Alive,
+    EpisodeState,
     Holding,
     Outcome,
     Retriable,
-    World,
     offers,
 )
 from kapelle.environments.grading.text.tool_call import Form, NotCalls, parse_calls
-from kapelle.environments.questions import HandsOnQuestions, InnerQuestions, need_seats
+from kapelle.environments.questions import HandsOnQuestions, InnerQuestions, require_agents
 from kapelle.environments.tools.calculator import Calculator
 from kapelle.environments.tools.calendar import Calendar
 from kapelle.environments.tools.contract import (
@@ -103,11 +103,11 @@ class OffersTools(CallSettings, Alive, Holding):
                     f"Two tools are called '{name}', in the entries {entries}. Remove one, or rename the function."
                 )
 
-    def around(self, question: World, agents: Sequence[str]) -> ToolsWorld:
+    def around(self, question: EpisodeState, agents: Sequence[str]) -> ToolsState:
         """Return a question's episode with separate tools for each agent."""
         schemas = [schema for tool in self.tools for schema in tool.schemas()]
         boxes = {agent: [tool.open() for tool in self.tools] for agent in agents}
-        return ToolsWorld(question, boxes, schemas, self)
+        return ToolsState(question, boxes, schemas, self)
 
 
 class Tools(OffersTools, HandsOnQuestions):
@@ -133,7 +133,7 @@ class Tools(OffersTools, HandsOnQuestions):
         super().check(agents)
         self.check_tools()
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> ToolsWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> ToolsState:
         """Start an episode of one question, with separate tools for each agent."""
         return self.around(self.questions.start(task, agents, seed), agents)
 
@@ -158,7 +158,7 @@ class ToolUser:
     faults: int = 0
 
 
-class ToolsWorld(Retriable):
+class ToolsState(Retriable):
     """One question; every agent has separate tools, and its first text without a call is its answer.
 
     The agent reads every fault of a call as text. The question grades the answers when all agents have answered or used up
@@ -167,7 +167,7 @@ class ToolsWorld(Retriable):
 
     def __init__(
         self,
-        question: World,
+        question: EpisodeState,
         boxes: Mapping[str, Sequence[Toolbox]],
         schemas: Sequence[ToolSchema],
         settings: CallSettings,
@@ -210,7 +210,7 @@ class ToolsWorld(Retriable):
         With a `final` text the texts are answers, with or without calls, and the episode ends. If more than one is allowed, a
         `final` text with calls gets results like any other, as long as another may follow.
         """
-        need_seats(actions, self._users)
+        require_agents(actions, self._users)
         for agent in actions:
             if agent not in self.movers():
                 raise EpisodeError(

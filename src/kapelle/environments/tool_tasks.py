@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from kapelle.environment import Answerable, Holding, Outcome, Scripted
-from kapelle.environments.base import BaseWorld
+from kapelle.environments.base import BaseState
 from kapelle.environments.grading.text.extraction import ExtractionRule
 from kapelle.environments.grading.text.tool_call import ReadCall, write_calls
 from kapelle.environments.grading.verdict import Grade
@@ -31,11 +31,11 @@ from kapelle.environments.questions import (
     describe,
     draw_task,
     flawed,
-    need_seats,
     numbers,
+    require_agents,
     up_to,
 )
-from kapelle.environments.tool_questions import CallSettings, ToolsWorld
+from kapelle.environments.tool_questions import CallSettings, ToolsState
 from kapelle.environments.tools.calculator import Calculator, calculate
 from kapelle.environments.tools.calendar import Calendar, Events
 from kapelle.environments.tools.contract import Toolbox, ToolSchema
@@ -110,13 +110,13 @@ class ToolTasks(CallSettings, Graded, Answerable, Scripted, Holding):
         """Return the task's kind and difficulty."""
         return {"kind": task.data["kind"], "difficulty": task.data["difficulty"]}
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> ToolsWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> ToolsState:
         """Start an episode, with separate tools for each agent."""
         boxes = {agent: self._open(task) for agent in agents}
         first = next(iter(boxes.values()))
         schemas: list[ToolSchema] = [tool.schema for box in first.values() for tool in box.tools]
-        world = ToolTaskWorld(self, task, boxes)
-        return ToolsWorld(world, {agent: list(own.values()) for agent, own in boxes.items()}, schemas, self)
+        world = ToolTaskState(self, task, boxes)
+        return ToolsState(world, {agent: list(own.values()) for agent, own in boxes.items()}, schemas, self)
 
     def _open(self, task: Task) -> dict[ToolKind, Toolbox]:
         """Return the tools of one agent, with the task's documents, notes and events."""
@@ -169,7 +169,7 @@ def _search(texts: tuple[tuple[str, str], ...], query: str, count: int) -> Seque
     return _index(texts).search(query, count)
 
 
-class ToolTaskWorld(BaseWorld):
+class ToolTaskState(BaseState):
     """An episode of a task; the first answer of each agent ends it, and the state of its tools is graded."""
 
     def __init__(
@@ -183,7 +183,7 @@ class ToolTaskWorld(BaseWorld):
         """Grade the results of these agents, or their numbers; a `final` number is the team's."""
         if self.over:
             raise EpisodeError("The task has an answer already. An episode takes one step.")
-        need_seats(actions, self.agents, "answered")
+        require_agents(actions, self.agents, "answered")
         grades = {agent: self._grade(agent, text) for agent, text in actions.items()}
         self.rewards = {agent: grade.score for agent, grade in grades.items()}
         self.success = sum(self.rewards.values()) / len(self.rewards)

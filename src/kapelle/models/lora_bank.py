@@ -24,13 +24,13 @@ from kapelle.errors import ModelError
 from kapelle.models.adapters import EXPERTS, Layers, adapted_layers, adapter_shapes, peft_places
 from kapelle.models.fast.routed_linear import (
     Gradients,
-    KeptStacks,
     Leg,
     Linear,
+    StoredStacks,
     backward_linear,
     dropped,
     forward_linear,
-    kept_of,
+    kept_rows_of,
     plain_product,
     salt_of,
     saved_tensors,
@@ -446,7 +446,7 @@ class BankedLinear(nn.Module):
         super().__init__()
         self.base = base
         self.adapters = nn.ModuleDict()
-        self.stacks = KeptStacks()
+        self.stacks = StoredStacks()
         """The adapters' factors as grouped products read them."""
         self._bank = (bank,)  # in a tuple, so that the bank is not registered as a submodule
 
@@ -564,7 +564,7 @@ class _RoutedLinear(torch.autograd.Function):
         saved = ctx.saved_tensors
         x_NI, tensors, order = saved[0], saved[1 : len(ctx.needs_input_grad) - 1], ctx.order
         grads = Gradients(ctx.needs_input_grad[2:])
-        kept = kept_of(saved[1 + len(tensors) :])
+        kept = kept_rows_of(saved[1 + len(tensors) :])
         dx_NI = backward_linear(
             order,
             tensors,

@@ -36,12 +36,12 @@ from kapelle.runtime.characters import replace_surrogates
 from kapelle.runtime.hub import is_of_modelscope
 from kapelle.runtime.thoughts import EVERY_PAIR, OPENINGS, THOUGHT_MARKS, split_thoughts
 from kapelle.settings.schema import ModelConfig
-from kapelle.types import Image, Json, Message, Said, images_in
+from kapelle.types import Image, Json, Message, SampledMessage, images_in
 
 if TYPE_CHECKING:
     from kapelle.models.vision import Vision
 
-_STAND_IN = "\u2e28said\u2e29"
+_SUBSTITUTE = "\u2e28said\u2e29"
 """Placeholder for the agent's answer; no template contains this string."""
 
 
@@ -260,22 +260,26 @@ class ChatRenderer:
         self,
         prompt: Sequence[int],
         completion: Sequence[int],
-        heard: Sequence[Message],
+        new_messages: Sequence[Message],
         before: Sequence[Message] = (),
     ) -> tuple[int, ...]:
-        """Return the last prompt, the sampled ids, and the messages `heard` since, as ids.
+        """Return the last prompt, the sampled ids, and the messages `new_messages` since, as ids.
 
         If the template drops thoughts of `before`, the conversation up to this answer, the beginning of the prompt changes. The
         words of all answers keep their sampled ids in either case.
         """
-        self._check_seen(heard)
-        if before and self._drops_thoughts and (other := self._without_thoughts(before, heard)) is not None:
+        self._check_seen(new_messages)
+        if (
+            before
+            and self._drops_thoughts
+            and (other := self._without_thoughts(before, new_messages)) is not None
+        ):
             return other
-        tail = self._tools.after_calls(heard) or self._after_completion(heard, speak=True)
+        tail = self._tools.after_calls(new_messages) or self._after_completion(new_messages, speak=True)
         if completion:
             # A model may end its turns with another special token than the tokeniser's end of text.
             tail = tail.removeprefix(self._special.get(completion[-1], ""))
-        return (*prompt, *completion, *self._spread(tail, heard))
+        return (*prompt, *completion, *self._spread(tail, new_messages))
 
     @cached_property
     def _drops_thoughts(self) -> bool:
@@ -290,16 +294,16 @@ class ChatRenderer:
         return False
 
     def _without_thoughts(
-        self, before: Sequence[Message], heard: Sequence[Message]
+        self, before: Sequence[Message], new_messages: Sequence[Message]
     ) -> tuple[int, ...] | None:
         """Return the conversation as the template now renders it; None if it continues the former prompt and completion."""
-        if not isinstance(before[-1], Said):
+        if not isinstance(before[-1], SampledMessage):
             return None
-        known = "".join(message.content for message in (*before, *heard))
+        known = "".join(message.content for message in (*before, *new_messages))
         free = next(f"\u2e28{k}." for k in itertools.count() if f"\u2e28{k}." not in known)
-        conversation, answers = list(before), list[tuple[str, str, Said]]()
+        conversation, answers = list(before), list[tuple[str, str, SampledMessage]]()
         for place, message in enumerate(before):
-            if isinstance(message, Said):
+            if isinstance(message, SampledMessage):
                 thought, words = f"{free}{place}t\u2e29", f"{free}{place}w\u2e29"
                 text = f"<think>\n{thought}\n</think>\n\n{words}" if message.thoughts else words
                 conversation[place] = Message("assistant", text, message.speaker)
@@ -309,7 +313,7 @@ class ChatRenderer:
             return self._tools.start(messages) or self._form.text(messages, speak=True)
 
         try:
-            begun, text = written(conversation[:-1]), written([*conversation, *heard])
+            begun, text = written(conversation[:-1]), written([*conversation, *new_messages])
         except ModelError:
             return None
         if text.startswith(begun) and (not answers[-1][2].thoughts or answers[-1][0] in text):
@@ -323,7 +327,7 @@ class ChatRenderer:
             head = head.replace(thought, self._control.hide(kept))
             ids += [*self._ids(head), *said.ids[said.thoughts :]]
             text = text.removeprefix(self._special.get(said.ids[-1], "") if said.ids else "")
-        return self._spread_ids((*ids, *self._ids(text)), (*before, *heard))
+        return self._spread_ids((*ids, *self._ids(text)), (*before, *new_messages))
 
     def thoughts(self, prompt: Sequence[int], completion: Sequence[int], text: str) -> tuple[int, int]:
         """Return the tokens of a completion and the characters of its text that are thoughts; all if the thoughts were cut off."""
@@ -402,11 +406,13 @@ class ChatRenderer:
             return self._after_completion((), speak=False)
         return ""
 
-    def _after_completion(self, heard: Sequence[Message], *, speak: bool) -> str:
+    def _after_completion(self, new_messages: Sequence[Message], *, speak: bool) -> str:
         """Return the template's text after an answer of the agent."""
-        opening = [Message("user", "?"), Message("assistant", _STAND_IN)]
-        text = self._form.text([*opening, *heard], speak=speak)
-        _, found, tail = text.partition(_STAND_IN)  # the first one, for messages may contain the same string
+        opening = [Message("user", "?"), Message("assistant", _SUBSTITUTE)]
+        text = self._form.text([*opening, *new_messages], speak=speak)
+        _, found, tail = text.partition(
+            _SUBSTITUTE
+        )  # the first one, for messages may contain the same string
         if not found:
             raise ModelError(
                 "The chat template drops earlier assistant messages, which agents need. Use another model or template."

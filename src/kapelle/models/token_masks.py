@@ -75,7 +75,7 @@ def check_constraint(constraint: Constraint) -> None:
     compiled(constraint, LLTokenizer("byte"))
 
 
-def why_refused(constraint: Constraint) -> str | None:
+def unsupported_reason(constraint: Constraint) -> str | None:
     """Return why `check_constraint` rejects a constraint; None if it accepts it."""
     check_installed()
     from llguidance import LLTokenizer

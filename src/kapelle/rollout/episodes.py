@@ -17,24 +17,24 @@ from typing import Any, NamedTuple
 from kapelle.engines.rollout.protocol import Interruptible
 from kapelle.engines.rollout.request_queue import PAUSE
 from kapelle.environment import (
+    DrivenByPrograms,
     Outcome,
-    PaysEpisodes,
-    PlayedFromOutside,
-    RemoteWorld,
+    RemoteState,
+    RewardsEpisodes,
     WorkerLost,
     offers,
 )
 from kapelle.errors import EpisodeError
-from kapelle.rollout.bounded_worlds import BoundedWorld, open_world
+from kapelle.rollout.bounded_states import BoundedState, open_state
 from kapelle.rollout.branching import Branch, SharedAnswers
 from kapelle.rollout.interventions import Continuation, Record, does_not_repeat, intervene
-from kapelle.rollout.outcomes import accepted, asked_to_stop, fault
+from kapelle.rollout.outcomes import accepted, fault, stop_signal_received
 from kapelle.rollout.partial import EndOfStep, PartialEpisode, PartialGroup, as_recorded
-from kapelle.rollout.play import Play, at_once
 from kapelle.rollout.scene import LiveScene
+from kapelle.rollout.setup import RolloutSetup, at_once
 from kapelle.runs.episode_json import dump_groups, load_groups
 from kapelle.runtime.batch_barrier import Participant, ends_requests
-from kapelle.runtime.deadlines import GaveUp, gather_abandonable, patience_here, within
+from kapelle.runtime.deadlines import DeadlineExceeded, gather_abandonable, patience_here, within
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.randomness import (
     capture_random,
@@ -52,8 +52,8 @@ LOST = 100
 """Times that it is repeated because its environment was lost for any reason, such as a server's restart."""
 
 
-async def play_episode(
-    play: Play,
+async def roll_out_episode(
+    setup: RolloutSetup,
     task: Task,
     seed: int,
     sample: int = 0,
@@ -75,7 +75,7 @@ async def play_episode(
     blamed, lost, replayed = 0, 0, record
     turns: tuple[Turn, ...] = ()
     while True:
-        played = await _attempt(play, task, seed, sample, replayed, sampling_seed, on_scene, branch)
+        played = await _attempt(setup, task, seed, sample, replayed, sampling_seed, on_scene, branch)
         if isinstance(played, Episode):
             if replayed is record or replayed is None or not replayed.diverged():
                 return played
@@ -90,26 +90,26 @@ async def play_episode(
                 else f"{lost} times"
             )
             reason = f"WorkerLost: {played.how}, {times}"
-            return Episode(task, seed, play.team.names, played.turns, error=reason)
+            return Episode(task, seed, setup.team.names, played.turns, error=reason)
         turns = max(turns, played.turns, key=len)
         if record is not None:
             record.rewind()
-        elif play.tree is None:
+        elif setup.tree is None:
             replayed = Record(turns, ())
 
 
-async def play_further(
-    play: Play, task: Task, left: PartialEpisode, sample: int, on_scene: Callable[[LiveScene], None]
+async def continue_episode(
+    setup: RolloutSetup, task: Task, left: PartialEpisode, sample: int, on_scene: Callable[[LiveScene], None]
 ) -> Episode:
     """Continue an unfinished episode in a new environment; one that does not repeat becomes an error."""
     record = Record(left.turns, left.drafts, left.begun)
-    episode = await play_episode(play, task, left.seed, sample, record, on_scene=on_scene)
+    episode = await roll_out_episode(setup, task, left.seed, sample, record, on_scene=on_scene)
     how = record.diverged(episode)
     if how is not None:
-        error = does_not_repeat(play.environment.name, how, "`training.partial_rollouts: 0`")
-        return Episode(task, left.seed, play.team.names, (), error=f"EpisodeError: {error}")
-    turns, paid = as_recorded(left, episode.turns, episode.payments)
-    return replace(episode, turns=turns, payments=paid)
+        error = does_not_repeat(setup.environment.name, how, "`training.partial_rollouts: 0`")
+        return Episode(task, left.seed, setup.team.names, (), error=f"EpisodeError: {error}")
+    turns, paid = as_recorded(left, episode.turns, episode.reward_events)
+    return replace(episode, turns=turns, reward_events=paid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class _Lost:
 
 
 async def _attempt(
-    play: Play,
+    setup: RolloutSetup,
     task: Task,
     seed: int,
     sample: int,
@@ -130,38 +130,38 @@ async def _attempt(
     on_scene: Callable[[LiveScene], None] | None,
     branch: Branch | None,
 ) -> Episode | _Lost:
-    names, cancellations = play.team.names, asked_to_stop()
+    names, cancellations = setup.team.names, stop_signal_received()
     scene: LiveScene | None = None
-    world: BoundedWorld | RemoteWorld | None = None
-    start = open_world if play.workers is None else play.workers.open_world
+    world: BoundedState | RemoteState | None = None
+    start = open_state if setup.workers is None else setup.workers.open_state
     try:
-        patience_here.set(play.patience)
-        world = await start(play.environment, task, names, seed, play.patience)
+        patience_here.set(setup.patience)
+        world = await start(setup.environment, task, names, seed, setup.patience)
         try:
-            continuation = partial(play_continuation, play)
-            scene = LiveScene(play, task, seed, world, continuation, sample, record, sampling_seed, branch)
+            continuation = partial(roll_out_continuation, setup)
+            scene = LiveScene(setup, task, seed, world, continuation, sample, record, sampling_seed, branch)
             if on_scene is not None:
                 on_scene(scene)
-            await within("The episode", "episode", play.patience.episode, play.workflow.run(scene))
-            if scene.turns and not scene.stepped and not offers(play.environment, PlayedFromOutside):
+            await within("The episode", "episode", setup.patience.episode, setup.workflow.run(scene))
+            if scene.turns and not scene.stepped and not offers(setup.environment, DrivenByPrograms):
                 raise EpisodeError(
-                    f"The workflow '{play.workflow.name}' ended without a step of the environment. Write `await scene.step({{name: text}})` "
+                    f"The workflow '{setup.workflow.name}' ended without a step of the environment. Write `await scene.step({{name: text}})` "
                     "in `run`."
                 )
-            found = await play.timeline.during("grade", world.outcome())
-            if play.pays and offers(play.environment, PaysEpisodes):
+            found = await setup.timeline.during("grade", world.outcome())
+            if setup.pays and offers(setup.environment, RewardsEpisodes):
                 ends_requests()  # nothing more is sampled: other episodes continue while a judge reads
                 played = Episode(task, seed, names, scene.turns, final=scene.final)
-                paying = play.environment.pay(played, found)
-                work = within("Paying the episode", "grader", play.patience.grader, paying)
-                found = await play.timeline.during("grade", work)
+                paying = setup.environment.reward_episode(played, found)
+                work = within("Paying the episode", "grader", setup.patience.grader, paying)
+                found = await setup.timeline.during("grade", work)
             outcome = scene.settle(found)
         finally:
             ends_requests()  # the sampler does not wait for this episode while its environment closes
             await world.close()
-        outcome = accepted(outcome, scene.turns, play.environment.reward_range, names)
+        outcome = accepted(outcome, scene.turns, setup.environment.reward_range, names)
     except BaseException as error:  # noqa: BLE001 - the one boundary where a bad episode becomes data
-        lost = world.lost if isinstance(world, RemoteWorld) else None
+        lost = world.lost if isinstance(world, RemoteState) else None
         lost = error if isinstance(error, WorkerLost) else lost
         reason = fault(error, cancellations)
         turns, continued = (scene.turns, dict(scene.continued)) if scene else ((), {})
@@ -179,7 +179,7 @@ async def _attempt(
         outcome.info,
         outcome.truncated,
         branches=scene.branches,
-        payments=tuple(scene.payments),
+        reward_events=tuple(scene.reward_events),
         roles=outcome.roles,
         continued=dict(scene.continued),
         final=scene.final,
@@ -214,7 +214,7 @@ def seats_of(
 
 
 async def rollout(
-    play: Play,
+    setup: RolloutSetup,
     tasks: Sequence[Task],
     samples: int,
     seed: int,
@@ -226,56 +226,58 @@ async def rollout(
     With `own`, only the tasks at these places are played, with the seeds that they have among all tasks.
     """
     step = len(tasks)
-    scheduled = seats_of(tasks, samples, seed, same_world=bool(play.widths))
+    scheduled = seats_of(tasks, samples, seed, same_world=bool(setup.widths))
     if own is not None:
         scheduled = [each for g in own for each in scheduled[g * samples : (g + 1) * samples]]
         tasks = [tasks[g] for g in own]
-    shared = [SharedAnswers(play.widths) for _ in tasks] if play.widths else []
+    shared = [SharedAnswers(setup.widths) for _ in tasks] if setup.widths else []
 
     def play_one(number: int, each: ScheduledEpisode) -> Coroutine[Any, Any, Episode]:
         branch = shared[number // samples].branch(each.sample) if shared else None
-        return play_episode(play, each.task, each.seed, each.sample, branch=branch)
+        return roll_out_episode(setup, each.task, each.seed, each.sample, branch=branch)
 
-    episodes = await play_seats(play, scheduled, play_one, max_concurrent)
+    episodes = await collect_scheduled(setup, scheduled, play_one, max_concurrent)
     groups = [Group(task, tuple(episodes[g * samples : (g + 1) * samples])) for g, task in enumerate(tasks)]
-    groups = await compare_episodes(play, groups)
-    if play.interventions is None:
+    groups = await compare_episodes(setup, groups)
+    if setup.interventions is None:
         return groups
-    play_all = partial(play_continuations, play, max_concurrent=max_concurrent)
-    return await intervene(groups, play.interventions, play.team, step, play.environment.name, play_all)
+    roll_out_all = partial(roll_out_continuations, setup, max_concurrent=max_concurrent)
+    return await intervene(
+        groups, setup.interventions, setup.team, step, setup.environment.name, roll_out_all
+    )
 
 
-async def compare_episodes(play: Play, groups: Sequence[Group]) -> list[Group]:
-    """Return groups with the rewards of an environment that `PaysEpisodes`; failed episodes stay as they are.
+async def compare_episodes(setup: RolloutSetup, groups: Sequence[Group]) -> list[Group]:
+    """Return groups with the rewards of an environment that `RewardsEpisodes`; failed episodes stay as they are.
 
-    An error becomes the error of all episodes of the group, as in `play_episode`.
+    An error becomes the error of all episodes of the group, as in `roll_out_episode`.
     """
-    environment = play.environment
-    if not (play.pays and offers(environment, PaysEpisodes) and environment.compared):
+    environment = setup.environment
+    if not (setup.pays and offers(environment, RewardsEpisodes) and environment.compared):
         return list(groups)
 
     async def paid(group: Group) -> Group:
-        valid, cancellations = group.valid, asked_to_stop()
+        valid, cancellations = group.valid, stop_signal_received()
         if not valid:
             return group
-        patience_here.set(play.patience)
+        patience_here.set(setup.patience)
         try:
-            work = within("Paying a group", "grader", play.patience.grader, environment.pay_group(valid))
-            found = await play.timeline.during("grade", work)
+            work = within("Paying a group", "grader", setup.patience.grader, environment.reward_group(valid))
+            found = await setup.timeline.during("grade", work)
             if len(found) != len(valid):
                 raise EpisodeError(
-                    f"`pay_group` of '{environment.name}' returned {len(found)} outcomes for {len(valid)} episodes."
+                    f"`reward_group` of '{environment.name}' returned {len(found)} outcomes for {len(valid)} episodes."
                 )
             outcomes = [
-                accepted(outcome, episode.turns, environment.reward_range, play.team.names)
+                accepted(outcome, episode.turns, environment.reward_range, setup.team.names)
                 for outcome, episode in zip(found, valid, strict=True)
             ]
         except BaseException as error:  # noqa: BLE001 - as for one episode, in `_attempt`
             return _failed(group, fault(error, cancellations))
         return _rewarded(group, outcomes)
 
-    def given_up(place: int, why: GaveUp) -> Group:
-        return _failed(groups[place], f"GaveUp: {why}")
+    def given_up(place: int, why: DeadlineExceeded) -> Group:
+        return _failed(groups[place], f"DeadlineExceeded: {why}")
 
     return await gather_abandonable([partial(paid, group) for group in groups], given_up)
 
@@ -312,14 +314,14 @@ def _rewarded(group: Group, outcomes: Sequence[Outcome]) -> Group:
     return replace(group, episodes=tuple(episodes))
 
 
-async def play_continuation(play: Play, run: Continuation) -> Episode:
+async def roll_out_continuation(setup: RolloutSetup, run: Continuation) -> Episode:
     """Replay an episode and continue it, without branches."""
     episode, sample = run.fork.episode, run.fork.sample
-    return await play_episode(play.plainly(), episode.task, episode.seed, sample, run.record, run.seed)
+    return await roll_out_episode(setup.plainly(), episode.task, episode.seed, sample, run.record, run.seed)
 
 
-async def play_continuations(
-    play: Play,
+async def roll_out_continuations(
+    setup: RolloutSetup,
     runs: Sequence[Continuation],
     max_concurrent: int = 4096,
     ended: Callable[[Continuation, Episode], None] = lambda run, episode: None,
@@ -327,17 +329,17 @@ async def play_continuations(
     """Play continuations at once, as far as there is room, and return their episodes in order; `ended` is called with each."""
 
     async def one(number: int, _: ScheduledEpisode) -> Episode:
-        episode = await play_continuation(play, runs[number])
+        episode = await roll_out_continuation(setup, runs[number])
         ended(runs[number], episode)
         return episode
 
     forks = [run.fork for run in runs]
     scheduled = [ScheduledEpisode(fork.episode.task, fork.sample, fork.episode.seed) for fork in forks]
-    return await play_seats(play.plainly(), scheduled, one, max_concurrent)
+    return await collect_scheduled(setup.plainly(), scheduled, one, max_concurrent)
 
 
-async def play_seats(
-    play: Play,
+async def collect_scheduled(
+    setup: RolloutSetup,
     scheduled: Sequence[ScheduledEpisode],
     play_one: Callable[[int, ScheduledEpisode], Coroutine[Any, Any, Episode]],
     max_concurrent: int = 4096,
@@ -348,8 +350,8 @@ async def play_seats(
 
     With `followed`, the sampler waits until an episode has ended completely, because something depends on that.
     """
-    processes = play.workers.size if play.workers else 1
-    under_way = at_once(play.environment, len(play.team.names), play.tree, max_concurrent, processes)
+    processes = setup.workers.size if setup.workers else 1
+    under_way = at_once(setup.environment, len(setup.team.names), setup.tree, max_concurrent, processes)
     gate = asyncio.Semaphore(under_way)
     followed = followed or len(scheduled) > under_way  # the next episode begins when one has ended
     participants: dict[int, Participant] = {}
@@ -366,13 +368,13 @@ async def play_seats(
         if participants.pop(number, None) is not None:
             gate.release()
 
-    def given_up(number: int, why: GaveUp) -> Episode:
+    def given_up(number: int, why: DeadlineExceeded) -> Episode:
         if number in participants:
             # Its coroutine may still run, but the sampler stops waiting for its requests.
             participants[number].end()
         leave(number)
         each = scheduled[number]
-        return Episode(each.task, each.seed, play.team.names, (), error=f"GaveUp: {why}")
+        return Episode(each.task, each.seed, setup.team.names, (), error=f"DeadlineExceeded: {why}")
 
     coroutines = [partial(one, number, each) for number, each in enumerate(scheduled)]
     return await gather_abandonable(coroutines, given_up)
@@ -396,8 +398,8 @@ def begun(tasks: Sequence[Task], samples: int, seed: int, number: int) -> list[P
     ]
 
 
-async def play_groups(
-    play: Play, groups: Sequence[PartialGroup], enough: Enough, meeting: Peers | None = None
+async def collect_groups(
+    setup: RolloutSetup, groups: Sequence[PartialGroup], enough: Enough, meeting: Peers | None = None
 ) -> list[PartialGroup]:
     """Continue groups until enough of them are done, and return all of them as they are then, in order.
 
@@ -424,7 +426,7 @@ async def play_groups(
         if task is not None:
             tasks.append(task)
         on_scene = partial(scenes.__setitem__, place)
-        episode = await play_further(play, each.task, left[place], each.sample, on_scene)
+        episode = await continue_episode(setup, each.task, left[place], each.sample, on_scene)
         scenes.pop(place, None)
         known[place] = episode
         if alone and enough([group.done for group in as_they_are()]):
@@ -452,13 +454,13 @@ async def play_groups(
         return stop.is_set()
 
     scheduled = [ScheduledEpisode(groups[g].task, k, left[g, k].seed) for g, k in places]
-    playing = asyncio.create_task(play_seats(play, scheduled, one, followed=True))
+    playing = asyncio.create_task(collect_scheduled(setup, scheduled, one, followed=True))
     stopping = asyncio.create_task(stop.wait())
     tasks += [playing, stopping]
-    assert isinstance(play.engine, Interruptible), "checked before the run starts"
+    assert isinstance(setup.engine, Interruptible), "checked before the run starts"
     try:
         if not alone:
-            play.engine.pause_every(PAUSE, at_pause)
+            setup.engine.pause_every(PAUSE, at_pause)
         await asyncio.wait({playing, stopping}, return_when=asyncio.FIRST_COMPLETED)
         # A process without unfinished groups meets the others until all end.
         while not (alone or stop.is_set() or playing.cancelled() or playing.exception()):
@@ -467,19 +469,19 @@ async def play_groups(
         if failed:
             raise failed[0]
         if not playing.done():
-            broken = await play.engine.interrupt()
+            broken = await setup.engine.interrupt()
             for place, scene in scenes.items():
                 if (now := scene.left(broken)) is not None:
-                    turns, payments = as_recorded(left[place], now.turns, now.payments)
-                    known[place] = replace(now, turns=turns, payments=payments)
+                    turns, reward_events = as_recorded(left[place], now.turns, now.reward_events)
+                    known[place] = replace(now, turns=turns, reward_events=reward_events)
         if playing.done():
             known |= zip(places, playing.result(), strict=True)  # also those that were given up
     finally:  # environments of running episodes are closed within their deadlines
         if not alone:
-            play.engine.pause_every(0, None)
+            setup.engine.pause_every(0, None)
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks, timeout=play.patience.environment)
+        await asyncio.wait(tasks, timeout=setup.patience.environment)
     return as_they_are()
 
 
@@ -488,15 +490,15 @@ async def play_groups(
 # A group's seeds depend on its task alone, so its tokens do not depend on the rank that samples them.
 
 
-class PlaysGroups:
+class CollectsGroups:
     """A rollout engine that plays whole groups in other processes, instead of single requests.
 
     Its methods request groups and return a function that waits for them. It leaves the global random generators as if the groups
     had been played here.
     """
 
-    def ask_groups(
-        self, play: Play, tasks: Sequence[Task], samples: int, seed: int, own: Sequence[int]
+    def request_groups(
+        self, setup: RolloutSetup, tasks: Sequence[Task], samples: int, seed: int, own: Sequence[int]
     ) -> Callable[[], list[Group]]:
         """Request `samples` episodes of the tasks at the places `own`, with their seeds among all; one group for each."""
         raise NotImplementedError
@@ -510,8 +512,8 @@ class PlaysGroups:
         """Give up whatever was requested and not waited for."""
         raise NotImplementedError
 
-    def ask_partial(
-        self, play: Play, pool: Sequence[PartialGroup], enough: EndOfStep, meeting: Meeting
+    def request_partial(
+        self, setup: RolloutSetup, pool: Sequence[PartialGroup], enough: EndOfStep, meeting: Meeting
     ) -> Callable[[], Mapping[int, PartialGroup]]:
         """Request this rank's share of groups that are continued until enough of them are done, by place in `pool`.
 
@@ -520,30 +522,30 @@ class PlaysGroups:
         raise NotImplementedError
 
 
-def ask_groups(
-    play: Play, tasks: Sequence[Task], samples: int, seed: int, own: Sequence[int]
+def request_groups(
+    setup: RolloutSetup, tasks: Sequence[Task], samples: int, seed: int, own: Sequence[int]
 ) -> Callable[[], list[Group]]:
     """Let rollout workers begin with the tasks at the places `own`; return a function that waits for them, or plays them here."""
     if not own:
         return list
-    if isinstance(play.engine, PlaysGroups):
-        return play.engine.ask_groups(play, tasks, samples, seed, own)
-    return lambda: run_async(lambda: rollout(play, tasks, samples, seed, own=own))
+    if isinstance(setup.engine, CollectsGroups):
+        return setup.engine.request_groups(setup, tasks, samples, seed, own)
+    return lambda: run_async(lambda: rollout(setup, tasks, samples, seed, own=own))
 
 
-def shared_rollout(play: Play, tasks: Sequence[Task], samples: int, seed: int) -> list[Group]:
+def shared_rollout(setup: RolloutSetup, tasks: Sequence[Task], samples: int, seed: int) -> list[Group]:
     """Play `samples` episodes of every task, each rank its share; return one group per task, in order, in every rank.
 
     The global random generators are left as rank 0 leaves them.
     """
-    ranks = play.ranks
+    ranks = setup.ranks
     if ranks.size == 1:
-        return ask_groups(play, tasks, samples, seed, range(len(tasks)))()
+        return request_groups(setup, tasks, samples, seed, range(len(tasks)))()
     dealt = [range(rank, len(tasks), ranks.size) for rank in range(ranks.size)]
 
     def share() -> bytes:
         own = dealt[ranks.rank]
-        groups = ask_groups(play, tasks, samples, seed, own)()
+        groups = request_groups(setup, tasks, samples, seed, own)()
         drawn = {} if ranks.rank else random_as_lists(capture_random())
         return json.dumps(drawn).encode() + b"\n" + dump_groups(0, groups)
 

@@ -3,7 +3,7 @@
 Task, seed and turns determine an episode. So a continuation runs the same program in a new environment: it replays the recorded
 turns token for token (`Record`), applies the change, and samples everything after it with its own seeds. No environment is copied.
 
-`play_on` does this for three callers:
+`continue_forks` does this for three callers:
 
 - `intervene`: an algorithm changes finished episodes of a step;
 - `choose`: a tree judges the candidates of a moment while its episode waits;
@@ -174,11 +174,11 @@ class Continuation(NamedTuple):
     """Of the sampled turns."""
 
 
-PlayAll = Callable[[Sequence[Continuation]], Awaitable[Sequence[Episode]]]
+RollOutAll = Callable[[Sequence[Continuation]], Awaitable[Sequence[Episode]]]
 """Plays continuations at once, and returns failed ones too."""
 
 
-class PlayedOn(NamedTuple):
+class ContinuedFork(NamedTuple):
     """The continuations of a fork."""
 
     episodes: tuple[Episode, ...]
@@ -194,20 +194,20 @@ class PlayedOn(NamedTuple):
         return [episode for episode in self.episodes if episode.error is None]
 
 
-async def play_on(forks: Sequence[Fork], times: int, play_all: PlayAll) -> list[PlayedOn]:
+async def continue_forks(forks: Sequence[Fork], times: int, roll_out_all: RollOutAll) -> list[ContinuedFork]:
     """Continue each fork `times` times, all at once."""
     runs = [
         Continuation(fork, fork.record.again(), derive_seed(*fork.seeds, number))
         for fork in forks
         for number in range(times)
     ]
-    played = await play_all(runs)
+    played = await roll_out_all(runs)
     found = []
     for begin in range(0, len(runs), times):
         own = list(zip(runs[begin : begin + times], played[begin : begin + times], strict=True))
         tokens = sum((run.record.sampled(episode) for run, episode in own), Counter[str]())
         diverged = [how for run, episode in own if (how := run.record.diverged(episode)) is not None]
-        found.append(PlayedOn(tuple(episode for _, episode in own), tokens, next(iter(diverged), None)))
+        found.append(ContinuedFork(tuple(episode for _, episode in own), tokens, next(iter(diverged), None)))
     return found
 
 
@@ -217,7 +217,7 @@ def turns_until(episode: Episode, count: int) -> tuple[Turn, ...]:
     own = {turn.agent: k for k, turn in reversed(list(enumerate(turns)))}
     earned, by_then, begun = [0.0] * len(turns), None, 0
     # Summed in the order of the payments, as in the scene, so that sums are bitwise equal.
-    for payment in episode.payments:
+    for payment in episode.reward_events:
         if payment.after > count and by_then is None:
             by_then = list(earned)
         while begun < min(payment.after, len(turns)):
@@ -237,7 +237,12 @@ def turns_until(episode: Episode, count: int) -> tuple[Turn, ...]:
 
 
 async def intervene(
-    groups: Sequence[Group], asked: Interventions, team: Team, step: int, environment: str, play_all: PlayAll
+    groups: Sequence[Group],
+    asked: Interventions,
+    team: Team,
+    step: int,
+    environment: str,
+    roll_out_all: RollOutAll,
 ) -> list[Group]:
     """Return groups with the results of changes to their episodes (`Episode.interventions`).
 
@@ -252,9 +257,9 @@ async def intervene(
         for change in affordable(group, e, asked, team, step)
     ]
     forks = [fork_of(groups[g].episodes[e], e, change) for g, e, change in chosen]
-    became: dict[tuple[int, int], list[tuple[Change, PlayedOn]]] = {}
+    became: dict[tuple[int, int], list[tuple[Change, ContinuedFork]]] = {}
     for (g, e, change), found in zip(
-        chosen, await play_on(forks, asked.continuations, play_all), strict=True
+        chosen, await continue_forks(forks, asked.continuations, roll_out_all), strict=True
     ):
         became.setdefault((g, e), []).append((change, found))
     return [
@@ -270,7 +275,7 @@ async def intervene(
 
 
 def _with(
-    episode: Episode, became: Sequence[tuple[Change, PlayedOn]], asked: Interventions, environment: str
+    episode: Episode, became: Sequence[tuple[Change, ContinuedFork]], asked: Interventions, environment: str
 ) -> Episode:
     if not became:
         return episode
@@ -350,8 +355,12 @@ def moment_of(episode: Episode, change: Change) -> tuple[Sequence[Turn], Sequenc
     first = _first_turn(episode, change)
     if first is None:
         return episode.turns, ()
-    seen = episode.turns[first].seen
-    beside = [turn for turn in episode.turns[seen:] if turn.seen <= seen and turn.agent not in change.agents]
+    seen = episode.turns[first].completed_before
+    beside = [
+        turn
+        for turn in episode.turns[seen:]
+        if turn.completed_before <= seen and turn.agent not in change.agents
+    ]
     return turns_until(episode, seen), beside
 
 
@@ -381,7 +390,7 @@ async def choose(
     sample: int,
     drafts: Sequence[Sequence[Turn]],
     environment: str,
-    play_all: PlayAll,
+    roll_out_all: RollOutAll,
 ) -> list[tuple[Turn, list[Turn]]]:
     """Return the chosen candidate of each agent that moves, and its siblings, each with its value `worth`.
 
@@ -405,7 +414,9 @@ async def choose(
         said[action] = tuple(turn.completion_ids for turn in joint)
         if said[action] not in forks:
             forks[said[action]] = Fork(so_far, sample, Record(so_far.turns, joint), seeds)
-    found = dict(zip(forks, await play_on(list(forks.values()), tree.continuations, play_all), strict=True))
+    found = dict(
+        zip(forks, await continue_forks(list(forks.values()), tree.continuations, roll_out_all), strict=True)
+    )
     for became in found.values():
         if became.diverged is not None:
             raise does_not_repeat(environment, became.diverged, "`algorithm.tree: false`")
@@ -427,6 +438,8 @@ async def choose(
             fmean(paid[said[action]].get(turn.agent, 0.0) for action in judged_by[m, k])
             for k, turn in enumerate(candidates)
         ]
-        known = [replace(turn, worth=worth) for turn, worth in zip(candidates, worths, strict=True)]
+        known = [
+            replace(turn, continuation_return=worth) for turn, worth in zip(candidates, worths, strict=True)
+        ]
         chosen.append((known.pop(tree.chosen(worths)), known))
     return chosen

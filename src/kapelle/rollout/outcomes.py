@@ -17,7 +17,7 @@ import pydantic
 
 from kapelle.environment import Outcome
 from kapelle.errors import EngineError, EpisodeError, KapelleError, TrainingHalted
-from kapelle.runtime.deadlines import GaveUp
+from kapelle.runtime.deadlines import DeadlineExceeded
 from kapelle.runtime.foreign_code import EnvironmentErrorElsewhere, place_of, words_of
 from kapelle.types import Group, Json, Turn
 
@@ -25,7 +25,7 @@ DEEPEST = 64
 """Most levels of lists and mappings in `info`; writing and reading JSON fails at about a thousand."""
 WIDEST = 8192
 """Most bits of an integer in `info`; Python writes at most 4,300 digits."""
-MOST_PAID = 1e15
+MOST_REWARDED = 1e15
 """Greatest absolute reward: sums of squared returns over a step stay within float32."""
 LONGEST = 4000
 """Most characters of an episode's `error`."""
@@ -56,7 +56,7 @@ def text(value: object, what: str) -> str:
     return str.__str__(value)
 
 
-def payments(paid: object, names: Collection[str]) -> dict[str, float]:
+def checked_rewards(paid: object, names: Collection[str]) -> dict[str, float]:
     """Return rewards by agent as floats; EpisodeError for an agent outside the team or a value that is not a number.
 
     A number that is not finite passes: the range is checked on the sum over the episode.
@@ -134,7 +134,7 @@ def accepted(
     outcome: Outcome, turns: Sequence[Turn], bounds: tuple[float, float], names: Sequence[str]
 ) -> Outcome:
     """Return the outcome in plain values; EpisodeError for a value that cannot be converted or a reward out of range."""
-    rewards = payments(outcome.rewards, names)
+    rewards = checked_rewards(outcome.rewards, names)
     for name in names:
         paid = [turn.reward for turn in turns if turn.agent == name] + [rewards.get(name, 0.0)]
         total = sum(paid)
@@ -142,10 +142,10 @@ def accepted(
             raise EpisodeError(
                 f"Agent '{name}' has the return {total}, outside the declared range [{bounds[0]}, {bounds[1]}]."
             )
-        if max(map(abs, paid)) > MOST_PAID:
-            far = next(reward for reward in paid if abs(reward) > MOST_PAID)
+        if max(map(abs, paid)) > MOST_REWARDED:
+            far = next(reward for reward in paid if abs(reward) > MOST_REWARDED)
             raise EpisodeError(
-                f"Agent '{name}' has the reward {far:g}, beyond ±{MOST_PAID:g}, the limit of sums in float32. Use smaller rewards."
+                f"Agent '{name}' has the reward {far:g}, beyond ±{MOST_REWARDED:g}, the limit of sums in float32. Use smaller rewards."
             )
     return plain_outcome(outcome, rewards)
 
@@ -167,7 +167,7 @@ def plain_outcome(outcome: Outcome, rewards: Mapping[str, float]) -> Outcome:
     )
 
 
-def asked_to_stop() -> int:
+def stop_signal_received() -> int:
     """Return the number of pending cancellation requests of the running task."""
     task = asyncio.current_task()
     return 0 if task is None else task.cancelling()
@@ -177,11 +177,11 @@ def fault(error: BaseException, asked_before: int) -> str:
     """Return why an episode failed; raise an error that is not the episode's fault.
 
     These are KeyboardInterrupt, EngineError, TrainingHalted, and a cancellation from outside, even if the environment turned it into
-    another error. `asked_before` is `asked_to_stop` at the start of the episode.
+    another error. `asked_before` is `stop_signal_received` at the start of the episode.
     """
     if isinstance(error, KeyboardInterrupt | EngineError | TrainingHalted):
         raise error
-    if asked_to_stop() > asked_before:
+    if stop_signal_received() > asked_before:
         if isinstance(error, asyncio.CancelledError):
             raise error
         raise asyncio.CancelledError from error
@@ -207,7 +207,7 @@ def said(error: BaseException) -> str:
         message = str(error)
     except Exception as unreadable:  # noqa: BLE001 - the environment's own class
         message = f"(its message cannot be read: {type(unreadable).__name__})"
-    located = KapelleError | GaveUp | EnvironmentErrorElsewhere  # their messages need no line
+    located = KapelleError | DeadlineExceeded | EnvironmentErrorElsewhere  # their messages need no line
     where = "" if isinstance(error, located) else place_of(error)
     if isinstance(error, pydantic.ValidationError) or message.startswith("'coroutine' object "):
         message = words_of(error)

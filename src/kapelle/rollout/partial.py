@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from kapelle.runs.episode_json import dump_episode, load_episode
-from kapelle.types import Episode, Group, Json, Payment, Task, Turn
+from kapelle.types import Episode, Group, Json, RewardEvent, Task, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class PartialEpisode:
     """Complete turns of a moment at which other agents still sample."""
     begun: tuple[Turn, ...] = ()
     """Requested turns with the tokens sampled so far. Their prompts and `seen` are fixed."""
-    payments: tuple[Payment, ...] = ()
+    reward_events: tuple[RewardEvent, ...] = ()
     """Rewards so far."""
 
     @property
@@ -87,8 +87,8 @@ def grown(turn: Turn, ids: Sequence[int], logprobs: Sequence[float], version: in
 
 
 def as_recorded(
-    left: PartialEpisode, turns: Sequence[Turn], payments: Sequence[Payment]
-) -> tuple[tuple[Turn, ...], tuple[Payment, ...]]:
+    left: PartialEpisode, turns: Sequence[Turn], reward_events: Sequence[RewardEvent]
+) -> tuple[tuple[Turn, ...], tuple[RewardEvent, ...]]:
     """Return turns and payments of a continued episode, the earlier ones in the order of their recording.
 
     A replay does not wait for the sampler, so that agents that act independently may be recorded in another order.
@@ -96,7 +96,7 @@ def as_recorded(
     known = dict(numbered(turns))
     before = [known.pop(key) for key, _ in numbered(left.turns) if key in known]
     ordered = tuple(replace(turn, index=index) for index, turn in enumerate((*before, *known.values())))
-    return ordered, (*left.payments, *payments[len(left.payments) :])
+    return ordered, (*left.reward_events, *reward_events[len(left.reward_events) :])
 
 
 def numbered(turns: Iterable[Turn]) -> list[tuple[tuple[str, int], Turn]]:
@@ -128,7 +128,7 @@ def dump_partial(groups: Iterable[PartialGroup]) -> str:
             labels = {"group": place, "number": group.number}
             if not isinstance(each, Episode):
                 labels["recorded"], labels["drafts"] = len(each.turns), len(each.drafts)
-                each = Episode(group.task, each.seed, (), each.sampled, payments=each.payments)  # noqa: PLW2901 - its form
+                each = Episode(group.task, each.seed, (), each.sampled, reward_events=each.reward_events)  # noqa: PLW2901 - its form
             lines.append(dump_episode(each, None, **labels))
     return b"".join(lines).decode("ascii")
 
@@ -147,5 +147,5 @@ def load_partial(text: str) -> list[PartialGroup]:
             continue
         one, two = row["recorded"], row["recorded"] + row["drafts"]
         parts = episode.turns[:one], episode.turns[one:two], episode.turns[two:]
-        members.append(PartialEpisode(episode.seed, *parts, episode.payments))
+        members.append(PartialEpisode(episode.seed, *parts, episode.reward_events))
     return [PartialGroup(tasks[place], number, tuple(own)) for place, (number, own) in groups.items()]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kapelle.engines.rollout.protocol import RolloutEngine
 from kapelle.models.weights import hash_of_base
-from kapelle.rollout.play import make_play
+from kapelle.rollout.setup import make_rollout_setup
 from kapelle.rollout.workers.pool import HeldHere, Hold
 from kapelle.runtime.randomness import keep_imports_from_drawing
 from kapelle.settings.schema import RunConfig
@@ -35,7 +35,7 @@ class TeamReplica:
         hold: Hold = HeldHere,
         elsewhere: Elsewhere | None = None,
     ) -> None:
-        """Build from the resolved settings and the paths of the team's bases, by name; `hold` as for `make_play`.
+        """Build from the resolved settings and the paths of the team's bases, by name; `hold` as for `make_rollout_setup`.
 
         Loads only the bases of policies that are sampled here, not `elsewhere`; critics are not needed.
         """
@@ -58,13 +58,15 @@ class TeamReplica:
         for policy in own:
             if policy.lora is not None and policy.endpoint is None:
                 models[policy.base].bank.add(policy.name, policy.lora, self.config.seed)
-        self.play = make_play(self.config, team, build_engine(self.config, models, team, others), hold=hold)
+        self.setup = make_rollout_setup(
+            self.config, team, build_engine(self.config, models, team, others), hold=hold
+        )
         self._loaded: dict[str, int] = {}
 
     def load(self, policy: str, weights: Callable[[], Mapping[str, Tensor]], version: int) -> None:
         """Load a policy's weights unless it has this version; version 0 may have changed."""
         if self._loaded.get(policy) != version or version == 0:
-            self.play.engine.load(policy, weights(), version)
+            self.setup.engine.load(policy, weights(), version)
             self._loaded[policy] = version
 
 

@@ -22,18 +22,18 @@ from kapelle.engines.rollout.protocol import (
 from kapelle.environment import (
     Answerable,
     Outcome,
-    RemoteWorld,
-    asks_questions,
+    RemoteState,
+    has_comparable_answers,
     offers,
 )
 from kapelle.errors import ContextError, EpisodeError, did_you_mean
-from kapelle.rollout.bounded_worlds import BoundedWorld
+from kapelle.rollout.bounded_states import BoundedState
 from kapelle.rollout.branching import Branch
 from kapelle.rollout.compaction import compacted
 from kapelle.rollout.interventions import Continuation, Record, choose
-from kapelle.rollout.outcomes import payments, share, text
+from kapelle.rollout.outcomes import checked_rewards, share, text
 from kapelle.rollout.partial import PartialEpisode, grown
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime.batch_barrier import Participant
 from kapelle.runtime.deadlines import call, within
 from kapelle.runtime.randomness import derive_seed
@@ -44,9 +44,9 @@ from kapelle.types import (
     FinishReason,
     Image,
     Message,
-    Payment,
+    RewardEvent,
     Routing,
-    Said,
+    SampledMessage,
     Sampling,
     Task,
     Turn,
@@ -76,9 +76,9 @@ class RequestedTurn:
 
     request: Request
     trained: bool
-    seen: int
+    completed_before: int
     """How many turns were complete when its prompt was fixed."""
-    heard: tuple[Message, ...]
+    new_messages: tuple[Message, ...]
     begun: Turn | None
     """The unfinished turn that is sampled further; None for a new one."""
     dropped: int = 0
@@ -115,13 +115,13 @@ class RequestedTurn:
             version=version,
             weights_hash=weights_hash,
             index=-1,
-            seen=self.seen,
+            completed_before=self.completed_before,
             prompt_ids=request.prompt_ids,
             completion_ids=tuple(ids),
             logprobs=tuple(logprobs),
             finish_reason=finish_reason,
             text=text,
-            heard=self.heard,
+            new_messages=self.new_messages,
             trained=self.trained,
             images=images_in(request.messages),
             routing=routing,
@@ -132,12 +132,12 @@ class RequestedTurn:
         )
 
 
-def said(turn: Turn, renderer: Renderer | None) -> Said:
+def said(turn: Turn, renderer: Renderer | None) -> SampledMessage:
     """Return a completion as a message of its agent's conversation."""
     ids, text, count = turn.completion_ids, turn.text, 0
     if turn.thoughts and renderer is not None:
         count = renderer.thoughts(turn.prompt_ids, ids, text)[0]
-    return Said("assistant", text, turn.agent, ids=ids, thoughts=count)
+    return SampledMessage("assistant", text, turn.agent, ids=ids, thoughts=count)
 
 
 def plain(messages: Sequence[Message]) -> list[Message]:
@@ -145,7 +145,7 @@ def plain(messages: Sequence[Message]) -> list[Message]:
     return [Message(m.role, m.content, m.speaker, m.images, m.structured) for m in messages]
 
 
-class LiveSeat:
+class LiveAgentSession:
     """One agent in one running episode: its conversation as messages and as tokens."""
 
     def __init__(self, scene: LiveScene, agent: Agent) -> None:
@@ -170,12 +170,12 @@ class LiveSeat:
         return self._renderer(self._policy)
 
     def _renderer(self, policy: Policy) -> Renderer:
-        return agent_renderer(self.agent, self._scene.play.engine.renderer(policy.name))
+        return agent_renderer(self.agent, self._scene.setup.engine.renderer(policy.name))
 
     @property
     def _policy(self) -> Policy:
         """The policy that samples the agent's next turn."""
-        scene, team, name = self._scene, self._scene.play.team, self.agent.name
+        scene, team, name = self._scene, self._scene.setup.team, self.agent.name
         record, cast = scene.record, scene.task.cast.get(name)
         if record is not None and name in record.swapped and not record.replays(name):
             return team.every[record.swapped[name]]
@@ -196,11 +196,11 @@ class LiveSeat:
         scene.completed[name] = turn
         return turn
 
-    async def say(self, *heard: Message | str, fresh: bool = False) -> Turn:
-        """Read the messages `heard`, answer, record and return the turn; see `workflow.Seat`."""
-        return (await self._scene.together({self.agent.name: heard}, fresh))[self.agent.name]
+    async def say(self, *new_messages: Message | str, fresh: bool = False) -> Turn:
+        """Read the messages `new_messages`, answer, record and return the turn; see `workflow.AgentSession`."""
+        return (await self._scene.together({self.agent.name: new_messages}, fresh))[self.agent.name]
 
-    async def draft(self, heard: Sequence[Message | str], fresh: bool = False) -> list[Turn]:
+    async def draft(self, new_messages: Sequence[Message | str], fresh: bool = False) -> list[Turn]:
         """Return the candidates of a tree, or the one turn without a tree; `LiveScene` records the chosen one.
 
         `fresh` begins a new conversation.
@@ -210,7 +210,7 @@ class LiveSeat:
         policy = self._policy
         renderer = self.read_by = self._renderer(policy)
         begins = self.last is None or fresh
-        messages = self._read(heard, begins)
+        messages = self._read(new_messages, begins)
         if self.last is None or fresh:
             prompt, messages = self._begin(renderer, messages)
         else:
@@ -218,8 +218,8 @@ class LiveSeat:
             self.messages.extend(messages)
             if not _continues(prompt, self.last):
                 messages = plain(self.messages)
-        sampling, dropped = self._scene.play.sampling_of(self.agent), 0
-        if not begins and (rule := self._scene.play.compaction) is not None:
+        sampling, dropped = self._scene.setup.sampling_of(self.agent), 0
+        if not begins and (rule := self._scene.setup.compaction) is not None:
             most = rule.over or renderer.context - sampling.max_tokens
             if len(prompt) > most and len(self.messages) > len(self._opening) + rule.keep_first + 1:
                 # The prompt is rendered again, so earlier completions are read as text and not as their token ids.
@@ -229,17 +229,17 @@ class LiveSeat:
                 messages, prompt = list(self.messages), renderer.start(self.messages)
         return await self._sample(policy, renderer, prompt, messages, sampling, self.messages, dropped)
 
-    def _read(self, heard: Sequence[Message | str], begins: bool) -> list[Message]:
+    def _read(self, new_messages: Sequence[Message | str], begins: bool) -> list[Message]:
         """Return what the agent reads before its next turn, with new pictures of the environment."""
         scene, name, task = self._scene, self.agent.name, self._scene.task
-        given: Sequence[object] = heard
+        given: Sequence[object] = new_messages
         wrong = [type(each).__name__ for each in given if not isinstance(each, Message | str)]
-        if wrong or isinstance(heard, str):  # the letters of a text would pass as texts
+        if wrong or isinstance(new_messages, str):  # the letters of a text would pass as texts
             raise EpisodeError(
                 f"The workflow gives '{name}' a {wrong[0] if wrong else 'text'} to read. Give `say` texts, such as `turn.text`, and "
                 "`together` a list of texts for each agent."
             )
-        messages = [Message("user", each) if isinstance(each, str) else each for each in heard]
+        messages = [Message("user", each) if isinstance(each, str) else each for each in new_messages]
         if task.messages:
             number = 0 if begins else self._turn_count
             messages = [each for message in messages for each in conversation(message, task, number)]
@@ -278,7 +278,7 @@ class LiveSeat:
             prompt = renderer.extend(before.prompt_ids, before.completion_ids, messages, earlier)
             if not _continues(prompt, before):
                 messages = plain(whole)
-        own = self._scene.play.sampling_of(self.agent)
+        own = self._scene.setup.sampling_of(self.agent)
         most = own.max_tokens if asked.max_tokens is None else min(own.max_tokens, asked.max_tokens)
         constraint = asked.constraint or own.constraint
         sampling = replace(own, max_tokens=most, stop=(*own.stop, *asked.stop), constraint=constraint)
@@ -296,7 +296,7 @@ class LiveSeat:
         dropped: int = 0,
     ) -> list[Turn]:
         """Return the turn that a record replays, or else the policy's turn: several candidates in a tree."""
-        scene, play, name = self._scene, self._scene.play, self.agent.name
+        scene, setup, name = self._scene, self._scene.setup, self.agent.name
         room = renderer.context - len(prompt)
         if room <= 0:
             raise ContextError(
@@ -310,7 +310,7 @@ class LiveSeat:
             moves = scene.legal(name)  # none where it is not to move: then any text is allowed
             sampling = replace(sampling, constraint=Constraint.choices(moves) if moves else None)
         if given is not None and (record is None or given is not record.begun.get(name)):
-            turn = replace(given, reward=0.0, score=None, worth=None, parent=None)
+            turn = replace(given, reward=0.0, score=None, continuation_return=None, parent=None)
             scene.completed[name] = turn
             return [turn]
 
@@ -329,7 +329,7 @@ class LiveSeat:
         )
         requested = RequestedTurn(request, policy.trained, seen, tuple(messages), given, dropped)
         scene.requested[name] = requested
-        count = play.tree.candidates if play.tree and policy.trained else 1
+        count = setup.tree.candidates if setup.tree and policy.trained else 1
         if count > 1:
             others = [replace(request, seed=derive_seed(request.seed, "branch", k)) for k in range(1, count)]
             answers = await asyncio.gather(*(self._complete(each) for each in (request, *others)))
@@ -352,11 +352,11 @@ class LiveSeat:
         return turns
 
     async def _complete(self, request: Request) -> Completion:
-        play = self._scene.play
+        setup = self._scene.setup
         what = f"An answer of policy '{request.policy}'"
-        generate = play.generate or play.engine.generate
-        answer = within(what, "engine", play.patience.engine, generate(request))
-        completion = await play.timeline.during("generate", answer)
+        generate = setup.generate or setup.engine.generate
+        answer = within(what, "engine", setup.patience.engine, generate(request))
+        completion = await setup.timeline.during("generate", answer)
         if not all(map(math.isfinite, completion.logprobs)):
             raise EpisodeError(
                 f"Policy '{request.policy}' returned log-probs that are not finite: its weights are broken. "
@@ -376,11 +376,11 @@ class LiveScene:
 
     def __init__(
         self,
-        play: Play,
+        setup: RolloutSetup,
         task: Task,
         seed: int,
-        world: BoundedWorld | RemoteWorld,
-        play_continuation: Callable[[Continuation], Awaitable[Episode]],
+        world: BoundedState | RemoteState,
+        roll_out_continuation: Callable[[Continuation], Awaitable[Episode]],
         sample: int = 0,
         record: Record | None = None,
         sampling_seed: int | None = None,
@@ -388,14 +388,14 @@ class LiveScene:
     ) -> None:
         """Begin an episode with a seed; a continuation first replays a `record` and has its own `sampling_seed`.
 
-        `play_continuation` plays the continuations that judge a tree's candidates. A `branch` shares turns with other episodes.
+        `roll_out_continuation` plays the continuations that judge a tree's candidates. A `branch` shares turns with other episodes.
         """
-        self.play = play
+        self.setup = setup
         self.task = task
         """The problem."""
         self.seed = seed
         """Seed of this episode."""
-        self.one_seat = play.one_seat
+        self.team_moves = setup.team_moves
         """Whether the environment takes one text a move."""
         self.sample = sample
         self.sampling_seed = seed if sampling_seed is None else sampling_seed
@@ -403,10 +403,10 @@ class LiveScene:
         self.branch = branch
         self.continued: Counter[str] = Counter()
         """Policy → tokens sampled to continue from candidates."""
-        self._play_continuation = play_continuation
+        self._play_continuation = roll_out_continuation
         self._world = world
-        self._seats = {agent.name: LiveSeat(self, agent) for agent in play.team.agents}
-        without = record is not None and isinstance(play.workflow, GoesOnWithout)
+        self._seats = {agent.name: LiveAgentSession(self, agent) for agent in setup.team.agents}
+        without = record is not None and isinstance(setup.workflow, GoesOnWithout)
         absent = record.absent if without and record is not None else frozenset[str]()
         self.names = tuple(name for name in self._seats if name not in absent) or tuple(self._seats)
         """Agent names in order, without absent ones if the workflow can run without them."""
@@ -422,7 +422,7 @@ class LiveScene:
         """Whether the workflow has taken a step of the environment."""
         self.final: str | None = None
         """The text that the workflow last gave as the team's answer."""
-        self.payments: list[Payment] = []
+        self.reward_events: list[RewardEvent] = []
         self._owed: dict[str, float] = {}
         """Agent → its reward before its first turn."""
 
@@ -434,9 +434,9 @@ class LiveScene:
     @property
     def moments(self) -> int:
         """The number of moments with a turn of a trained agent."""
-        return len({turn.seen for turn in self._turns if turn.trained})
+        return len({turn.completed_before for turn in self._turns if turn.trained})
 
-    def __getitem__(self, name: str) -> LiveSeat:
+    def __getitem__(self, name: str) -> LiveAgentSession:
         if name not in self._seats:
             raise EpisodeError(
                 f"The workflow uses an agent {name!r:.60}, which does not exist.{did_you_mean(str(name), self._seats)}"
@@ -483,7 +483,7 @@ class LiveScene:
                 begun.append(turn.completed(*sample, constraint=constraint))
         drafts = [self.completed[agent] for agent in self._seats if agent in self.completed]
         return PartialEpisode(
-            self.seed, self.turns, tuple(drafts), tuple(begun), payments=tuple(self.payments)
+            self.seed, self.turns, tuple(drafts), tuple(begun), reward_events=tuple(self.reward_events)
         )
 
     async def together(
@@ -495,19 +495,21 @@ class LiveScene:
                 f"The workflow gives `together` a {type(words).__name__}. Give a list of texts for each agent: {{name: [text]}}."
             )
         # All are sampled before one is recorded, so that no agent reads another's text.
-        tree = self.play.tree
+        tree = self.setup.tree
         past = () if tree is None else self.turns
         if len(words) == 1:
             # A task of its own would cost more than the rest of the turn. `sleep` lets other coroutines record their turns first.
             await asyncio.sleep(0)
-            [(name, heard)] = words.items()
-            drafts = [await self[name].draft(heard, fresh)]
+            [(name, new_messages)] = words.items()
+            drafts = [await self[name].draft(new_messages, fresh)]
         else:
-            drafts = await asyncio.gather(*(self[name].draft(heard, fresh) for name, heard in words.items()))
+            drafts = await asyncio.gather(
+                *(self[name].draft(new_messages, fresh) for name, new_messages in words.items())
+            )
         chosen = [candidates[0] for candidates in drafts]
         if tree is not None and any(len(candidates) > 1 for candidates in drafts):
-            so_far = Episode(self.task, self.seed, self.play.team.names, past)
-            name = self.play.environment.name
+            so_far = Episode(self.task, self.seed, self.setup.team.names, past)
+            name = self.setup.environment.name
             settled = await choose(tree, so_far, self.sample, drafts, name, self._play_all)
             self._open |= {turn.agent: siblings for turn, siblings in settled if siblings}
             chosen = [turn for turn, _ in settled]
@@ -515,7 +517,7 @@ class LiveScene:
             seat = self._seats[turn.agent]
             seat.last = turn
             seat.messages.append(said(turn, seat.read_by))
-        shares = self.play.share_thoughts
+        shares = self.setup.share_thoughts
         return {
             turn.agent: replace(turn, text=turn.words, thoughts=0) if turn.thoughts and not shares else turn
             for turn in self.commit(chosen)
@@ -535,7 +537,7 @@ class LiveScene:
 
     async def converse(self, asked: Mapping[str, Continued]) -> dict[str, Turn]:
         """Sample turns of several agents in conversations that the workflow keeps; see `workflow.Scene`."""
-        assert self.play.tree is None, "`check_run` allows no tree here"
+        assert self.setup.tree is None, "`check_run` allows no tree here"
         drafts = await asyncio.gather(
             *(
                 self._seats[name].draft_after(each, None if each.after is None else self._turns[each.after])
@@ -562,7 +564,7 @@ class LiveScene:
 
     def shown(self, agent: str, read: list[Message], known: Sequence[Image]) -> list[Message]:
         """Return what an agent reads, with the pictures of its observation that are not in the conversation yet."""
-        if isinstance(self._world, RemoteWorld) or not read:
+        if isinstance(self._world, RemoteState) or not read:
             return read
         new = [image for image in dict.fromkeys(self._world.images(agent)) if image not in known]
         if not new:
@@ -593,10 +595,10 @@ class LiveScene:
         self.stepped = True
         self.final = self.final if final is None else final
         with Participant():
-            rewards = await self.play.timeline.during("environment", self._world.step(actions, final))
-        paid = payments(rewards, self._seats)  # absent agents may be rewarded too
+            rewards = await self.setup.timeline.during("environment", self._world.step(actions, final))
+        paid = checked_rewards(rewards, self._seats)  # absent agents may be rewarded too
         for agent, reward in paid.items():
-            self.payments.append(Payment(agent, len(self._turns), reward))
+            self.reward_events.append(RewardEvent(agent, len(self._turns), reward))
             last = max((turn.index for turn in self._turns if turn.agent == agent), default=None)
             if last is None:
                 self._owed[agent] = self._owed.get(agent, 0.0) + reward
@@ -610,16 +612,18 @@ class LiveScene:
         found: object = outcome
         if not isinstance(found, Outcome):
             raise EpisodeError(f"`outcome` returns {found!r:.60}; return a kapelle.Outcome.")
-        rewards = payments(outcome.rewards, self._seats)
+        rewards = checked_rewards(outcome.rewards, self._seats)
         for agent, reward in self._owed.items():
             rewards[agent] = rewards.get(agent, 0.0) + reward
         return Outcome(rewards, outcome.success, outcome.info, outcome.truncated, outcome.roles)
 
     def extract(self, text: str) -> str | None:
         """Return the final answer in a text; None if the environment knows no answers."""
-        environment = self.play.environment
-        if offers(environment, Answerable) and asks_questions(environment):
-            return call("`extract`", "environment", self.play.patience.environment, environment.extract, text)
+        environment = self.setup.environment
+        if offers(environment, Answerable) and has_comparable_answers(environment):
+            return call(
+                "`extract`", "environment", self.setup.patience.environment, environment.extract, text
+            )
         return None
 
     def leave_out(self) -> None:
@@ -631,11 +635,11 @@ class LiveScene:
         """Score a recorded turn's text as an answer; see `workflow.Scene`."""
         if not self._world.scorable:
             raise EpisodeError(
-                f"`{self.play.environment.name}` scores no text before the end of an episode. Set `workflow.score_rounds: false`, or "
+                f"`{self.setup.environment.name}` scores no text before the end of an episode. Set `workflow.score_rounds: false`, or "
                 "use another environment."
             )
         with Participant():
-            value = await self.play.timeline.during("grade", self._world.score(turn.agent, turn.text))
+            value = await self.setup.timeline.during("grade", self._world.score(turn.agent, turn.text))
         score = share(value, f"The environment's score of a text of '{turn.agent}'")
         self._turns[turn.index] = replace(self._turns[turn.index], score=score)
         return score

@@ -19,7 +19,7 @@ from itertools import chain
 from statistics import fmean, pstdev
 from typing import Any
 
-from kapelle.environment import FAILED, PAID_BY
+from kapelle.environment import FAILED, REWARD_PREFIX
 from kapelle.runtime.plugins import find_object
 from kapelle.types import Episode, Group, Turn
 
@@ -192,8 +192,8 @@ def _paid(episode: Episode) -> Iterator[tuple[str, Any]]:
     info: Mapping[Any, Any] = episode.info  # environments may use any keys
     for key, value in info.items():
         # Most keys are skipped without a call, as this runs for every episode.
-        if key.__class__ is str and "/" in key and key.startswith(PAID_BY):
-            yield key.removeprefix(PAID_BY), value
+        if key.__class__ is str and "/" in key and key.startswith(REWARD_PREFIX):
+            yield key.removeprefix(REWARD_PREFIX), value
 
 
 def by_part(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
@@ -206,12 +206,14 @@ def by_part(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
 
 
 def _moments(episodes: Sequence[Episode]) -> Iterator[list[float]]:
-    """Yield the values (`Turn.worth`) of each set of candidates."""
+    """Yield the values (`Turn.continuation_return`) of each set of candidates."""
     for episode in episodes:
         values: dict[int, list[float]] = {}
         for turn in (*episode.turns, *episode.branches):
-            if turn.worth is not None:
-                values.setdefault(turn.index if turn.parent is None else turn.parent, []).append(turn.worth)
+            if turn.continuation_return is not None:
+                values.setdefault(turn.index if turn.parent is None else turn.parent, []).append(
+                    turn.continuation_return
+                )
         yield from values.values()
 
 
@@ -281,7 +283,7 @@ DISAGREEMENT = "judge/disagreement"
 """The key of an episode's `info` for the difference between a judge's verdicts in both orders; also the metric."""
 
 
-def paid_by(groups: Sequence[Group]) -> dict[str, tuple[int, int]]:
+def rewarded_counts(groups: Sequence[Group]) -> dict[str, tuple[int, int]]:
     """Return, by reward function, for how many episodes it returned a number, and for how many it was called."""
     found: dict[str, tuple[int, int]] = {}
     for group in groups:

@@ -31,7 +31,7 @@ from kapelle.types import (
     Intervention,
     Json,
     Message,
-    Payment,
+    RewardEvent,
     Routing,
     Task,
     Turn,
@@ -102,7 +102,9 @@ def dump_episode(episode: Episode, keep: Keep | None = None, **labels: int) -> b
                 }
                 for each in episode.interventions
             ]
-        row["payments"] = [{**_fields(each), "reward": _number(each.reward)} for each in episode.payments]
+        row["reward_events"] = [
+            {**_fields(each), "reward": _number(each.reward)} for each in episode.reward_events
+        ]
         # Escaping all but ASCII keeps lone surrogates, which UTF-8 cannot hold.
         return json.dumps(row, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
     except (TypeError, ValueError, RecursionError) as error:
@@ -140,7 +142,7 @@ def load_episode(row: Mapping[str, Json], find: Find | None = None) -> Episode:
         values["agents"] = tuple(values["agents"])
         values["turns"] = tuple(_turn(turn, images) for turn in values["turns"])
         values["branches"] = tuple(_turn(turn, images) for turn in values["branches"])
-        values["payments"] = tuple(Payment(**decode(payment)) for payment in values["payments"])
+        values["reward_events"] = tuple(RewardEvent(**decode(payment)) for payment in values["reward_events"])
         for name in ("rewards", "info", "success"):
             values[name] = decode(values[name])
         values["interventions"] = tuple(_intervention(each) for each in row.get("interventions", ()))
@@ -163,7 +165,7 @@ def load_groups(rows: Iterable[Mapping[str, Json]], find: Find | None = None) ->
 
 
 def _fields(
-    value: Cast | Constraint | Episode | Turn | Task | Message | Payment | Routing | Intervention,
+    value: Cast | Constraint | Episode | Turn | Task | Message | RewardEvent | Routing | Intervention,
 ) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in fields(value)}
 
@@ -181,7 +183,7 @@ def _turn_row(turn: Turn, *, whole: bool) -> dict[str, Json]:
         row["constraint"] = _fields(turn.constraint)
     row["logprobs"] = [_number(logprob) for logprob in turn.logprobs]
     row["reward"] = _number(turn.reward)
-    row["heard"] = [_by_hash(_fields(message)) for message in turn.heard]
+    row["new_messages"] = [_by_hash(_fields(message)) for message in turn.new_messages]
     for name in ("versions", "copied", "constraint", "usage", "thoughts", "dropped"):
         if not row[name]:
             del row[name]
@@ -209,7 +211,9 @@ def _turn(row: Mapping[str, Json], images: Mapping[str, Image]) -> Turn:
         values[name] = tuple(values[name])
     values["logprobs"] = tuple(decode(values["logprobs"]))
     values["reward"] = decode(values["reward"])
-    values["heard"] = tuple(Message(**_with_images(message, images)) for message in values["heard"])
+    values["new_messages"] = tuple(
+        Message(**_with_images(message, images)) for message in values["new_messages"]
+    )
     values["versions"] = tuple((version, tokens) for version, tokens in values.get("versions", ()))
     if constraint := values.get("constraint"):
         values["constraint"] = Constraint(**constraint)

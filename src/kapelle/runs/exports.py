@@ -54,7 +54,7 @@ def sft_rows(number: int, episode: Episode) -> list[dict[str, Any]]:
         before = known.get(turn.agent, ())
         if turn.prompt_ids[: len(before)] != before:
             messages.clear()  # a new conversation of the agent
-        messages.extend(turn.heard)
+        messages.extend(turn.new_messages)
         known[turn.agent] = turn.prompt_ids + turn.completion_ids
         rows.append(
             {

@@ -15,7 +15,7 @@ from kapelle.errors import ConfigError, EngineError
 from kapelle.runs.findings import measured, read_evaluated
 from kapelle.runs.reader import read_evaluations
 from kapelle.runs.summary import own_settings, settings_of
-from kapelle.runtime.hub import TOKEN_SOURCES, HubUnreachable, ask_hub, get_token, hub_address
+from kapelle.runtime.hub import TOKEN_SOURCES, HubUnreachable, get_token, hub_address, query_hub
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
@@ -268,7 +268,7 @@ def check_push(repo: str, *, asking: bool = True) -> None:
             f"Nothing was sent to '{repo}': there is no token. Set HF_TOKEN to one that may write, or run `hf auth login`."
         )
     try:
-        answer = ask_hub("GET", "/api/whoami-v2")
+        answer = query_hub("GET", "/api/whoami-v2")
     except HubUnreachable as error:
         raise EngineError(
             f"Nothing was sent to '{repo}': the hub cannot be reached ({error.reason})."

@@ -385,7 +385,7 @@ class RunDirectory:
             self._check_size(table, end)
         return ends | {f"episodes/{split}": last_episode_step(self.path, split) for split in _SPLITS}
 
-    def start_anew(self) -> None:
+    def start_over(self) -> None:
         """Prepare a resumed run that was stopped before its first checkpoint to start from the beginning.
 
         Raises RunDirectoryError if it holds rows or episodes, which no checkpoint could restore.

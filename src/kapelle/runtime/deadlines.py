@@ -3,16 +3,16 @@
     answer = call("`task` of environment 'math'", "environment", 600.0, environment.task, split, index)
     reward = await within("Grading an answer", "grader", 1800.0, grade(text))
 
-Both raise GaveUp after these seconds; an episode records it as its error. Environments, graders and engines run on the thread of the
+Both raise DeadlineExceeded after these seconds; an episode records it as its error. Environments, graders and engines run on the thread of the
 event loop, in a fixed order, so that a run repeats; some code works only on the main thread (`signal.alarm`, connections to SQLite).
 How a late call is ended depends on what it does:
 
     it awaits for ever                      its task is cancelled, again after `GRACE` seconds, and then left with its episode
-    it blocks the main thread               a signal handler raises GaveUp in the call, and again every second
+    it blocks the main thread               a signal handler raises DeadlineExceeded in the call, and again every second
       (`time.sleep`, `while True`)
     it blocks in C code, or another thread  the command ends; files on the disk are complete at every moment
 
-An environment that declares `blocking = True` runs on its own threads (`rollout/bounded_worlds.py`), which can be left.
+An environment that declares `blocking = True` runs on its own threads (`rollout/bounded_states.py`), which can be left.
 
 Only the time of the call itself counts. The clock of an event loop stops while something blocks the loop, and while this process is
 stopped (SIGSTOP, a sleeping laptop).
@@ -40,7 +40,7 @@ from kapelle.runtime.watchdog import TICK, end_process, every_tick
 T = TypeVar("T")
 
 PAUSE = 1.0
-"""Seconds until a call that has swallowed GaveUp gets it again."""
+"""Seconds until a call that has swallowed DeadlineExceeded gets it again."""
 GRACE = 5.0
 """Seconds for a cancelled task to clean up."""
 UNBREAKABLE = 30.0
@@ -49,7 +49,7 @@ BREAKER = signal.SIGURG
 """The signal that wakes the main thread; by default it does nothing."""
 
 
-class GaveUp(BaseException):
+class DeadlineExceeded(BaseException):
     """A call exceeded its time limit.
 
     It is not an Exception, so that `except Exception` in the interrupted code does not catch it.
@@ -70,13 +70,13 @@ class Limit:
         """Seconds before `since`."""
         self.since = None if clock is None else clock.seconds
         self.interrupted_at = 0.0
-        """Time when GaveUp was last raised in it while it blocked."""
+        """Time when DeadlineExceeded was last raised in it while it blocked."""
         self.cancels = 0
         """How often its task was cancelled for lateness."""
         self.task: asyncio.Task[Any] | None = None
         self.outer: Limit | None = None
         """The limit of the call that awaits this one."""
-        self.on_abandoned: Callable[[GaveUp], None] | None = None
+        self.on_abandoned: Callable[[DeadlineExceeded], None] | None = None
         """Ends its episode without the task, if the task ignores its cancellation."""
 
     @property
@@ -93,12 +93,12 @@ class Limit:
         if self.since is None and self.clock is not None:
             self.since = self.clock.seconds
 
-    def reason(self) -> GaveUp:
+    def reason(self) -> DeadlineExceeded:
         """Return the exception for the late call."""
-        return GaveUp(f"{self.what} took more than {self.seconds:g} s (`{self.kind}.timeout`).")
+        return DeadlineExceeded(f"{self.what} took more than {self.seconds:g} s (`{self.kind}.timeout`).")
 
     def raise_if_late(self) -> None:
-        """Raise GaveUp if the task was cancelled for lateness."""
+        """Raise DeadlineExceeded if the task was cancelled for lateness."""
         if self.cancels and self.task is not None:
             for _ in range(self.cancels):
                 self.task.uncancel()
@@ -198,7 +198,7 @@ class _Lane:
 
 
 def _handle_breaker(_number: int, _frame: FrameType | None) -> None:
-    """Raise GaveUp in the call that runs on the main thread, if it is still the late one."""
+    """Raise DeadlineExceeded in the call that runs on the main thread, if it is still the late one."""
     lane = _lane()
     if lane.running is not None and lane.interrupting and lane.running.used >= lane.running.seconds:
         lane.interrupting = False
@@ -211,7 +211,7 @@ _lanes: dict[_Lane, None] = {}
 _starts = machine.ThreadStarts()
 current: ContextVar[Limit | None] = ContextVar("limit", default=None)
 """The limit of the current call; tasks that the call starts inherit it."""
-on_abandoned: ContextVar[Callable[[GaveUp], None] | None] = ContextVar("on_abandoned", default=None)
+on_abandoned: ContextVar[Callable[[DeadlineExceeded], None] | None] = ContextVar("on_abandoned", default=None)
 """Ends the episode of this task without it; see `gather_abandonable`."""
 
 
@@ -268,7 +268,7 @@ patience_here: ContextVar[Patience] = ContextVar("patience", default=Patience())
 
 
 def call(what: str, kind: str, seconds: float, work: Callable[..., T], *given: Any) -> T:
-    """Call `work` on this thread; raise GaveUp in it if it takes longer than `seconds`.
+    """Call `work` on this thread; raise DeadlineExceeded in it if it takes longer than `seconds`.
 
     The message begins with `what` and names the `timeout` of the settings section `kind`.
     """
@@ -286,14 +286,14 @@ def call(what: str, kind: str, seconds: float, work: Callable[..., T], *given: A
 
 
 def _leave(lane: _Lane, before: Limit | None) -> None:
-    """End a call, also while GaveUp is being raised; the outer call `before` continues."""
-    late: GaveUp | None = None
+    """End a call, also while DeadlineExceeded is being raised; the outer call `before` continues."""
+    late: DeadlineExceeded | None = None
     while True:
         try:
             lane.running = before
             lane.serial += 1
             break
-        except GaveUp as error:
+        except DeadlineExceeded as error:
             late = error
     if late is not None:
         raise late
@@ -359,7 +359,7 @@ def _pause(limits: Sequence[Limit]) -> Callable[[], None]:
 
 
 async def within(what: str, kind: str, seconds: float, work: Awaitable[T]) -> T:
-    """Await `work`; raise GaveUp if it waits and computes for longer than `seconds`."""
+    """Await `work`; raise DeadlineExceeded if it waits and computes for longer than `seconds`."""
     try:
         lane: _Lane = _here.lane
     except AttributeError:
@@ -408,7 +408,7 @@ async def within(what: str, kind: str, seconds: float, work: Awaitable[T]) -> T:
 
 
 async def gather_abandonable(
-    works: Sequence[Callable[[], Coroutine[Any, Any, T]]], without: Callable[[int, GaveUp], T]
+    works: Sequence[Callable[[], Coroutine[Any, Any, T]]], without: Callable[[int, DeadlineExceeded], T]
 ) -> list[T]:
     """Run coroutines at once and return their results in order, as `asyncio.gather`.
 
@@ -418,7 +418,7 @@ async def gather_abandonable(
     results: list[asyncio.Future[T]] = [loop.create_future() for _ in works]
 
     async def one(place: int) -> T:
-        def end(error: GaveUp) -> None:
+        def end(error: DeadlineExceeded) -> None:
             if not results[place].done():
                 results[place].set_result(without(place, error))
 

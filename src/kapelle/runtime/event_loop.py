@@ -22,7 +22,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from kapelle.errors import EpisodeError
 from kapelle.runtime.deadlines import charged_to, current, watching_loop
-from kapelle.runtime.interrupts import left_behind, on_stop, stop_if_asked, stops_here, waited_for
+from kapelle.runtime.interrupts import left_behind, on_stop, stop_if_requested, stops_here, waited_for
 
 
 class AbandonableThreads(ThreadPoolExecutor):
@@ -159,7 +159,7 @@ def run_async(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 def _run(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine as `asyncio.run`, without waiting for tasks that do not end."""
-    stop_if_asked()
+    stop_if_requested()
     # Without free descriptors asyncio would leave a half-made loop, and Python would print a traceback when it is collected.
     # So open as many descriptors as a loop needs first, which raises OSError.
     with selectors.DefaultSelector():
@@ -193,7 +193,7 @@ def _until_done(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:
 
     task.add_done_callback(lambda _: loop.stop())
     with on_stop(leave) if stops_here() else nullcontext():
-        stop_if_asked()
+        stop_if_requested()
         try:
             loop.run_forever()
         except BaseException:
@@ -202,7 +202,7 @@ def _until_done(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:
             raise
     if task.done() and not task.cancelled():
         return task.result()
-    stop_if_asked()
+    stop_if_requested()
     if not task.done():
         raise RuntimeError("The event loop was stopped before its work was done.")
     return task.result()

@@ -17,7 +17,7 @@ import pydantic
 
 from kapelle import errors
 from kapelle.errors import ConfigError, EngineError, KapelleError
-from kapelle.runtime.deadlines import GaveUp, call
+from kapelle.runtime.deadlines import DeadlineExceeded, call
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ def words_of(error: BaseException) -> str:
 def reason(error: BaseException) -> str:
     """Return an error of user code in one line, with the line of code that raised it."""
     message = words_of(error)
-    if isinstance(error, KapelleError | GaveUp):
+    if isinstance(error, KapelleError | DeadlineExceeded):
         return message
     where = place_of(error)
     return f"{type(error).__name__}{f': {message}' if message else ''}{f' ({where})' if where else ''}"
@@ -89,7 +89,7 @@ def asked(what: str, seconds: float, work: Callable[..., T], *given: Any) -> T:
         found = call(f"`{what}`", "environment", seconds, work, *given)
     except (KapelleError, KeyboardInterrupt):
         raise
-    except GaveUp as error:
+    except DeadlineExceeded as error:
         raise Unfit(str(error)) from None
     except BaseException as error:  # noqa: BLE001 - it may raise anything: SystemExit, CancelledError
         raise Unfit(f"`{what}` raises {reason(error)}.") from None
@@ -130,8 +130,8 @@ def environment_error(kind: str, message: str) -> BaseException:
     if same is not None:
         return same
     # A late call or a Ctrl-C has the same meaning here.
-    if kind in (GaveUp.__name__, KeyboardInterrupt.__name__):
-        return GaveUp(message) if kind == GaveUp.__name__ else KeyboardInterrupt(message)
+    if kind in (DeadlineExceeded.__name__, KeyboardInterrupt.__name__):
+        return DeadlineExceeded(message) if kind == DeadlineExceeded.__name__ else KeyboardInterrupt(message)
     named: type[Exception] = type(kind, (EnvironmentErrorElsewhere,), {"__module__": __name__})
     return named(message)
 

@@ -64,7 +64,7 @@ def hub_fault(
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set, so the hub is not contacted"
     try:
-        answer = ask_hub("HEAD", f"{'' if kind == 'models' else '/datasets'}/{name}/resolve/main/{file}")
+        answer = query_hub("HEAD", f"{'' if kind == 'models' else '/datasets'}/{name}/resolve/main/{file}")
     except HubUnreachable as error:
         return str(error)
     if answer is None:
@@ -96,7 +96,7 @@ def get_token() -> str | None:
     return huggingface_hub.get_token()
 
 
-def ask_hub(method: str, path: str) -> Answer | None:
+def query_hub(method: str, path: str) -> Answer | None:
     """Return the hub's answer within seconds; None behind a proxy that only the hub's client may support (SOCKS).
 
     Raises HubUnreachable, with the reason as a clause, if it does not answer or would get the token in the clear.

@@ -2,7 +2,7 @@
 
     with catch_interrupts() as interrupts:      the command: signals become a stop request
         with finishing(): step()                finishes first
-        evaluate()                              may stop earlier (`stop_if_asked`, `on_stop`): raises StopRequested
+        evaluate()                              may stop earlier (`stop_if_requested`, `on_stop`): raises StopRequested
         with unbroken(): save()                 runs to its end
     sys.exit(interrupts.exit_code)
 
@@ -101,7 +101,7 @@ class Interrupts:
         if first:
             self.received = signal.Signals(number)
             self._notify(self.received)
-            if stop_asked():
+            if stop_requested():
                 for notify in tuple(_to_notify):
                     notify()
         if _arrived.late or (number == signal.SIGINT and not first):
@@ -160,7 +160,7 @@ class Agreement:
                     each.receive(asked)
 
 
-def asked_by() -> int:
+def requested_by() -> int:
     """Return the number of the signal that requested a stop, or 0."""
     return next((int(each.received) for each in _catching if each.received is not None), 0)
 
@@ -184,9 +184,9 @@ def stop_within() -> float:
     return seconds
 
 
-def stop_asked() -> bool:
+def stop_requested() -> bool:
     """Return whether the current work should stop now."""
-    return bool(asked_by()) and not (_finishing or _unbroken or _held_back())
+    return bool(requested_by()) and not (_finishing or _unbroken or _held_back())
 
 
 _here = threading.local()
@@ -203,9 +203,9 @@ def waited_for() -> None:
     _here.waited_for = True
 
 
-def stop_if_asked() -> None:
+def stop_if_requested() -> None:
     """Raise StopRequested after a stop request, if this thread may stop here; cheap enough for every micro-batch."""
-    if _catching and stops_here() and stop_asked():
+    if _catching and stops_here() and stop_requested():
         raise StopRequested
 
 

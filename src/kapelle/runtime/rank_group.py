@@ -39,7 +39,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # no stub names t
 from kapelle.errors import ConfigError, EngineError, PeerFailed
 from kapelle.runtime.characters import cleaned
 from kapelle.runtime.foreign_code import received_error, sent_error
-from kapelle.runtime.interrupts import Agreement, StopRequested, agreements, asked_by, stop_if_asked
+from kapelle.runtime.interrupts import Agreement, StopRequested, agreements, requested_by, stop_if_requested
 from kapelle.runtime.process_tree import EXIT_ALONE, LAST, LifeSigns, doing, own_place, stalled_after
 from kapelle.runtime.ranks import ALONE, LaunchedRank, Meeting, Peers, Ranks, launched_rank
 
@@ -155,7 +155,7 @@ class Heartbeat:
             return silent[0], "it died without a reason: it was killed, or its machine is gone"
         return None, "a connection between two ranks broke"
 
-    def say_once(self, say: Callable[[], None], *, after_others: bool = False) -> None:
+    def print_once(self, say: Callable[[], None], *, after_others: bool = False) -> None:
         """Call `say` unless another rank has printed why all ranks end; wait until that is printed."""
         try:
             if after_others and self._becomes("saying"):
@@ -229,7 +229,7 @@ class Heartbeat:
                 if own_place.launcher_reports:
                     os._exit(EXIT_ALONE)
                 line = cleaned("kapelle: Rank {} has failed: {}".format(*failed))
-                self.say_once(partial(print, line, file=sys.stderr, flush=True), after_others=True)
+                self.print_once(partial(print, line, file=sys.stderr, flush=True), after_others=True)
                 os._exit(EXIT_WRONG)
 
 
@@ -361,7 +361,7 @@ class StoreMeeting(Meeting):
         return bytes(self._store.get(key))
 
     def _check(self) -> None:
-        stop_if_asked()
+        stop_if_requested()
         if self._store.check([f"{self._play}/failed"]):
             failure = json.loads(self._store.get(f"{self._play}/failed"))
             raise PeerFailed(f"Rank {failure['rank']} failed while it played: {failure['message']}")
@@ -488,7 +488,7 @@ class RankGroup(Ranks):
         finally:
             self._agreement.apart = False
         # First exchange reports, so that all ranks continue, stop or fail together; then the shares.
-        report["asked"] = asked_by()
+        report["asked"] = requested_by()
         begun = time.monotonic()
         reports = [json.loads(each) for each in self._exchange(at, json.dumps(report).encode())]
         self._note_wait(at, begun)
@@ -631,7 +631,7 @@ def leave_ranks(failure: str | None = None) -> None:
         group.leave(failure)
 
 
-def say_for_all(reason: str) -> None:
+def report_to_all(reason: str) -> None:
     """Print why this process fails, unless another rank has printed it, and report it to the others."""
     if own_place.launcher_reports and _joined and _joined[0].left_behind:
         # The launcher prints which rank is gone.
@@ -650,13 +650,13 @@ def say_for_all(reason: str) -> None:
         say()
         return
     heartbeat.end(reason)
-    heartbeat.say_once(say, after_others=after_others)
+    heartbeat.print_once(say, after_others=after_others)
 
 
-def say_defect(error: Exception) -> int:
+def report_defect(error: Exception) -> int:
     """Print an unexpected error once for all ranks: the lost rank that caused it, or its traceback; return the exit code."""
     gone = _joined[0].end_behind(error) if _joined else None
-    say_for_all("".join(traceback.format_exception(error)) if gone is None else f"kapelle: {gone}")
+    report_to_all("".join(traceback.format_exception(error)) if gone is None else f"kapelle: {gone}")
     return 1 if gone is None else EXIT_WRONG
 
 

@@ -32,7 +32,7 @@ from kapelle.services.binding import Binding, in_url, log_failure
 
 
 @dataclass
-class Refused(Exception):
+class CallRejected(Exception):
     """A call that is answered with an error; raised anywhere inside it."""
 
     code: str
@@ -40,19 +40,19 @@ class Refused(Exception):
     message: str
 
 
-def wrong(message: str) -> Refused:
+def wrong(message: str) -> CallRejected:
     """Return the refusal of a malformed request."""
-    return Refused("INVALID_ARGUMENT", message)
+    return CallRejected("INVALID_ARGUMENT", message)
 
 
-def busy(message: str) -> Refused:
+def busy(message: str) -> CallRejected:
     """Return the refusal of a call for which there is no room now."""
-    return Refused("RESOURCE_EXHAUSTED", message)
+    return CallRejected("RESOURCE_EXHAUSTED", message)
 
 
-def leaving() -> Refused:
+def leaving() -> CallRejected:
     """Return the refusal of a call during the shutdown."""
-    return Refused("UNAVAILABLE", "The server is shutting down. Call another one, or retry later.")
+    return CallRejected("UNAVAILABLE", "The server is shutting down. Call another one, or retry later.")
 
 
 # -------- The single check before every method, which also turns errors into status codes; tracebacks go to the log
@@ -149,7 +149,7 @@ class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships 
                 self._under_way[kind] -= 1
                 if not self._under_way["calls"]:
                     self.idle.set()
-        except Refused as refused:
+        except CallRejected as refused:
             await context.abort(grpc.StatusCode[refused.code], refused.message)
         except (grpc.aio.AbortError, asyncio.CancelledError):
             raise

@@ -39,7 +39,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kapelle.errors import ConfigError
 from kapelle.services.binding import Binding, log_failure
-from kapelle.services.refusals import Refusal, wrong
+from kapelle.services.request_errors import RequestError, wrong
 from kapelle.types import Json
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ def check_call(binding: Binding, method: str, headers: Mapping[str, str]) -> Non
     """
     if "content-length" in headers and "transfer-encoding" in headers:
         # A proxy before this service may use the other length (RFC 9112, 6.3).
-        raise Refusal(
+        raise RequestError(
             400,
             "A call has `Content-Length` or `Transfer-Encoding`, not both.",
             None,
@@ -83,7 +83,7 @@ def check_call(binding: Binding, method: str, headers: Mapping[str, str]) -> Non
     named = headers.get("host", "")
     host, colon, port = named.rpartition(":")
     if (host if colon and port.isdecimal() else named).lower() not in binding.hosts:
-        raise Refusal(
+        raise RequestError(
             421,
             "The name in `Host` is not allowed. Add it with --allow-host, for the server of a training run with "
             "`environment.address`.",
@@ -97,7 +97,7 @@ def check_call(binding: Binding, method: str, headers: Mapping[str, str]) -> Non
         with suppress(binascii.Error, ValueError):
             token = base64.b64decode(given, validate=True).decode().partition(":")[2]
     if not binding.admits(token):
-        raise Refusal(
+        raise RequestError(
             401,
             "The token is missing or wrong. Send it as `Authorization: Bearer TOKEN`.",
             None,
@@ -109,7 +109,7 @@ def check_call(binding: Binding, method: str, headers: Mapping[str, str]) -> Non
         with suppress(ValueError):
             place = urlsplit(headers["origin"]).netloc.lower()
         if place != named.lower():
-            raise Refusal(403, "Pages of other sites may not call this service.", None, "wrong_origin")
+            raise RequestError(403, "Pages of other sites may not call this service.", None, "wrong_origin")
 
 
 class JsonAnswer(JSONResponse):
@@ -120,7 +120,7 @@ class JsonAnswer(JSONResponse):
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
-def answer_refusal(refusal: Refusal) -> Response:
+def error_response(refusal: RequestError) -> Response:
     """Return a refusal in OpenAI's form."""
     return JsonAnswer(refusal.row(), refusal.status, refusal.headers)
 
@@ -134,7 +134,7 @@ class Guard:
         binding: Binding,
         headers: Mapping[str, str] = SAFETY,
         check: Callable[[str, Mapping[str, str]], None] = lambda _method, _headers: None,
-        answer: Callable[[Refusal], Response] = answer_refusal,
+        answer: Callable[[RequestError], Response] = error_response,
     ) -> None:
         """`check` receives a call's method and headers and may raise Refusal; `answer` turns a Refusal into an answer."""
         self._inner, self._binding, self._headers = inner, binding, dict(headers)
@@ -158,7 +158,7 @@ class Guard:
         try:
             check_call(self._binding, scope["method"], headers)
             self._check(scope["method"], headers)
-        except Refusal as refusal:
+        except RequestError as refusal:
             await self._answer(refusal)(scope, receive, sending)
             return
         await self._inner(scope, receive, sending)
@@ -203,7 +203,7 @@ class EventStream(StreamingResponse):
         events: AsyncGenerator[Json | str, None],
         headers: Mapping[str, str] | None = None,
         begun: Sequence[Json | str] = (),
-        failed: Callable[[Refusal], Json] = Refusal.row,
+        failed: Callable[[RequestError], Json] = RequestError.row,
         *,
         named: bool = False,
     ) -> None:
@@ -221,7 +221,7 @@ class EventStream(StreamingResponse):
                 except StopAsyncIteration:
                     return
                 # The status is sent already, so the last event contains the error.
-                except Refusal as refusal:
+                except RequestError as refusal:
                     event, over = failed(refusal), True
                 except Exception as error:
                     event, over = failed(_failed("A stream failed.", error)), True
@@ -261,7 +261,7 @@ def route(method: str, path: str, handler: Handler) -> Route:
             rest = request.path_params.get("name", "")
             call = Call(rest, session, headers, body, request.scope.get("client"))
             return await until_gone(handler(call), request.receive)
-        except Refusal:
+        except RequestError:
             raise
         except ClientDisconnect:
             return Response(status_code=GONE)  # not sent: the caller has disconnected
@@ -271,21 +271,21 @@ def route(method: str, path: str, handler: Handler) -> Route:
     return Route(path, answer, methods=[method])
 
 
-def _failed(what: str, error: Exception) -> Refusal:
+def _failed(what: str, error: Exception) -> RequestError:
     """Log an error and return a refusal without its message."""
     log_failure(what, error)
-    return Refusal(500, "The service failed; its log says why.", None, "internal_error")
+    return RequestError(500, "The service failed; its log says why.", None, "internal_error")
 
 
 async def _json_body(request: Request) -> Json:
     """Return the JSON object of a body; Refusal if it is too long, too slow, or not a JSON object."""
     headers = headers_of(request.scope)
-    too_long = Refusal(413, f"The body has more than {MOST_BYTES:,} bytes.", None, "body_too_long")
+    too_long = RequestError(413, f"The body has more than {MOST_BYTES:,} bytes.", None, "body_too_long")
     if headers.get("content-encoding", "identity").lower() != "identity":
-        raise Refusal(415, "Compressed bodies are not supported.", None, "compressed_body")
+        raise RequestError(415, "Compressed bodies are not supported.", None, "compressed_body")
     # Browsers let pages of other sites send forms and plain text without a check, but not JSON.
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise Refusal(
+        raise RequestError(
             415, "The body is not JSON: send `Content-Type: application/json`.", None, "wrong_content_type"
         )
     declared = headers.get("content-length")
@@ -301,7 +301,7 @@ async def _json_body(request: Request) -> Json:
                 if len(read) > MOST_BYTES:
                     raise too_long
     except TimeoutError:
-        raise Refusal(
+        raise RequestError(
             408, f"The body was not complete after {BODY_SECONDS:g} s.", None, "body_too_slow"
         ) from None
     body = bytes(read)
@@ -311,9 +311,9 @@ async def _json_body(request: Request) -> Json:
     except ValueError as error:
         odd = b"NaN" in body or b"Infinity" in body
         hint = " JSON has no NaN and no Infinity." if odd else ""
-        raise Refusal(400, f"The body is not JSON: {error}.{hint}", None, "invalid_json") from None
+        raise RequestError(400, f"The body is not JSON: {error}.{hint}", None, "invalid_json") from None
     if not isinstance(value, dict):
-        raise Refusal(400, "The body must be a JSON object.", None, "invalid_json")
+        raise RequestError(400, "The body must be a JSON object.", None, "invalid_json")
     return value
 
 
@@ -348,18 +348,20 @@ class Application(Guard):
         """
 
         async def refused(request: Request, error: Exception) -> Response:
-            if isinstance(error, Refusal):
-                return answer_refusal(error)
+            if isinstance(error, RequestError):
+                return error_response(error)
             # There is no route for this path, or none for this method.
             found = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
             if not found:
-                return answer_refusal(Refusal(404, "There is no such path here.", None, "not_found"))
+                return error_response(RequestError(404, "There is no such path here.", None, "not_found"))
             allowed = ", ".join(sorted({name for each in found for name in each.methods or ()} - {"HEAD"}))
             message, headers = f"This path supports {allowed}.", {"allow": allowed}
-            return answer_refusal(Refusal(405, message, None, "method_not_allowed", headers))
+            return error_response(RequestError(405, message, None, "method_not_allowed", headers))
 
         super().__init__(self._route, binding)
-        self._routed = Starlette(routes=routes, exception_handlers={Refusal: refused, HTTPException: refused})
+        self._routed = Starlette(
+            routes=routes, exception_handlers={RequestError: refused, HTTPException: refused}
+        )
         self._routed.router.redirect_slashes = False
         self._routes, self._observe = routes, observe
 

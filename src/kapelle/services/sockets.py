@@ -19,11 +19,11 @@ from kapelle.services.http import (
     STALL_SECONDS,
     Application,
     HttpServer,
-    answer_refusal,
     check_call,
+    error_response,
     headers_of,
 )
-from kapelle.services.refusals import Refusal, busy
+from kapelle.services.request_errors import RequestError, busy
 
 Talk = Callable[[WebSocket], Awaitable[None]]
 """Answers the messages of one WebSocket, from its opening to its end."""
@@ -50,11 +50,11 @@ class SocketApplication(Application):
             # A page of another site may open a WebSocket without a check by the browser, so it counts as a call that acts.
             check_call(self._bound, "POST", headers_of(scope))
             if scope["path"] != self._path:
-                raise Refusal(404, f"WebSockets are at {self._path}.", None, "not_found")
+                raise RequestError(404, f"WebSockets are at {self._path}.", None, "not_found")
             if self.connected >= self._most:
                 raise busy(self._full)
-        except Refusal as refusal:
-            await answer_refusal(refusal)(scope, receive, send)
+        except RequestError as refusal:
+            await error_response(refusal)(scope, receive, send)
             return
         socket = WebSocket(scope, receive, send)
         self.connected += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from kapelle.engines.rollout.judge import ask_engine
+from kapelle.engines.rollout.judge import query_engine
 from kapelle.engines.rollout.local.settings import Local
 from kapelle.engines.rollout.protocol import RolloutEngine
 from kapelle.environment import FrozenModel
@@ -36,7 +36,7 @@ class FrozenModels:
         async def reply(messages: Sequence[Message]) -> str:
             if model.path not in self._engines:
                 self._engines[model.path] = self._load(model.path)
-            return await ask_engine(self._engines[model.path], FROZEN, sampling)(messages)
+            return await query_engine(self._engines[model.path], FROZEN, sampling)(messages)
 
         return reply
 

@@ -20,11 +20,11 @@ from kapelle.algorithm import Algorithm
 from kapelle.engines.rollout.protocol import RecordsRouting, Renderer, agent_renderer
 from kapelle.engines.train.settings import Fsdp
 from kapelle.environment import (
-    AskedServer,
-    AsksServers,
     Described,
+    ExternalServer,
     Reporting,
     StartsProgram,
+    UsesServers,
     offers,
     task_of,
 )
@@ -287,17 +287,17 @@ def check_endpoints(team: Team, environment: object) -> list[str]:
     return [server.url for server in servers]
 
 
-def check_keys(team: Team, environment: object) -> list[AskedServer]:
+def check_keys(team: Team, environment: object) -> list[ExternalServer]:
     """Return the servers that a run calls, without a call; raise ConfigError for one to which a key would be sent unencrypted."""
     found = {policy.endpoint: name for name, policy in team.policies.items() if policy.endpoint is not None}
     servers = [
-        AskedServer(
+        ExternalServer(
             f"The endpoint of policy '{name}'", each.url, f"{each.url.rstrip('/')}/models", each.api_key_env
         )
         for each, name in found.items()
     ]
     for _, part in parts_of(environment):
-        servers += part.servers() if isinstance(part, AsksServers) else ()
+        servers += part.servers() if isinstance(part, UsesServers) else ()
     for server in servers:
         try:
             bearer(server.key_env, server.url)
@@ -306,7 +306,7 @@ def check_keys(team: Team, environment: object) -> list[AskedServer]:
     return servers
 
 
-async def _fault(server: AskedServer) -> str | None:
+async def _fault(server: ExternalServer) -> str | None:
     """Return what is wrong with a server, and what to do; None if it answers."""
     import httpx
 

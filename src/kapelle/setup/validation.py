@@ -12,24 +12,24 @@ from kapelle.algorithms.signals.verifier import VerifierScores
 from kapelle.engines.rollout.protocol import (
     ChecksItself,
     HoldsToConstraints,
+    ReadsImages,
     RecordsRouting,
-    SeesImages,
 )
 from kapelle.engines.train.settings import Fsdp
 from kapelle.environment import (
     Alive,
-    AsksModels,
+    DrivenByPrograms,
     Environment,
     ListsMoves,
     Mixed,
-    OpensWorlds,
+    OpensStates,
     Opposed,
-    PaysEpisodes,
-    PlayedFromOutside,
     Recorded,
+    RewardsEpisodes,
     Scorable,
     Scripted,
     ShowsImages,
+    UsesModels,
     check_capabilities,
     check_declared,
     offers,
@@ -121,19 +121,19 @@ def _check_places(run: RunToCheck) -> Iterator[str]:
     config, environment = run.config, run.config.environment
     workers, name = config.episode.environment_workers, environment.name
     for part, each in config.evaluation.sets.items():
-        if offers(each, AsksModels) and each.frozen_models:
+        if offers(each, UsesModels) and each.frozen_models:
             yield (
                 f"`evaluation.sets.{part}` is judged by '{each.frozen_models[0].path}', a model in this process. Name an endpoint as its judge."
             )
-    models = environment.frozen_models if offers(environment, AsksModels) else ()
-    if workers and models and not offers(environment, PaysEpisodes):
+    models = environment.frozen_models if offers(environment, UsesModels) else ()
+    if workers and models and not offers(environment, RewardsEpisodes):
         yield (
             f"Episodes of `{name}` use '{models[0].path}', a model in this process. Set `episode.environment_workers: 0`, or name an endpoint."
         )
-    if run.training and not run.elsewhere and offers(environment, PlayedFromOutside):
+    if run.training and not run.elsewhere and offers(environment, DrivenByPrograms):
         with noting(run.absent):
             environment.check_server()
-    if workers and offers(environment, OpensWorlds):
+    if workers and offers(environment, OpensStates):
         yield f"Episodes of `{name}` are on its servers. Set `episode.environment_workers: 0`."
     elif workers:
         environment_form(environment)
@@ -276,7 +276,7 @@ def _check_images(run: RunToCheck) -> Iterator[str]:
     if not shown:
         return
     unsupported = []
-    if not isinstance(config.engine, SeesImages):
+    if not isinstance(config.engine, ReadsImages):
         unsupported.append(f"`engine.name: {config.engine.name}`")
     if config.train_engine.name == "fsdp":
         unsupported.append("`train_engine.name: fsdp`")
@@ -304,7 +304,7 @@ def _check_images(run: RunToCheck) -> Iterator[str]:
 def check_paying(settings: object) -> None:
     """Raise ConfigError for an environment that rewards whole episodes inside another one, which would drop its rewards."""
     for at, part in parts_of(settings):
-        if at and offers(part, PaysEpisodes):
+        if at and offers(part, RewardsEpisodes):
             raise ConfigError(
                 f"`{getattr(part, 'name', at)}` rewards whole episodes, and cannot stand inside another environment (`environment.{at}`). "
                 "Use it as the environment; `rewarded` has a setting `tools`."
@@ -327,7 +327,7 @@ def _check_rendered(run: RunToCheck) -> Iterator[str]:
 def _check_outside(run: RunToCheck) -> Iterator[str]:
     """Yield settings that episodes of an outside program do not support."""
     config = run.config
-    if offers(config.environment, PlayedFromOutside) and config.episode.environment_workers:
+    if offers(config.environment, DrivenByPrograms) and config.episode.environment_workers:
         yield "`episode.environment_workers` is not supported for episodes of an outside program. Set it to 0."
 
 
@@ -400,7 +400,7 @@ def _check_pools(run: RunToCheck) -> None:
 
 def demonstrates(environment: Environment) -> bool:
     """Return whether an environment has demonstrations: a script, records, or an outside program that plays them."""
-    if offers(environment, PlayedFromOutside):
+    if offers(environment, DrivenByPrograms):
         return environment.demonstrates
     return offers(environment, Scripted) or offers(environment, Recorded)
 
@@ -467,7 +467,7 @@ def _check_turn_scores(run: RunToCheck) -> None:
 def _check_compared(run: RunToCheck) -> Iterator[str]:
     """Yield why rewards that compare the episodes of a group cannot be given."""
     environment, name, data = run.config.environment, run.algorithm.name, run.algorithm.data
-    if not (offers(environment, PaysEpisodes) and environment.compared):
+    if not (offers(environment, RewardsEpisodes) and environment.compared):
         return
     compares = f"{environment.compared[0]} compares the episodes of a group, and"
     if data.group_size < 2:

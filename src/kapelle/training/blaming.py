@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kapelle.errors import ConfigError, DataError, RunDirectoryError
-from kapelle.rollout.episodes import PlaysGroups
-from kapelle.rollout.evaluation.blame import choose_episodes, measure_blame, refuse_alive
+from kapelle.rollout.episodes import CollectsGroups
+from kapelle.rollout.evaluation.blame import check_repeatable, choose_episodes, measure_blame
 from kapelle.rollout.evaluation.evaluate import decoded, evaluate_shared
 from kapelle.runs.blamed import Blame, BlameFile
 from kapelle.runs.reader import read_groups
@@ -41,12 +41,12 @@ def blame_team(
     The global random generators are restored, so that training continues as without the call.
     """
     check_blame(episodes, samples, split)
-    refuse_alive(trainer.config.environment)
+    check_repeatable(trainer.config.environment)
     if trainer.algorithm.judges:
         raise ConfigError(
             f"`{trainer.algorithm.name}` trains a verifier, and blame needs episodes of a team. Name a run that trains or evaluates a team."
         )
-    if trainer.ranks.size > 1 or isinstance(trainer.play.engine, PlaysGroups):
+    if trainer.ranks.size > 1 or isinstance(trainer.setup.engine, CollectsGroups):
         raise ConfigError(
             "Blame needs a single process, and this run has several. Call `kapelle blame RUN` for its checkpoint in another process."
         )
@@ -60,14 +60,14 @@ def blame_team(
             "split": split,
             "samples": samples,
             "seed": trainer.config.seed if seed is None else seed,
-            "environment": trainer.play.environment.name,
+            "environment": trainer.setup.environment.name,
             "settings": list(settings),
             "weights": blake2b(json.dumps(weights).encode(), digest_size=8).hexdigest(),
         }
         file = None if run is None else BlameFile(run, measured)
         chosen = choose_episodes(groups, episodes)
         say = trainer.observer.phase
-        return measure_blame(trainer.play, chosen, measured, file, lambda line: say("blame", line))
+        return measure_blame(trainer.setup, chosen, measured, file, lambda line: say("blame", line))
     finally:
         restore_random(drawn)
 
@@ -83,7 +83,7 @@ def check_blame(episodes: int, samples: int, split: str) -> None:
 
 def _groups(trainer: Trainer, run: Path | None, split: str) -> Sequence[Group]:
     """Return the recorded evaluation of these weights, without further sets; or else play one, or training tasks."""
-    config, play = trainer.config, trainer.play
+    config, setup = trainer.config, trainer.setup
     if split == "eval" and run is not None:
         # Without a readable recording the episodes are played again.
         with suppress(RunDirectoryError, DataError):
@@ -94,10 +94,10 @@ def _groups(trainer: Trainer, run: Path | None, split: str) -> Sequence[Group]:
             )
             return own
     problems = config.evaluation.problems
-    fits = short_enough(config, play.team, play.engine.renderer)
-    tasks = choose_tasks(play.environment, "test" if split == "eval" else "train", problems, fits=fits)
+    fits = short_enough(config, setup.team, setup.engine.renderer)
+    tasks = choose_tasks(setup.environment, "test" if split == "eval" else "train", problems, fits=fits)
     trainer.observer.phase("blame", f"playing {len(tasks)} problems of the {split} split")
     if split == "eval":
-        play = decoded(play, config.evaluation)
+        setup = decoded(setup, config.evaluation)
     samples = config.evaluation.samples if split == "eval" else 1
-    return evaluate_shared(play, tasks, config.seed, samples=samples).groups
+    return evaluate_shared(setup, tasks, config.seed, samples=samples).groups

@@ -15,7 +15,7 @@ from torch import Tensor
 from kapelle.algorithm import Algorithm
 from kapelle.engines.train.protocol import Objective, TrainEngine
 from kapelle.models.language_model import LanguageModel
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.rows import Learners, Sample, Sampled, Signals, TurnKey
 from kapelle.runtime.plugins import find_object
 from kapelle.settings.feature import sections_of
@@ -47,7 +47,7 @@ class StartedRun:
     """Holds what is trained."""
     learners: Learners
     """Answers signals: the engine, or processes that score for it."""
-    play: Play
+    setup: RolloutSetup
     """How episodes are collected."""
     run_dir: Path | None = None
     players: Sequence[LoadsWeights] = ()
@@ -60,7 +60,7 @@ class StepInProgress:
 
     number: int
     """From 1."""
-    play: Play
+    setup: RolloutSetup
     groups: list[Group] = field(default_factory=list)
     """The episodes that the step has collected."""
     earlier: list[Group] = field(default_factory=list)

@@ -10,12 +10,12 @@ from typing import Any
 from kapelle.algorithm import Algorithm
 from kapelle.algorithms.signals.verifier import VerifierScores, logits
 from kapelle.engines.train.protocol import TrainEngine
-from kapelle.environment import Answerable, Environment, asks_questions, offers
+from kapelle.environment import Answerable, Environment, has_comparable_answers, offers
 from kapelle.functional.calibration import UNCALIBRATED, Kind, fit_calibration
 from kapelle.functional.statistics import area_interval, area_under_curve, mean_interval
 from kapelle.rollout.episodes import shared_rollout
 from kapelle.rollout.evaluation.evaluate import Evaluation, evaluate_held_out
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.rows import TurnKey, label_of, turns_of
 from kapelle.runs.definitions import own_returns
 from kapelle.runtime.interrupts import StopRequested
@@ -179,7 +179,7 @@ def judged_answers(
     probability: Callable[[float], float] = float,
 ) -> list[Judged]:
     """Return every graded answer of these groups with its `given` logit, and the `probability` of this."""
-    reader = environment if offers(environment, Answerable) and asks_questions(environment) else None
+    reader = environment if offers(environment, Answerable) and has_comparable_answers(environment) else None
     found: list[Judged] = []
     for key, turn in turns_of(groups, trained_only=False):
         label = label_of(groups[key.group].episodes[key.episode], turn)
@@ -192,7 +192,7 @@ def judged_answers(
 
 def judge_held_out(
     config: RunConfig,
-    play: Play,
+    setup: RolloutSetup,
     engine: TrainEngine,
     samples: int,
     steps: int,
@@ -203,10 +203,10 @@ def judge_held_out(
 
     Questions of the first `steps` steps are excluded.
     """
-    fits = short_enough(config, play.team, play.engine.renderer)
-    tasks = held_out_tasks(config, play.environment, steps, problems, fits)
-    groups = shared_rollout(play, tasks, samples, derive_seed(config.seed, "held-out"))
-    judged = judged_answers(groups, play.environment, logits(groups, engine), UNCALIBRATED.probability)
+    fits = short_enough(config, setup.team, setup.engine.renderer)
+    tasks = held_out_tasks(config, setup.environment, steps, problems, fits)
+    groups = shared_rollout(setup, tasks, samples, derive_seed(config.seed, "held-out"))
+    judged = judged_answers(groups, setup.environment, logits(groups, engine), UNCALIBRATED.probability)
     episodes = [episode for group in groups for episode in group.episodes]
     return Evaluation(
         problems=len(tasks),
@@ -258,17 +258,17 @@ class HeldOut:
                 result = judge_held_out(self._config, acting, engine, samples, done, problems, kind)
                 self._judged = (done, problems, result)
                 return result
-            play = self._pieces.play
-            fits = short_enough(self._config, play.team, play.engine.renderer)
+            setup = self._pieces.setup
+            fits = short_enough(self._config, setup.team, setup.engine.renderer)
             returns, settings = self._algorithm.returns or own_returns, self._config.evaluation
             if greedy is not None:
                 settings = settings.model_copy(update={"greedy": greedy, "temperature": None})
-            result = evaluate_held_out(play, settings, problems, self._config.seed, returns, fits)
+            result = evaluate_held_out(setup, settings, problems, self._config.seed, returns, fits)
             payer = self._algorithm.need(VerifierScores)
             if payer is not None:
                 engine = self._pieces.engine
                 own = result.groups[: result.problems]  # without further sets
-                judged = judged_answers(own, play.environment, payer.judge(own, engine))
+                judged = judged_answers(own, setup.environment, payer.judge(own, engine))
                 result = replace(result, judged=asdict(judgement_of(judged)))
                 self._paid = done, result.judged or {}
         except StopRequested:

@@ -20,13 +20,13 @@ from kapelle.algorithm import (
     UpdateSamples,
 )
 from kapelle.engines.train.protocol import CountsTokens, Objective, TrainEngine
-from kapelle.environment import AsksModels, offers
+from kapelle.environment import UsesModels, offers
 from kapelle.errors import NumericsError
 from kapelle.functional.distributions import Histogram
-from kapelle.rollout.episodes import PlaysGroups, shared_rollout
-from kapelle.rollout.evaluation.evaluate import greedy_play, verifier_metrics
+from kapelle.rollout.episodes import CollectsGroups, shared_rollout
+from kapelle.rollout.evaluation.evaluate import greedy_setup, verifier_metrics
 from kapelle.rollout.outcomes import halt_on_failures
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.rows import Learners, Loads, Sample, Sampled, Signals, TurnKey, turns_of
 from kapelle.runs.definitions import demonstrated, own_returns, rollout_metrics, without_unscored
 from kapelle.runs.episode_json import Trace
@@ -45,7 +45,7 @@ from kapelle.training.step_report import (
     credit_distributions,
     credit_metrics,
     critic_metrics,
-    played_distributions,
+    episode_distributions,
     traced_distributions,
     traces,
     why_idle,
@@ -73,7 +73,7 @@ class Loop:
         self,
         config: RunConfig,
         algorithm: Algorithm,
-        play: Play,
+        setup: RolloutSetup,
         engine: TrainEngine,
         rollouts: Rollouts,
         learners: Learners | None = None,
@@ -88,11 +88,11 @@ class Loop:
         self._learners = learners or engine
         self._config = config
         self._algorithm = algorithm
-        self._play = play
+        self._play = setup
         self._engine = engine
         self._token_texts: dict[str, dict[int, str]] = {}
         """Texts of tokens, by policy and id."""
-        self._memory = algorithm.memory(play.team, config.seed) if algorithm.memory else None
+        self._memory = algorithm.memory(setup.team, config.seed) if algorithm.memory else None
         for signal in algorithm.needs:
             if isinstance(signal, Loads):
                 signal.load()
@@ -157,7 +157,7 @@ class Loop:
         groups = [*step.groups, *step.earlier]
         if algorithm.returns is not None and not self._judged:
             groups = [without_unscored(group) for group in groups]
-        sampled = Sampled(step.number, groups, step.play.team, lambda: self._greedily(step, groups))
+        sampled = Sampled(step.number, groups, step.setup.team, lambda: self._greedily(step, groups))
         signals = gather_signals(algorithm, sampled, self._learners)
         if signals.score:
             step.metrics |= verifier_metrics(groups, signals.score)
@@ -167,7 +167,7 @@ class Loop:
         """Collect one episode of each task with greedy sampling, rewarded as the step's are."""
         seed = derive_seed(self._config.seed, "greedy", step.number)
         played: Sequence[Group] = shared_rollout(
-            greedy_play(step.play), [group.task for group in groups], 1, seed
+            greedy_setup(step.setup), [group.task for group in groups], 1, seed
         )
         for feature in self.features.values():
             played = feature.rewarded(played, None)
@@ -253,11 +253,11 @@ class Loop:
 
     def _finished(self, step: StepInProgress, learned: Learned, clock: Timeline) -> Step:
         """Return the step's record."""
-        play, groups, metrics = step.play, step.groups, step.metrics
+        setup, groups, metrics = step.setup, step.groups, step.metrics
         # Environment costs of other sampling processes are not collected.
-        here = len(self.rollouts.players) <= 1 and not isinstance(play.engine, PlaysGroups)
-        if here and offers(play.environment, AsksModels):
-            metrics |= play.environment.costs()
+        here = len(self.rollouts.players) <= 1 and not isinstance(setup.engine, CollectsGroups)
+        if here and offers(setup.environment, UsesModels):
+            metrics |= setup.environment.costs()
         seconds = clock.seconds()
         total = sum(seconds.values())
         turns = [turn for _, turn in turns_of(groups, trained_only=False) if not turn.copied]
@@ -266,7 +266,7 @@ class Loop:
         idle = why_idle(self._algorithm, metrics, updated=learned.updated, judged=self._judged)
         metrics |= {f"time/{name}": spent for name, spent in seconds.items()}
         metrics |= {"time/step": total, "time/tokens_per_second": tokens / max(total, 1e-9)}
-        spread = {**played_distributions(groups), **learned.distributions}
+        spread = {**episode_distributions(groups), **learned.distributions}
         if isinstance(self._engine, CountsTokens):
             spread |= self._engine.distributions()
         return Step(step.number, tuple(groups), metrics, learned.traces, idle, spread)

@@ -30,7 +30,7 @@ from kapelle.runs.reader import read_evaluations
 from kapelle.runs.writer import RunDirectory
 from kapelle.runtime.event_loop import AbandonableThreads
 from kapelle.runtime.files import step_of
-from kapelle.runtime.interrupts import finishing, stop_asked, stop_within, unbroken
+from kapelle.runtime.interrupts import finishing, stop_requested, stop_within, unbroken
 from kapelle.runtime.process_tree import doing
 from kapelle.runtime.ranks import ALONE, Peers, Ranks, broadcast
 from kapelle.settings.schema import RunConfig
@@ -156,10 +156,10 @@ class Progress:
         """Return to the newest checkpoint if the last step failed; CheckpointError without one."""
         if self.unfinished:
             if not self.kept:
-                self.refuse_unfinished()
+                self.check_finished()
             self.go_back()
 
-    def refuse_unfinished(self) -> None:
+    def check_finished(self) -> None:
         """Raise CheckpointError if the last step failed."""
         if self.unfinished:
             raise CheckpointError(
@@ -192,10 +192,10 @@ class Progress:
     def save(self) -> Path:
         """Write a checkpoint, remove surplus ones, and return its folder."""
         assert self.kept, "checkpoints need a run directory"
-        self.refuse_unfinished()
+        self.check_finished()
         doing(f"the checkpoint of step {self.done}")
         folder = self._write()
-        if self._run is not None and not stop_asked():  # the next save prunes
+        if self._run is not None and not stop_requested():  # the next save prunes
             self._tidy(self._run, folder, self.done)
         return folder
 
@@ -238,7 +238,7 @@ class Progress:
 
     def begin_save(self) -> None:
         """Write a checkpoint and remove surplus ones in the background; `settle` reports the end."""
-        self.refuse_unfinished()
+        self.check_finished()
         self.settle(wait=True)
         write, run, done = self._prepared(copied=True), self._run, self.done
 
@@ -319,7 +319,7 @@ class Progress:
         assert self._run is not None, "the first rank has the run directory"
         found = bool(list_checkpoints(self._run.checkpoints))
         if not found:
-            self._run.start_anew()
+            self._run.start_over()
         return found
 
     def _rewound(self, loop: Mapping[str, Any]) -> bool:

@@ -173,7 +173,7 @@ class Records:
             self._ended = partial(self.run.report, "done", done, "interrupted" if stopped else "finished")
             self._ended()
 
-    def report_end_again(self) -> bool:
+    def report_end_repeated(self) -> bool:
         """Report the end of training again after an evaluation; return False if training has not ended."""
         if self._ended is None:
             return False

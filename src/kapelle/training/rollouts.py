@@ -15,9 +15,9 @@ from kapelle.algorithm import Algorithm
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.errors import ParityError
 from kapelle.functional.statistics import merge_rows
-from kapelle.rollout.episodes import ask_groups
+from kapelle.rollout.episodes import request_groups
 from kapelle.rollout.partial import PartialGroup, dump_partial, load_partial
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.rows import turns_of
 from kapelle.runs.definitions import is_dead, own_returns
 from kapelle.runs.episode_json import dump_groups, load_groups
@@ -48,14 +48,14 @@ class Rollouts:
         self,
         config: RunConfig,
         algorithm: Algorithm,
-        play: Play,
+        setup: RolloutSetup,
         engine: TrainEngine,
         players: Sequence[LoadsWeights] = (),
     ) -> None:
-        self._config, self._algorithm, self._engine, self._team = config, algorithm, engine, play.team
+        self._config, self._algorithm, self._engine, self._team = config, algorithm, engine, setup.team
         self.players = players
         """Everything that samples for training and gets the weights of each update."""
-        self.tasks = tasks_of(play, config)
+        self.tasks = tasks_of(setup, config)
         """The tasks of every step."""
         self.on_policy = not any(section.off_policy for section in sections_of(config).values())
         """Whether steps learn from samples of the current weights alone; the update then compares trainer and sampler."""
@@ -65,22 +65,22 @@ class Rollouts:
 
         Raises ParityError if other weights than the published ones sampled them.
         """
-        play = self.prepared(step)
+        setup = self.prepared(step)
         versions = dict(self._engine.versions)
-        groups = play_step(play, self._config, self._algorithm, self.tasks, step.number)
+        groups = collect_step(setup, self._config, self._algorithm, self.tasks, step.number)
         if self._algorithm.plays:
             check_versions(groups, [versions])
             if not self.on_policy:
                 self.compare(step, [turn for _, turn in turns_of(groups)])
-                play.engine.release_caches()
+                setup.engine.release_caches()
         step.metrics |= {**step.parity, **self.tasks.metrics()}
         return groups
 
-    def prepared(self, step: StepInProgress) -> Play:
+    def prepared(self, step: StepInProgress) -> RolloutSetup:
         """Prepare the tasks of a step, and return how its episodes are played."""
-        self.tasks.measure(step.play)
+        self.tasks.measure(step.setup)
         self.tasks.assign = step.assign
-        return step.play.as_asked(self._algorithm.data)
+        return step.setup.for_algorithm(self._algorithm.data)
 
     def compare(
         self,
@@ -112,7 +112,7 @@ class Rollouts:
 
 def make_rollouts(
     run: StartedRun,
-    acting: Play,
+    acting: RolloutSetup,
     bases: Mapping[str, str],
     in_memory: Container[str],
     closing: ExitStack,
@@ -162,22 +162,22 @@ class StepShare:
         return [self.groups[place] for place in sorted(self.groups)]
 
 
-def play_step(
-    play: Play, config: RunConfig, algorithm: Algorithm, source: TrainingTasks, number: int
+def collect_step(
+    setup: RolloutSetup, config: RunConfig, algorithm: Algorithm, source: TrainingTasks, number: int
 ) -> list[Group]:
     """Collect the episodes of the tasks of step `number` (from 1), each rank its share.
 
     With `redraw`, groups without variance are replaced by further tasks. The result depends only on the settings, the number and
     the weights.
     """
-    meeting = play.ranks.meeting()
+    meeting = setup.ranks.meeting()
     meeting.begin()
-    share = begin_share(play, config, algorithm, source, number, meeting)
-    return together(play.ranks, meeting, share).in_order
+    share = begin_share(setup, config, algorithm, source, number, meeting)
+    return together(setup.ranks, meeting, share).in_order
 
 
 def begin_share(
-    play: Play,
+    setup: RolloutSetup,
     config: RunConfig,
     algorithm: Algorithm,
     source: TrainingTasks,
@@ -191,13 +191,13 @@ def begin_share(
     """
     seed, tasks = derive_seed(config.seed, "rollout", number), source.of(number)
     own = range(meeting.rank, len(tasks), meeting.size)
-    collected = ask_groups(play, tasks, algorithm.data.group_size, seed, own)
-    return partial(_with_redraws, collected, play, algorithm, source, number, seed, meeting)
+    collected = request_groups(setup, tasks, algorithm.data.group_size, seed, own)
+    return partial(_with_redraws, collected, setup, algorithm, source, number, seed, meeting)
 
 
 def _with_redraws(
     collected: Callable[[], list[Group]],
-    play: Play,
+    setup: RolloutSetup,
     algorithm: Algorithm,
     source: TrainingTasks,
     number: int,
@@ -214,7 +214,7 @@ def _with_redraws(
         tasks = source.of(number, attempt)
         own = range(meeting.rank, len(dead), meeting.size)
         other_seed = derive_seed(seed, "redraw", attempt)
-        replacements = ask_groups(play, [tasks[k] for k in dead], data.group_size, other_seed, own)()
+        replacements = request_groups(setup, [tasks[k] for k in dead], data.group_size, other_seed, own)()
         groups = {place: group for place, group in groups.items() if place not in dead}
         groups |= {dead[k]: group for k, group in zip(own, replacements, strict=True)}
     return StepShare(groups)
@@ -231,19 +231,19 @@ def _agree(meeting: Meeting, dead: Sequence[int]) -> list[int]:
     return sorted(place for each in rows for place in each["dead"])
 
 
-def together(ranks: Ranks, meeting: Meeting, play: Callable[[], StepShare | bytes]) -> StepShare:
+def together(ranks: Ranks, meeting: Meeting, collect: Callable[[], StepShare | bytes]) -> StepShare:
     """Let each rank collect its share and return the whole step in every rank.
 
-    `play` returns the share, or its bytes (`dump_share`). The global random generators continue as those of rank 0. An error is
-    raised in every rank; other processes at the `meeting` are told of it, so that they stop waiting.
+    `collect` returns the share, or its bytes (`dump_share`). The global random generators continue as those of rank 0. An error is
+    raised in every rank; other processes at the `meeting` receive it, and stop waiting.
     """
     if ranks.size == 1:
-        played = play()
+        played = collect()
         return played if isinstance(played, StepShare) else load_share(played)
 
     def share() -> bytes:
         try:
-            played = play()
+            played = collect()
             return played if isinstance(played, bytes) else dump_share(played)
         except BaseException as error:
             meeting.fail(error)

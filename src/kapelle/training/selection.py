@@ -15,7 +15,7 @@ from math import ceil, inf
 from kapelle.environment import Environment, task_of
 from kapelle.errors import ConfigError
 from kapelle.rollout.episodes import shared_rollout
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime.process_tree import doing
 from kapelle.runtime.randomness import capture_random, derive_seed, restore_random
 from kapelle.settings.schema import RunConfig
@@ -95,7 +95,7 @@ class TrainingTasks:
             for cursor in cursors
         ]
 
-    def measure(self, play: Play) -> None:
+    def measure(self, setup: RolloutSetup) -> None:
         """Measure the team's solve rate of each task, once, if the settings select tasks by difficulty."""
         wanted = self._config.tasks.difficulty
         if wanted is None or self._rates is not None:
@@ -108,7 +108,7 @@ class TrainingTasks:
             part = left[begin : begin + PLAYED]
             tasks = [task_of(self._environment, "train", index) for index in part]
             seed = derive_seed(self._config.seed, "difficulty", begin)
-            for index, group in zip(part, shared_rollout(play, tasks, wanted.samples, seed), strict=True):
+            for index, group in zip(part, shared_rollout(setup, tasks, wanted.samples, seed), strict=True):
                 scored = [each.success >= 1.0 for each in group.valid if each.success is not None]
                 if scored:
                     rates[index] = sum(scored) / len(scored)
@@ -198,6 +198,6 @@ def training_tasks(environment: Environment, config: RunConfig, step: int, attem
     return TrainingTasks(environment, plain).of(step, attempt)
 
 
-def tasks_of(play: Play, config: RunConfig) -> TrainingTasks:
+def tasks_of(setup: RolloutSetup, config: RunConfig) -> TrainingTasks:
     """Return the tasks of a run's steps."""
-    return TrainingTasks(play.environment, config, short_enough(config, play.team, play.engine.renderer))
+    return TrainingTasks(setup.environment, config, short_enough(config, setup.team, setup.engine.renderer))

@@ -12,7 +12,7 @@ from kapelle.engines.train.protocol import TrainEngine
 from kapelle.errors import CheckpointError, ConfigError
 from kapelle.models.checksums import CHECKSUMS
 from kapelle.models.language_model import LanguageModel
-from kapelle.rollout.play import Play, make_play
+from kapelle.rollout.setup import RolloutSetup, make_rollout_setup
 from kapelle.runs.checkpoint_contents import load_verifier
 from kapelle.runs.checkpoint_folder import newest_valid
 from kapelle.runs.named_checkpoint import named_checkpoint, policy_folder
@@ -57,7 +57,7 @@ class Served:
     """A team with its weights in memory, and no optimiser."""
 
     config: RunConfig
-    play: Play
+    setup: RolloutSetup
     step: int
     """Number of training steps of its weights."""
 
@@ -96,7 +96,7 @@ def open_served(
         engine.load(name, weights(name), 0)
     for note in notes_of(engine):
         observer.phase("engine", note)
-    return Served(config, make_play(config, team, engine), step)
+    return Served(config, make_rollout_setup(config, team, engine), step)
 
 
 def open_verifier(

@@ -17,10 +17,10 @@ from kapelle.engines.rollout import protocol as rollout_protocol
 from kapelle.engines.rollout.protocol import RolloutEngine, check_abilities, notes_of
 from kapelle.engines.train import protocol as train_protocol
 from kapelle.engines.train.protocol import TrainEngine
-from kapelle.environment import PlayedFromOutside, offers, told_of_changes
+from kapelle.environment import DrivenByPrograms, offers, told_of_changes
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.weights import hash_of_base
-from kapelle.rollout.play import Play, make_play
+from kapelle.rollout.setup import RolloutSetup, make_rollout_setup
 from kapelle.rollout.workers.pool import HeldHere
 from kapelle.rows import Learners
 from kapelle.runs.checkpoint_contents import load_policies, load_verifier
@@ -59,9 +59,9 @@ class Pieces:
     """Base name → hash of the base weights under adapters."""
     engine: TrainEngine
     """Holds what is trained."""
-    play: Play
+    setup: RolloutSetup
     """How the team plays."""
-    acting: Play
+    acting: RolloutSetup
     """How the loop's episodes are played: by the team, or by a teacher."""
     loop: Loop
     closing: ExitStack
@@ -134,18 +134,27 @@ def load_pieces(
         check_abilities(player, rollout_protocol.ABILITIES)
         for note in notes_of(player):
             say("engine", note)
-        play = acting = make_play(config, team, player, ranks, hold)
-        failing.callback(play.close)
+        setup = acting = make_rollout_setup(config, team, player, ranks, hold)
+        failing.callback(setup.close)
         if not algorithm.plays:
-            acting = replace(play, engine=teacher(config, team, models))
+            acting = replace(setup, engine=teacher(config, team, models))
         for mode in find_object(SANDBOX_MODES, "sandbox")():
             say("sandbox", mode)
         failing.enter_context(told_of_changes(lambda line: say("environment", line)))
-        if offers(config.environment, PlayedFromOutside):
-            failing.enter_context(config.environment.serve(play, say))
+        if offers(config.environment, DrivenByPrograms):
+            failing.enter_context(config.environment.serve(setup, say))
 
         run = StartedRun(
-            config, algorithm, team, models, hashes, engine, learners or engine, play, run_dir, (play.engine,)
+            config,
+            algorithm,
+            team,
+            models,
+            hashes,
+            engine,
+            learners or engine,
+            setup,
+            run_dir,
+            (setup.engine,),
         )
         own_engine = rollout_engine is not None
         rollouts = make_rollouts(run, acting, warmed.team.bases, warmed.given, failing, own_engine=own_engine)
@@ -153,7 +162,7 @@ def load_pieces(
         loop = Loop(config, algorithm, acting, engine, rollouts, learners, features)
         loop.publish()
         closing = failing.pop_all()
-    return Pieces(team, models, hashes, engine, play, acting, loop, closing)
+    return Pieces(team, models, hashes, engine, setup, acting, loop, closing)
 
 
 # -------- Ranks
@@ -175,7 +184,7 @@ def check_same_run(ranks: Ranks, config: RunConfig, team: Team, began_from: Mapp
     """Raise ConfigError in every rank unless all have equal settings, data, weights and versions, or if one process is required."""
     if ranks.size == 1:
         return
-    if offers(config.environment, PlayedFromOutside):
+    if offers(config.environment, DrivenByPrograms):
         config.environment.check_server(ranks.size)
     own = {f"`{key}`": value for key, value in leaves(config.model_dump(mode="json"), "")}
     for kind, found in provenance_of(config, team, began_from).items():

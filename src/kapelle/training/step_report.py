@@ -20,7 +20,7 @@ from kapelle.errors import TrainingHalted
 from kapelle.functional.distributions import Histogram, histogram
 from kapelle.functional.value_losses import explained_variance
 from kapelle.rows import Column, Sample, TurnKey
-from kapelle.runs.definitions import UNSCORED, none_scored, own_returns, paid_by
+from kapelle.runs.definitions import UNSCORED, none_scored, own_returns, rewarded_counts
 from kapelle.runs.episode_json import Trace, TracedTurn
 from kapelle.types import Group, Turn
 
@@ -83,7 +83,7 @@ class IdleSteps:
 
     def note(self, step: Step) -> None:
         """Count a step; TrainingHalted if `LONG` steps in a row scored no episode."""
-        for name, (paid, asked) in paid_by(step.groups).items():
+        for name, (paid, asked) in rewarded_counts(step.groups).items():
             if paid < asked and name not in self._named:
                 self._named.add(name)
                 self._say(
@@ -147,7 +147,7 @@ def critic_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 # -------- Distributions
 
 
-def played_distributions(groups: Sequence[Group]) -> dict[str, Histogram]:
+def episode_distributions(groups: Sequence[Group]) -> dict[str, Histogram]:
     """Return histograms of each agent's returns and completion lengths, and of the surprisal of each policy's tokens."""
     found: defaultdict[str, list[float]] = defaultdict(list)
     likely: defaultdict[str, list[float]] = defaultdict(list)

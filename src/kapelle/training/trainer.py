@@ -29,7 +29,7 @@ from kapelle.runs.named_checkpoint import named_checkpoint, split_run
 from kapelle.runs.rank_log import rank_log
 from kapelle.runs.summary import in_words, telling
 from kapelle.runtime.foreign_code import reason
-from kapelle.runtime.interrupts import StopRequested, catch_interrupts, stop_asked, stop_if_asked
+from kapelle.runtime.interrupts import StopRequested, catch_interrupts, stop_if_requested, stop_requested
 from kapelle.runtime.machine import long_lived_apart
 from kapelle.runtime.process_tree import RANK_LOG, doing
 from kapelle.runtime.ranks import broadcast
@@ -309,7 +309,7 @@ class Trainer:
                 made = load_pieces(prepared, engine, starts, self.observer.warmup, say, ranks, place)
                 self._closing.push(made.closing)
                 self.models, self.base_hashes = made.models, made.base_hashes
-                self.engine, self.play, self._loop = made.engine, made.play, made.loop
+                self.engine, self.setup, self._loop = made.engine, made.setup, made.loop
                 self._held_out = HeldOut(self.config, self.algorithm, made)
                 run = self._records.run
                 damaged = partial(self.observer.phase, "checkpoint")
@@ -396,14 +396,14 @@ class Trainer:
         last = self.config.training.steps if count is None else self.done + count
         # A run that was stopped before or during an evaluation repeats it first.
         if progress.owed:
-            stop_if_asked()
+            stop_if_requested()
             self._measure(last)
             if self.algorithm.judges and self.done % every == 0 < self.done:
                 self.save()
             progress.owed = False  # no evaluation at the start and the end
         with long_lived_apart() if last - self.done >= SEVERAL else nullcontext():
             while self.done < last:
-                stop_if_asked()
+                stop_if_requested()
                 step = progress.step(partial(self._record, last))
                 # Evaluate before saving, because the value decides whether this checkpoint is the best one.
                 measured = self._measure(last)
@@ -429,7 +429,7 @@ class Trainer:
         if not due:
             return False
         self._progress.owed = True  # it stays so after a stop
-        if stop_asked():
+        if stop_requested():
             return False
         self.evaluate(self.config.evaluation.problems_while_training)
         self._progress.owed = False
@@ -450,10 +450,10 @@ class Trainer:
         ) as stopped:
             try:
                 before = self.evaluate() if self.done == 0 and measured else None
-                self._phase("training", f"{self.algorithm.name} on {self.play.environment.name}")
+                self._phase("training", f"{self.algorithm.name} on {self.setup.environment.name}")
                 for step in self.steps(steps):
                     last, idle = step.metrics, step.idle
-                    stop_if_asked()
+                    stop_if_requested()
                 self._save_new()
                 after = self.evaluate() if measured else None
             except StopRequested:
@@ -479,15 +479,15 @@ class Trainer:
         if (known := self._held_out.known(self.done, problems)) is not None:
             return known
         self._progress.keep_start()
-        stop_if_asked()
+        stop_if_requested()
         self._phase("evaluation", "unseen problems")
         try:
             result = self._held_out.measure(self.done, problems, greedy)
         except KapelleError:
-            self._records.report_end_again()
+            self._records.report_end_repeated()
             raise
         self._records.evaluation(self.done, result)
-        if not self._records.report_end_again():
+        if not self._records.report_end_repeated():
             self._phase("training", "")
         return result
 
@@ -525,7 +525,7 @@ class Trainer:
 
     def _judge(self) -> None:
         """Evaluate a verifier before it is saved with its judgement."""
-        if self.algorithm.judges and self._held_out.judgement(self.done) is None and not stop_asked():
+        if self.algorithm.judges and self._held_out.judgement(self.done) is None and not stop_requested():
             self.evaluate()
 
     def _save_new(self) -> None:
@@ -536,7 +536,7 @@ class Trainer:
     @in_python()
     def save_policies(self, folder: str | Path) -> None:
         """Write every trained policy in a standard format: adapters as PEFT folders, models by `save_pretrained`."""
-        self._progress.refuse_unfinished()
+        self._progress.check_finished()
         self._progress.write_policies(Path(folder))
 
     @in_python()

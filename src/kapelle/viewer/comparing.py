@@ -37,7 +37,7 @@ COLUMNS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class AskedComparison:
+class ComparisonQuery:
     """The choices in a query."""
 
     by: tuple[str, ...]
@@ -46,7 +46,7 @@ class AskedComparison:
     most: int
 
     @classmethod
-    def of(cls, query: QueryParams) -> AskedComparison:
+    def of(cls, query: QueryParams) -> ComparisonQuery:
         """Read a query, with defaults."""
         by = tuple(dict.fromkeys(name for name in query.getlist("by") if name))[:4]
         most = query.get("most", "")
@@ -107,7 +107,7 @@ class DrawnRuns:
 
     def answer(self, request: Request) -> Response:
         """Return the curves as JSON."""
-        choice = AskedComparison.of(request.query_params)
+        choice = ComparisonQuery.of(request.query_params)
         runs, groups = choice.arranged(chosen(self._library, request))
         if not groups:
             runs = runs[: choice.most]
@@ -127,7 +127,7 @@ class DrawnRuns:
 
     def page(self, request: Request) -> Response:
         """Return the page that compares runs."""
-        choice = AskedComparison.of(request.query_params)
+        choice = ComparisonQuery.of(request.query_params)
         runs, groups = choice.arranged(chosen(self._library, request))
         given = len(set(request.query_params.getlist("run")))
         settings = differing(runs)

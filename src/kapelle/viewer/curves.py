@@ -70,7 +70,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
 Reward functions have a section with a panel for each, because their units differ.
 """
 PAID = "Reward functions"
-PAID_SHARES = ("paid_none", "paid_failed")
+REWARDED_SHARES = ("paid_none", "paid_failed")
 """Shares of episodes, for which all reward functions share a panel."""
 
 
@@ -269,7 +269,7 @@ def page(
         order = [
             each for title in sections for each in (title, *([PAID] if title == "What is learned" else []))
         ]
-        sections = {title: (*paid, *PAID_SHARES) if title == PAID else sections[title] for title in order}
+        sections = {title: (*paid, *REWARDED_SHARES) if title == PAID else sections[title] for title in order}
     known = [family for own in sections.values() for family in own]
     more = sorted(family for family in families if family not in known and not family.startswith("time/"))
     filled = [

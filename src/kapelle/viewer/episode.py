@@ -55,17 +55,17 @@ class ShownTurn:
     version: object
     weights: str
     index: int
-    seen: int
+    completed_before: int
     prompt: Sequence[int]
     ids: Sequence[int]
     logprobs: Sequence[float | None]
     finish: str
     text: str
-    heard: Sequence[Mapping[str, Any]]
+    new_messages: Sequence[Mapping[str, Any]]
     reward: float | None
     score: float | None
     parent: int | None
-    worth: float | None
+    continuation_return: float | None
     trained: bool
 
 
@@ -173,15 +173,15 @@ def episode_of(row: Mapping[str, Any], line: int) -> ShownEpisode:
 
 
 def _turn(row: Mapping[str, Any], place: int, episode: Mapping[str, Any]) -> ShownTurn:
-    index, seen = whole(row.get("index")), whole(row.get("seen"))
-    heard = [
+    index, seen = whole(row.get("index")), whole(row.get("completed_before"))
+    new_messages = [
         {
             "role": text(each.get("role")),
             "content": text(each.get("content")),
             "speaker": text(each.get("speaker")),
             "pictures": pictures_of(each, episode),
         }
-        for each in listing(row.get("heard"))
+        for each in listing(row.get("new_messages"))
         if isinstance(each, Mapping)
     ]
     return ShownTurn(
@@ -196,11 +196,11 @@ def _turn(row: Mapping[str, Any], place: int, episode: Mapping[str, Any]) -> Sho
         [number(each) for each in listing(row.get("logprobs"))],
         text(row.get("finish_reason")),
         text(row.get("text")),
-        heard,
+        new_messages,
         number(row.get("reward")),
         number(row.get("score")),
         whole(row.get("parent")),
-        number(row.get("worth")),
+        number(row.get("continuation_return")),
         row.get("trained") is not False,
     )
 
@@ -211,11 +211,11 @@ def sees(reader: ShownTurn, turn: ShownTurn, earlier: Sequence[ShownTurn]) -> bo
     `earlier` are the reader's turns up to this one. Quotes must end at word boundaries: `R12345` does not quote `12`.
     """
     words = turn.text.strip()
-    if turn.index >= reader.seen or not words:
+    if turn.index >= reader.completed_before or not words:
         return False
     if turn.agent == reader.agent:
         return True
-    for content in (message["content"] for each in earlier for message in each.heard):
+    for content in (message["content"] for each in earlier for message in each.new_messages):
         at = content.find(words)
         while at >= 0:
             end = at + len(words)

@@ -22,7 +22,7 @@ from kapelle.runs.findings import read_exact
 from kapelle.runs.verdict import ADVICE, YOUNG
 from kapelle.services.binding import Binding
 from kapelle.services.http import SAFE, Guard
-from kapelle.services.refusals import Refusal
+from kapelle.services.request_errors import RequestError
 from kapelle.viewer import blame, curves
 from kapelle.viewer.comparing import DrawnRuns
 from kapelle.viewer.episode import (
@@ -78,10 +78,10 @@ HEADERS = {
 def check_reading(method: str, headers: Mapping[str, str]) -> None:
     """Raise Refusal unless a request only reads, and does not come from another site's page."""
     if method not in SAFE:
-        raise Refusal(405, "Only GET and HEAD are allowed.", None, None, {"allow": "GET, HEAD"})
+        raise RequestError(405, "Only GET and HEAD are allowed.", None, None, {"allow": "GET, HEAD"})
     # Other sites may link here, but their pages and scripts may not load our pages.
     if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
-        raise Refusal(403, "Pages of other sites may not load this one.")
+        raise RequestError(403, "Pages of other sites may not load this one.")
 
 
 # -------- Addresses of a run's overview, team, settings and machine
@@ -528,7 +528,7 @@ def viewer(library: Library, binding: Binding) -> Guard:
     routes = [Route(path, answer, methods=["GET"]) for path, answer in addresses.items()]
     pages = Starlette(routes=routes, exception_handlers={HTTPException: error_page})
 
-    def refused(refusal: Refusal) -> Response:
+    def refused(refusal: RequestError) -> Response:
         return PlainTextResponse(f"{refusal.message}\n", refusal.status, refusal.headers)
 
     return Guard(pages, binding, HEADERS, check_reading, refused)

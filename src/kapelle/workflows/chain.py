@@ -1,6 +1,6 @@
 """Chain: agents write one after another; each reads the earlier texts, and the last one answers.
 
-In an environment with team moves (`OneSeat`: a conversation, a server's environment) the whole chain runs again for every move.
+In an environment with team moves (`TeamMoves`: a conversation, a server's environment) the whole chain runs again for every move.
 A Reasoner that prepares and an Actor that answers, as in MARFT (2504.16129), are a chain of two.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from kapelle.environment import Environment, OneSeat, offers
+from kapelle.environment import Environment, TeamMoves, offers
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
 from kapelle.workflow import (
@@ -36,7 +36,7 @@ class Chain(Settings, Drawable):
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
         """Raise ConfigError for a game, or a prompt with an unknown field or a later agent's text."""
-        if not offers(environment, OneSeat):
+        if not offers(environment, TeamMoves):
             need_answers("chain", "ends in one answer", environment)
         check_names(agents, ["question"])
         known = ["question"]
@@ -57,7 +57,7 @@ class Chain(Settings, Drawable):
                     prompt = fill(template, {"question": question, **texts})
                 texts[name] = (await scene[name].say(prompt)).text
             await scene.step({last: texts[last]}, final=texts[last])
-            if not (scene.one_seat and scene.movers()):  # a question ends with the first answer
+            if not (scene.team_moves and scene.movers()):  # a question ends with the first answer
                 break
 
     def mermaid(self, names: Sequence[str]) -> str:

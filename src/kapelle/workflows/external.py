@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from kapelle.environment import Environment, PlayedFromOutside, offers
+from kapelle.environment import DrivenByPrograms, Environment, offers
 from kapelle.errors import ConfigError, ContextError
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
@@ -27,7 +27,7 @@ class ExternalWorkflow(Settings):
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
         """Raise ConfigError for an environment without an outside program."""
-        if not offers(environment, PlayedFromOutside):
+        if not offers(environment, DrivenByPrograms):
             raise ConfigError(
                 f"`workflow.name: external` needs an outside program, but `{environment.name}` has none. Set "
                 "`environment.name: external` (or `coding_agent`), or another workflow."

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from kapelle.environment import Environment, asks_questions
+from kapelle.environment import Environment, has_comparable_answers
 from kapelle.errors import ConfigError
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
@@ -28,7 +28,7 @@ class PlayWorkflow(Settings):
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
         """Raise ConfigError for an environment of questions, or a prompt with another field than `{question}`."""
-        if asks_questions(environment):
+        if has_comparable_answers(environment):
             raise ConfigError(
                 f"`workflow.name: play` is for games of moves, but the tasks of `{environment.name}` are questions. Set "
                 "`workflow.name: solo`, `parallel` or `debate`."

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from kapelle.environment import Environment, asks_questions
+from kapelle.environment import Environment, has_comparable_answers
 from kapelle.errors import ConfigError
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
@@ -32,7 +32,7 @@ class Propose(Settings, Drawable, CountsTurns):
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
         """Raise ConfigError for an environment with its own questions, a single agent, or an unknown field."""
-        if asks_questions(environment):
+        if has_comparable_answers(environment):
             raise ConfigError(
                 f"`workflow.name: propose` needs an environment whose problems an agent writes, but `{environment.name}` has its "
                 "own questions. Set `environment.name: proposals`, or `workflow.name: vote`."

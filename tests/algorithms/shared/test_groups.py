@@ -174,8 +174,11 @@ def test_centred_advantages_of_a_set_sum_to_nothing(sets: Sets, groups: list[Gro
 
 def test_candidates_of_a_tree_are_compared_with_those_of_their_own_prompt() -> None:
     # At turn 0 one of two candidates was right; at turn 1 both earned 1: nothing to learn there.
-    turns = (turn("a", 0, 1, worth=1.0), turn("b", 1, 1, worth=1.0))
-    branches = (turn("a", 2, 1, worth=0.0, parent=0), turn("b", 3, 1, worth=1.0, parent=1))
+    turns = (turn("a", 0, 1, continuation_return=1.0), turn("b", 1, 1, continuation_return=1.0))
+    branches = (
+        turn("a", 2, 1, continuation_return=0.0, parent=0),
+        turn("b", 3, 1, continuation_return=1.0, parent=1),
+    )
     tree = Episode(Task("t", "?"), 0, ("a", "b"), turns, branches=branches)
     credit = ATGRPO(tree=True, group_size=2, scale="none").build().credit
     assert credit is not None

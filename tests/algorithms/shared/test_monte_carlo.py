@@ -215,7 +215,7 @@ class TestGiGPO:
 
     def attempt(self, rooms: str, reward: float, **fields: Any) -> Episode:
         turns = [
-            turn("a", k, prompt_ids=self.ROOMS[room], heard=(Message("user", room[0]),), **fields)
+            turn("a", k, prompt_ids=self.ROOMS[room], new_messages=(Message("user", room[0]),), **fields)
             for k, room in enumerate(rooms.split())
         ]
         return episode(*turns, rewards={"a": reward})
@@ -286,7 +286,7 @@ class TestGiGPO:
         groups = [group(kept("attic", 2.0), kept("cellar", 0.0))]
         settings = {"scale": "none", "gamma": 1.0}
         assert firsts(credit_of(GiGPO.model_validate(settings).build(), groups)) == [1.0, 1.0, -1.0, -1.0]
-        settings["state"] = "heard"
+        settings["state"] = "new_messages"
         assert firsts(credit_of(GiGPO.model_validate(settings).build(), groups)) == [1.0, 2.0, -1.0, -2.0]
 
 

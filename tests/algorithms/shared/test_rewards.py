@@ -16,7 +16,7 @@ from kapelle.algorithms.shared.rewards import (
     round_rewards,
     turn_rewards,
 )
-from kapelle.types import Episode, Payment
+from kapelle.types import Episode, RewardEvent
 
 # a and b speak twice, c once, c last: a0 b1 a2 b3 c4
 TURNS = [("a", 0), ("b", 1), ("a", 2), ("b", 3), ("c", 4)]
@@ -106,8 +106,13 @@ class TestTurns:
     ) -> None:
         # a b a; after b's move a gets 1 and b 3, after a's second one 8 each. b's 8 is booked on its turn 1.
         turns = (turn("a", 0, reward=1.0), turn("b", 1, reward=11.0), turn("a", 2, reward=8.0))
-        payments = (Payment("a", 2, 1.0), Payment("b", 2, 3.0), Payment("a", 3, 8.0), Payment("b", 3, 8.0))
-        one = episode(*turns, payments=payments)
+        reward_events = (
+            RewardEvent("a", 2, 1.0),
+            RewardEvent("b", 2, 3.0),
+            RewardEvent("a", 3, 8.0),
+            RewardEvent("b", 3, 8.0),
+        )
+        one = episode(*turns, reward_events=reward_events)
         if how == "individual":
             assert turn_rewards(one, how) == expected
         else:
@@ -118,7 +123,7 @@ class TestTurns:
 
     def test_simultaneous_turns_are_rewarded_together(self) -> None:
         # b's prompt was fixed before a's turn was over: what both earn came after both.
-        turns = (turn("a", 0, reward=1.0), turn("b", 1, reward=2.0, seen=0))
+        turns = (turn("a", 0, reward=1.0), turn("b", 1, reward=2.0, completed_before=0))
         assert chain_rewards(episode(*turns), "sum") == {0: 0.0, 1: 3.0}
 
     def test_turn_and_terminal_rewards_add_up(self) -> None:

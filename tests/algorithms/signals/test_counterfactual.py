@@ -42,7 +42,7 @@ class Digits:
 
 
 def said(agent: str, index: int, seen: int, prompt: tuple[int, ...], word: int) -> Turn:
-    return turn(agent, index, 1, seen=seen, prompt_ids=prompt, completion_ids=(word,))
+    return turn(agent, index, 1, completed_before=seen, prompt_ids=prompt, completion_ids=(word,))
 
 
 def gathered(*groups: Group) -> tuple[dict[TurnKey, list[float]], dict[TurnKey, list[float]], Digits]:
@@ -83,7 +83,7 @@ def test_one_after_another_the_same_prompt_is_what_counts() -> None:
 
 def test_other_tasks_failed_episodes_and_frozen_agents_are_no_alternatives() -> None:
     failed = Episode(at_once(3, 3).task, 0, ("a", "b"), at_once(3, 3).turns, error="EpisodeError: gone")
-    frozen = episode(turn("a", 0, 1, seen=0, prompt_ids=(1,), completion_ids=(4,), trained=False))
+    frozen = episode(turn("a", 0, 1, completed_before=0, prompt_ids=(1,), completion_ids=(4,), trained=False))
     _, instead, _ = gathered(group(at_once(5, 7), failed, frozen), group(at_once(6, 8)))
     assert instead == {key: [] for key in instead}
     assert set(instead) == {TurnKey(0, 0, 0), TurnKey(0, 0, 1), TurnKey(1, 0, 0), TurnKey(1, 0, 1)}

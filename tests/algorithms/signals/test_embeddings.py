@@ -129,7 +129,9 @@ class TestAModelOfOnesOwn:
     def test_longer_than_its_context_the_end_is_read(self) -> None:
         config = ModelConfig.model_validate({"embedded": {**SIZE, "context": 24}})
         with run("vdn", models={"reader": load_language_model(config)}, embedder="reader") as trainer:
-            played = [group(episode(turn("agent_0", 0, heard=(Message("user", "x" * 99),), text="y" * 60)))]
+            played = [
+                group(episode(turn("agent_0", 0, new_messages=(Message("user", "x" * 99),), text="y" * 60)))
+            ]
             [seen] = read(trainer, played).values()
             assert torch.isfinite(seen.observation_D).all()
             assert torch.isfinite(seen.action_D).all()
@@ -195,22 +197,24 @@ class TestSentenceTransformers:
             asked.extend(texts)
             return torch.ones(len(texts), 2)
 
-        heard = (Message("user", "q"),)
-        played = [group(*(episode(turn("a", 0, heard=heard, text=said)) for said in ("x", "y", "x")))]
+        new_messages = (Message("user", "q"),)
+        played = [
+            group(*(episode(turn("a", 0, new_messages=new_messages, text=said)) for said in ("x", "y", "x")))
+        ]
         assert len(by_sentences(played, encode)) == 3
         assert asked == ["q", "x", "y"]
 
 
 def test_what_an_agent_read_is_its_conversation() -> None:
-    first = turn("a", 0, heard=(Message("system", "be kind"), Message("user", "1+1")), text="2")
+    first = turn("a", 0, new_messages=(Message("system", "be kind"), Message("user", "1+1")), text="2")
     again = turn(
         "a",
         2,
         prompt_ids=(*first.prompt_ids, *first.completion_ids, 7),
-        heard=(Message("user", "sure?"),),
+        new_messages=(Message("user", "sure?"),),
         text="yes",
     )
-    other = turn("b", 1, heard=(Message("user", "1+1"),), text="3")
+    other = turn("b", 1, new_messages=(Message("user", "1+1"),), text="3")
     found = turn_texts([group(episode(first, other, again))])
     assert found == {
         TurnKey(0, 0, 0): ("be kind\n\n1+1", "2"),

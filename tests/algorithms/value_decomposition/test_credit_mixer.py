@@ -67,7 +67,7 @@ def play(
                 said = vector[w] + 0.05 * torch.randn(WIDTH, generator=generator)
                 embedding[key] = Embedding(prompt, said)
             paid = reward(words) + noise * float(torch.randn((), generator=generator))
-            turns = [turn(agent, i, 2, seen=0) for i, agent in enumerate(agents)]
+            turns = [turn(agent, i, 2, completed_before=0) for i, agent in enumerate(agents)]
             episodes.append(episode(*turns, task=Task(f"t{g}", "q"), rewards=dict.fromkeys(agents, paid)))
         groups.append(group(*episodes))
     return Step(groups, Signals(embedding=embedding, step=number), word)
@@ -226,8 +226,8 @@ class TestPay:
     def test_influence_is_the_turn_s_own_too_and_confidence_a_gain(self) -> None:
         def debate(after: float, logprob: float) -> Any:
             turns = [
-                turn("a", 0, 1, seen=0, score=0.0, logprobs=(logprob,)),
-                turn("b", 1, 1, seen=0, score=0.0),
+                turn("a", 0, 1, completed_before=0, score=0.0, logprobs=(logprob,)),
+                turn("b", 1, 1, completed_before=0, score=0.0),
             ]
             return episode(*turns, turn("a", 2, 1, score=0.0), turn("b", 3, 1, score=after))
 

@@ -59,7 +59,7 @@ def played(task: int, words: Sequence[tuple[int, int]], chain: bool, seed: int =
     prompt = normal(WIDTH, seed=20 + seed).float()
     episodes, embedding = [], {}
     for e, (one, other) in enumerate(words):
-        turns = turn("a", 0, 2, seen=0), turn("b", 1, 2, seen=int(chain))
+        turns = turn("a", 0, 2, completed_before=0), turn("b", 1, 2, completed_before=int(chain))
         paid = float(PAYS[one, other])
         episodes.append(episode(*turns, task=Task(f"t{task}", "q"), rewards={"a": paid, "b": paid}))
         embedding[TurnKey(task, e, 0)] = Embedding(prompt, WORD[0, one])
@@ -170,7 +170,7 @@ def noise(generator: torch.Generator) -> tuple[list[Group], dict[TurnKey, Embedd
         episodes = []
         for e in range(6):
             paid = float(torch.randint(0, 2, (), generator=generator))
-            turns = turn("a", 0, seen=0), turn("b", 1, seen=0)
+            turns = turn("a", 0, completed_before=0), turn("b", 1, completed_before=0)
             episodes.append(episode(*turns, rewards={"a": paid, "b": paid}))
             for i in (0, 1):
                 embedding[TurnKey(g, e, i)] = Embedding(*torch.randn(2, 64, generator=generator))

@@ -38,7 +38,11 @@ def read(played: Episode, agents: str = "ab", how: str = "mean") -> JointEpisode
 
 class TestRounds:
     def test_rounds_have_each_agent_s_embeddings(self) -> None:
-        rounds = read(episode(turn("a", 0, seen=0), turn("b", 1, seen=0), turn("a", 2), turn("b", 3))).rounds
+        rounds = read(
+            episode(
+                turn("a", 0, completed_before=0), turn("b", 1, completed_before=0), turn("a", 2), turn("b", 3)
+            )
+        ).rounds
         assert rounds.saw_BAD[:, :, 0].tolist() == [[0.0, 1.0], [2.0, 3.0]]
         assert rounds.said_BAD[:, :, 1].tolist() == [[1.0, 1.0], [1.0, 1.0]]
 
@@ -60,14 +64,20 @@ class TestRounds:
 class TestState:
     def test_of_simultaneous_turns_it_is_the_mean_of_what_all_saw(self) -> None:
         played = episode(
-            turn("a", 0, seen=0), turn("b", 1, seen=0), turn("a", 2, seen=2), turn("b", 3, seen=2)
+            turn("a", 0, completed_before=0),
+            turn("b", 1, completed_before=0),
+            turn("a", 2, completed_before=2),
+            turn("b", 3, completed_before=2),
         )
         assert read(played).rounds.state_BD.tolist() == [[0.5, 0.0], [2.5, 0.0]]
 
     def test_in_a_chain_it_excludes_texts_of_its_own_round(self) -> None:
         # The second agent's prompt holds the first one's words: only the first prompt is the state.
         played = episode(
-            turn("a", 0, seen=0), turn("b", 1, seen=1), turn("a", 2, seen=2), turn("b", 3, seen=3)
+            turn("a", 0, completed_before=0),
+            turn("b", 1, completed_before=1),
+            turn("a", 2, completed_before=2),
+            turn("b", 3, completed_before=3),
         )
         assert read(played).rounds.state_BD.tolist() == [[0.0, 0.0], [2.0, 0.0]]
 

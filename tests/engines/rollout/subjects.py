@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import httpx
 import pytest
-from tests.engines.rollout.vllm.stand_in import StandIn
+from tests.engines.rollout.vllm.stand_in import Substitute
 from tests.engines.rollout.vllm.stand_in_server import Serving
 from tests.support.tiny import LORA, lora_policies, stir, tiny_model
 from torch import Tensor
@@ -95,11 +95,11 @@ def local() -> Subject:
 def vllm_stand_in() -> Subject:
     @contextmanager
     def breaking() -> Iterator[None]:
-        with patch.object(StandIn, "step", side_effect=RuntimeError("out of memory")):
+        with patch.object(Substitute, "step", side_effect=RuntimeError("out of memory")):
             yield
 
     folder = Path(tempfile.mkdtemp())
-    return Subject(VllmEngine({"base": base()}, POLICIES, StandIn, folder), breaking)
+    return Subject(VllmEngine({"base": base()}, POLICIES, Substitute, folder), breaking)
 
 
 def sglang_server_stand_in() -> Subject:

@@ -9,14 +9,14 @@ pytest.importorskip("pettingzoo")
 from tests.workflows.stage import lines, play
 
 from kapelle.environment import environment_class
-from kapelle.environments.adapters.pettingzoo import PettingZoo, ZooWorld
+from kapelle.environments.adapters.pettingzoo import PettingZoo, ZooState
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.workflows.play import PlayWorkflow
 
 PATH = "tests.environments.adapters.zoo_games"
 
 
-def start(seed: int = 0, **settings: Any) -> ZooWorld:
+def start(seed: int = 0, **settings: Any) -> ZooState:
     environment = PettingZoo.model_validate({"path": PATH, "rules": "none", **settings})
     environment.check(["a", "b"])
     return environment.start(environment.task("train", 0), ["a", "b"], seed)
@@ -64,8 +64,8 @@ async def test_agents_move_at_once_in_a_parallel_game() -> None:
     workflow = PlayWorkflow(memory="conversation")
     [episode] = await play(environment, workflow, ["a", "b"], scripts, environment.task("train", 0))
     assert episode.error is None
-    assert [turn.seen for turn in episode.turns] == [0, 0, 2, 2]
-    assert episode.turns[2].heard[0].content == "1 2\n1 1\nLegal actions: <0 | 1>"
+    assert [turn.completed_before for turn in episode.turns] == [0, 0, 2, 2]
+    assert episode.turns[2].new_messages[0].content == "1 2\n1 1\nLegal actions: <0 | 1>"
     assert [episode.total(agent) for agent in ("a", "b")] == [0.5, 0.5]
 
 

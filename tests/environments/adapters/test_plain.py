@@ -66,7 +66,7 @@ async def test_a_plain_class_runs_to_its_end() -> None:
         environment, PlayWorkflow(memory="conversation"), ["a"], {"a": lines("wait", "run")}, task
     )
     assert episode.error is None
-    assert [turn.heard[0].content for turn in episode.turns] == ["2 left", "1 left"]
+    assert [turn.new_messages[0].content for turn in episode.turns] == ["2 left", "1 left"]
     assert [turn.reward for turn in episode.turns] == [0.25, 0.0]
     assert episode.total("a") == 0.25
     assert not episode.truncated
@@ -79,7 +79,7 @@ async def test_reset_gets_the_seed_and_max_steps_truncates() -> None:
     [episode] = await play(environment, PlayWorkflow(), ["a"], {"a": lines("hello", "hello")}, task)
     assert len(episode.turns) == 2
     assert episode.truncated
-    assert episode.turns[0].heard[0].content == str(episode.seed)
+    assert episode.turns[0].new_messages[0].content == str(episode.seed)
     [short] = await play(environment, PlayWorkflow(), ["a"], {"a": lambda request: "bye"}, task)
     assert len(short.turns) == 1
     assert not short.truncated

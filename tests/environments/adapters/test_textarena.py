@@ -28,12 +28,16 @@ class Guess:
     def reset(self, num_players: int, seed: int) -> None:
         assert num_players == 2, "Guess is for two."
         random.seed(seed)
-        self.number, self.player, self.seen = random.randrange(10), 0, [["Guess 0 to 9."], ["Guess 0 to 9."]]
+        self.number, self.player, self.completed_before = (
+            random.randrange(10),
+            0,
+            [["Guess 0 to 9."], ["Guess 0 to 9."]],
+        )
         self.winner: int | None = None
         self.reward: float | str = 1
 
     def get_observation(self) -> tuple[int, str]:
-        return self.player, "\n".join(self.seen[self.player])
+        return self.player, "\n".join(self.completed_before[self.player])
 
     def step(self, action: str) -> tuple[bool, dict[str, Any]]:
         if action.isdigit():
@@ -44,7 +48,7 @@ class Guess:
             self.winner = self.player
             self.reward = "Invalid action format"
             return True, {}
-        for seen in self.seen:
+        for seen in self.completed_before:
             seen.append(f"[Player {self.player}] {action}, the die shows {random.randrange(1000)}")
         if action == str(self.number):
             self.winner = self.player
@@ -96,7 +100,7 @@ async def test_games_draw_from_their_seed_and_restore_the_shared_generator() -> 
     assert random.getstate() == before
     random.seed(2)
     [two] = await play(environment, workflow, ["a", "b"], scripts, task, seed=1)
-    assert "the die shows" in one.turns[1].heard[-1].content
+    assert "the die shows" in one.turns[1].new_messages[-1].content
     assert one == two
 
 

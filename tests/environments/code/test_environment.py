@@ -19,7 +19,7 @@ from kapelle.environments.sandbox.contract import Layer
 from kapelle.environments.sandbox.unsafe_subprocess import UnsafeSandboxWarning
 from kapelle.errors import DataError, EpisodeError, SandboxError
 from kapelle.rollout.episodes import rollout
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.types import Split, Task
 from kapelle.workflows.parallel import Parallel
 from kapelle.workflows.solo import Solo
@@ -74,7 +74,7 @@ async def test_a_second_program_follows_the_report_of_the_shown_test(mbpp: str) 
     says = lines("I do not know.\n```\n", fenced("def double(x):\n    return x * 3"), RIGHT, "unused")
     [episode] = await play(environment, Parallel(), ["coder"], {"coder": says}, environment.task("train", 0))
     shown = "assert double(2) == 4"
-    assert [turn.heard[0].content for turn in episode.turns] == [
+    assert [turn.new_messages[0].content for turn in episode.turns] == [
         f"Write a function to double a number.\n\nYour code must pass this test:\n{shown}",
         f"Attempt 1 of 3 failed. No program was found. {AGAIN}",
         f"Attempt 2 of 3 failed.\n\n{shown}\n# failed: the assertion does not hold\n\n{NOT_ALL}\n\n{AGAIN}",
@@ -119,11 +119,11 @@ async def test_agents_learn_nothing_of_a_hidden_test(mbpp: str) -> None:
     environment = Code(path=mbpp, max_attempts=2)
     says = lines(fenced(spy), fenced(spy))
     [episode] = await play(environment, Parallel(), ["coder"], {"coder": says}, environment.task("train", 0))
-    prompts = "\n".join(message.content for turn in episode.turns for message in turn.heard)
+    prompts = "\n".join(message.content for turn in episode.turns for message in turn.new_messages)
     assert "called with 2" in prompts, "the shown test reports the error"
     for hidden in ("-7", "14", "double(3)", "called with 3", "6"):
         assert hidden not in prompts
-    assert environment.task("train", 0) == Task("train-0", episode.turns[0].heard[0].content)
+    assert environment.task("train", 0) == Task("train-0", episode.turns[0].new_messages[0].content)
 
 
 @pytest.mark.slow
@@ -161,7 +161,7 @@ async def test_a_function_of_humaneval_is_continued_or_defined(
         environment, Solo(), ["coder"], {"coder": lines(text)}, environment.task("train", 0)
     )
     assert episode.rewards == {"coder": score}
-    assert episode.turns[0].heard[0].content == HALVE["prompt"]
+    assert episode.turns[0].new_messages[0].content == HALVE["prompt"]
 
 
 async def test_a_program_that_reads_and_prints(sandbox: Bubblewrap, tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ async def test_a_program_that_reads_and_prints(sandbox: Bubblewrap, tmp_path: Pa
     says = lines(fenced("print(3)\nprint(sum(map(int, input().split())))"), fenced(SUM["solution"]))
     [episode] = await play(environment, Parallel(), ["coder"], {"coder": says}, environment.task("train", 0))
     shown = "Input:\n1 2\nOutput:\n3"
-    assert [turn.heard[0].content for turn in episode.turns] == [
+    assert [turn.new_messages[0].content for turn in episode.turns] == [
         f"Read two numbers on a line and print their sum.\n\n{shown}",
         f"Attempt 1 of 2 failed.\n\n{shown}\n# failed: the program printed '3\\n3'\n\n{NOT_ALL}\n\n{AGAIN}",
     ]
@@ -303,7 +303,9 @@ async def scripted(environment: Code, tasks: list[Task]) -> dict[str, float | No
 
     from kapelle.engines.rollout.scripted import ScriptedEngine
 
-    stage = Play(team_of("coder"), environment, Solo(), ScriptedEngine({"coder": expert(environment)}))
+    stage = RolloutSetup(
+        team_of("coder"), environment, Solo(), ScriptedEngine({"coder": expert(environment)})
+    )
     return {group.task.id: group.episodes[0].success for group in await rollout(stage, tasks, 1, 0)}
 
 

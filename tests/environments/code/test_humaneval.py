@@ -18,7 +18,7 @@ from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.code import Code
 from kapelle.environments.sandbox.bubblewrap import Bubblewrap
 from kapelle.rollout.episodes import rollout
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.types import Split
 from kapelle.workflows.solo import Solo
 
@@ -49,7 +49,7 @@ async def scores_of(file: Path, answers: Mapping[str, str]) -> dict[str, float |
     )
     tasks = [environment.task(split, k) for split in SPLITS for k in range(environment.size(split) or 0)]
     engine = ScriptedEngine({"coder": lambda request: f"```python\n{answers[request.task.question]}\n```"})
-    stage = Play(team_of("coder"), environment, Solo(), engine)
+    stage = RolloutSetup(team_of("coder"), environment, Solo(), engine)
     return {
         group.task.question: group.episodes[0].success for group in await rollout(stage, tasks, 1, seed=0)
     }

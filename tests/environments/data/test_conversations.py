@@ -16,7 +16,7 @@ from kapelle.environments import Math, Preferences, Rewarded, Trajectories
 from kapelle.environments.rewarded import Reward, RowsInMemory, rows_in_memory
 from kapelle.errors import DataError
 from kapelle.rollout.episodes import rollout
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode, Message
 from kapelle.workflows import Chain, Parallel, Solo
@@ -65,7 +65,7 @@ async def episode(environment: Environment, workflow: Any = None, *agents: Agent
         return "ok"
 
     engine = ScriptedEngine({a.name: say for a in team_agents}, {a.name: RENDERER for a in team_agents})
-    stage = Play(team, environment, workflow or Solo(), engine)
+    stage = RolloutSetup(team, environment, workflow or Solo(), engine)
     environment.check(team.names)
     [group] = await rollout(stage, [environment.task("train", 0)], 1, 0)
     [one] = group.episodes

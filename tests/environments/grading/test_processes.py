@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kapelle.environments.grading.processes import AnswerLimits, KillableProcesses, ProcessGaveUp, TooCostly
+from kapelle.environments.grading.processes import AnswerLimits, KillableProcesses, ProcessFailed, TooCostly
 
 WORKER = "tests.environments.grading.misbehaving_worker"
 
@@ -41,7 +41,7 @@ def test_work_that_fails_gives_up_and_the_next_is_answered(
     with pool() as processes:
         processes.warm()
         start = time.monotonic()
-        with pytest.raises(ProcessGaveUp, match=reason):
+        with pytest.raises(ProcessFailed, match=reason):
             processes.ask({**question, "folder": str(tmp_path)})
         assert time.monotonic() - start < 20.0
         assert all(path.stat().st_size == 0 for path in tmp_path.iterdir())
@@ -60,20 +60,20 @@ def test_work_that_fails_gives_up_and_the_next_is_answered(
     ],
 )
 def test_whose_fault_it_is_that_there_is_no_answer(do: str, its_own_fault: bool) -> None:
-    with pool(cpu_s=0.1) as processes, pytest.raises(ProcessGaveUp) as gave_up:
+    with pool(cpu_s=0.1) as processes, pytest.raises(ProcessFailed) as gave_up:
         processes.ask({"do": do})
     assert isinstance(gave_up.value, TooCostly) is its_own_fault
 
 
 def test_work_that_waits_is_ended_by_the_clock() -> None:
-    with pool(wall_s=0.2) as processes, pytest.raises(ProcessGaveUp, match=r"longer than 0.2 s\."):
+    with pool(wall_s=0.2) as processes, pytest.raises(ProcessFailed, match=r"longer than 0.2 s\."):
         processes.ask({"do": "wait"})
 
 
 def test_who_computed_all_the_while_is_not_at_fault_that_the_clock_ran_out() -> None:
     with (
         pool(cpu_s=30.0, wall_s=1.0) as processes,
-        pytest.raises(ProcessGaveUp, match=r"longer than 1 s\.") as gave_up,
+        pytest.raises(ProcessFailed, match=r"longer than 1 s\.") as gave_up,
     ):
         processes.ask({"do": "loop"})
     assert not isinstance(gave_up.value, TooCostly)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 pytest.importorskip("pyspiel")
 
 from kapelle.environment import Answerable, Environment, Scripted, offers
-from kapelle.environments.openspiel.environment import GameWorld, OpenSpiel, show
+from kapelle.environments.openspiel.environment import GameState, OpenSpiel, show
 from kapelle.environments.openspiel.games import walk
 from kapelle.environments.openspiel.hanabi import Table, read_short, read_table
 from kapelle.environments.openspiel.text import read_listed
@@ -24,7 +24,7 @@ def game(name: str = "kuhn_poker", **settings: Any) -> OpenSpiel:
     return OpenSpiel.model_validate({"game": name, **settings})
 
 
-def start(environment: OpenSpiel, *agents: str, seed: int = 0, index: int = 0) -> GameWorld:
+def start(environment: OpenSpiel, *agents: str, seed: int = 0, index: int = 0) -> GameState:
     return environment.start(environment.task("train", index), agents, seed)
 
 
@@ -275,7 +275,7 @@ async def test_simultaneous_moves_come_together() -> None:
     assert world.outcome().rewards == {"a": 10.0, "b": 0.0}
 
 
-def dealt_a_one(environment: OpenSpiel) -> tuple[GameWorld, int]:
+def dealt_a_one(environment: OpenSpiel) -> tuple[GameState, int]:
     """Return a game of Hanabi in which the first player holds a one, and the one's place."""
     for seed in range(200):
         world = start(environment, "a", "b", seed=seed)
@@ -285,7 +285,7 @@ def dealt_a_one(environment: OpenSpiel) -> tuple[GameWorld, int]:
     raise AssertionError("no first player has a one")
 
 
-def hand(world: GameWorld) -> list[str]:
+def hand(world: GameState) -> list[str]:
     """Return the first player's cards in Hanabi, which only the others see."""
     text: str = world.state.to_string()
     return text.split("-----", maxsplit=1)[0].partition("Cur player\n")[2].splitlines()
@@ -360,7 +360,7 @@ GAMES = [
 ]
 
 
-async def wander(environment: OpenSpiel, seed: int, invalid: float) -> tuple[dict[str, float], GameWorld]:
+async def wander(environment: OpenSpiel, seed: int, invalid: float) -> tuple[dict[str, float], GameState]:
     """Draw moves from the observations; return the total rewards and the episode."""
     agents = [f"p{k}" for k in range(environment.loaded.num_players())]
     world = start(environment, *agents, seed=seed)

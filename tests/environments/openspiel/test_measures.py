@@ -14,7 +14,7 @@ pytest.importorskip("pyspiel")
 from tests.cli.conftest import call
 from tests.environments.openspiel.test_playthroughs import Recorded
 
-from kapelle.environments.openspiel.environment import GameWorld, OpenSpiel, Players
+from kapelle.environments.openspiel.environment import GameState, OpenSpiel, Players
 from kapelle.environments.openspiel.hanabi import choose, read_card, read_table
 from kapelle.runs.reader import read_episodes, read_evaluations, read_metrics
 
@@ -30,13 +30,13 @@ SMALL: dict[str, Any] = {
 
 async def played(
     environment: OpenSpiel, moves: list[str], *agents: str, deal: list[int] | None = None
-) -> GameWorld:
+) -> GameState:
     """Return an episode after these moves, with the cards of `deal` in order."""
     if deal is None:
         world = environment.start(environment.task("train", 0), agents, 0)
     else:
         seats = {agent: (player,) for player, agent in enumerate(agents)}
-        world = GameWorld(environment.loaded, Players(seats, {}), environment.conduct, Recorded(deal), seed=0)
+        world = GameState(environment.loaded, Players(seats, {}), environment.conduct, Recorded(deal), seed=0)
     for move in moves:
         await world.step(dict.fromkeys(world.movers(), move))
     return world
@@ -198,7 +198,7 @@ def test_a_run_on_a_curriculum_has_levels_and_measures_in_its_tables(tmp_path: P
         } <= row.keys()
     for step, (colors, ranks) in zip((1, 2, 4), ((1, 3), (2, 2), (2, 3)), strict=True):
         for episode in read_episodes(run, step):
-            observation = episode.turns[0].heard[-1].content
+            observation = episode.turns[0].new_messages[-1].content
             stacks = observation.split(" F")[1].split(" ")[0]
             assert len(stacks) == 2 * colors
             assert f"{'RYGWB'[:colors]}{'12345'[:ranks]}" in observation

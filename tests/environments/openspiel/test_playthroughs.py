@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("pyspiel")
 
-from kapelle.environments.openspiel.environment import GameWorld, OpenSpiel, Players
+from kapelle.environments.openspiel.environment import GameState, OpenSpiel, Players
 from kapelle.environments.openspiel.text import plain_move, read_listed
 
 pytestmark = pytest.mark.data
@@ -91,7 +91,7 @@ async def test_a_recorded_game_is_reproduced_state_by_state(name: str) -> None:
     game = environment.loaded
     agents = {f"p{player}": (player,) for player in range(game.num_players())}
     drawn = Recorded(chance_draws(environment.loaded, json.loads(recorded[-1]["History()"])))
-    world = GameWorld(game, Players(agents, {}), environment.conduct, drawn, seed=0)
+    world = GameState(game, Players(agents, {}), environment.conduct, drawn, seed=0)
     place = compared = 0
     totals = dict.fromkeys(agents, 0.0)
     for fields in recorded:
@@ -120,7 +120,7 @@ async def test_a_recorded_game_is_reproduced_state_by_state(name: str) -> None:
     assert not world.outcome().truncated
 
 
-def compare(world: GameWorld, fields: dict[str, str], players: int) -> None:
+def compare(world: GameState, fields: dict[str, str], players: int) -> None:
     """Assert that the world's state is the recorded one, and that players are shown its legal moves."""
     state = world.state
     assert state.history() == json.loads(fields["History()"])

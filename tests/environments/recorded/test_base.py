@@ -52,7 +52,7 @@ def played(
 def read_and_written(episode: Episode) -> list[tuple[str, str, str]]:
     """Return (agent, what it read, what it wrote) of every turn."""
     assert episode.error is None, episode.error
-    return [(t.agent, t.heard[-1].content, t.text) for t in episode.turns]
+    return [(t.agent, t.new_messages[-1].content, t.text) for t in episode.turns]
 
 
 class TestTrajectories:

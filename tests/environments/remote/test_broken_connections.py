@@ -18,7 +18,7 @@ from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Environment, task_of
 from kapelle.environments.remote import Remote
 from kapelle.rollout.episodes import rollout
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime.event_loop import run_async
 from kapelle.setup.preparation import connect
 from kapelle.types import Group
@@ -36,7 +36,7 @@ def play(environment: Environment) -> list[Group]:
     workflow: Any = workflow_class("play")(name="play")
     engine = ScriptedEngine(dict.fromkeys(AGENTS, three_moves))
     tasks = [task_of(environment, "test", k) for k in range(4)]
-    played = Play(team_of(*AGENTS), environment, workflow, engine)
+    played = RolloutSetup(team_of(*AGENTS), environment, workflow, engine)
     return run_async(lambda: asyncio.wait_for(rollout(played, tasks, 2, 3), FAR))
 
 

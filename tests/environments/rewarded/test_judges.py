@@ -13,7 +13,7 @@ from tests.environments.grading.judge.test_rubric import Marker
 from tests.workflows.stage import play
 
 from kapelle.engines.rollout.protocol import Request
-from kapelle.environment import PaysEpisodes, offers
+from kapelle.environment import RewardsEpisodes, offers
 from kapelle.environments import Rewarded
 from kapelle.environments.rewarded import RowsInMemory, rows_in_memory
 from kapelle.errors import ConfigError, TrainingHalted
@@ -126,7 +126,7 @@ async def test_a_ranking_of_one_agent_excludes_episodes_without_its_turn() -> No
     episodes = await played(environment, Chain(), 3, a=says("q", "q", "q"), b=says("aaaa", "bb", "c"))
     assert [episode.rewards for episode in episodes] == [{"b": 0.4}, {"b": 0.2}, {"b": 0.1}]
     silent = replace(episodes[0], turns=episodes[0].turns[:1], rewards={}, info={})
-    outcomes = await environment.pay_group([silent, *(replace(e, rewards={}) for e in episodes[1:])])
+    outcomes = await environment.reward_group([silent, *(replace(e, rewards={}) for e in episodes[1:])])
     assert [outcome.rewards for outcome in outcomes] == [{}, {"b": 0.2}, {"b": 0.1}]
     assert sorted(judge.shown[-1]) == ["bb", "c"]
 
@@ -162,7 +162,7 @@ def test_settings_of_judges_are_checked() -> None:
 
 def test_only_rankings_compare_episodes() -> None:
     plain = rewarded({"function": "in-memory:one"}, ask=None, one=lambda: 1.0)
-    assert offers(plain, PaysEpisodes)
+    assert offers(plain, RewardsEpisodes)
     assert plain.compared == []
     assert rewarded({"function": "in-memory:one"}, RANK, ask=None, one=lambda: 1.0).compared == [
         "`environment.rewards.1.rank`"

@@ -164,6 +164,8 @@ async def test_agents_call_the_tools() -> None:
     scripts = {"a": lines(ask, ask, "132"), "b": lines(ask, "132")}
     task = Task("train-0", "47+85", {"answer": 132})
     [episode] = await play(environment, ToolUse(), ["a", "b"], scripts, task)
-    heard = {name: [turn.heard[0].content for turn in episode.by(name)][1:] for name in ("a", "b")}
-    assert heard == {"a": ["1", "2"], "b": ["1"]}, "each agent has its own process"
+    new_messages = {
+        name: [turn.new_messages[0].content for turn in episode.by(name)][1:] for name in ("a", "b")
+    }
+    assert new_messages == {"a": ["1", "2"], "b": ["1"]}, "each agent has its own process"
     assert episode.rewards == {"a": 1.0, "b": 1.0}

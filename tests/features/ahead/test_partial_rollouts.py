@@ -16,7 +16,7 @@ from kapelle import Trainer
 from kapelle.engines.rollout.request_queue import PAUSE
 from kapelle.errors import ParityError, PeerFailed
 from kapelle.features.ahead.queue import RolloutQueue, RolloutsAhead, enough_for, steps_ahead
-from kapelle.rollout.episodes import begun, play_groups
+from kapelle.rollout.episodes import begun, collect_groups
 from kapelle.rollout.partial import EndOfStep, PartialEpisode, PartialGroup
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.ranks import Meeting
@@ -121,14 +121,14 @@ class Other(Meeting):
     rank, size = 0, 2
 
     def __init__(self, *said: bytes | Exception) -> None:
-        self.said, self.heard = said, list[bytes]()
+        self.said, self.new_messages = said, list[bytes]()
 
     def all_gather(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
-        self.heard.append(work())
-        said = self.said[min(len(self.heard), len(self.said)) - 1]
+        self.new_messages.append(work())
+        said = self.said[min(len(self.new_messages), len(self.said)) - 1]
         if isinstance(said, Exception):
             raise said
-        return [self.heard[-1], said]
+        return [self.new_messages[-1], said]
 
 
 NONE, BOTH = bytes([0, 0]), bytes([1, 1])
@@ -136,9 +136,9 @@ NONE, BOTH = bytes([0, 0]), bytes([1, 1])
 
 class TestMarks:
     def _played(self, trainer: Trainer, meeting: Other, most: int) -> list[PartialGroup]:
-        tasks = training_tasks(trainer.play.environment, trainer.config, 1)
+        tasks = training_tasks(trainer.setup.environment, trainer.config, 1)
         groups = begun(tasks[:2], 2, seed=5, number=1)
-        return run_async(lambda: play_groups(trainer.play, groups, EndOfStep((), most), meeting))
+        return run_async(lambda: collect_groups(trainer.setup, groups, EndOfStep((), most), meeting))
 
     def test_a_step_ends_at_the_mark_at_which_enough_is_done_everywhere(self) -> None:
         long = {"agents": 2, "lora": {"rank": 2}, "sampling": {"max_tokens": 120}}
@@ -147,21 +147,21 @@ class TestMarks:
             left = self._played(trainer, one, most=2)
             unfinished = [e for g in left for e in g.episodes if isinstance(e, PartialEpisode)]
             (tokens,) = {len(turn.completion_ids) for episode in unfinished for turn in episode.begun}
-            assert one.heard == [NONE] * 3
+            assert one.new_messages == [NONE] * 3
             assert 3 * PAUSE <= tokens < 4 * PAUSE
-            trainer.play.engine.release_caches()
+            trainer.setup.engine.release_caches()
             assert self._played(trainer, again, most=2) == left
             # The other one alone may leave some: this one plays to its end, and meets it there.
             last = Other(NONE, NONE)
             done = self._played(trainer, last, most=2)
             assert all(group.done for group in done)
-            assert last.heard[-1] == BOTH
+            assert last.new_messages[-1] == BOTH
 
     def test_who_is_done_waits_for_the_others(self) -> None:
         with trainer_of() as trainer:
             meeting = Other(*[NONE] * 40, BOTH)
             assert all(group.done for group in self._played(trainer, meeting, most=0))
-            assert (len(meeting.heard), meeting.heard[-1]) == (41, BOTH)
+            assert (len(meeting.new_messages), meeting.new_messages[-1]) == (41, BOTH)
 
     def test_where_another_one_fails_nobody_plays_on(self) -> None:
         with trainer_of() as trainer:

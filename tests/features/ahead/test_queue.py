@@ -39,30 +39,30 @@ class Player:
 
 
 def test_a_step_learns_from_weights_of_so_many_steps_before() -> None:
-    ahead, play, ages = RolloutQueue(2), Player(), []
+    ahead, setup, ages = RolloutQueue(2), Player(), []
     for number in range(1, 7):
-        groups = ahead.take(number, {"a": play.version}, play)
+        groups = ahead.take(number, {"a": setup.version}, setup)
         ages.append(ahead.staleness(groups))
-        play.version += 1
-    assert play.played == list(range(1, 9))
+        setup.version += 1
+    assert setup.played == list(range(1, 9))
     assert ages == [0.0, 1.0, 2.0, 2.0, 2.0, 2.0]
 
 
 def test_without_staleness_every_step_is_fresh() -> None:
-    ahead, play = RolloutQueue(0), Player()
+    ahead, setup = RolloutQueue(0), Player()
     for number in range(1, 4):
-        (one,) = ahead.take(number, {"a": play.version}, play)
-        assert one.episodes[0].turns[0].version == play.version
-        play.version += 1
-    assert play.played == [1, 2, 3]
+        (one,) = ahead.take(number, {"a": setup.version}, setup)
+        assert one.episodes[0].turns[0].version == setup.version
+        setup.version += 1
+    assert setup.played == [1, 2, 3]
 
 
 @pytest.mark.parametrize("most", [0, 2])
 def test_other_weights_are_caught_when_they_speak(most: int) -> None:
-    ahead, play = RolloutQueue(most), Player()
-    ahead.take(1, {"a": 0}, play)
+    ahead, setup = RolloutQueue(most), Player()
+    ahead.take(1, {"a": 0}, setup)
     with pytest.raises(ParityError, match="version 0 of policy 'a', but version 1 was published"):
-        ahead.take(2, {"a": 1}, play)  # the player goes on with version 0
+        ahead.take(2, {"a": 1}, setup)  # the player goes on with version 0
 
 
 @pytest.mark.slow

@@ -376,7 +376,7 @@ def test_the_mixture_of_a_seat_is_what_the_others_expect_of_it() -> None:
     )  # fmt: skip
     with Trainer(**settings) as trainer:
         trainer.train(3)
-        league, world = league_of(trainer), trainer.play.environment
+        league, world = league_of(trainer), trainer.setup.environment
         assert league is not None
         assert isinstance(world, Enumerable)
         draw = random.Random(0)
@@ -503,7 +503,7 @@ def test_a_line_of_adapters_per_agent_beside_fixed_members_plays_itself_too() ->
                 {agent: (each.policy, each.player) for agent, each in group.task.cast.items()}
                 for group in step.groups
             ]
-            alone = {agent: (f"follower:0:{agent}", "follower_0") for agent in trainer.play.team.names}
+            alone = {agent: (f"follower:0:{agent}", "follower_0") for agent in trainer.setup.team.names}
             assert casts.count({}) == 2, "the first learner plays itself"
             assert casts.count(alone) == 2
             for cast in casts:
@@ -638,7 +638,7 @@ def test_a_line_in_a_small_game_is_drawn_by_exact_tables() -> None:
             assert worst == pytest.approx(0.0, abs=1e-6), "nobody among them gains against the mixture"
         draft = pool.drafts[0]
         first = dict.fromkeys(homes, own._learners[own._line[0]]["player"])
-        now = replace(trainer.play, team=replace(trainer.play.team, policy_of=first))
+        now = replace(trainer.setup, team=replace(trainer.setup.team, policy_of=first))
         exact = evaluate_table(now.environment, language_table(now, trainer.engine.score))
         assert evaluate_table(now.environment, own._table(draft)).nash_conv == exact.nash_conv
 

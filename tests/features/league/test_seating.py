@@ -7,7 +7,7 @@ from statistics import fmean
 import pytest
 
 from kapelle.features.league.pool import EXPLOITER, MAIN, LeagueMember, MemberPool
-from kapelle.features.league.seating import Follower, MemberSeat, Seating, chances, met_in, seated
+from kapelle.features.league.seating import Assignments, Follower, OpponentEntry, chances, met_in, seated
 from kapelle.features.league.settings import LeagueConfig
 
 AGENTS = ("a", "b", "c")
@@ -58,13 +58,13 @@ def test_few_slots_are_shared_without_bias() -> None:
         assert fmean(met[name]) == pytest.approx(chance, abs=0.02)
 
 
-def seating(share: float = 0.75, exploited: float = 0.0) -> Seating:
+def seating(share: float = 0.75, exploited: float = 0.0) -> Assignments:
     seats = (
-        MemberSeat("old", dict.fromkeys(AGENTS, 0.5), {agent: f"league:0:{agent}" for agent in AGENTS}),
-        MemberSeat("solver", dict.fromkeys(AGENTS, 0.5), {}, "nash"),
+        OpponentEntry("old", dict.fromkeys(AGENTS, 0.5), {agent: f"league:0:{agent}" for agent in AGENTS}),
+        OpponentEntry("solver", dict.fromkeys(AGENTS, 0.5), {}, "nash"),
     )
     exploiters = {agent: f"exploiter:{agent}" for agent in AGENTS} if exploited else {}
-    return Seating(AGENTS, seats, share, AGENTS, exploiters, exploited)
+    return Assignments(AGENTS, seats, share, AGENTS, exploiters, exploited)
 
 
 def test_shares_chances_and_homes_hold_within_a_step() -> None:
@@ -101,7 +101,7 @@ def test_the_exploiter_sits_alone_among_the_learners() -> None:
 
 def test_partners_learn_equally_where_a_step_has_fewer_tasks_than_partners() -> None:
     partners = tuple({agent: f"partner:{k}:{agent}" for agent in AGENTS} for k in range(5))
-    seating = Seating(AGENTS, (), 1.0, AGENTS, {}, partners=partners, partners_until=10)
+    seating = Assignments(AGENTS, (), 1.0, AGENTS, {}, partners=partners, partners_until=10)
     cast = [each for step in range(1, 11) for each in seating.casts(3, step, 2)]
     assert Counter(each["a"].player for each in cast) == {f"partner_{k}": 4 for k in range(5)}
     assert all({own.player for own in each.values()} == {each["a"].player} for each in cast)
@@ -109,7 +109,9 @@ def test_partners_learn_equally_where_a_step_has_fewer_tasks_than_partners() -> 
 
 def test_learners_in_line_have_equal_shares_and_meet_whom_each_has_before_it() -> None:
     old, draft = (
-        MemberSeat(name, dict.fromkeys(AGENTS, chance), {agent: f"league:{slot}:{agent}" for agent in AGENTS})
+        OpponentEntry(
+            name, dict.fromkeys(AGENTS, chance), {agent: f"league:{slot}:{agent}" for agent in AGENTS}
+        )
         for slot, (name, chance) in enumerate({"self@0": 1.0, "draft-self@3": 0.5}.items())
     )
     half = replace(old, chances=draft.chances)
@@ -117,7 +119,7 @@ def test_learners_in_line_have_equal_shares_and_meet_whom_each_has_before_it() -
         Follower(f"follower_{k}", {agent: f"follower:{k}:{agent}" for agent in AGENTS}, seats)
         for k, seats in enumerate([(draft, half), (old,)])
     )
-    line = Seating(AGENTS, (old,), 0.75, AGENTS, {}, followers=followers)
+    line = Assignments(AGENTS, (old,), 0.75, AGENTS, {}, followers=followers)
     casts = line.casts(3, 2, 48)
     met = [each for each in (met_in(cast, AGENTS, AGENTS) for cast in casts) if each]
     assert Counter((each.learner, each.opponent) for each in met) == {
@@ -134,8 +136,8 @@ def test_learners_in_line_have_equal_shares_and_meet_whom_each_has_before_it() -
 
 def test_a_team_with_one_learner_meets_members_by_each_learner_of_a_line() -> None:
     """The seats of the others are played by the member too, and what nobody learns stays as the team map says."""
-    seat = MemberSeat("self@0", {"a": 1.0}, {"a": "league:0:a", "b": "b", "c": "c"})
-    line = Seating(
+    seat = OpponentEntry("self@0", {"a": 1.0}, {"a": "league:0:a", "b": "b", "c": "c"})
+    line = Assignments(
         ("a",), (seat,), 1.0, AGENTS, {}, followers=(Follower("follower_0", {"a": "follower:0:a"}, (seat,)),)
     )
     found = Counter(

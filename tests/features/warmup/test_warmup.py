@@ -38,7 +38,7 @@ class Faithful(Copies, Scripted):
 
     name: Literal["tests.features.warmup.test_warmup:Faithful"] = "tests.features.warmup.test_warmup:Faithful"  # type: ignore[assignment]
 
-    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+    def script(self, agent: str, task: Task, new_messages: Sequence[Message], seed: int) -> str:
         return task.question
 
 
@@ -47,7 +47,7 @@ class Dumb(Copies, Scripted):
 
     name: Literal["tests.features.warmup.test_warmup:Dumb"] = "tests.features.warmup.test_warmup:Dumb"  # type: ignore[assignment]
 
-    def script(self, agent: str, task: Task, heard: Sequence[Message], seed: int) -> str:
+    def script(self, agent: str, task: Task, new_messages: Sequence[Message], seed: int) -> str:
         raise EpisodeError("nothing to say")
 
 
@@ -92,12 +92,12 @@ def test_a_warm_up_that_is_broken_off_leaves_nothing_and_is_made_anew_to_the_sam
         return negative_log_likelihood(outputs, targets)
 
     monkeypatch.setenv("KAPELLE_CACHE", str(tmp_path))
-    heard: list[int] = []
+    new_messages: list[int] = []
     with monkeypatch.context() as patched:
         patched.setattr(kapelle.algorithms.sft, "negative_log_likelihood", killed)
         with catch_interrupts() as stopped, pytest.raises(StopRequested):
-            warmed_up(config, lambda step, _steps, _metrics: heard.append(step))
-    assert (stopped.exit_code, heard[-1] < 3) == (143, True)
+            warmed_up(config, lambda step, _steps, _metrics: new_messages.append(step))
+    assert (stopped.exit_code, new_messages[-1] < 3) == (143, True)
     assert list((tmp_path / "warmup").iterdir()) == []
     assert same_bits(weights_of(config), whole)
 
@@ -140,24 +140,24 @@ def test_a_run_says_that_its_cached_model_was_made_with_other_threads(
         def phase(self, name: str, detail: str) -> None:
             said.append((name, detail))
 
-    def heard() -> list[str]:
+    def new_messages() -> list[str]:
         said.clear()
         with Trainer(config_of(), observer=Hears()):
             return [detail for name, detail in said if name == "cache"]
 
     before = torch.get_num_threads()
-    assert heard() == [], "made now"
-    assert heard() == [], "found, and made alike"
+    assert new_messages() == [], "made now"
+    assert new_messages() == [], "found, and made alike"
     try:
         torch.set_num_threads(before + 1)
-        [note] = heard()
+        [note] = new_messages()
     finally:
         torch.set_num_threads(before)
     assert f"was trained under other conditions (threads {before}, here {before + 1})" in note
     assert str(tmp_path) in note
     [made] = tmp_path.rglob(MADE)
     made.unlink()
-    assert heard() == [], "made by an earlier version: nothing is known of it"
+    assert new_messages() == [], "made by an earlier version: nothing is known of it"
 
 
 @pytest.mark.parametrize(("sharing", "kind"), [("lora", torch.bfloat16), ("shared", torch.float32)])

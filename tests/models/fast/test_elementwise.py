@@ -45,7 +45,7 @@ class TestByHand:
         """silu(0) = 0 with slope 1/2."""
         gate, up = torch.zeros(1, 1), torch.full((1, 1), 3.0)
         assert PLAIN.gated(gate, up).item() == 0.0
-        lit, inner = PLAIN.gated_again(gate, up)
+        lit, inner = PLAIN.regated(gate, up)
         dgate, dup = PLAIN.gated_back(torch.full((1, 1), 2.0), lit, gate, up)
         assert (inner.item(), dgate.item(), dup.item()) == (0.0, 3.0, 0.0)
 

@@ -18,7 +18,7 @@ from kapelle.models.fast import routed_linear
 from kapelle.models.fast.attention import plan_sequences
 from kapelle.models.fast.routed_linear import (
     AdapterGroup,
-    KeptStacks,
+    StoredStacks,
     add_updates,
     backward_updates,
 )
@@ -212,7 +212,7 @@ class TestNumbers:
 def forget_stacks(model: LanguageModel) -> None:
     for module in model.model.modules():
         if isinstance(module, BankedLinear):
-            module.stacks = KeptStacks()
+            module.stacks = StoredStacks()
 
 
 def fused_step(parameters: Mapping[str, Tensor], grads: Mapping[str, Tensor | None]) -> None:

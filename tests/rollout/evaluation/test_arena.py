@@ -183,7 +183,7 @@ class TestRuns:
         loaded = load(enter(words, None, ()), lambda _: None)
         bases = {base for each in loaded.contestants.values() if each.team for base in each.team.bases}
         assert len(bases) == 1
-        names = sorted(loaded.play.engine.policies)
+        names = sorted(loaded.setup.engine.policies)
         assert names == ["a:first", "a:second", "b:first", "b:second", "start:first", "start:second"]
         result = kapelle.arena(*words, "nash", games=4)
         assert result.failed == 0
@@ -197,10 +197,10 @@ class TestRuns:
             loaded = load(entered, lambda _: None)
             team, _ = seated(entered.names, (loaded.contestants["x"],) * 2, (0, 0))
             with kapelle.Trainer.from_run(f"{runs / name}") as trainer:
-                tasks = choose_tasks(trainer.play.environment, "test", 6)
+                tasks = choose_tasks(trainer.setup.environment, "test", 6)
                 theirs, ours = (
-                    [turn for group in shared_rollout(play, tasks, 1, 3) for turn in group.episodes[0].turns]
-                    for play in (trainer.play, replace(loaded.play, team=team))
+                    [turn for group in shared_rollout(setup, tasks, 1, 3) for turn in group.episodes[0].turns]
+                    for setup in (trainer.setup, replace(loaded.setup, team=team))
                 )
                 assert [turn.completion_ids for turn in ours] == [turn.completion_ids for turn in theirs]
                 for one, other in zip(ours, theirs, strict=True):

@@ -15,7 +15,7 @@ from kapelle.rollout.evaluation.evaluate import (
     compute_matched,
     vote,
 )
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode, Group, Sampling, Task, Turn
 from kapelle.workflow import Workflow
@@ -52,8 +52,8 @@ def playing(
     world: Environment = WORLD,
     workflow: Workflow | None = None,
     policies: Mapping[str, str] | None = None,
-) -> Play:
-    return Play(team(*agents, policies=policies), world, workflow or Chain(), engine)
+) -> RolloutSetup:
+    return RolloutSetup(team(*agents, policies=policies), world, workflow or Chain(), engine)
 
 
 READER = Agent(
@@ -79,8 +79,8 @@ async def test_alone_an_agent_reads_the_bare_question_with_the_teams_tokens() ->
 async def test_alone_an_agent_samples_as_the_team_was_measured() -> None:
     engine = Listening({"reader": right, "writer": right})
     greedy = {"reader": Sampling(30, temperature=0.0)}
-    play = replace(playing(engine, READER, WRITER), sampling=greedy)
-    await answer_alone(play, TASKS, "reader", 5.0, seed=0)
+    setup = replace(playing(engine, READER, WRITER), sampling=greedy)
+    await answer_alone(setup, TASKS, "reader", 5.0, seed=0)
     assert {request.sampling for request in engine.asked} == {Sampling(5, temperature=0.0)}
 
 

@@ -32,10 +32,10 @@ from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Alive, Outcome
 from kapelle.errors import ConfigError, EpisodeError
-from kapelle.rollout.episodes import play_episode, rollout
+from kapelle.rollout.episodes import roll_out_episode, rollout
 from kapelle.rollout.evaluation import blame as measuring
 from kapelle.rollout.evaluation.blame import choose_episodes, measure_blame
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runs.blamed import (
     Blame,
     BlamedEpisode,
@@ -53,7 +53,9 @@ from kapelle.workflows.chain import Chain
 HOW: dict[str, Any] = {"step": 3, "split": "eval", "samples": 10, "seed": 0, "settings": []}
 
 
-def acting(*words: Callable[[Request], str], engine: ScriptedEngine | None = None, **over: Any) -> Play:
+def acting(
+    *words: Callable[[Request], str], engine: ScriptedEngine | None = None, **over: Any
+) -> RolloutSetup:
     """A reasoner and an actor who speak these words; without any, as the tables of `tests.support.trees` say."""
     return replace(stage(at_grpo(), engine or Counting(*(words or (reasoner, actor))), **over), tree=None)
 
@@ -64,24 +66,24 @@ def counted(*texts: str) -> Callable[[Request], str]:
     return lambda _: next(following)
 
 
-def played(play: Play, first: str, last: str, seed: int = 1) -> Episode:
+def played(setup: RolloutSetup, first: str, last: str, seed: int = 1) -> Episode:
     """An episode in which these two words were said."""
-    said = replace(play, engine=Counting(lambda _: first, lambda _: last))
-    return run_async(lambda: play_episode(said, TASK, seed))
+    said = replace(setup, engine=Counting(lambda _: first, lambda _: last))
+    return run_async(lambda: roll_out_episode(said, TASK, seed))
 
 
-def blamed(play: Play, *episodes: Episode, **how: Any) -> Blame:
-    return measure_blame(play, [(0, each) for each in episodes], {**HOW, **how})
+def blamed(setup: RolloutSetup, *episodes: Episode, **how: Any) -> Blame:
+    return measure_blame(setup, [(0, each) for each in episodes], {**HOW, **how})
 
 
 class TestByHand:
     def test_a_note_that_wins_never_is_what_lost(self) -> None:
         """Three notes of ten are B, which always wins, and nothing else does: the actor is acquitted."""
-        play = acting(
+        setup = acting(
             counted(*"AAAAABBBCC"),
             lambda request: "win" if request.messages[-1].content.startswith("B") else "lose",
         )
-        (episode,) = blamed(play, played(play, "A", "lose")).episodes
+        (episode,) = blamed(setup, played(setup, "A", "lose")).episodes
         note, answer = episode.turns
         assert episode.values == (0.3, 0.0, 0.0)
         assert (note.before, note.after, note.drop) == (0.3, 0.0, 0.3)
@@ -93,8 +95,8 @@ class TestByHand:
 
     def test_right_notes_are_acquitted_where_the_actor_errs(self) -> None:
         """Every note is right, and a quarter of the answers is wrong, among them this one."""
-        play = acting(lambda _: "B", counted("win", "win", "win", "lose"))
-        (episode,) = blamed(play, played(play, "B", "lose"), samples=8).episodes
+        setup = acting(lambda _: "B", counted("win", "win", "win", "lose"))
+        (episode,) = blamed(setup, played(setup, "B", "lose"), samples=8).episodes
         note, answer = episode.turns
         assert episode.values == (0.75, 0.75, 0.0)
         assert (note.drop, answer.drop) == (0.0, 0.75)
@@ -105,8 +107,8 @@ class TestByHand:
         assert (episode.continuations, episode.failed) == (16, 0)
 
     def test_a_solved_episode_has_gained(self) -> None:
-        play = acting(lambda _: "B", counted("win", "lose"))
-        result = blamed(play, played(play, "B", "lose"), played(play, "B", "win", seed=2))
+        setup = acting(lambda _: "B", counted("win", "lose"))
+        result = blamed(setup, played(setup, "B", "lose"), played(setup, "B", "win", seed=2))
         lost, won = result.episodes
         assert [turn.drop for turn in lost.turns] == [0.0, 0.5]
         assert [turn.drop for turn in won.turns] == [0.0, -0.5]
@@ -116,15 +118,15 @@ class TestByHand:
         assert (answers["failed"]["drop"], answers["solved"]["drop"], answers["lost"]) == (0.5, -0.5, 1)
 
     def test_by_chance_the_estimates_lie_about_what_is_exact(self) -> None:
-        play = acting()
-        (episode,) = blamed(play, played(play, "A", "lose"), samples=300).episodes
+        setup = acting()
+        (episode,) = blamed(setup, played(setup, "A", "lose"), samples=300).episodes
         exact = sum(NOTES[note] * WINS[note] for note in NOTES)
         for found, true in zip(episode.values, (exact, WINS["A"], 0.0), strict=True):
             assert found == pytest.approx(true, abs=4 * (true * (1 - true) / 300) ** 0.5)
 
     def test_a_continuation_that_fails_is_in_no_mean(self) -> None:
-        play = acting(lambda _: "B", counted("win", "boom"))
-        (episode,) = blamed(play, played(play, "B", "lose")).episodes
+        setup = acting(lambda _: "B", counted("win", "boom"))
+        (episode,) = blamed(setup, played(setup, "B", "lose")).episodes
         assert episode.values == (1.0, 1.0, 0.0)
         assert episode.failed == 10
         assert {each.text: each.success for each in episode.turns[1].instead} == {"win": 1.0, "boom": None}
@@ -179,8 +181,8 @@ class OneThenTwo(Chain):
 class TestAtOnce:
     def test_each_is_judged_alone_with_the_other_kept(self) -> None:
         """The reasoner said yes and the actor no; half of the reasoner's words are yes and all of the actor's others."""
-        play = acting(counted("yes", "no"), lambda _: "yes", environment=Both(), workflow=AtOnce())
-        (episode,) = blamed(play, played(play, "yes", "no")).episodes
+        setup = acting(counted("yes", "no"), lambda _: "yes", environment=Both(), workflow=AtOnce())
+        (episode,) = blamed(setup, played(setup, "yes", "no")).episodes
         innocent, guilty = episode.turns
         assert [turn.moment for turn in episode.turns] == [0, 0]
         assert (innocent.before, innocent.drop) == (0.0, 0.0), "whatever it says, the other said no"
@@ -192,10 +194,10 @@ class TestAtOnce:
     def test_a_world_that_pays_an_earlier_turn_later_repeats(self) -> None:
         names = ("first", "reasoner", "actor")
         engine = ScriptedEngine(dict.fromkeys(names, lambda _: "lose"))
-        play = acting(names=names, engine=engine, environment=PaysTheFirst(), workflow=OneThenTwo())
-        episode = run_async(lambda: play_episode(play, TASK, 1))
+        setup = acting(names=names, engine=engine, environment=PaysTheFirst(), workflow=OneThenTwo())
+        episode = run_async(lambda: roll_out_episode(setup, TASK, 1))
         assert [turn.reward for turn in episode.turns] == [2.0, 0.0, 0.0]
-        result = blamed(play, episode)
+        result = blamed(setup, episode)
         assert result.left_out == {}
         assert [turn.moment for turn in result.episodes[0].turns] == [0, 1, 1]
 
@@ -206,12 +208,12 @@ class TestFile:
     ) -> None:
         monkeypatch.setattr(measuring, "AT_ONCE", 20)
         engine = Counting(reasoner, actor)
-        play = acting(engine=engine)
-        groups = run_async(lambda: rollout(play, [Task(f"t{k}", "?") for k in range(16)], 1, 0))
+        setup = acting(engine=engine)
+        groups = run_async(lambda: rollout(setup, [Task(f"t{k}", "?") for k in range(16)], 1, 0))
         chosen = choose_episodes(groups, 3)
         engine.asked.clear()
         (tmp_path / "a").mkdir()
-        whole = measure_blame(play, chosen, HOW, BlameFile(tmp_path / "a", HOW))
+        whole = measure_blame(setup, chosen, HOW, BlameFile(tmp_path / "a", HOW))
         asked = len(engine.asked)
         assert whole.file is not None
         lines = whole.file.read_bytes().splitlines(keepends=True)
@@ -222,12 +224,12 @@ class TestFile:
             again.path.parent.mkdir(parents=True)
             again.path.write_bytes(b"".join(lines[:kept]) + lines[kept][:30])
             engine.asked.clear()
-            found = measure_blame(play, chosen, HOW, again)
+            found = measure_blame(setup, chosen, HOW, again)
             assert again.path.read_bytes() == whole.file.read_bytes()
             assert found.episodes == whole.episodes
             assert (len(engine.asked) < asked) == (kept > 1)
         engine.asked.clear()
-        assert measure_blame(play, chosen, HOW, BlameFile(tmp_path / "a", HOW)).episodes == whole.episodes
+        assert measure_blame(setup, chosen, HOW, BlameFile(tmp_path / "a", HOW)).episodes == whole.episodes
         assert engine.asked == [], "nothing is left to play"
 
     def test_a_stop_loses_one_batch_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,10 +241,10 @@ class TestFile:
                 raise KeyboardInterrupt
             return actor(request)
 
-        play = acting(reasoner, stopped)
-        lost = [(0, played(play, "A", "lose", seed=k)) for k in range(3)]
+        setup = acting(reasoner, stopped)
+        lost = [(0, played(setup, "A", "lose", seed=k)) for k in range(3)]
         with pytest.raises(KeyboardInterrupt):
-            measure_blame(play, lost, HOW, BlameFile(tmp_path, HOW))
+            measure_blame(setup, lost, HOW, BlameFile(tmp_path, HOW))
         (path,) = blame_files(tmp_path)
         assert [each.seed for each in read_blamed(path)[1]] == [0]
 
@@ -257,14 +259,14 @@ class Living(Wins, Alive):
 
 class TestRefused:
     def test_a_world_that_relies_on_something_outside(self) -> None:
-        play = acting(environment=Living())
+        setup = acting(environment=Living())
         with pytest.raises(ConfigError, match=r"a weather service"):
-            blamed(play, played(play, "A", "lose"))
+            blamed(setup, played(setup, "A", "lose"))
 
     def test_a_world_that_does_not_repeat(self) -> None:
-        play = acting(environment=Wins(odd="shown"))
+        setup = acting(environment=Wins(odd="shown"))
         with pytest.raises(EpisodeError, match="'reasoner' has another prompt at its turn 1") as raised:
-            blamed(play, played(play, "A", "lose"))
+            blamed(setup, played(setup, "A", "lose"))
         assert "\n" not in str(raised.value)
 
 

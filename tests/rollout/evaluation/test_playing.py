@@ -6,7 +6,7 @@ from tests.support.tiny import tiny_model
 
 from kapelle.models.weights import save_model
 from kapelle.rollout.evaluation.evaluate import evaluate_tasks
-from kapelle.rollout.evaluation.playing import model_config, open_play
+from kapelle.rollout.evaluation.playing import model_config, open_rollout_setup
 from kapelle.runtime.event_loop import run_async
 from kapelle.settings.weights import EndpointConfig
 
@@ -52,9 +52,11 @@ def test_a_recipe_keeps_its_team_and_loses_its_own_weights(tmp_path: Path) -> No
 def test_a_model_folder_plays_as_it_is(tmp_path: Path) -> None:
     model = tiny_model()
     save_model(tmp_path / "model", model)
-    play = open_play(model_config(str(tmp_path / "model"), "arithmetic", ("team.sampling.max_tokens=4",)))
-    tasks = [play.environment.task("test", k) for k in range(3)]
-    result = run_async(lambda: evaluate_tasks(play, tasks, seed=0))
+    setup = open_rollout_setup(
+        model_config(str(tmp_path / "model"), "arithmetic", ("team.sampling.max_tokens=4",))
+    )
+    tasks = [setup.environment.task("test", k) for k in range(3)]
+    result = run_async(lambda: evaluate_tasks(setup, tasks, seed=0))
     assert result.problems == 3
     assert result.failed == 0
     assert not any(turn.trained for group in result.groups for turn in group.episodes[0].turns)

@@ -65,13 +65,15 @@ def test_sampling_is_the_evaluations_own(
     config = settings(tmp_path)
     config["team"] = {**config["team"], "sampling": {"max_tokens": 7, "temperature": 0.9}}
     with Trainer(resolve(config)) as trainer:
-        own = trainer.play.sampling_of(trainer.play.team.agents[0])
+        own = trainer.setup.sampling_of(trainer.setup.team.agents[0])
         assert (own.temperature, own.max_tokens) == (0.9, 7)
-        play = decoded(trainer.play, EvaluationConfig(**given))
-        found = play.sampling_of(play.team.agents[0])
+        setup = decoded(trainer.setup, EvaluationConfig(**given))
+        found = setup.sampling_of(setup.team.agents[0])
         assert (found.temperature, found.top_p, found.top_k) == expected
         assert found.max_tokens == 7
-        assert decoded(play, EvaluationConfig(max_tokens=3)).sampling_of(play.team.agents[0]).max_tokens == 3
+        assert (
+            decoded(setup, EvaluationConfig(max_tokens=3)).sampling_of(setup.team.agents[0]).max_tokens == 3
+        )
 
 
 def test_a_set_is_played_by_its_own_settings(tmp_path: Path) -> None:

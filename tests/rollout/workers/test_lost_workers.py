@@ -27,7 +27,7 @@ from kapelle.errors import EngineError
 from kapelle.rollout.episodes import rollout
 from kapelle.rollout.workers import pool as pools
 from kapelle.rollout.workers.pool import EnvironmentWorkers, HeldHere
-from kapelle.runtime.deadlines import GaveUp, Patience
+from kapelle.runtime.deadlines import DeadlineExceeded, Patience
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.process_tree import is_stopped
 from kapelle.types import Episode, Task
@@ -40,8 +40,8 @@ NAMES = ("ann", "ben")
 def played(
     environment: Environment, pool: EnvironmentWorkers | None, tasks: Sequence[Task] = TASKS
 ) -> list[Episode]:
-    play = play_of(environment, cast("Workflow", Echo()), NAMES, workers=pool)
-    groups = run_async(lambda: asyncio.wait_for(rollout(play, tasks, 1, 5), FAR))
+    setup = play_of(environment, cast("Workflow", Echo()), NAMES, workers=pool)
+    groups = run_async(lambda: asyncio.wait_for(rollout(setup, tasks, 1, 5), FAR))
     return [episode for group in groups for episode in group.episodes]
 
 
@@ -66,8 +66,8 @@ def test_a_world_that_opens_after_it_was_given_up_is_closed(tmp_path: Path) -> N
     late = cast("Environment", Late(folder=str(tmp_path)))
 
     async def given_up(pool: EnvironmentWorkers) -> None:
-        with pytest.raises(GaveUp, match=r"`start` of environment .*`episode\.timeout`"):
-            await pool.open_world(late, TASKS[0], NAMES, 1, Patience(environment=FAR, episode=0.2))
+        with pytest.raises(DeadlineExceeded, match=r"`start` of environment .*`episode\.timeout`"):
+            await pool.open_state(late, TASKS[0], NAMES, 1, Patience(environment=FAR, episode=0.2))
 
     with EnvironmentWorkers(late, 1, Patience(environment=10)) as pool:
         run_async(lambda: given_up(pool))
@@ -92,16 +92,16 @@ class TestDeath:
     def test_what_was_sampled_is_not_sampled_again(self, tmp_path: Path) -> None:
         deadly = cast("Environment", Deadly(one_in=5, folder=str(tmp_path)))
         with pool_for(deadly) as pool:
-            play = play_of(deadly, cast("Workflow", Echo()), NAMES, workers=pool)
+            setup = play_of(deadly, cast("Workflow", Echo()), NAMES, workers=pool)
             asked: Counter[int] = Counter()
-            generate = play.engine.generate
+            generate = setup.engine.generate
 
             def counting(request: Request) -> Coroutine[Any, Any, Completion]:
                 asked[request.seed] += 1
                 return generate(request)
 
-            play.engine.generate = counting  # type: ignore[method-assign]
-            run_async(lambda: asyncio.wait_for(rollout(play, TASKS, 1, 5), FAR))
+            setup.engine.generate = counting  # type: ignore[method-assign]
+            run_async(lambda: asyncio.wait_for(rollout(setup, TASKS, 1, 5), FAR))
         assert list(tmp_path.iterdir())
         assert set(asked.values()) == {1}
 
@@ -148,7 +148,7 @@ def test_a_call_that_takes_too_long_is_given_up_in_the_worker() -> None:
     with pool_for(stuck, patience=1.0) as pool:
         found = played(cast("Environment", stuck), pool, TASKS[:4])
     assert {episode.error for episode in found if episode.seed % 2 == 0} == {
-        "GaveUp: `step` of environment 'tests.support.stuck:Stuck' took more than 1 s (`environment.timeout`)."
+        "DeadlineExceeded: `step` of environment 'tests.support.stuck:Stuck' took more than 1 s (`environment.timeout`)."
     }
     assert {episode.error for episode in found if episode.seed % 2} == {None}
 
@@ -179,8 +179,8 @@ def test_nothing_stays_when_a_pool_is_closed_amid_play() -> None:
     pool = pool_for(stuck, 2)
 
     async def interrupted() -> None:
-        play = play_of(stuck, cast("Workflow", Echo()), NAMES, workers=pool)
-        playing = asyncio.create_task(rollout(play, TASKS, 1, 5))
+        setup = play_of(stuck, cast("Workflow", Echo()), NAMES, workers=pool)
+        playing = asyncio.create_task(rollout(setup, TASKS, 1, 5))
         await all_wait(pool)
         playing.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -9,7 +9,7 @@ import pytest
 
 from kapelle.errors import EngineError, EpisodeError
 from kapelle.rollout.workers.session import Frames, error_form, pack
-from kapelle.runtime.deadlines import GaveUp
+from kapelle.runtime.deadlines import DeadlineExceeded
 from kapelle.runtime.foreign_code import environment_error
 from kapelle.runtime.process_tree import SharedStatus
 
@@ -40,7 +40,7 @@ def test_a_frame_that_nobody_sent_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [EngineError("e"), EpisodeError("f"), GaveUp("late"), KeyboardInterrupt("")]
+    "error", [EngineError("e"), EpisodeError("f"), DeadlineExceeded("late"), KeyboardInterrupt("")]
 )
 def test_errors_that_mean_something_here_are_of_their_class(error: BaseException) -> None:
     there = environment_error(*error_form(error))

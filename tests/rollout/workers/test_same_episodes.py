@@ -14,7 +14,7 @@ from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Environment, Scripted, environment_class, offers, task_of
 from kapelle.errors import ConfigError
 from kapelle.rollout.episodes import rollout
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.rollout.workers.pool import EnvironmentWorkers, HeldHere, Hold
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import run_async
@@ -25,13 +25,15 @@ FAR = 120.0
 """Seconds that no test needs."""
 
 
-def play_of(environment: Environment, workflow: Workflow, names: Sequence[str], **over: Any) -> Play:
+def play_of(environment: Environment, workflow: Workflow, names: Sequence[str], **over: Any) -> RolloutSetup:
     def answer(request: Any) -> str:
         if offers(environment, Scripted) and request.seed % 3:
             return environment.script(request.agent, request.task, request.messages, request.seed)
         return f"{request.seed % 7}" if request.seed % 5 else "nonsense <tool> \x00 é"
 
-    return Play(team_of(*names), environment, workflow, ScriptedEngine(dict.fromkeys(names, answer)), **over)
+    return RolloutSetup(
+        team_of(*names), environment, workflow, ScriptedEngine(dict.fromkeys(names, answer)), **over
+    )
 
 
 def seats(environment: Environment, workflow: str) -> tuple[str, ...]:
@@ -62,8 +64,8 @@ def episodes(
     try:
         for name, names in workflows_for(environment).items():
             workflow = cast("Workflow", workflow_class(name)(name=name))
-            play = play_of(environment, workflow, names, workers=pool)
-            played[name] = run_async(lambda p=play: asyncio.wait_for(rollout(p, found, 3, 11), FAR))  # type: ignore[misc]
+            setup = play_of(environment, workflow, names, workers=pool)
+            played[name] = run_async(lambda p=setup: asyncio.wait_for(rollout(p, found, 3, 11), FAR))  # type: ignore[misc]
     finally:
         if pool is not None:
             pool.close()

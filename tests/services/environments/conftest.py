@@ -81,7 +81,7 @@ def _fresh() -> Iterator[None]:
     slow_world.go_on.clear()
     slow_world.began.clear()
     slow_world.closed.clear()
-    slow_world.heard.clear()
+    slow_world.new_messages.clear()
     yield
     slow_world.go_on.set()
 

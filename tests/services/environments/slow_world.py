@@ -17,7 +17,7 @@ began = threading.Event()
 """Set when an episode waits."""
 closed: list[int] = []
 """Seeds of closed episodes."""
-heard: list[tuple[int, str]] = []
+new_messages: list[tuple[int, str]] = []
 """Moves and requests for outcomes, with the seed of the episode."""
 
 
@@ -67,7 +67,7 @@ class WaitingWorld:
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         for agent, text in actions.items():
-            heard.append((self._seed, text))
+            new_messages.append((self._seed, text))
             if text == "fail":
                 raise RuntimeError("it failed")
             if text == "wait":
@@ -79,7 +79,7 @@ class WaitingWorld:
         return {}
 
     def outcome(self) -> Outcome:
-        heard.append((self._seed, "outcome"))
+        new_messages.append((self._seed, "outcome"))
         return Outcome({self._agents[0]: 1.0}, 1.0, {"seed": self._seed, "tuple": (1, "a")})
 
     async def close(self) -> None:

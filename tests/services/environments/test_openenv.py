@@ -29,7 +29,7 @@ def test_our_own_client_runs_an_episode() -> None:
         scripts = {"a": lines(str(question.data["answer"]))}
         (episode,) = asyncio.run(play(environment, PlayWorkflow(), ["a"], scripts, task))
         assert episode.error is None
-        assert episode.turns[0].heard[-1].content == question.question
+        assert episode.turns[0].new_messages[-1].content == question.question
         assert episode.turns[0].reward == 1.0
 
 

@@ -323,4 +323,4 @@ def test_the_server_limits_the_time_of_calls() -> None:
     with served(limits=SessionLimits(call_seconds=0.2)) as server, calling(server) as caller:
         caller.reset(call_seconds=FAR)
         number = caller.send("act", session=1, actions={"ann": "wait"})
-        assert caller.answer(number)["error"][0] == "GaveUp"
+        assert caller.answer(number)["error"][0] == "DeadlineExceeded"

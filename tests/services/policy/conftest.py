@@ -10,14 +10,14 @@ import pytest
 from openai import OpenAI
 from tests.support.tiny import sections, stir
 
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.services.binding import Binding
 from kapelle.services.policy.service import PolicyServer, ServingLimits, serve_policy
 from kapelle.training.trainer import Trainer
 
 
 @pytest.fixture(scope="package")
-def play() -> Iterator[Play]:
+def setup() -> Iterator[RolloutSetup]:
     """Two agents that debate, `first` and `second`, each with its own adapter."""
     agents = [{"name": "first", "system": "You speak first."}, {"name": "second"}]
     team = {**sections()["team"], "agents": agents}
@@ -25,8 +25,8 @@ def play() -> Iterator[Play]:
         for seed, name in enumerate(trainer.team.trained):
             model = trainer.models[trainer.team.policies[name].base]
             stir(model.bank.parameters(name), seed)
-            trainer.play.engine.load(name, model.bank.parameters(name), version=7)
-        yield trainer.play
+            trainer.setup.engine.load(name, model.bank.parameters(name), version=7)
+        yield trainer.setup
 
 
 @pytest.fixture(scope="package")
@@ -36,9 +36,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="package")
-def server(play: Play, recorded: Path) -> Iterator[PolicyServer]:
+def server(setup: RolloutSetup, recorded: Path) -> Iterator[PolicyServer]:
     """The team, served as `duo` and recorded."""
-    with serve_policy(play, "duo", Binding(), ServingLimits(), recorded) as served:
+    with serve_policy(setup, "duo", Binding(), ServingLimits(), recorded) as served:
         yield served
 
 

@@ -18,7 +18,7 @@ from tests.support.serving import Reciting
 from kapelle.engines.rollout.protocol import Request
 from kapelle.environments.task_folders.coding_agent import CodingAgent
 from kapelle.rollout.episodes import rollout
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime.event_loop import run_async
 from kapelle.types import Episode
 from kapelle.workflows.external import ExternalWorkflow
@@ -49,7 +49,7 @@ def settings(program: str | None = None, tmp_path: Path | None = None, **more: A
 
 
 def played(
-    play: Play, environment: CodingAgent, answers: Sequence[str], count: int = 1
+    setup: RolloutSetup, environment: CodingAgent, answers: Sequence[str], count: int = 1
 ) -> tuple[Reciting, list[Episode]]:
     """Roll out episodes of the first task with these answers in turn."""
 
@@ -58,22 +58,22 @@ def played(
         return answers[min(spoken, len(answers) - 1)]
 
     engine = Reciting(say)
-    outside = replace(play, environment=environment, workflow=ExternalWorkflow(), engine=engine, tree=None)
+    outside = replace(setup, environment=environment, workflow=ExternalWorkflow(), engine=engine, tree=None)
     environment.check(["first", "second"])
     with environment.serve(outside, lambda _name, _line: None):
         groups = run_async(lambda: rollout(outside, [environment.task("train", 0)], count, 0))
     return engine, [episode for group in groups for episode in group.episodes]
 
 
-def test_an_unmodified_agent_works_in_the_sandbox_and_its_tests_give_the_reward(play: Play) -> None:
+def test_an_unmodified_agent_works_in_the_sandbox_and_its_tests_give_the_reward(setup: RolloutSetup) -> None:
     engine, [good] = played(
-        play, settings(), ["```bash\necho hello > greeting.txt; cat greeting.txt\n```", "Done."]
+        setup, settings(), ["```bash\necho hello > greeting.txt; cat greeting.txt\n```", "Done."]
     )
     assert good.error is None
     assert [turn.agent for turn in good.turns] == ["first", "first"], "the model's name is the first agent's"
     assert (good.rewards, good.success) == ({"first": 1.0}, 1.0)
     assert engine.asked[-1].messages[-1].content == "(exit code 0)\nhello\n"
-    _, [idle] = played(play, settings(), ["I am done."])
+    _, [idle] = played(setup, settings(), ["I am done."])
     assert (idle.error, idle.rewards, idle.success) == (None, {"first": 0.0}, 0.0)
 
 
@@ -112,10 +112,10 @@ print(json.dumps(found))
 
 
 def test_a_sandboxed_program_reaches_only_its_model(
-    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setup: RolloutSetup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KAPELLE_TOKEN", "a token of the server that no program may learn")
-    _, [episode] = played(play, settings(PROBE, tmp_path), ["words"])
+    _, [episode] = played(setup, settings(PROBE, tmp_path), ["words"])
     assert episode.error is None
     assert json.loads(episode.info["said"]) == {
         "its own reward": 404,
@@ -133,23 +133,23 @@ def test_a_sandboxed_program_reaches_only_its_model(
     assert episode.rewards == {"first": 0.0}
 
 
-def test_a_late_agent_is_ended_and_its_work_is_graded(play: Play, tmp_path: Path) -> None:
+def test_a_late_agent_is_ended_and_its_work_is_graded(setup: RolloutSetup, tmp_path: Path) -> None:
     program = (
         f"{Path(AGENT).read_text()}\n    import time\n    print('now', flush=True)\n    time.sleep(600)\n"
     )
     made = settings(program, tmp_path, time_limit=1.0)
-    _, [episode] = played(play, made, ["```bash\necho hello > greeting.txt\n```", "Done."])
+    _, [episode] = played(setup, made, ["```bash\necho hello > greeting.txt\n```", "Done."])
     assert (episode.error, episode.rewards) == (None, {"first": 1.0})
     assert "ended after 1 s" in str(episode.info["said"])
 
 
-def test_an_agent_without_a_call_is_explained(play: Play, tmp_path: Path) -> None:
-    _, [episode] = played(play, settings("raise SystemExit('no key')", tmp_path), ["x"])
+def test_an_agent_without_a_call_is_explained(setup: RolloutSetup, tmp_path: Path) -> None:
+    _, [episode] = played(setup, settings("raise SystemExit('no key')", tmp_path), ["x"])
     assert episode.error is not None
     assert "no key" in episode.error
 
 
-def test_an_abandoned_episode_ends_the_agent_and_its_sandbox(play: Play, tmp_path: Path) -> None:
+def test_an_abandoned_episode_ends_the_agent_and_its_sandbox(setup: RolloutSetup, tmp_path: Path) -> None:
     marker = f"given-up-{os.getpid()}"
     program = f"import subprocess, time\nsubprocess.Popen(['bash', '-c', 'exec -a {marker} sleep 300'])\ntime.sleep(300)\n"
     environment = settings(program, tmp_path)
@@ -169,6 +169,6 @@ def test_an_abandoned_episode_ends_the_agent_and_its_sandbox(play: Play, tmp_pat
         await asyncio.wait((waiting,))
         await world.close()
 
-    with environment.serve(replace(play, environment=environment), lambda _name, _line: None):
+    with environment.serve(replace(setup, environment=environment), lambda _name, _line: None):
         run_async(give_up)
     assert not running()

@@ -9,7 +9,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from kapelle.engines.rollout.protocol import Request
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime.event_loop import run_async
 from kapelle.services.binding import Binding
 from kapelle.services.policy.service import ServingLimits, serve_policy
@@ -19,24 +19,24 @@ ASKED: dict[str, Any] = {"model": "duo/second", "max_tokens": 6, "seed": 5, "tem
 
 
 @pytest.fixture(scope="module")
-def plain(play: Play) -> Iterator[OpenAI]:
+def plain(setup: RolloutSetup) -> Iterator[OpenAI]:
     """Serve the team without recording."""
     with (
-        serve_policy(play, "duo", Binding(), ServingLimits()) as server,
+        serve_policy(setup, "duo", Binding(), ServingLimits()) as server,
         OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
     ):
         yield client
 
 
-def test_a_prompt_is_not_changed(plain: OpenAI, play: Play) -> None:
+def test_a_prompt_is_not_changed(plain: OpenAI, setup: RolloutSetup) -> None:
     """A prompt as text or ids gives the tokens that the engine samples after it, without a template."""
-    policy = play.team.policy("second").name
-    renderer: Any = play.engine.renderer(policy)
+    policy = setup.team.policy("second").name
+    renderer: Any = setup.engine.renderer(policy)
     ids = renderer.plain("2+2=")
     assert renderer.decode(ids).endswith("2+2=")
     sampling = Sampling(max_tokens=6, temperature=0.7)
     request = Request(policy, "second", (Message("user", "2+2="),), ids, sampling, 5, Task("", ""))
-    expected = run_async(lambda: play.engine.generate(request))
+    expected = run_async(lambda: setup.engine.generate(request))
     for prompt in ("2+2=", list(ids)):
         answer = plain.completions.create(**ASKED, prompt=prompt, logprobs=0)
         [choice] = answer.choices

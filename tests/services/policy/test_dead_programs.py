@@ -18,7 +18,7 @@ from tests.services.policy.test_outside import PROGRAM
 from tests.support.serving import Reciting, Stage, staged
 
 from kapelle.engines.rollout.protocol import Request
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 
 ABSENCE = 0.4
 NEVER = 3600.0
@@ -61,9 +61,9 @@ def finish(url: str) -> None:
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_dead_program_frees_its_place_soon(end: str, play: Play) -> None:
+def test_a_dead_program_frees_its_place_soon(end: str, setup: RolloutSetup) -> None:
     engine = Reciting(lambda _: "words", held)
-    with staged(play, engine, 2, NEVER, absence=ABSENCE) as stage:
+    with staged(setup, engine, 2, NEVER, absence=ABSENCE) as stage:
         code = f"URL = {stage.url!r}{BEGIN}{ENDS[end]}"
         with subprocess.Popen([sys.executable, "-IS", "-c", code], stdout=subprocess.PIPE) as program:
             assert program.stdout is not None
@@ -85,8 +85,8 @@ def test_a_dead_program_frees_its_place_soon(end: str, play: Play) -> None:
 
 
 @pytest.mark.slow
-def test_a_program_with_an_open_connection_may_work_for_long(play: Play) -> None:
-    with staged(play, Reciting(lambda _: "words"), 1, NEVER, absence=0.2) as stage, httpx.Client() as web:
+def test_a_program_with_an_open_connection_may_work_for_long(setup: RolloutSetup) -> None:
+    with staged(setup, Reciting(lambda _: "words"), 1, NEVER, absence=0.2) as stage, httpx.Client() as web:
         name = web.post(f"{stage.url}/task", json={}).json()["session"]
         time.sleep(0.8)
         _say_and_pay(web, stage, name)
@@ -94,9 +94,9 @@ def test_a_program_with_an_open_connection_may_work_for_long(play: Play) -> None
 
 
 @pytest.mark.slow
-def test_a_program_with_one_connection_per_call_counts_as_alive(play: Play) -> None:
+def test_a_program_with_one_connection_per_call_counts_as_alive(setup: RolloutSetup) -> None:
     """Any call that names its session counts."""
-    with staged(play, Reciting(lambda _: "words"), 1, NEVER, absence=1.0) as stage:
+    with staged(setup, Reciting(lambda _: "words"), 1, NEVER, absence=1.0) as stage:
         name = httpx.post(f"{stage.url}/task", json={}).json()["session"]
         for _ in range(3):
             time.sleep(0.5)
@@ -106,10 +106,10 @@ def test_a_program_with_one_connection_per_call_counts_as_alive(play: Play) -> N
     assert [episode.error for episode in stage.episodes] == [None]
 
 
-def test_a_living_launcher_does_not_hide_its_dead_worker(play: Play) -> None:
+def test_a_living_launcher_does_not_hide_its_dead_worker(setup: RolloutSetup) -> None:
     """The launcher requests tasks over a permanent connection and passes them on."""
     with (
-        staged(play, Reciting(lambda _: "words"), 2, NEVER, absence=ABSENCE) as stage,
+        staged(setup, Reciting(lambda _: "words"), 2, NEVER, absence=ABSENCE) as stage,
         httpx.Client() as launcher,
     ):
         name = launcher.post(f"{stage.url}/task", json={}).json()["session"]
@@ -127,8 +127,8 @@ def test_a_living_launcher_does_not_hide_its_dead_worker(play: Play) -> None:
     assert "closed its last connection 0.4 s ago" in failed
 
 
-def test_an_episode_can_be_abandoned(play: Play) -> None:
-    with staged(play, Reciting(lambda _: "words"), 1, NEVER) as stage, httpx.Client() as web:
+def test_an_episode_can_be_abandoned(setup: RolloutSetup) -> None:
+    with staged(setup, Reciting(lambda _: "words"), 1, NEVER) as stage, httpx.Client() as web:
         name = web.post(f"{stage.url}/task", json={}).json()["session"]
         assert web.delete(f"{stage.url}/sessions/{name}").status_code == 200
         [episode] = stage.wait()
@@ -142,12 +142,12 @@ def test_an_episode_can_be_abandoned(play: Play) -> None:
     assert "deleted" in episode.error
 
 
-def test_the_end_of_a_started_program_is_noticed_while_its_answer_is_sampled(play: Play) -> None:
+def test_the_end_of_a_started_program_is_noticed_while_its_answer_is_sampled(setup: RolloutSetup) -> None:
     """Its place is free although its time limit is an hour and its answer never comes."""
     code = PROGRAM.replace("team/coder", "team/first").replace('os.environ["KAPELLE_TASK"]', '"held"')
     code = f"import os, threading\nthreading.Timer(0.6, lambda: os._exit(7)).start()\n{code}"
     engine = Reciting(lambda _: "words", held)
-    with staged(play, engine, 2, NEVER, command=(sys.executable, "-IS", "-c", code), programs=1) as stage:
+    with staged(setup, engine, 2, NEVER, command=(sys.executable, "-IS", "-c", code), programs=1) as stage:
         episodes = stage.wait()
     for episode in episodes:
         assert episode.error is not None
@@ -158,7 +158,7 @@ def test_the_end_of_a_started_program_is_noticed_while_its_answer_is_sampled(pla
     )
 
 
-def test_a_started_program_may_clean_up_after_its_episode(play: Play, tmp_path: Path) -> None:
+def test_a_started_program_may_clean_up_after_its_episode(setup: RolloutSetup, tmp_path: Path) -> None:
     """It may end its container; a program that does not end is killed."""
     left = tmp_path / "tidied"
     code = f"""
@@ -168,7 +168,7 @@ signal.signal(signal.SIGTERM, lambda *_: pathlib.Path({str(left)!r}).touch())
 while True: time.sleep(1)
 """
     before = set(threading.enumerate())
-    with staged(play, Reciting(lambda _: "words"), 1, NEVER, command=(sys.executable, "-c", code)) as stage:
+    with staged(setup, Reciting(lambda _: "words"), 1, NEVER, command=(sys.executable, "-c", code)) as stage:
         [episode] = stage.wait()
     assert episode.error is None
     assert left.exists()

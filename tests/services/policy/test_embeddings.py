@@ -12,19 +12,19 @@ from openai import BadRequestError, OpenAI
 from tests.support.sentences import sentences
 
 from kapelle.cli import main
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.services.binding import Binding
 from kapelle.services.policy.embeddings import MOST_TEXTS, Embedder
 from kapelle.services.policy.service import ServingLimits, serve_policy
 
 
 @pytest.fixture(scope="module")
-def reader(play: Play) -> Iterator[OpenAI]:
+def reader(setup: RolloutSetup) -> Iterator[OpenAI]:
     """A client of a team with an embedding model."""
     with sentences():
         embedder = Embedder("letters")
     with (
-        serve_policy(play, "duo", Binding(), ServingLimits(), embedder=embedder) as server,
+        serve_policy(setup, "duo", Binding(), ServingLimits(), embedder=embedder) as server,
         OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60.0) as made,
     ):
         yield made
@@ -70,10 +70,10 @@ def test_an_unreadable_part_is_named(
     assert says in str(raised.value)
 
 
-def test_calls_beyond_the_limit_are_told_to_retry(play: Play, web: httpx.Client) -> None:
+def test_calls_beyond_the_limit_are_told_to_retry(setup: RolloutSetup, web: httpx.Client) -> None:
     with sentences():
         embedder = Embedder("letters")
-    with serve_policy(play, "duo", Binding(), ServingLimits(calls=0), embedder=embedder) as server:
+    with serve_policy(setup, "duo", Binding(), ServingLimits(calls=0), embedder=embedder) as server:
         answer = web.post(f"{server.url}/v1/embeddings", json={"model": "letters", "input": "a"})
     assert answer.status_code == 429
 

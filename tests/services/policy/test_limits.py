@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.services.binding import Binding
 from kapelle.services.policy.service import PolicyServer, ServingLimits, serve_policy
 
@@ -21,8 +21,8 @@ ASKED: dict[str, Any] = {
 }
 
 
-def test_requests_beyond_the_limit_are_told_to_retry(play: Play, web: httpx.Client) -> None:
-    with serve_policy(play, "duo", Binding(), ServingLimits(calls=2)) as server:
+def test_requests_beyond_the_limit_are_told_to_retry(setup: RolloutSetup, web: httpx.Client) -> None:
+    with serve_policy(setup, "duo", Binding(), ServingLimits(calls=2)) as server:
         url = f"{server.url}/v1/chat/completions"
         answer = web.post(url, json={**ASKED, "n": 3})
         assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
@@ -32,8 +32,8 @@ def test_requests_beyond_the_limit_are_told_to_retry(play: Play, web: httpx.Clie
 
 
 @pytest.mark.parametrize("model", ["duo/first", "duo"])
-def test_a_late_call_ends(play: Play, web: httpx.Client, model: str) -> None:
-    with serve_policy(play, "duo", Binding(), ServingLimits(seconds=0.001)) as server:
+def test_a_late_call_ends(setup: RolloutSetup, web: httpx.Client, model: str) -> None:
+    with serve_policy(setup, "duo", Binding(), ServingLimits(seconds=0.001)) as server:
         answer = web.post(f"{server.url}/v1/chat/completions", json={**ASKED, "model": model})
         assert (answer.status_code, answer.json()["error"]["type"]) == (504, "timeout_error")
         streamed = web.post(

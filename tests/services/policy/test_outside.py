@@ -20,12 +20,12 @@ from tests.support.tiny import sections
 
 from kapelle.errors import ConfigError
 from kapelle.models.weights import weights_hash
-from kapelle.rollout.play import Play as RolloutPlay
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.training.step_report import Step
 from kapelle.training.trainer import Trainer
 from kapelle.types import Constraint, Message, Task
 
-Play = Callable[[OpenAI, dict[str, Any]], None]
+TaskProgram = Callable[[OpenAI, dict[str, Any]], None]
 
 
 def trainer(
@@ -53,7 +53,7 @@ def trainer(
 
 
 @contextmanager
-def programs(url: str, play: Play, count: int = 2) -> Iterator[list[BaseException]]:
+def programs(url: str, play: TaskProgram, count: int = 2) -> Iterator[list[BaseException]]:
     """Run episodes until training is over, in `count` threads that replace processes."""
     faults: list[BaseException] = []
 
@@ -127,7 +127,7 @@ def test_two_agents_learn_from_a_programs_rewards() -> None:
                 assert last.prompt_ids[: len(first.prompt_ids + first.completion_ids)] == (
                     first.prompt_ids + first.completion_ids
                 )
-                assert coder.heard[0].content == "Code."
+                assert coder.new_messages[0].content == "Code."
 
 
 def test_a_requested_schema_masks_sampler_and_trainer_alike() -> None:
@@ -342,9 +342,9 @@ ODD_REWARDS = [
 
 
 def test_an_invalid_reward_is_rejected_at_once_and_can_be_corrected(
-    play: RolloutPlay, web: httpx.Client
+    setup: RolloutSetup, web: httpx.Client
 ) -> None:
-    with staged(play, Reciting(lambda _: "words"), rewards=(-1.0, 1.0)) as stage:
+    with staged(setup, Reciting(lambda _: "words"), rewards=(-1.0, 1.0)) as stage:
         name = web.post(f"{stage.url}/task", json={}).json()["session"]
         request = {"model": "team/first", "messages": [{"role": "user", "content": "x"}]}
         there = f"{stage.url.removesuffix('/v1')}/sessions/{name}/v1"

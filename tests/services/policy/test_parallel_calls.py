@@ -13,7 +13,7 @@ from openai import OpenAI
 from tests.support.serving import Reciting, staged
 
 from kapelle.engines.rollout.protocol import Request
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 
 
 def begun(client: OpenAI) -> OpenAI:
@@ -41,12 +41,12 @@ def until(word: str, event: threading.Event) -> Callable[[Request], Any]:
     return begin
 
 
-def test_a_short_answer_comes_while_a_long_one_is_sampled(play: Play) -> None:
+def test_a_short_answer_comes_while_a_long_one_is_sampled(setup: RolloutSetup) -> None:
     """Calls of one agent in one session are recorded with their prompts, in the order of their ends."""
     short = threading.Event()
     engine = Reciting(lambda request: f"to {request.messages[-1].content}", until("long", short))
     with (
-        staged(play, engine) as stage,
+        staged(setup, engine) as stage,
         connected(stage.url) as client,
         ThreadPoolExecutor(4) as threads,
     ):
@@ -70,7 +70,9 @@ def test_a_short_answer_comes_while_a_long_one_is_sampled(play: Play) -> None:
     assert texts[:5] == ["to opening", *(f"to short {k}" for k in range(3)), "to after the opening"]
     assert sorted(texts[5:]) == ["to long 0", "to long 1"]
     assert [turn.index for turn in episode.turns] == list(range(7))
-    assert [turn.seen for turn in episode.turns] == [0, 1, 2, 3, 4, 1, 1], "what was over when each was asked"
+    assert [turn.completed_before for turn in episode.turns] == [0, 1, 2, 3, 4, 1, 1], (
+        "what was over when each was asked"
+    )
     for turn in episode.turns:
         asked = turn.text.removeprefix("to ")
         assert bytes(turn.prompt_ids).decode().endswith(f"user: {asked}\n")
@@ -85,11 +87,11 @@ def test_a_short_answer_comes_while_a_long_one_is_sampled(play: Play) -> None:
     ]
 
 
-def test_an_abandoned_answer_is_no_turn(play: Play) -> None:
+def test_an_abandoned_answer_is_no_turn(setup: RolloutSetup) -> None:
     """After the caller disconnects, sampling ends and the episode continues."""
     never, ended = threading.Event(), threading.Event()
     engine = Reciting(lambda request: "words", until("slow", never))
-    with staged(play, engine) as stage, connected(stage.url) as client:
+    with staged(setup, engine) as stage, connected(stage.url) as client:
         own = begun(client)
         ask(own, "one")
         with pytest.raises(Exception, match="timed out"):
@@ -103,17 +105,17 @@ def test_an_abandoned_answer_is_no_turn(play: Play) -> None:
         own.post("/reward", body={"reward": 1.0}, cast_to=object)
     [episode] = stage.episodes
     assert episode.error is None
-    assert [turn.heard[-1].content for turn in episode.turns] == ["one", "two"]
+    assert [turn.new_messages[-1].content for turn in episode.turns] == ["one", "two"]
     assert [request.messages[-1].content for request in engine.broken_off] == ["slow"]
 
 
 @pytest.mark.slow
-def test_a_program_that_waits_for_answers_is_not_late(play: Play) -> None:
+def test_a_program_that_waits_for_answers_is_not_late(setup: RolloutSetup) -> None:
     async def slowly(request: Request) -> None:
         await asyncio.sleep(1.5 if "slow" in request.messages[-1].content else 0.0)
 
     with (
-        staged(play, Reciting(lambda _: "words", slowly), timeout=0.6) as stage,
+        staged(setup, Reciting(lambda _: "words", slowly), timeout=0.6) as stage,
         connected(stage.url) as client,
         ThreadPoolExecutor(1) as threads,
     ):

@@ -15,7 +15,7 @@ from tests.support.tiny import frozen_copy, same_bits
 
 from kapelle.engines.rollout.protocol import Request
 from kapelle.errors import TrainingHalted
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 
 PYTHON = (sys.executable, "-IS", "-c")
 """The command of these programs: the standard library alone, without a delay."""
@@ -39,7 +39,7 @@ def asked(words: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_16_programs_at_once_have_an_episode_each(play: Play) -> None:
+def test_16_programs_at_once_have_an_episode_each(setup: RolloutSetup) -> None:
     """All programs have their task before the first call, and all call before the first answer."""
     everybody = asyncio.Event()
 
@@ -71,7 +71,7 @@ def test_16_programs_at_once_have_an_episode_each(play: Play) -> None:
             await asyncio.gather(*(post("/reward", {"reward": k / 16}, n) for n, k in index.items()))
             return index
 
-    with staged(play, engine, 16) as stage:
+    with staged(setup, engine, 16) as stage:
         index = asyncio.run(perform(stage.url))
     assert sorted(index.values()) == list(range(16)), "everyone had a task of its own"
     for episode in stage.episodes:
@@ -80,13 +80,13 @@ def test_16_programs_at_once_have_an_episode_each(play: Play) -> None:
         assert [turn.text for turn in episode.turns] == [f"to {k}"]
 
 
-def test_no_more_programs_are_started_than_may_run_at_once(play: Play, tmp_path: Path) -> None:
+def test_no_more_programs_are_started_than_may_run_at_once(setup: RolloutSetup, tmp_path: Path) -> None:
     """Each program notes how many run at the same time, and ends."""
     note = f'mkdir "$0/$$"; ls "$0" | wc -l >> {tmp_path}/most; sleep 0.05; rmdir "$0/$$"'
     running = tmp_path / "running"
     running.mkdir()
     engine = Reciting(echo)
-    with staged(play, engine, 8, command=("sh", "-c", note, str(running)), programs=3) as stage:
+    with staged(setup, engine, 8, command=("sh", "-c", note, str(running)), programs=3) as stage:
         pass
     assert len(stage.episodes) == 8
     counts = [int(line) for line in (tmp_path / "most").read_text().split()]
@@ -136,14 +136,14 @@ post("/reward", {{"reward": number - 1.0, "info": {{key: os.environ[key] for key
     ],
 )
 def test_a_program_that_ends_after_an_answer_that_was_cut_receives_the_least_reward(
-    play: Play, answers: list[tuple[str, bool]], rewards: dict[str, float] | None
+    setup: RolloutSetup, answers: list[tuple[str, bool]], rewards: dict[str, float] | None
 ) -> None:
     """As with frameworks that raise on a response whose `finish_reason` is `length`."""
     cut = iter([was_cut for _, was_cut in answers])
     calls = "\n".join(f"say({words!r})" for words, _ in answers)
     code = f"{POST}\n{calls}\nsys.exit('ModelBehaviorError')"
     engine = Reciting(echo, is_cut=lambda _: next(cut))
-    with staged(play, engine, command=(*PYTHON, code), rewards=(-1.0, 1.0)) as stage:
+    with staged(setup, engine, command=(*PYTHON, code), rewards=(-1.0, 1.0)) as stage:
         pass
     [episode] = stage.episodes
     if rewards is None:
@@ -167,9 +167,9 @@ def test_too_many_failed_programs_stop_the_run_with_their_reason() -> None:
         next(made.steps())
 
 
-def test_a_program_silent_for_too_long_loses_its_episode(play: Play, web: httpx.Client) -> None:
+def test_a_program_silent_for_too_long_loses_its_episode(setup: RolloutSetup, web: httpx.Client) -> None:
     """Its connection stays open, and its next call returns the reason."""
-    with staged(play, Reciting(echo), timeout=0.3) as stage:
+    with staged(setup, Reciting(echo), timeout=0.3) as stage:
         name = web.post(f"{stage.url}/task", json={}).json()["session"]
         own = {"x-kapelle-session": name}
         assert web.post(f"{stage.url}/chat/completions", json=asked("x"), headers=own).status_code == 200
@@ -180,7 +180,7 @@ def test_a_program_silent_for_too_long_loses_its_episode(play: Play, web: httpx.
     assert late.status_code == 410, late.text
 
 
-def test_a_program_that_forks_plays_one_episode(play: Play) -> None:
+def test_a_program_that_forks_plays_one_episode(setup: RolloutSetup) -> None:
     """The started process calls and ends; its copy calls and posts the reward."""
     code = f"""{POST}
 say("one")
@@ -189,7 +189,7 @@ if os.fork():
 say("two")
 post("/reward", {{"reward": 0.5}})
 """
-    with staged(play, Reciting(echo), command=(*PYTHON, code)) as stage:
+    with staged(setup, Reciting(echo), command=(*PYTHON, code)) as stage:
         pass
     [episode] = stage.episodes
     assert (episode.error, dict(episode.rewards)) == (None, {"first": 0.5})
@@ -197,9 +197,9 @@ post("/reward", {{"reward": 0.5}})
 
 
 def test_two_episodes_in_one_process_are_distinguished_by_header_and_address(
-    play: Play, web: httpx.Client
+    setup: RolloutSetup, web: httpx.Client
 ) -> None:
-    with staged(play, Reciting(echo), 2) as stage:
+    with staged(setup, Reciting(echo), 2) as stage:
         names = [web.post(f"{stage.url}/task", json={}).json()["session"] for _ in range(2)]
         headed = {"x-kapelle-session": names[0]}
         addressed = f"{stage.url.removesuffix('/v1')}/sessions/{names[1]}/v1"
@@ -218,8 +218,8 @@ def test_two_episodes_in_one_process_are_distinguished_by_header_and_address(
     }
 
 
-def test_the_first_of_two_rewards_stays(play: Play, web: httpx.Client) -> None:
-    with staged(play, Reciting(echo)) as stage:
+def test_the_first_of_two_rewards_stays(setup: RolloutSetup, web: httpx.Client) -> None:
+    with staged(setup, Reciting(echo)) as stage:
         name = web.post(f"{stage.url}/task", json={}).json()["session"]
         there = f"{stage.url.removesuffix('/v1')}/sessions/{name}/v1"
         web.post(f"{there}/chat/completions", json=asked("x"))

@@ -9,9 +9,9 @@ import pytest
 from openai import APIStatusError, NotFoundError, OpenAI
 
 from kapelle.errors import DataError, OutputError
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.services.policy.recording import FILE, EpisodeFile, Sessions, read_recorded
-from kapelle.services.refusals import Refusal
+from kapelle.services.request_errors import RequestError
 from kapelle.types import Episode
 
 Messages = list[Any]
@@ -35,7 +35,7 @@ def episode(recorded: Path, reply: dict[str, Any]) -> Episode:
     return read_recorded(recorded)[int(reply["episode"])]
 
 
-def test_one_conversation_is_one_session(client: OpenAI, recorded: Path, play: Play) -> None:
+def test_one_conversation_is_one_session(client: OpenAI, recorded: Path, setup: RolloutSetup) -> None:
     """Three turns of one conversation are one session; each prompt begins with the exact tokens of the last turn."""
     messages: Messages = [{"role": "user", "content": "2+2?"}]
     said: list[Any] = []
@@ -47,16 +47,16 @@ def test_one_conversation_is_one_session(client: OpenAI, recorded: Path, play: P
     assert (expected.success, expected.error, expected.agents) == (1.0, None, ("first", "second"))
     assert expected.rewards == {"first": 0.5}, "who said nothing earns nothing"
     assert [turn.index for turn in expected.turns] == [0, 1, 2]
-    assert [turn.seen for turn in expected.turns] == [0, 1, 2]
+    assert [turn.completed_before for turn in expected.turns] == [0, 1, 2]
     for before, turn in zip(expected.turns, expected.turns[1:], strict=False):
         assert (
             turn.prompt_ids[: len(before.prompt_ids + before.completion_ids)]
             == before.prompt_ids + before.completion_ids
         )
-    assert [len(turn.heard) for turn in expected.turns] == [2, 1, 1]
+    assert [len(turn.new_messages) for turn in expected.turns] == [2, 1, 1]
     assert list(expected.turns[2].logprobs) == [each.logprob for each in said[2].choices[0].logprobs.content]
     assert {(turn.version, turn.policy, turn.trained) for turn in expected.turns} == {
-        (7, play.team.policy("first").name, True)
+        (7, setup.team.policy("first").name, True)
     }
     with pytest.raises(NotFoundError):
         reward(client, name, reward=1.0)
@@ -87,7 +87,7 @@ def test_agents_that_name_their_session_share_it(client: OpenAI, recorded: Path)
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_call_of_the_whole_team_is_an_episode_of_all_its_turns(
-    client: OpenAI, recorded: Path, play: Play, *, stream: bool
+    client: OpenAI, recorded: Path, setup: RolloutSetup, *, stream: bool
 ) -> None:
     request: Any = {
         "model": "duo",
@@ -108,7 +108,7 @@ def test_a_call_of_the_whole_team_is_an_episode_of_all_its_turns(
     assert {turn.agent for turn in expected.turns} == {"first", "second"}
     assert all(len(turn.logprobs) == len(turn.completion_ids) > 0 for turn in expected.turns)
     assert {(turn.version, turn.policy) for turn in expected.turns} == {
-        (7, play.team.policy(agent).name) for agent in ("first", "second")
+        (7, setup.team.policy(agent).name) for agent in ("first", "second")
     }
     if not stream:
         reply = said.choices[0].model_extra["kapelle"]["turns"]
@@ -197,7 +197,7 @@ class TestLifetimes:
             sessions.begin(name)
         now[0] = 30.0
         sessions.begin("b")
-        with pytest.raises(Refusal, match=r"3 sessions.*60 s"):
+        with pytest.raises(RequestError, match=r"3 sessions.*60 s"):
             sessions.begin("d")
         now[0] = 61.0
         sessions.begin("d")

@@ -16,12 +16,12 @@ from pydantic import TypeAdapter
 from tests.support.serving import Reciting
 
 from kapelle.engines.rollout.protocol import Request
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.services.binding import Binding
 from kapelle.services.policy.recording import read_recorded
-from kapelle.services.policy.responses import KeptResponse, KeptResponses
+from kapelle.services.policy.responses import StoredResponse, StoredResponses
 from kapelle.services.policy.service import ServingLimits, serve_policy
-from kapelle.services.refusals import Refusal
+from kapelle.services.request_errors import RequestError
 
 TOOLS: list[Any] = [
     {"type": "function", "name": name, "parameters": {"type": "object"}, "strict": False}
@@ -32,12 +32,12 @@ LOOK = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 
 
 @contextmanager
-def reciting(play: Play, folder: Path | None, *texts: str) -> Iterator[tuple[OpenAI, Reciting]]:
+def reciting(setup: RolloutSetup, folder: Path | None, *texts: str) -> Iterator[tuple[OpenAI, Reciting]]:
     """Serve a team whose agents return these texts in turn, and the last one repeatedly."""
     left = list(texts)
     engine = Reciting(lambda _: left.pop(0) if len(left) > 1 else left[0])
     with (
-        serve_policy(replace(play, engine=engine), "duo", Binding(), ServingLimits(), folder) as server,
+        serve_policy(replace(setup, engine=engine), "duo", Binding(), ServingLimits(), folder) as server,
         OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
     ):
         yield client, engine
@@ -83,8 +83,8 @@ def test_a_response_equals_the_chat_completion(client: OpenAI) -> None:
     TypeAdapter(Response).validate_python(answer.model_dump(by_alias=True, warnings=False), strict=False)
 
 
-def test_the_events_of_a_stream_come_in_openais_order(play: Play) -> None:
-    with reciting(play, None, f"Both of them.\n{ADD}\n{LOOK}") as (client, _):
+def test_the_events_of_a_stream_come_in_openais_order(setup: RolloutSetup) -> None:
+    with reciting(setup, None, f"Both of them.\n{ADD}\n{LOOK}") as (client, _):
         events = list(client.responses.create(model="duo/first", input="?", tools=TOOLS, stream=True))
         assert [event.sequence_number for event in events] == list(range(len(events)))
         kinds = [event.type.removeprefix("response.") for event in events]
@@ -124,11 +124,11 @@ def test_the_events_of_a_stream_come_in_openais_order(play: Play) -> None:
 
 @pytest.mark.parametrize(("by", "stream"), [("items", True), ("id", False), ("chat", False)])
 def test_an_answer_continues_with_its_exact_tokens(
-    play: Play, tmp_path: Path, by: str, *, stream: bool
+    setup: RolloutSetup, tmp_path: Path, by: str, *, stream: bool
 ) -> None:
     """If a program returns the items, names the response, or changes to chat completions."""
     first = f" Well,\n{ADD}\n{LOOK}\n"
-    with reciting(play, tmp_path, first, "Done.") as (client, _):
+    with reciting(setup, tmp_path, first, "Done.") as (client, _):
         request: Any = {"model": "duo/first", "tools": TOOLS, "instructions": "Be brief."}
         answer: Any = client.responses.create(**request, input="1+2?", stream=stream)
         if stream:
@@ -178,7 +178,7 @@ def test_an_answer_continues_with_its_exact_tokens(
     assert two.prompt_ids[: len(one.prompt_ids + one.completion_ids)] == one.prompt_ids + one.completion_ids
     assert bytes(one.completion_ids).decode() == first
     assert "restarts" not in episode.info
-    assert [message.role for message in two.heard] == ["tool", "tool"]
+    assert [message.role for message in two.new_messages] == ["tool", "tool"]
 
 
 def test_a_response_is_kept_until_it_is_deleted(client: OpenAI) -> None:
@@ -222,14 +222,14 @@ class TestRoom:
     """The number and the size of kept responses are limited."""
 
     @staticmethod
-    def kept(size: int) -> KeptResponse:
-        return KeptResponse({}, None, (), (), size)
+    def kept(size: int) -> StoredResponse:
+        return StoredResponse({}, None, (), (), size)
 
     def test_the_oldest_make_room(self) -> None:
-        responses = KeptResponses(lambda _: True, most=3, characters=100)
+        responses = StoredResponses(lambda _: True, most=3, characters=100)
         for name in "abcd":
             responses.keep(name, self.kept(10))
-        with pytest.raises(Refusal, match="'a'"):
+        with pytest.raises(RequestError, match="'a'"):
             responses.get("a", None)
         responses.keep("e", self.kept(85))
         assert len(responses) == 2
@@ -281,8 +281,8 @@ def test_parameters_without_effect_are_accepted(client: OpenAI) -> None:
         assert client.responses.create(**{**request, **extra}).output_text == expected
 
 
-def test_a_failed_stream_ends_with_an_error_event(play: Play) -> None:
-    with reciting(play, None, "Hm.") as (client, engine):
+def test_a_failed_stream_ends_with_an_error_event(setup: RolloutSetup) -> None:
+    with reciting(setup, None, "Hm.") as (client, engine):
         client.responses.create(model="duo/first", input="?")
 
         async def broken(_: Request) -> None:
@@ -296,9 +296,9 @@ def test_a_failed_stream_ends_with_an_error_event(play: Play) -> None:
     assert "its log says why" in last.response.error.message
 
 
-def test_thoughts_are_an_item_of_their_own(play: Play, tmp_path: Path) -> None:
+def test_thoughts_are_an_item_of_their_own(setup: RolloutSetup, tmp_path: Path) -> None:
     """Also in streams; whether returned or omitted, the next prompt has their sampled tokens."""
-    with reciting(play, tmp_path, f"<think>\nHm, hm.\n</think>\n\nI add.\n{ADD}", "3") as (client, engine):
+    with reciting(setup, tmp_path, f"<think>\nHm, hm.\n</think>\n\nI add.\n{ADD}", "3") as (client, engine):
         request: Any = {"model": "first", "tools": TOOLS}
         events = list(client.responses.create(**request, input="1+2?", stream=True))
         reply = [event.delta for event in events if event.type == "response.reasoning_text.delta"]

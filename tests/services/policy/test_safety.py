@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from kapelle.errors import ConfigError
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.services.binding import Binding
 from kapelle.services.policy.service import PolicyServer, ServingLimits, serve_policy
 from kapelle.workflow import Scene
@@ -21,10 +21,10 @@ TOKEN = "the-right-token-0123456789"  # noqa: S105
 
 
 @pytest.fixture(scope="module")
-def guarded(play: Play, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PolicyServer]:
+def guarded(setup: RolloutSetup, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PolicyServer]:
     folder = tmp_path_factory.mktemp("guarded")
     with serve_policy(
-        play, "duo", Binding(token=TOKEN, names=("trainer.example",)), ServingLimits(), folder
+        setup, "duo", Binding(token=TOKEN, names=("trainer.example",)), ServingLimits(), folder
     ) as served:
         yield served
 
@@ -111,13 +111,13 @@ def test_too_long_a_body_is_not_read(server: PolicyServer, web: httpx.Client, *,
     assert answer.status_code == 413
 
 
-def test_invalid_tls_files_are_errors_before_anything_is_served(play: Play, tmp_path: Path) -> None:
+def test_invalid_tls_files_are_errors_before_anything_is_served(setup: RolloutSetup, tmp_path: Path) -> None:
     files: dict[str, Any] = {"certificate": tmp_path / "cert.pem", "key": tmp_path / "key.pem"}
     for file in files.values():
         file.write_text("no certificate")
     with (
         pytest.raises(ConfigError, match=r"cert\.pem and .*key\.pem cannot be used"),
-        serve_policy(play, "duo", Binding(**files), ServingLimits()),
+        serve_policy(setup, "duo", Binding(**files), ServingLimits()),
     ):
         pytest.fail("it serves")
 
@@ -144,9 +144,9 @@ class Quoting:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_nothing_of_a_question_is_logged_when_a_workflow_fails(
-    play: Play, web: httpx.Client, caplog: pytest.LogCaptureFixture, *, first: bool
+    setup: RolloutSetup, web: httpx.Client, caplog: pytest.LogCaptureFixture, *, first: bool
 ) -> None:
-    failing = replace(play, workflow=Quoting(first=first))
+    failing = replace(setup, workflow=Quoting(first=first))
     body = {"model": "duo", "messages": [{"role": "user", "content": QUESTION}]}
     with serve_policy(failing, "duo", Binding(), ServingLimits()) as server:
         for more in ({}, {"stream": True}):

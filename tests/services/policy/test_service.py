@@ -9,7 +9,7 @@ import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
 from kapelle.engines.rollout.protocol import Request
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime.event_loop import run_async
 from kapelle.types import Message, Sampling, Task
 
@@ -34,16 +34,16 @@ def test_an_agents_own_name_is_enough(client: OpenAI, called: str, known: str) -
             client.models.retrieve(unknown)
 
 
-def test_an_agent_answers_with_tokens_of_its_own_weights(client: OpenAI, play: Play) -> None:
+def test_an_agent_answers_with_tokens_of_its_own_weights(client: OpenAI, setup: RolloutSetup) -> None:
     """The server and the engine return the same for one prompt, seed and settings."""
     messages = (Message("system", "You speak first."), Message("user", "2+2?"))
     for agent, given in (("first", messages), ("second", messages[1:])):
-        policy = play.team.policy(agent).name
-        ids = play.engine.renderer(policy).start(given)
+        policy = setup.team.policy(agent).name
+        ids = setup.engine.renderer(policy).start(given)
         request = Request(
             policy, agent, given, ids, Sampling(max_tokens=6, temperature=0.7, top_p=0.9), 5, Task("", "")
         )
-        known = run_async(lambda request=request: play.engine.generate(request))  # type: ignore[misc]
+        known = run_async(lambda request=request: setup.engine.generate(request))  # type: ignore[misc]
         answer = client.chat.completions.create(
             model=f"duo/{agent}",
             messages=[{"role": "user", "content": "2+2?"}],

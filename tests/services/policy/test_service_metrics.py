@@ -6,7 +6,7 @@ import re
 
 import httpx
 
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.services.binding import Binding
 from kapelle.services.policy.service import ServingLimits, serve_policy
 from kapelle.services.policy.service_metrics import ServiceMetrics
@@ -25,8 +25,8 @@ def read(text: str) -> dict[str, float]:
     return samples
 
 
-def test_metrics_count_calls_and_tokens_without_texts(play: Play, web: httpx.Client) -> None:
-    with serve_policy(play, "duo", Binding(), ServingLimits()) as server:
+def test_metrics_count_calls_and_tokens_without_texts(setup: RolloutSetup, web: httpx.Client) -> None:
+    with serve_policy(setup, "duo", Binding(), ServingLimits()) as server:
         query = {"model": "first", "messages": [{"role": "user", "content": "swordfish"}], "max_tokens": 4}
         usage = web.post(f"{server.url}/v1/chat/completions", json=query).json()["usage"]
         web.post(f"{server.url}/sessions/swordfish/v1/responses", json={"model": "first"})

@@ -10,7 +10,7 @@ from openai import OpenAI
 from tests.support.serving import Reciting
 
 from kapelle.environments.arithmetic import Arithmetic
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.services.binding import Binding
 from kapelle.services.policy.service import ServingLimits, serve_policy
 
@@ -50,10 +50,10 @@ def test_a_team_answers_by_its_workflow(client: OpenAI) -> None:
     assert client.chat.completions.create(model="duo", **ASKED).choices == text.choices, "the seed repeats it"
 
 
-def test_a_vote_counts_answers_that_the_environment_parses(play: Play, web: httpx.Client) -> None:
+def test_a_vote_counts_answers_that_the_environment_parses(setup: RolloutSetup, web: httpx.Client) -> None:
     """A text without a number is no vote, also from the first agent."""
     texts = {"first": "I pass.", "second": "It is 4."}
-    deciding = replace(play, environment=Arithmetic(), engine=Reciting(lambda request: texts[request.agent]))
+    deciding = replace(setup, environment=Arithmetic(), engine=Reciting(lambda request: texts[request.agent]))
     with serve_policy(deciding, "duo", Binding(), ServingLimits()) as server:
         answer = web.post(f"{server.url}/v1/chat/completions", json={"model": "duo", **ASKED})
     assert answer.json()["choices"][0]["message"]["content"] == "It is 4."

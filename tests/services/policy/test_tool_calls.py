@@ -11,7 +11,7 @@ import pytest
 from openai import OpenAI
 from tests.support.serving import Reciting
 
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.services.binding import Binding
 from kapelle.services.policy.recording import read_recorded
 from kapelle.services.policy.service import ServingLimits, serve_policy
@@ -107,12 +107,12 @@ def kept_as(form: str, message: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_the_next_prompt_contains_every_word_and_call(
-    kind: str, form: str, play: Play, tmp_path: Path, *, stream: bool
+    kind: str, form: str, setup: RolloutSetup, tmp_path: Path, *, stream: bool
 ) -> None:
     text, words, names = TEXTS[kind]
     engine = Reciting(lambda _: text)
     with (
-        serve_policy(replace(play, engine=engine), "duo", Binding(), ServingLimits(), tmp_path) as server,
+        serve_policy(replace(setup, engine=engine), "duo", Binding(), ServingLimits(), tmp_path) as server,
         OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
     ):
         messages: list[Any] = [{"role": "user", "content": "1+2?"}]
@@ -130,4 +130,4 @@ def test_the_next_prompt_contains_every_word_and_call(
         == first.prompt_ids + first.completion_ids
     )
     assert "restarts" not in episode.info
-    assert [message.role for message in second.heard] == [each["role"] for each in results(message)]
+    assert [message.role for message in second.new_messages] == [each["role"] for each in results(message)]

@@ -15,7 +15,7 @@ from tests.support.tool_templates import FAMILIES, Family
 from kapelle.engines.rollout.protocol import Request
 from kapelle.environments.grading.text.tool_call import ReadCall, write_calls
 from kapelle.models.renderer import ChatRenderer
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.services.binding import Binding
 from kapelle.services.policy.recording import read_recorded
 from kapelle.services.policy.service import ServingLimits, serve_policy
@@ -64,7 +64,7 @@ def test_a_call_that_a_template_renders_is_parsed(family: Family) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("family", IDS)
 def test_calls_are_rendered_and_parsed_in_the_form_of_their_family(
-    family: Family, play: Play, tmp_path: Path, *, stream: bool
+    family: Family, setup: RolloutSetup, tmp_path: Path, *, stream: bool
 ) -> None:
     """Answers with calls and thoughts are parsed, returned and continued with the exact tokens."""
     if family.form == "harmony":
@@ -80,7 +80,7 @@ def test_calls_are_rendered_and_parsed_in_the_form_of_their_family(
     )
     engine = Speaking(family, first + ending, last)
     with (
-        serve_policy(replace(play, engine=engine), "duo", Binding(), ServingLimits(), tmp_path) as server,
+        serve_policy(replace(setup, engine=engine), "duo", Binding(), ServingLimits(), tmp_path) as server,
         OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
     ):
         messages: list[Any] = [{"role": "user", "content": "Where?"}]

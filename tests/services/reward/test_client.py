@@ -28,7 +28,7 @@ from kapelle.workflows.solo import Solo
 TASK = Task("train-0", "47+85", {"answer": 132})
 
 
-def paid_by(url: str, **settings: Any) -> RewardServer:
+def rewarded_counts(url: str, **settings: Any) -> RewardServer:
     return RewardServer.model_validate({"questions": {"name": "arithmetic"}, "address": url, **settings})
 
 
@@ -47,7 +47,7 @@ async def one(environment: RewardServer, text: str) -> Episode:
 async def test_the_reward_is_the_score_and_success_the_truth(
     server: Serving, scorer: Scorer, text: str, success: float
 ) -> None:
-    episode = await one(paid_by(server.url), text)
+    episode = await one(rewarded_counts(server.url), text)
     assert episode.error is None
     assert episode.rewards == pytest.approx({"a": worth(scorer, TASK.question, text)}, abs=1e-6)
     assert episode.success == success
@@ -56,7 +56,7 @@ async def test_the_reward_is_the_score_and_success_the_truth(
 
 async def test_every_round_of_a_debate_is_scored(server: Serving, scorer: Scorer) -> None:
     [episode] = await play(
-        paid_by(server.url),
+        rewarded_counts(server.url),
         Debate(rounds=2, score_rounds=True),
         ["a", "b"],
         {"a": lines("1", "132"), "b": lines("2", "131")},
@@ -68,13 +68,13 @@ async def test_every_round_of_a_debate_is_scored(server: Serving, scorer: Scorer
 
 
 async def test_an_answer_that_the_verifier_cannot_read_fails_its_episode(server: Serving) -> None:
-    episode = await one(paid_by(server.url), "132 " * 200)
+    episode = await one(rewarded_counts(server.url), "132 " * 200)
     assert "The answer is ungraded. The reward server says" in (episode.error or "")
     assert episode.rewards == {}
 
 
 async def test_a_server_that_is_away_fails_the_episode_and_pays_nobody(unused_tcp_port: int) -> None:
-    episode = await one(paid_by(f"http://127.0.0.1:{unused_tcp_port}", retries=0), "132")
+    episode = await one(rewarded_counts(f"http://127.0.0.1:{unused_tcp_port}", retries=0), "132")
     assert "gave no score: ConnectError" in (episode.error or "")
     assert episode.rewards == {}
 
@@ -89,9 +89,9 @@ async def test_another_machine_is_asked_over_tls_with_the_token(
     _trusted.cache_clear()
     try:
         with serve_reward(scorer, binding, RewardLimits()) as served:
-            assert (await one(paid_by(served.url), "132")).error is None
+            assert (await one(rewarded_counts(served.url), "132")).error is None
             monkeypatch.setenv("KAPELLE_TOKEN", f"{TOKEN}x")
-            refused = await one(paid_by(served.url), "132")
+            refused = await one(rewarded_counts(served.url), "132")
             assert "HTTP 401: The token is missing or wrong" in (refused.error or "")
             assert TOKEN not in (refused.error or "")
     finally:
@@ -116,11 +116,11 @@ def test_what_makes_no_sense_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="`matrix` is a game of moves"):
         games.check(["a", "b"])
     monkeypatch.setenv("KAPELLE_TOKEN", "secret")
-    paid_by("http://127.0.0.1:1").check(["a"])
-    paid_by("https://reward.example").check(["a"])
+    rewarded_counts("http://127.0.0.1:1").check(["a"])
+    rewarded_counts("https://reward.example").check(["a"])
     with pytest.raises(
         ConfigError, match=r"KAPELLE_TOKEN would be sent to http://reward\.example in the clear"
     ):
-        paid_by("http://reward.example").check(["a"])
-    assert paid_by("http://127.0.0.1:1").sources == Arithmetic().sources
-    assert paid_by("http://127.0.0.1:1").alive == ("`address` (http://127.0.0.1:1)",)
+        rewarded_counts("http://reward.example").check(["a"])
+    assert rewarded_counts("http://127.0.0.1:1").sources == Arithmetic().sources
+    assert rewarded_counts("http://127.0.0.1:1").alive == ("`address` (http://127.0.0.1:1)",)

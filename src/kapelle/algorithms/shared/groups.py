@@ -133,7 +133,7 @@ def by_state(
     numbers: dict[object, int] = {}
     members = []
     for g, e, episode, _, turn, to_go in _returns_to_go(groups, reward, gamma):
-        state = turn.heard if latest else (turn.prompt_ids, turn.images)
+        state = turn.new_messages if latest else (turn.prompt_ids, turn.images)
         number = numbers.setdefault(state, len(numbers))
         place = place_of(episode, turn.agent)
         members.append(_member(g, e, [turn], (g, turn.agent, number), to_go, place))

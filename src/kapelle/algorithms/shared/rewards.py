@@ -1,6 +1,6 @@
 """Rewards of turns: how the team's rewards are shared among agents and placed on the turns that are trained on.
 
-The environment gives rewards at moments between turns (`Episode.payments`) and at the end (`Episode.rewards`). At a
+The environment gives rewards at moments between turns (`Episode.reward_events`) and at the end (`Episode.rewards`). At a
 moment, agents that did not move can be rewarded too: in a cooperative game all players gain from one player's move.
 `Turn.reward` adds such a reward to the agent's last turn before the moment. A return that several agents share has to
 count it from the move that earned it. Credit therefore reads the moments rather than `Turn.reward`.
@@ -235,13 +235,13 @@ def agent_returns(episode: Episode, how: TeamReward, penalties: PenaltyConfig = 
 def moments(episode: Episode) -> list[tuple[int, dict[str, float]]]:
     """Return when agents with turns were rewarded before the end: number of ended turns, and agent → reward.
 
-    The list is in time order, and its sums are those of `Turn.reward`. A part of `Turn.reward` that `Episode.payments`
+    The list is in time order, and its sums are those of `Turn.reward`. A part of `Turn.reward` that `Episode.reward_events`
     does not record (older episodes, an added reward term) counts from the end of the turn and of simultaneous turns.
     """
     amounts: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     unrecorded = {turn.index: turn.reward for turn in episode.turns}
-    own = _own_turns(episode) if episode.payments else {}
-    for payment in episode.payments:
+    own = _own_turns(episode) if episode.reward_events else {}
+    for payment in episode.reward_events:
         if payment.agent in own:
             amounts[payment.after][payment.agent] += payment.reward
             unrecorded[_last_before(own[payment.agent], payment.after)] -= payment.reward
@@ -258,7 +258,7 @@ def count_ended(episode: Episode, turn: Turn) -> int:
     A later turn is simultaneous if its prompt was fixed before this turn ended.
     """
     after = turn.index + 1
-    while after < len(episode.turns) and episode.turns[after].seen <= turn.index:
+    while after < len(episode.turns) and episode.turns[after].completed_before <= turn.index:
         after += 1
     return after
 

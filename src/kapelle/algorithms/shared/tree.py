@@ -112,14 +112,14 @@ def among_siblings(
     """Return credit for the turns of a tree: each candidate's value compared with the other candidates for its prompt."""
     members = []
     for key, turn in turns_of(groups):
-        assert turn.worth is not None, "tree sampling sets `worth` of every candidate"
+        assert turn.continuation_return is not None, "tree sampling sets `worth` of every candidate"
         root = key.turn if turn.parent is None else turn.parent
         episode = groups[key.group].episodes[key.episode]
         number = sum(one.agent == turn.agent for one in episode.turns[:root])
         members.append(
             Member(
                 (key.group, key.episode, root),
-                turn.worth,
+                turn.continuation_return,
                 len(turn.completion_ids),
                 (key,),
                 (*place_of(episode, turn.agent), number),

@@ -162,7 +162,7 @@ def _read_before(episode: Episode) -> dict[int, str]:
         before = tokens.get(turn.agent, ())
         if turn.prompt_ids[: len(before)] != before:
             parts.clear()  # the agent started a new conversation
-        parts.extend(message.content for message in turn.heard)
+        parts.extend(message.content for message in turn.new_messages)
         texts[turn.index] = "\n\n".join(parts)
         parts.append(turn.text)
         tokens[turn.agent] = turn.prompt_ids + turn.completion_ids

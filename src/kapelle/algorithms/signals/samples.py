@@ -64,7 +64,7 @@ def critic_sample(
     if need.view == "answer":
         assert readers is not None, "text needs a reader"
         ends = () if need.ends is None else need.ends(episode.task.question, turn.text)
-        question = episode.task.asked
+        question = episode.task.prompt_messages
         return conversation_sample(learner, readers(learner), question, turn.text, columns, ends)
     if team.critics[learner].reads_text:
         assert readers is not None, "text needs a reader"
@@ -144,12 +144,12 @@ def _central(
     """
     items: list[T] = []
     last: dict[str, Turn] = {}
-    for past in episode.turns[: turn.seen]:
+    for past in episode.turns[: turn.completed_before]:
         items.extend(new(past, last.get(past.agent)))
         items.extend(completion(past))
         last[past.agent] = past
-    for other in episode.turns[turn.seen :]:
-        if other.seen <= turn.seen and other.agent != turn.agent:
+    for other in episode.turns[turn.completed_before :]:
+        if other.completed_before <= turn.completed_before and other.agent != turn.agent:
             items.extend(new(other, last.get(other.agent)))
             items.extend(completion(other) if answered else ())
     return (*items, *new(turn, last.get(turn.agent)))
@@ -190,7 +190,7 @@ def _text_sample(
         prompt = _central(
             episode,
             turn,
-            lambda new, _: reader.start(new.heard) if new.heard else (),
+            lambda new, _: reader.start(new.new_messages) if new.new_messages else (),
             lambda past: reader.completion(past.text),
             answered=need.unit == "after",
         )
@@ -211,7 +211,7 @@ def _text_sample(
     if need.view == "local":
         images = images_in(_conversation(episode, turn))
     else:
-        images = _central(episode, turn, lambda new, _: images_in(new.heard), lambda _: ())
+        images = _central(episode, turn, lambda new, _: images_in(new.new_messages), lambda _: ())
     if after:
         return Sample(learner, tokens, (*places, len(tokens)), columns, images=images)
     return Sample(learner, tokens[: max(places)], places, columns, images=images)
@@ -219,12 +219,12 @@ def _text_sample(
 
 def _conversation(episode: Episode, turn: Turn) -> list[Message]:
     """Return the agent's conversation before a turn, from its start."""
-    for past in reversed(episode.turns[: turn.seen]):
+    for past in reversed(episode.turns[: turn.completed_before]):
         known = past.prompt_ids + past.completion_ids
         if past.agent == turn.agent and known and turn.prompt_ids[: len(known)] == known:
             answer = Message("assistant", past.text, speaker=past.agent)
-            return [*_conversation(episode, past), answer, *turn.heard]
-    return list(turn.heard)
+            return [*_conversation(episode, past), answer, *turn.new_messages]
+    return list(turn.new_messages)
 
 
 def _ends(reader: Reader, ids: Ids, *, early: bool = False) -> list[int]:

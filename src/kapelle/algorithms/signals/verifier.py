@@ -98,6 +98,6 @@ def verifier_samples(
 ) -> dict[TurnKey, Sample]:
     """Return the verifier's sample of every turn of every agent."""
     return {
-        key: conversation_sample(critic, reader, groups[key.group].task.asked, turn.text, {})
+        key: conversation_sample(critic, reader, groups[key.group].task.prompt_messages, turn.text, {})
         for key, turn in turns_of(groups, trained_only=False)
     }

@@ -155,7 +155,7 @@ class MixedCredit:
             keys.append({agent: TurnKey(g, e, turn.index) for agent, turn in movers.items()})
             set_of.append(sets.setdefault((g, k), len(sets)))
             for i, j in itertools.permutations(movers, 2):
-                has_read = movers[j].seen > movers[i].index
+                has_read = movers[j].completed_before > movers[i].index
                 after_BAA[b, self._agents.index(i), self._agents.index(j)] = float(has_read)
         batch = joined(list(joint_episodes.values()))
         to_go_NK = return_to_go(batch.reward_NK.double(), batch.mask_NK, self._settings.gamma_turn)

@@ -106,7 +106,7 @@ def read_episode(
             seen = signals.embedding[TurnKey(*place, turn.index)]
             i = agents.index(agent)
             saw_KAD[k, i], said_KAD[k, i], acted_KA[k, i] = seen.observation_D, seen.action_D, 1.0
-            if turn.seen <= first:
+            if turn.completed_before <= first:
                 before.append(seen.observation_D)
         state_KD[k] = torch.stack(before).mean(0)
     reward_K = earned_by_round(episode, rounds, how).float()

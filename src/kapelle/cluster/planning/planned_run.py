@@ -11,12 +11,12 @@ from typing import Any
 from kapelle.algorithm import Algorithm
 from kapelle.algorithms.signals.embeddings import Embeddings
 from kapelle.algorithms.signals.reference import ReferenceLogProbs
-from kapelle.cluster.planning.questions import asked_by, episodes_of
+from kapelle.cluster.planning.questions import episodes_of, requested_by
 from kapelle.cluster.planning.workload import Workload, workload
 from kapelle.engines.rollout.vllm import KV_GIB
 from kapelle.engines.train.pass_size import CPU_TOKENS
 from kapelle.engines.train.settings import Fsdp
-from kapelle.environment import AsksModels, QuestionCounts, offers
+from kapelle.environment import QuestionCounts, UsesModels, offers
 from kapelle.models.adapters import adapted_layers, base_and_adapter, linear_layers, read_lora
 from kapelle.models.embedded import settings_of
 from kapelle.models.outline import Outline, adapter_parameters, read_outlines, read_settings
@@ -222,13 +222,13 @@ def planned_run(prepared: PreparedRun, device: str, ranks: int = 1) -> PlannedRu
         tokens == "auto",
         ranks=ranks,
         judges=_judges(config, device),
-        asked=asked_by(config.environment),
+        asked=requested_by(config.environment),
     )
 
 
 def _judges(config: RunConfig, device: str) -> dict[str, int]:
     """Return device → bytes of the frozen judges of an environment, as `setup/frozen_models.py` loads them."""
-    models = config.environment.frozen_models if offers(config.environment, AsksModels) else ()
+    models = config.environment.frozen_models if offers(config.environment, UsesModels) else ()
     found: dict[str, int] = {}
     for place in dict.fromkeys(model.path for model in models):
         path, adapter = base_and_adapter(place)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from kapelle.algorithm import Algorithm
-from kapelle.environment import AsksModels, Environment, QuestionCounts, offers
+from kapelle.environment import Environment, QuestionCounts, UsesModels, offers
 
 
-def asked_by(environment: Environment) -> Mapping[str, QuestionCounts]:
+def requested_by(environment: Environment) -> Mapping[str, QuestionCounts]:
     """Return the number of requests to each judge, by its path or name; empty without judges, or if unknown."""
-    return environment.questions() if offers(environment, AsksModels) else {}
+    return environment.questions() if offers(environment, UsesModels) else {}
 
 
 def episodes_of(algorithm: Algorithm) -> int:

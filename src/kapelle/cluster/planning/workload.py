@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 from kapelle.engines.rollout.protocol import Completion, Request, agent_renderer
 from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.environment import Alive, Environment, Scripted, asks_questions, offers
+from kapelle.environment import Alive, Environment, Scripted, has_comparable_answers, offers
 from kapelle.errors import ConfigError, KapelleError
 from kapelle.models.renderer import ChatRenderer
 from kapelle.rollout.episodes import rollout
-from kapelle.rollout.play import make_play
+from kapelle.rollout.setup import make_rollout_setup
 from kapelle.runtime.event_loop import run_async
 from kapelle.settings.schema import RunConfig
 from kapelle.team import Team
@@ -70,7 +70,7 @@ class _PlannedAgent(ScriptedEngine):
 
     def __init__(self, team: Team, environment: Environment, renderers: Mapping[str, ChatRenderer]) -> None:
         super().__init__(dict.fromkeys(team.policies, lambda _: ""), renderers)
-        moves = offers(environment, Scripted) and not asks_questions(environment)
+        moves = offers(environment, Scripted) and not has_comparable_answers(environment)
         self._script = environment if moves and offers(environment, Scripted) else None
         self.turns: list[PlannedTurn] = []
         self._read: dict[str, tuple[int, ...]] = {}
@@ -114,9 +114,9 @@ def workload(config: RunConfig, team: Team, renderers: Mapping[str, ChatRenderer
     reason = ""
     for task in training_tasks(config.environment, config, 1)[:PLAYED]:
         mock = _PlannedAgent(team, config.environment, by_policy)
-        play = replace(make_play(config, team, mock), pays=False)  # without requests to judges
+        setup = replace(make_rollout_setup(config, team, mock), pays=False)  # without requests to judges
         try:
-            (found,) = run_async(lambda play=play, task=task: rollout(play, [task], 1, config.seed))  # type: ignore[misc]
+            (found,) = run_async(lambda setup=setup, task=task: rollout(setup, [task], 1, config.seed))  # type: ignore[misc]
             reason = found.episodes[0].error or reason
         except KapelleError as error:
             reason = str(error)

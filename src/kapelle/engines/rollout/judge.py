@@ -11,7 +11,7 @@ from kapelle.types import Message, Sampling, Task
 GREEDY = Sampling(max_tokens=512, temperature=0.0)
 
 
-def ask_engine(
+def query_engine(
     engine: RolloutEngine, policy: str, sampling: Sampling = GREEDY
 ) -> Callable[[Sequence[Message]], Awaitable[str]]:
     """Return a judge backed by a policy of an engine: it maps a conversation to the reply's text.

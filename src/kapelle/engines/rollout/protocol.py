@@ -81,10 +81,10 @@ class Renderer(Protocol):
         self,
         prompt: Sequence[int],
         completion: Sequence[int],
-        heard: Sequence[Message],
+        new_messages: Sequence[Message],
         before: Sequence[Message] = (),
     ) -> tuple[int, ...]:
-        """Return the next prompt: the last one, the sampled ids, and the messages `heard` since.
+        """Return the next prompt: the last one, the sampled ids, and the messages `new_messages` since.
 
         `before` is the conversation up to that completion, for chat templates that drop earlier thoughts.
         """
@@ -224,7 +224,7 @@ class RecordsRouting:
         """Raise ModelError for a model whose experts cannot be recorded; by default all can."""
 
 
-class SeesImages:
+class ReadsImages:
     """Settings of an engine that samples from prompts with images (`Message.images`)."""
 
 

@@ -26,11 +26,11 @@ class ByteRenderer:
         self,
         prompt: Sequence[int],
         completion: Sequence[int],
-        heard: Sequence[Message],
+        new_messages: Sequence[Message],
         before: Sequence[Message] = (),
     ) -> tuple[int, ...]:
-        """Return the last prompt and completion, followed by the bytes of the messages `heard` since."""
-        return (*prompt, *completion, *b"\n", *self.start(heard))
+        """Return the last prompt and completion, followed by the bytes of the messages `new_messages` since."""
+        return (*prompt, *completion, *b"\n", *self.start(new_messages))
 
     def thoughts(self, prompt: Sequence[int], completion: Sequence[int], text: str) -> tuple[int, int]:
         """Return the length of the thoughts of a text; a server's text may lack the opening mark."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat
 
-from kapelle.environments.adapters.plain import SteppingWorld, check_alone, make_own, need_package
+from kapelle.environments.adapters.plain import SteppingState, check_alone, make_own, need_package
 from kapelle.environments.base import Endless, StatedRewards
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.runtime.plugins import find_module, importable_here, split_target
@@ -66,12 +66,12 @@ class Gymnasium(Endless, StatedRewards):
             hint = did_you_mean(name, known) if name else " Name your own class as `module:Class`."
             raise ConfigError(f"environment.id {self.id} cannot be made: {error}{hint}") from error
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> SteppingWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> SteppingState:
         """Create the environment of one episode."""
-        return _GymWorld(self._make(), self.penalty, agents[0], self.max_steps, seed)
+        return _GymState(self._make(), self.penalty, agents[0], self.max_steps, seed)
 
 
-class _GymWorld(SteppingWorld):
+class _GymState(SteppingState):
     """The state of an episode in text."""
 
     def __init__(self, made: Any, penalty: float, agent: str, max_steps: int, seed: int) -> None:

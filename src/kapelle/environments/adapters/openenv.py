@@ -23,17 +23,17 @@ from pydantic import Field
 
 from kapelle.environment import (
     Alive,
-    AskedServer,
-    AsksServers,
     Described,
+    ExternalServer,
     Holding,
-    OneSeat,
     Outcome,
     Resets,
     Scripted,
+    TeamMoves,
+    UsesServers,
 )
 from kapelle.environments.adapters.plain import need_package, one_text
-from kapelle.environments.base import BaseWorld, Endless, StatedRewards
+from kapelle.environments.base import BaseState, Endless, StatedRewards
 from kapelle.environments.taught import WithTeacher
 from kapelle.errors import EpisodeError, did_you_mean
 from kapelle.runtime.batch_barrier import current_participant
@@ -50,7 +50,7 @@ CLOSING_SECONDS = 2.0
 """Seconds for a server to close a finished session."""
 
 
-class OpenEnv(Endless, StatedRewards, WithTeacher, Alive, AsksServers, Described, Holding, OneSeat):
+class OpenEnv(Endless, StatedRewards, WithTeacher, Alive, UsesServers, Described, Holding, TeamMoves):
     """An environment on an OpenEnv server: an agent's text becomes its action, and each step has its reward."""
 
     name: Literal["openenv"] = "openenv"
@@ -89,10 +89,10 @@ class OpenEnv(Endless, StatedRewards, WithTeacher, Alive, AsksServers, Described
         """The server."""
         return (f"`url` ({self.url})",)
 
-    def servers(self) -> Sequence[AskedServer]:
+    def servers(self) -> Sequence[ExternalServer]:
         """The server."""
         return (
-            AskedServer("The OpenEnv server", self.url, f"{self.url.rstrip('/')}/health", self.token_env),
+            ExternalServer("The OpenEnv server", self.url, f"{self.url.rstrip('/')}/health", self.token_env),
         )
 
     def descriptors(self, agents: int) -> int:
@@ -109,9 +109,9 @@ class OpenEnv(Endless, StatedRewards, WithTeacher, Alive, AsksServers, Described
         """Return the task of a seed; all episodes of a group share it."""
         return Task(f"{split}-{index}", "", {"seed": 2 * index + (split == "test")})
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> OpenEnvWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> OpenEnvState:
         """Create an episode; `reset` opens its session."""
-        return OpenEnvWorld(task, agents, self)
+        return OpenEnvState(task, agents, self)
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -219,7 +219,7 @@ def to_action(text: str, form: ActionForm) -> Json | None:
 # -------- Sessions
 
 
-class RefusedAction(Exception):
+class ActionRejected(Exception):
     """The server rejected an action; the agent reads the text."""
 
 
@@ -254,7 +254,7 @@ class OpenEnvSession:
                 return
 
     async def request(self, kind: str, data: Json = None) -> Any:
-        """Return the data of the server's answer; raise RefusedAction for an invalid action, EpisodeError for other failures."""
+        """Return the data of the server's answer; raise ActionRejected for an invalid action, EpisodeError for other failures."""
         from websockets.exceptions import WebSocketException
 
         message = {"type": kind} if data is None else {"type": kind, "data": data}
@@ -274,7 +274,7 @@ class OpenEnvSession:
         if answer.get("type") == "error":
             shown = f"{found.get('message', 'no message')}"[:500]
             if found.get("code") == "VALIDATION_ERROR" and kind == "step":
-                raise RefusedAction(f"{shown} {json.dumps(found.get('errors', ''))[:500]}")
+                raise ActionRejected(f"{shown} {json.dumps(found.get('errors', ''))[:500]}")
             raise EpisodeError(f"The OpenEnv server answers `{kind}` with {found.get('code')}: {shown}")
         return found
 
@@ -296,7 +296,7 @@ _free_sessions: weakref.WeakKeyDictionary[
 """Sessions that may still be opened, by event loop and server."""
 
 
-class OpenEnvWorld(BaseWorld, Resets):
+class OpenEnvState(BaseState, Resets):
     """The state of one episode. Any agent may move; the last one does unless the workflow names another."""
 
     def __init__(self, task: Task, agents: Sequence[str], settings: OpenEnv) -> None:
@@ -389,9 +389,9 @@ class OpenEnvWorld(BaseWorld, Resets):
         action = to_action(text, self._form)
         try:
             if action is None:
-                raise RefusedAction(f"this is no action. {self._form.hint}")
+                raise ActionRejected(f"this is no action. {self._form.hint}")
             reward = self._receive(await self._session.request("step", action))
-        except RefusedAction as rejected:
+        except ActionRejected as rejected:
             self._faults += 1
             self._observation = f"Error: {rejected}"
             return {}

@@ -90,7 +90,7 @@ class PettingZoo(GameSettings, ListsMoves):
             )
         return make_own(vars(module)[function], self.arguments, what, "possible_agents")
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> ZooWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> ZooState:
         """Create the environment of one episode."""
         from pettingzoo import AECEnv, ParallelEnv
 
@@ -98,7 +98,7 @@ class PettingZoo(GameSettings, ListsMoves):
         # The class of a named environment decides, not `turns`.
         in_turn = isinstance(made, AECEnv) or (self.turns == "aec" and not isinstance(made, ParallelEnv))
         order = (_InTurn if in_turn else _AtOnce)(made, seed % 2**31)
-        return ZooWorld(order, agents, self, seed)
+        return ZooState(order, agents, self, seed)
 
 
 ZOO_RULES: Mapping[str, str] = {
@@ -169,7 +169,7 @@ class _AtOnce:
         return {player: float(reward) for player, reward in rewards.items()}
 
 
-class ZooWorld(KnowsMoves):
+class ZooState(KnowsMoves):
     """The state of one episode. A reward before an agent's first move is given with that move."""
 
     def __init__(

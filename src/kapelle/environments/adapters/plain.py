@@ -26,7 +26,7 @@ from pydantic import Field
 
 from kapelle.environment import Outcome
 from kapelle.environments.base import Endless, StatedRewards, need_movers
-from kapelle.environments.questions import need_seats
+from kapelle.environments.questions import require_agents
 from kapelle.errors import AbsentPackage, ConfigError, EpisodeError
 from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.plugins import find_class
@@ -61,15 +61,15 @@ class Plain(Endless, StatedRewards):
                 f"environment.path: {self.path} has no method `{missing[0]}`. Add it to the class."
             )
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> SteppingWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> SteppingState:
         """Construct the object of one episode."""
         made = make_own(
             find_class("plain environment", self.path, {}), self.arguments, f"environment.path: {self.path}"
         )
-        return _PlainWorld(made, self.path, agents[0], self.max_steps, seed)
+        return _PlainState(made, self.path, agents[0], self.max_steps, seed)
 
 
-class SteppingWorld(ABC):
+class SteppingState(ABC):
     """The state of one agent's episode in a foreign environment; each step has its reward.
 
     A subclass defines how the episode begins and what an action does.
@@ -115,7 +115,7 @@ class SteppingWorld(ABC):
         """Release the environment's resources."""
 
 
-class _PlainWorld(SteppingWorld):
+class _PlainState(SteppingState):
     """The state of an object with `reset` and `step`, whose results are checked."""
 
     def __init__(self, made: Any, path: str, agent: str, max_steps: int, seed: int) -> None:
@@ -185,7 +185,7 @@ def check_alone(agents: Sequence[str], what: str) -> None:
 
 def one_text(actions: Mapping[str, str], agents: Sequence[str], final: str | None) -> tuple[str, str]:
     """Return the agent that moves in a conversation, and its text: `final`, or the only one. Raises EpisodeError otherwise."""
-    need_seats(actions, agents)
+    require_agents(actions, agents)
     if len(actions) != 1 and final is None:
         raise EpisodeError(
             f"Only one agent moves at a time here, and {len(actions)} have sent a text. Let a workflow name the final text."

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from kapelle.environment import Outcome, Resets, Retriable, World, reset_world
+from kapelle.environment import EpisodeState, Outcome, Resets, Retriable, reset_state
 from kapelle.environments.questions import HandsOnQuestions, InnerQuestions
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.runtime.foreign_code import reason
@@ -74,10 +74,10 @@ class SiirlEnv(HandsOnQuestions):
     def _class(self) -> type[Any]:
         return find_class("siiRL environment", self.env_path, {})
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> SiirlWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> SiirlState:
         """Create the state of one question, with its own object of the class."""
         gold = task.data.get("answer", dict(task.data)) if self.rewards_with_env else NO_GROUND_TRUTH
-        return SiirlWorld(self._class(), gold, self.questions.start(task, agents, seed), agents, self, seed)
+        return SiirlState(self._class(), gold, self.questions.start(task, agents, seed), agents, self, seed)
 
 
 RESET_WITH = ("question", "ground_truth", "seed")
@@ -88,7 +88,7 @@ def _named(reset: Any) -> list[str]:
     return [name for name in inspect.signature(reset).parameters if name in RESET_WITH]
 
 
-class SiirlWorld(Resets, Retriable):
+class SiirlState(Resets, Retriable):
     """The state of one question: the object reads the agents' texts, and the agents read the object's.
 
     The text of the object's `reset` follows the question: one for all agents, or a list with one per agent; None adds nothing.
@@ -96,7 +96,13 @@ class SiirlWorld(Resets, Retriable):
     """
 
     def __init__(
-        self, made: Any, gold: Json, question: World, agents: Sequence[str], settings: SiirlEnv, seed: int
+        self,
+        made: Any,
+        gold: Json,
+        question: EpisodeState,
+        agents: Sequence[str],
+        settings: SiirlEnv,
+        seed: int,
     ) -> None:
         self._made, self._gold, self._path = made, gold, settings.env_path
         self._seed = seed
@@ -110,7 +116,7 @@ class SiirlWorld(Resets, Retriable):
 
     async def reset(self) -> None:
         """Begin the question, then the object; raise EpisodeError for an invalid result of its `reset`."""
-        await reset_world(self._question)
+        await reset_state(self._question)
         reset = getattr(self._made, "reset", None)
         if reset is None:
             return

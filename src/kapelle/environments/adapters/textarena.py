@@ -10,7 +10,7 @@ from pydantic import Field
 
 from kapelle.environment import Outcome
 from kapelle.environments.adapters.plain import make_own, need_package
-from kapelle.environments.base import BaseWorld, GameSettings, need_movers
+from kapelle.environments.base import BaseState, GameSettings, need_movers
 from kapelle.errors import ConfigError
 from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.plugins import find_module, importable_here, split_target
@@ -71,12 +71,12 @@ class TextArena(GameSettings):
             random.setstate(before)  # games seed Python's shared generator
         return game
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> ArenaWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> ArenaState:
         """Begin one game."""
-        return ArenaWorld(self._make(len(agents), seed), task, agents, self, seed)
+        return ArenaState(self._make(len(agents), seed), task, agents, self, seed)
 
 
-class ArenaWorld(BaseWorld):
+class ArenaState(BaseState):
     """The state of one game with rewards at its end. A move that makes the game raise is invalid: its player loses, and nobody wins."""
 
     def __init__(self, game: Any, task: Task, agents: Sequence[str], settings: TextArena, seed: int) -> None:

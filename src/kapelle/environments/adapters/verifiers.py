@@ -6,7 +6,7 @@ The package's own `rollout` runs the episode, with the team as its model (`TeamM
 subclasses of `MultiTurnEnv` work as they do there, and the environment's rubric gives the reward.
 
 A single-turn environment becomes one of questions: several agents may answer, debate or work in a chain, and a rollout of its
-own grades each text. Any other environment is a conversation in which one agent moves at a time (`OneSeat`).
+own grades each text. Any other environment is a conversation in which one agent moves at a time (`TeamMoves`).
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from kapelle.environment import (
     Alive,
     Answerable,
     Described,
-    OneSeat,
     Outcome,
     Reads,
     Reporting,
     Resets,
     Scripted,
+    TeamMoves,
 )
 from kapelle.environments.adapters.plain import one_text
-from kapelle.environments.base import BaseWorld, StatedRewards
+from kapelle.environments.base import BaseState, StatedRewards
 from kapelle.environments.grading.text.tool_call import Form, NotCalls, beside_calls, parse_calls
 from kapelle.environments.grading.verdict import Grade
-from kapelle.environments.questions import QuestionWorld, answer_of, split_of
+from kapelle.environments.questions import QuestionState, answer_of, split_of
 from kapelle.environments.taught import WithTeacher
 from kapelle.environments.tools.contract import Listing, signatures_prompt, tools_prompt
 from kapelle.errors import AbsentPackage, ConfigError, DataError, EpisodeError, KapelleError
@@ -77,7 +77,7 @@ class Verifiers(StatedRewards, WithTeacher, Described, Alive, Reads, Reporting):
         """Comparable answers and a script for single turns; for conversations a script if there is a `teacher`."""
         if self._loaded.single:
             return frozenset({Answerable, Scripted})
-        return frozenset({OneSeat} if self.teacher is None else {OneSeat, Scripted})
+        return frozenset({TeamMoves} if self.teacher is None else {TeamMoves, Scripted})
 
     @property
     def alive(self) -> Sequence[str]:
@@ -130,13 +130,13 @@ class Verifiers(StatedRewards, WithTeacher, Described, Alive, Reads, Reporting):
             return super().script(agent, task, messages, seed)
         return self.demonstration.replace("{answer}", str(answer_of(task)))
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> SingleTurnWorld | RolloutWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> SingleTurnState | RolloutState:
         """Create the state of one question or conversation."""
         loaded = self._loaded
         row = loaded.row(task.data["split"], task.data["index"])
         if loaded.single:
-            return SingleTurnWorld(task, agents, loaded, row, self)
-        return RolloutWorld(task, agents, loaded, row, self)
+            return SingleTurnState(task, agents, loaded, row, self)
+        return RolloutState(task, agents, loaded, row, self)
 
     @property
     def _loaded(self) -> LoadedEnvironment:
@@ -429,7 +429,7 @@ def _news(messages: Sequence[Mapping[str, Any]], known: int) -> str:
 # -------- Episodes
 
 
-class SingleTurnWorld(QuestionWorld):
+class SingleTurnState(QuestionState):
     """The state of one question; each text has its own rollout, and its reward is the rubric's."""
 
     def __init__(
@@ -459,7 +459,7 @@ class SingleTurnWorld(QuestionWorld):
         super().__init__(task, agents, graded, {})
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Grade the texts; see `QuestionWorld`."""
+        """Grade the texts; see `QuestionState`."""
         self._actions = dict(actions)
         return await super().step(actions, final)
 
@@ -483,7 +483,7 @@ def _metrics(rolled: Mapping[str, Rolled]) -> dict[str, Json]:
     return found
 
 
-class RolloutWorld(BaseWorld, Resets):
+class RolloutState(BaseState, Resets):
     """The state of one rollout of the package, a task that waits for each text.
 
     Any agent may move; the last one does unless the workflow names another.

@@ -377,7 +377,7 @@ class DataSettings(DataFiles, Graded, Reporting):
         return words(row, key, setting)
 
 
-class AskingData(DataSettings):
+class DataWithQuestions(DataSettings):
     """Rows with a column of questions: texts or conversations."""
 
     rendered_prompts: bool = False

@@ -22,7 +22,7 @@ from itertools import combinations
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
-from kapelle.environment import AskedServer, AsksServers
+from kapelle.environment import ExternalServer, UsesServers
 from kapelle.environments.grading.text.extraction import own_turn, said
 from kapelle.environments.grading.verdict import Grade, no_answer, ungraded
 from kapelle.errors import EpisodeError
@@ -348,7 +348,7 @@ RETRIES = 4
 """Most retries of a request."""
 
 
-class JudgeEndpoint(Settings, AsksServers):
+class JudgeEndpoint(Settings, UsesServers):
     """The server of a judging model."""
 
     endpoint: Annotated[Address, FROM_HERE_ON]
@@ -360,13 +360,13 @@ class JudgeEndpoint(Settings, AsksServers):
     max_tokens: int = 4096
     """Most tokens of one verdict with its reasons and thoughts."""
 
-    def servers(self) -> Sequence[AskedServer]:
+    def servers(self) -> Sequence[ExternalServer]:
         """The judge."""
         url = self.endpoint
-        return (AskedServer("The judge", url, f"{url.rstrip('/')}/models", self.api_key_env),)
+        return (ExternalServer("The judge", url, f"{url.rstrip('/')}/models", self.api_key_env),)
 
 
-def ask_endpoint(settings: JudgeEndpoint, transport: httpx.AsyncBaseTransport | None = None) -> Ask:
+def query_endpoint(settings: JudgeEndpoint, transport: httpx.AsyncBaseTransport | None = None) -> Ask:
     """Return a judge that raises EpisodeError if the server does not answer. `transport` is for tests.
 
     Raises ConfigError for a key that would be sent over an unencrypted network.

@@ -28,11 +28,11 @@ from kapelle.types import Json
 MAX_REPLY_BYTES = 1 << 20
 
 
-class ProcessGaveUp(Exception):
+class ProcessFailed(Exception):
     """The work was stopped or failed, for reasons independent of its text."""
 
 
-class TooCostly(ProcessGaveUp):
+class TooCostly(ProcessFailed):
     """The question exceeds the limits, independent of the machine's load."""
 
 
@@ -79,7 +79,7 @@ class KillableProcesses(AbstractContextManager["KillableProcesses"]):
     def ask(self, question: Json) -> Json:
         """Return the worker's answer to a question; waits while every server is busy.
 
-        Raises TooCostly if it takes longer than `cpu_s`, needs more than `memory_bytes`, or fails; ProcessGaveUp if the clock
+        Raises TooCostly if it takes longer than `cpu_s`, needs more than `memory_bytes`, or fails; ProcessFailed if the clock
         reaches `wall_s` first, or the process is gone.
         """
         server = self._idle.get()
@@ -92,18 +92,18 @@ class KillableProcesses(AbstractContextManager["KillableProcesses"]):
                 server.stdin.write(line.encode())
                 server.stdin.flush()
             except OSError as problem:
-                raise ProcessGaveUp(f"The process that grades is gone ({problem}).") from problem
+                raise ProcessFailed(f"The process that grades is gone ({problem}).") from problem
             # The server stops its child in time; the extra time is for a server that hangs itself.
             reply = _read_line(server, self._limits.wall_s + 2.0)
             assert isinstance(reply, dict), "a server replies with an object"
-        except ProcessGaveUp:
+        except ProcessFailed:
             self._kill(server)
             server = None
             raise
         finally:
             self._idle.put(server)
         if "answer" not in reply:
-            raise (TooCostly if reply.get("costly") else ProcessGaveUp)(str(reply["gave_up"]))
+            raise (TooCostly if reply.get("costly") else ProcessFailed)(str(reply["gave_up"]))
         return reply["answer"]
 
     def __exit__(self, *_: object) -> None:
@@ -131,7 +131,7 @@ class KillableProcesses(AbstractContextManager["KillableProcesses"]):
         self._running.add(started)
         try:
             ready = _read_line(started, self._limits.start_s)
-        except ProcessGaveUp:
+        except ProcessFailed:
             self._kill(started)
             raise
         assert ready == "ready", "a server first reports that it is ready"
@@ -148,15 +148,15 @@ def _read_line(server: subprocess.Popen[bytes], limit_s: float) -> Json:
     data, clock = b"", SuspendAwareClock()
     while not data.endswith(b"\n"):
         if not wait_readable(server.stdout, clock, limit_s):
-            raise ProcessGaveUp(f"The process that grades did not answer within {limit_s:g} s.")
+            raise ProcessFailed(f"The process that grades did not answer within {limit_s:g} s.")
         part = os.read(server.stdout.fileno(), 65536)
         if not part or len(data) > MAX_REPLY_BYTES:
-            raise ProcessGaveUp("The process that grades ended without an answer.")
+            raise ProcessFailed("The process that grades ended without an answer.")
         data += part
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as problem:
-        raise ProcessGaveUp("The process that grades answered something that is not JSON.") from problem
+        raise ProcessFailed("The process that grades answered something that is not JSON.") from problem
 
 
 def _end_all(servers: set[subprocess.Popen[bytes]], owner: int) -> None:

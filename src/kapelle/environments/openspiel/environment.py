@@ -13,11 +13,11 @@ from pydantic import Field, FiniteFloat, PrivateAttr
 from kapelle.environment import (
     Decision,
     Enumerable,
+    HasPlayers,
     KnowsMoves,
     ListsMoves,
     Opposed,
     Outcome,
-    PlaysSeats,
     Progressive,
     Scripted,
 )
@@ -64,7 +64,7 @@ class Level(Settings):
     """Of the game; they override `environment.parameters`."""
 
 
-class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, PlaysSeats, Progressive, Scripted):
+class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, HasPlayers, Progressive, Scripted):
     """A game by name; agents are the players that no opponent is, in order.
 
     The team has one agent per player, or one agent for all of them. A player observes OpenSpiel's string of its own
@@ -310,7 +310,7 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, PlaysSeats, Progr
     def _tree(self) -> GameTree:
         return tree_of(str(self.loaded))
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> GameWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> GameState:
         """Start a game for these agents."""
         self.check(agents)
         chance = derive_seed("chance", task.id if self.chance == "task" else seed)
@@ -328,7 +328,7 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, PlaysSeats, Progr
             player = (given - 1 + shift) % count
             opponents[player] = opponent.open(game, derive_seed("opponent", player, seed))
             names[player] = opponent.name
-        for agent, opponent_name in task.seats_of_world.items():
+        for agent, opponent_name in task.environment_players.items():
             for player in owned[agent]:
                 opponents[player] = opponent_named(opponent_name).open(
                     game, derive_seed("opponent", player, seed)
@@ -342,7 +342,7 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, PlaysSeats, Progr
         for player in range(1, count) if self.other_play else ():
             colours = Colours.drawn(game, derive_seed("other-play", player, seed))
             own[player] = replace(own.get(player, conduct), colours=colours)
-        return GameWorld(game, players, conduct, random.Random(chance), seed, level, own)
+        return GameState(game, players, conduct, random.Random(chance), seed, level, own)
 
     @property
     def _in_sentences(self) -> OpenSpiel:
@@ -463,7 +463,7 @@ class Players:
     """Whether the order is drawn for each episode."""
 
 
-class GameWorld(KnowsMoves):
+class GameState(KnowsMoves):
     """One game from its first move to its end."""
 
     def __init__(

@@ -1,6 +1,6 @@
 """Measures of games beside their results: the moves of players, and their knowledge at each move.
 
-`GameWorld` counts every move before it is made, also of opponents, and reports the counts in `Outcome.info`: a number for the game,
+`GameState` counts every move before it is made, also of opponents, and reports the counts in `Outcome.info`: a number for the game,
 a mapping for its agents. Each is a metric, `info/<name>` and `info/<name>/<agent>`, in training and in evaluations.
 """
 

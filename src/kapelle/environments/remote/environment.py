@@ -15,15 +15,15 @@ from kapelle.environment import (
     Answerable,
     Described,
     Environment,
+    EpisodeState,
     Mixed,
-    OpensWorlds,
+    OpensStates,
     Opposed,
     Reads,
     Recorded,
-    RemoteWorld,
+    RemoteState,
     Reporting,
     Scripted,
-    World,
 )
 from kapelle.errors import AbsentPackage, ConfigError
 from kapelle.runtime.credentials import is_loopback
@@ -43,7 +43,7 @@ READING_SECONDS = 600.0
 """Seconds for a server to read the data of a new environment."""
 
 
-class Remote(Settings, Alive, Described, Opposed, Reporting, Reads, OpensWorlds):
+class Remote(Settings, Alive, Described, Opposed, Reporting, Reads, OpensStates):
     """The environment of one or more servers; a run on it equals a run in this process.
 
     `connect` reads which environment it is. `offered` then has the capabilities of that environment.
@@ -202,9 +202,9 @@ class Remote(Settings, Alive, Described, Opposed, Reporting, Reads, OpensWorlds)
         request = {"call": "register", "name": name, "settings": settings}
         return int(self.servers.call(request, READING_SECONDS)["version"])
 
-    async def open_world(
+    async def open_state(
         self, task: Task, agents: Sequence[str], seed: int, patience: Patience
-    ) -> RemoteWorld:
+    ) -> RemoteState:
         """Open an episode on the server with the fewest, or on another one if that fails."""
         request = {
             "environment": self.serves,
@@ -214,16 +214,16 @@ class Remote(Settings, Alive, Described, Opposed, Reporting, Reads, OpensWorlds)
             "call_seconds": patience.environment,
             "grader_seconds": patience.grader,
         }
-        return await self.servers.open_world(request, self.name, patience)
+        return await self.servers.open_state(request, self.name, patience)
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> World:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> EpisodeState:
         """Open an episode and wait for it; for environments that have this one as a part."""
-        from kapelle.environments.remote.servers import InnerWorld, ScorableInnerWorld, ServerWorld
+        from kapelle.environments.remote.servers import InnerState, ScorableInnerState, ServerState
 
         patience = patience_here.get()
-        state = run_async(lambda: self.open_world(task, agents, seed, patience))
-        assert isinstance(state, ServerWorld), "`open_world` opens them"
-        return (ScorableInnerWorld if state.scorable else InnerWorld)(state, patience)
+        state = run_async(lambda: self.open_state(task, agents, seed, patience))
+        assert isinstance(state, ServerState), "`open_state` opens them"
+        return (ScorableInnerState if state.scorable else InnerState)(state, patience)
 
 
 class _Member(Described):

@@ -21,7 +21,7 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus, WebSocketException
 
-from kapelle.environment import Outcome, RemoteWorld, Retriable, Scorable, WorkerLost, report_change
+from kapelle.environment import Outcome, RemoteState, Retriable, Scorable, WorkerLost, report_change
 from kapelle.errors import ConfigError, EngineError, EpisodeError
 from kapelle.runtime.credentials import authorization
 from kapelle.runtime.deadlines import UNBREAKABLE, Patience, within
@@ -43,7 +43,7 @@ PASSING = (429, 503)
 """Statuses of a server that is full or is shutting down."""
 
 
-class RefusedRequest(EpisodeError):
+class RequestRejected(EpisodeError):
     """The server rejected a request with a `status`."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -51,11 +51,11 @@ class RefusedRequest(EpisodeError):
         self.status, self.reason = status, message
 
 
-def refusal_of(status: int, message: str) -> Exception:
+def error_of_response(status: int, message: str) -> Exception:
     """Return the exception of an error status; see `docs/environment_server.md`."""
     if status in PASSING:
         return Busy(message)
-    return WorkerLost(message, blamed=True) if status == 410 else RefusedRequest(status, message)
+    return WorkerLost(message, blamed=True) if status == 410 else RequestRejected(status, message)
 
 
 @lru_cache(maxsize=1)
@@ -88,7 +88,7 @@ class ServerConnection:
     def send(self, request: Mapping[str, Any]) -> Future[Any]:
         """Send a request and return the future of its answer.
 
-        The future raises the environment's error, WorkerLost, Busy or RefusedRequest.
+        The future raises the environment's error, WorkerLost, Busy or RequestRejected.
         """
         number = next(self._numbers)
         text = to_text({"id": number, **request}, LARGEST)
@@ -123,7 +123,7 @@ class ServerConnection:
             status = error.response.status_code
             message = error_message(bytes(error.response.body or b"")).removeprefix(": ")
             message = message or f"it answers with status {status}"
-            fault = self._gone(message) if status in PASSING else refusal_of(status, message)
+            fault = self._gone(message) if status in PASSING else error_of_response(status, message)
         except (OSError, KeyError, TypeError, ValueError, WebSocketException) as error:
             fault = self._gone(str(error) or type(error).__name__)
         finally:
@@ -146,7 +146,7 @@ class ServerConnection:
         if "error" in answer:
             future.set_exception(environment_error(*answer["error"]))
         elif "refused" in answer:
-            future.set_exception(refusal_of(*answer["refused"]))
+            future.set_exception(error_of_response(*answer["refused"]))
         else:
             future.set_result(answer["value"])
 
@@ -193,7 +193,7 @@ class EnvironmentServerLink:
         """Send a request about an environment and wait; raise Busy if the server does not answer, or the environment's error."""
         try:
             answer = self.current().send(request).result(seconds)
-        except RefusedRequest as rejected:
+        except RequestRejected as rejected:
             if rejected.status == 416:
                 raise IndexError(rejected.reason) from None
             raise self.stops(rejected) from None
@@ -203,7 +203,7 @@ class EnvironmentServerLink:
         self.answered()
         return answer
 
-    def stops(self, rejected: RefusedRequest) -> ConfigError:
+    def stops(self, rejected: RequestRejected) -> ConfigError:
         """Return the error that stops a run whose request is rejected."""
         return ConfigError(f"The environment server at {self.address} rejects the run: {rejected.reason}")
 
@@ -315,21 +315,21 @@ class Servers:
                 return server.call(request, seconds)
         raise AssertionError("`_attempts` ends with an error")
 
-    async def open_world(self, request: Mapping[str, Any], name: str, patience: Patience) -> ServerWorld:
+    async def open_state(self, request: Mapping[str, Any], name: str, patience: Patience) -> ServerState:
         """Open an episode on a server with room; raise the environment's error, or EngineError if no server is reachable."""
         for server in self._attempts():
             if server is None:
                 await asyncio.sleep(POLL_SECONDS)
                 continue
             try:
-                state = ServerWorld(server, name, patience)
+                state = ServerState(server, name, patience)
                 began = await state.reset(request)
             except WorkerLost as lost:
                 if lost.blamed:
                     raise
                 server.failed(str(lost))
                 continue
-            except RefusedRequest as rejected:
+            except RequestRejected as rejected:
                 raise server.stops(rejected) from None
             server.answered()
             self._note_version(server, began["version"])
@@ -379,7 +379,7 @@ def servers_at(
 _sessions = count(1)
 
 
-class ServerWorld(RemoteWorld):
+class ServerState(RemoteState):
     """The state of an episode on a server. The server limits each call; the limit here is a little longer."""
 
     def __init__(self, server: EnvironmentServerLink, name: str, patience: Patience) -> None:
@@ -395,7 +395,7 @@ class ServerWorld(RemoteWorld):
         return None if lost is None else WorkerLost(lost, blamed=False)
 
     async def call(self, method: str, request: Mapping[str, Any]) -> Any:
-        """See `RemoteWorld`."""
+        """See `RemoteState`."""
         if method == "start":  # it may wait for a free place; the server limits the rest
             return await self._answer(request)
         slowest = max(self._patience.grader, self._patience.environment)
@@ -411,7 +411,7 @@ class ServerWorld(RemoteWorld):
             return await asyncio.wrap_future(self._request(request))
         except Busy as busy:
             raise WorkerLost(str(busy), blamed=False) from None
-        except RefusedRequest as rejected:
+        except RequestRejected as rejected:
             raise WorkerLost(str(rejected), blamed=False) if rejected.status == 404 else rejected from None
 
     def outcome_now(self, seconds: float) -> Outcome:
@@ -419,27 +419,27 @@ class ServerWorld(RemoteWorld):
         return Outcome(**self._request({"call": "outcome"}).result(seconds))
 
     def release(self) -> None:
-        """See `RemoteWorld`."""
+        """See `RemoteState`."""
         self._server.sessions -= 1
 
 
-class InnerWorld(Retriable):
+class InnerState(Retriable):
     """The state of a server's episode inside a local environment; synchronous methods block."""
 
-    def __init__(self, state: ServerWorld, patience: Patience) -> None:
+    def __init__(self, state: ServerState, patience: Patience) -> None:
         self._state = state
         self._seconds = patience.environment + UNBREAKABLE
 
     def observe(self, agent: str) -> str:
-        """See `environment.World`."""
+        """See `environment.EpisodeState`."""
         return self._state.observe(agent)
 
     def movers(self) -> tuple[str, ...]:
-        """See `environment.World`."""
+        """See `environment.EpisodeState`."""
         return self._state.movers()
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """See `environment.World`."""
+        """See `environment.EpisodeState`."""
         return await self._state.step(actions, final)
 
     def allow_answers(self, most: int) -> None:
@@ -447,15 +447,15 @@ class InnerWorld(Retriable):
         self._state.allow_answers(most)
 
     def outcome(self) -> Outcome:
-        """See `environment.World`."""
+        """See `environment.EpisodeState`."""
         return self._state.outcome_now(self._seconds)
 
     async def close(self) -> None:
-        """See `environment.World`."""
+        """See `environment.EpisodeState`."""
         await self._state.close()
 
 
-class ScorableInnerWorld(InnerWorld, Scorable):
+class ScorableInnerState(InnerState, Scorable):
     """The same for an environment that can score a text before the episode ends."""
 
     async def score(self, agent: str, text: str) -> float:

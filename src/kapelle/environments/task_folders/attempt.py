@@ -82,7 +82,7 @@ INSTRUCTION = f"{AGENT}/instruction.md"
 """The file with the task's instruction."""
 
 
-class WorkplaceOver(Exception):
+class WorkspaceClosed(Exception):
     """The agent's sandbox has ended; the text has the reason."""
 
 
@@ -96,14 +96,14 @@ class Workplace:
         self._over = False
 
     def put(self, entries: Entries) -> None:
-        """Write files and folders; raise WorkplaceOver if the sandbox has ended."""
+        """Write files and folders; raise WorkspaceClosed if the sandbox has ended."""
         with self._lock:
             self._ask("put", SETUP_S, entries=entries)
 
     def run(self, command: Sequence[str], seconds: float, most: int) -> tuple[int | None, str]:
         """Run a command in the working directory; return its exit code (None: it took too long) and output.
 
-        Raises WorkplaceOver if the sandbox has ended.
+        Raises WorkspaceClosed if the sandbox has ended.
         """
         with self._lock:
             reply = self._ask("run", seconds + SETUP_S, **self._command(command, {}, seconds, most))
@@ -121,7 +121,7 @@ class Workplace:
     ) -> tuple[int | None, str]:
         """Run an agent's program for at most `seconds`, without the time in which it `waits` for answers.
 
-        Return its exit code (None: it took too long) and output; raise WorkplaceOver if the sandbox has ended or `stop` is set.
+        Return its exit code (None: it took too long) and output; raise WorkspaceClosed if the sandbox has ended or `stop` is set.
         """
         with self._lock:
             self._ask("launch", SETUP_S, **self._command(command, env, 1e9, most))
@@ -129,7 +129,7 @@ class Workplace:
             while used < seconds:
                 if stop.is_set():
                     self.close()
-                    raise WorkplaceOver("the episode is over")
+                    raise WorkspaceClosed("the episode is over")
                 reply = self._ask("look", SETUP_S, seconds=0.1)
                 if "running" not in reply:
                     return _code(reply)
@@ -170,7 +170,7 @@ class Workplace:
                     bound = f"{self._room.left_mb} MiB" if too_large else f"{MOST_FILES} files"
                     return [], f"the attempt left more than {bound}"
                 return checked(reply.get("entries"), self.task.folders, most, MOST_FILES), None
-            except WorkplaceOver as ended:
+            except WorkspaceClosed as ended:
                 return [], str(ended)
             except ValueError as wrong:
                 return [], f"what the attempt left is malformed: {wrong}"
@@ -187,7 +187,7 @@ class Workplace:
 
     def _ask(self, what: str, within_s: float, **given: Json) -> Mapping[str, Any]:
         if self._over:
-            raise WorkplaceOver("the sandbox has ended")
+            raise WorkspaceClosed("the sandbox has ended")
         if self._session is None:
             self._begin()
         session = self._session
@@ -204,7 +204,7 @@ class Workplace:
         if not isinstance(reply, dict):
             self._over, self._session = True, None
             limit = session.finish(kill=True).limit
-            raise WorkplaceOver(
+            raise WorkspaceClosed(
                 "a program ended the sandbox"
                 if limit is None
                 else f"the sandbox reached its limit of {limit}"
@@ -273,7 +273,7 @@ def built(task: TaskFolder, room: Room) -> BuiltTask:
                     failed.append(line.command)
             place.put(files[copied:])
             entries, why = place.take()
-        except WorkplaceOver as over:
+        except WorkspaceClosed as over:
             entries, why = [], str(over)
         finally:
             place.close()
@@ -284,7 +284,7 @@ def built(task: TaskFolder, room: Room) -> BuiltTask:
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptResult:
+class TaskRunResult:
     """The result of a task's tests."""
 
     reward: float
@@ -297,7 +297,7 @@ class AttemptResult:
 
 def grade(
     task: TaskFolder, entries: Entries, room: Room, rewards: tuple[float, float] = (0.0, 1.0)
-) -> AttemptResult:
+) -> TaskRunResult:
     """Run a task's tests on an agent's files; block meanwhile. Raises SandboxError if there is no sandbox.
 
     A result that is unclear gives the smaller of `rewards`.
@@ -326,25 +326,25 @@ def grade(
         raise
     done = session.finish()
     if done.limit is not None:
-        return AttemptResult(rewards[0], f"The tests reached their limit of {done.limit}.")
+        return TaskRunResult(rewards[0], f"The tests reached their limit of {done.limit}.")
     lines = done.stdout.split(b"\n")
     texts = [base64.b64decode(line).decode("utf-8", "replace") for line in lines[: len(layout.report)]]
     output, files = texts[0], dict(zip(reported, texts[1:], strict=False))
     said = re.sub(r" in [0-9.]+s\b", "", output)[-2000:]  # so that equal files give an equal record
     if summary:
         reward, why = summary_passed(output, task.expected)
-        return AttemptResult(reward, why, said)
+        return TaskRunResult(reward, why, said)
     for path in reported:
         if text := files[path].strip():
             found = read_reward(posixpath.basename(path), text)
             if isinstance(found, str):
-                return AttemptResult(rewards[0], found, said)
+                return TaskRunResult(rewards[0], found, said)
             if not rewards[0] <= found["reward"] <= rewards[1]:
-                return AttemptResult(
+                return TaskRunResult(
                     rewards[0], f"{path} holds {found['reward']}, outside of `rewards`.", said
                 )
-            return AttemptResult(found["reward"], f"{path} holds {found['reward']}.", said, found)
-    return AttemptResult(rewards[0], f"The tests wrote no {' or '.join(reported)}.", said)
+            return TaskRunResult(found["reward"], f"{path} holds {found['reward']}.", said, found)
+    return TaskRunResult(rewards[0], f"The tests wrote no {' or '.join(reported)}.", said)
 
 
 def read_reward(name: str, text: str) -> dict[str, float] | str:

@@ -24,14 +24,14 @@ from pydantic import Field
 
 from kapelle.environment import (
     Alive,
+    DrivenByPrograms,
     Holding,
     Outcome,
-    PlayedFromOutside,
     Scripted,
 )
-from kapelle.environments.external import SERVER, SHOWN, External, ExternalWorld, WaitingEpisode, board_of
+from kapelle.environments.external import SERVER, SHOWN, External, ExternalState, WaitingEpisode, board_of
 from kapelle.environments.grading.text.tool_call import Form
-from kapelle.environments.task_folders.attempt import INSTRUCTION, PORT, Room, Workplace, WorkplaceOver
+from kapelle.environments.task_folders.attempt import INSTRUCTION, PORT, Room, Workplace, WorkspaceClosed
 from kapelle.environments.task_folders.environment import FolderSettings, finish, verdict_info
 from kapelle.environments.taught import WithTeacher
 from kapelle.errors import ConfigError, EpisodeError, SandboxError
@@ -46,7 +46,7 @@ ADDRESS_MB = 128 << 10
 what is used of it."""
 
 
-class CodingAgent(FolderSettings, WithTeacher, Alive, Holding, PlayedFromOutside, Scripted):
+class CodingAgent(FolderSettings, WithTeacher, Alive, Holding, DrivenByPrograms, Scripted):
     """A command-line coding agent works on task folders in a sandbox and calls the team; the tests give the reward.
 
     Each episode starts it once, in the task's folder. Its calls become turns of the agents, which it names as models: `team/NAME`.
@@ -103,18 +103,18 @@ class CodingAgent(FolderSettings, WithTeacher, Alive, Holding, PlayedFromOutside
         """Accept any number of processes: each serves its own episodes."""
 
     @contextmanager
-    def serve(self, play: Any, say: Callable[[str, str], None]) -> Iterator[None]:
+    def serve(self, setup: Any, say: Callable[[str, str], None]) -> Iterator[None]:
         """Run the server for programs, with a socket for sandboxes, while the block runs."""
         with tempfile.TemporaryDirectory(prefix="kapelle-") as folder:
             Path(folder).chmod(0o711)  # the socket has a random name, which only kapelle tells the sandboxes
             door = Path(folder) / secrets.token_hex(8)
             served: AbstractContextManager[None] = find_object(SERVER, "server")(
-                self._server(), play, say, key=self.key, door=door
+                self._server(), setup, say, key=self.key, door=door
             )
             with served:
                 yield
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> ExternalWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> ExternalState:
         """Create the state of one episode; raise EpisodeError if no server runs."""
         board, folder = board_of(self.key), self.folder_of(task)
         place = Workplace(folder, self._room(board.door))
@@ -134,7 +134,7 @@ class CodingAgent(FolderSettings, WithTeacher, Alive, Holding, PlayedFromOutside
             command = [_filled(word, values) for word in self.command]
             return RunningAgent(place, self.room(), command, env, seconds, episode, waits)
 
-        return ExternalWorld(board, task, seed, tuple(agents), begin, self.programs)
+        return ExternalState(board, task, seed, tuple(agents), begin, self.programs)
 
     @property
     def key(self) -> str:
@@ -199,7 +199,7 @@ class RunningAgent:
             code, output = self._place.play(
                 self._command, self._env, self._seconds, 8192, waits=self._waits, stop=self._stop
             )
-        except WorkplaceOver as over:
+        except WorkspaceClosed as over:
             code, output = None, str(over)
         except SandboxError as error:
             return EpisodeError(f"The coding agent has no sandbox: {error}")

@@ -13,21 +13,21 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from kapelle.environment import Holding, Outcome, Reads, Reporting, Scripted
-from kapelle.environments.base import BaseWorld
+from kapelle.environments.base import BaseState
 from kapelle.environments.grading.text.tool_call import ReadCall, write_calls
-from kapelle.environments.questions import need_seats
+from kapelle.environments.questions import require_agents
 from kapelle.environments.sandbox.pool import backend, require
 from kapelle.environments.task_folders.attempt import (
-    AttemptResult,
     Room,
+    TaskRunResult,
     Workplace,
-    WorkplaceOver,
+    WorkspaceClosed,
     built,
     check_room,
     grade,
 )
 from kapelle.environments.task_folders.forms import RunLines, Runner, TaskFolder, read_task, task_folders
-from kapelle.environments.tool_questions import CallSettings, ToolsWorld
+from kapelle.environments.tool_questions import CallSettings, ToolsState
 from kapelle.environments.tools.contract import Tool, Toolbox, ToolFault, one_text
 from kapelle.errors import ConfigError, DataError, EpisodeError, SandboxError
 from kapelle.runtime.deadlines import pause_deadline
@@ -207,7 +207,7 @@ class TaskFolders(CallSettings, FolderSettings, Scripted, Holding):
         """Return the file descriptors of one sandbox."""
         return 8
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> ToolsWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> ToolsState:
         """Create the state of one episode; its sandbox starts with the first command."""
         folder = self.folder_of(task)
         place = Workplace(folder, self.room())
@@ -215,7 +215,7 @@ class TaskFolders(CallSettings, FolderSettings, Scripted, Holding):
         schemas = [tool.schema for tool in boxes[agents[0]][0].tools]
         # A command has its own limit, and those of other agents may come first.
         waiting = self.model_copy(update={"call_s": (self.call_s + 60.0) * len(agents)})
-        return ToolsWorld(FolderWorld(task, agents, place, self.room()), boxes, schemas, waiting)
+        return ToolsState(FolderState(task, agents, place, self.room()), boxes, schemas, waiting)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return the task's solution as one command, then a final text; raise ConfigError if it has none."""
@@ -244,7 +244,7 @@ class Shell(Toolbox):
             raise ToolFault("A command has no NUL and at most 100,000 characters.")
         try:
             code, output = self._place.run(["bash", "-c", command], self._call_s, 4 * self._most)
-        except WorkplaceOver as ended:
+        except WorkspaceClosed as ended:
             raise ToolFault(f"There is no shell any more: {ended}.") from None
         except SandboxError as error:
             raise EpisodeError(str(error)) from None
@@ -258,17 +258,17 @@ class Shell(Toolbox):
         self._place.close()
 
 
-class FolderWorld(BaseWorld):
+class FolderState(BaseState):
     """The state of one episode: the tests run after the team's final texts."""
 
     def __init__(self, task: Task, agents: Sequence[str], place: Workplace, room: Room) -> None:
         super().__init__(task, agents)
         self._place, self._room = place, room
-        self._verdict: AttemptResult | None = None
+        self._verdict: TaskRunResult | None = None
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Run the tests on the team's files."""
-        need_seats(actions, self.agents, "answered")
+        require_agents(actions, self.agents, "answered")
         resume_deadline = pause_deadline()  # tests have their own limit
         try:
             self._verdict = await asyncio.to_thread(finish, self._place, self._room)
@@ -286,12 +286,12 @@ class FolderWorld(BaseWorld):
         return Outcome(self.rewards, self.success, verdict_info(self._verdict))
 
 
-def finish(place: Workplace, room: Room) -> AttemptResult:
+def finish(place: Workplace, room: Room) -> TaskRunResult:
     """End the agent's sandbox and grade its files; raise EpisodeError if there is no sandbox for the tests."""
     try:
         entries, why = place.take()
         return (
-            AttemptResult(0.0, f"No tests ran: {why}.")
+            TaskRunResult(0.0, f"No tests ran: {why}.")
             if why is not None
             else grade(place.task, entries, room)
         )
@@ -299,6 +299,6 @@ def finish(place: Workplace, room: Room) -> AttemptResult:
         raise EpisodeError(f"The tests of {place.task.name} could not be run: {error}") from None
 
 
-def verdict_info(verdict: AttemptResult) -> dict[str, Json]:
+def verdict_info(verdict: TaskRunResult) -> dict[str, Json]:
     """Return a verdict for the episode's record."""
     return {"tests": verdict.why, "tests_said": verdict.said, "rewards": dict(verdict.parts)}

@@ -88,7 +88,7 @@ class Search(ToolSettings, Reads):
 
     def _find(self) -> Find:
         if self.url is not None:
-            return functools.partial(ask_server, self.url, self.local, self.key_env)
+            return functools.partial(query_server, self.url, self.local, self.key_env)
         assert self.corpus is not None, "validated above"
         return corpus_index(self.corpus).search
 
@@ -175,7 +175,7 @@ def corpus_index(corpus: str) -> CorpusIndex:
     return CorpusIndex(passages)
 
 
-def ask_server(url: str, local: bool, key_env: str | None, query: str, count: int) -> Sequence[Passage]:
+def query_server(url: str, local: bool, key_env: str | None, query: str, count: int) -> Sequence[Passage]:
     """Return the passages of a search server; raise ToolFault for a failure or an invalid answer."""
     from kapelle.environments.tools.web import WebFault, any_address, fetch_json, is_public
 

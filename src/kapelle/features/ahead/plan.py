@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kapelle.engines.rollout.protocol import AllowsInterrupts
-from kapelle.environment import InMemory, PaysEpisodes, PlayedFromOutside, offers
+from kapelle.environment import DrivenByPrograms, InMemory, RewardsEpisodes, offers
 from kapelle.features.ahead.settings import AheadSettings
 from kapelle.setup.feature import FeaturePlan, RunToCheck
 
@@ -30,7 +30,7 @@ class AheadPlan(FeaturePlan[AheadSettings]):
         if offers(environment, InMemory) and environment.in_memory:
             names = ", ".join(environment.in_memory)
             yield f"`training.overlap` samples in another process, which has no access to {names} in memory. Set it to false."
-        if offers(environment, PlayedFromOutside):
+        if offers(environment, DrivenByPrograms):
             yield "`training.overlap` samples in another process, which outside programs cannot follow. Set it to false."
         if run.config.tasks.difficulty is not None:
             yield "`tasks.difficulty` is measured by this process. Set `training.overlap: false`."
@@ -57,7 +57,7 @@ class AheadPlan(FeaturePlan[AheadSettings]):
             yield (
                 f"{partial}, and the engine `{config.engine.name}` cannot return unfinished completions. Set `engine.name: local`."
             )
-        if offers(environment, PlayedFromOutside):
+        if offers(environment, DrivenByPrograms):
             yield f"{partial}, which outside programs cannot follow. Set it to 0."
-        if offers(environment, PaysEpisodes) and environment.compared:
+        if offers(environment, RewardsEpisodes) and environment.compared:
             yield f"{partial}, and {environment.compared[0]} compares the episodes of a group. Set it to 0."

@@ -27,10 +27,10 @@ from kapelle.engines.train.protocol import TrainEngine
 from kapelle.errors import EngineError
 from kapelle.features.ahead.queue import Pending, begin_step
 from kapelle.models.lora_bank import copy_weights
-from kapelle.rollout.episodes import PlaysGroups
+from kapelle.rollout.episodes import CollectsGroups
 from kapelle.rollout.partial import PartialGroup, dump_partial
-from kapelle.rollout.play import Play
 from kapelle.rollout.replica import moves
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runs.timeline import Timeline
 from kapelle.runtime.foreign_code import received_error
 from kapelle.runtime.process_tree import LifeSigns, SharedStatus, how_it_ended, start_server
@@ -219,11 +219,13 @@ class SamplingProcess:
 class SamplingWorkers:
     """Lets the rollout workers of a cluster collect steps during the update."""
 
-    def __init__(self, config: RunConfig, algorithm: Algorithm, play: Play, engine: PlaysGroups) -> None:
+    def __init__(
+        self, config: RunConfig, algorithm: Algorithm, setup: RolloutSetup, engine: CollectsGroups
+    ) -> None:
         """Take a play whose engine is these workers."""
         self._config, self._algorithm, self._engine = config, algorithm, engine
-        self._play = play.as_asked(algorithm.data)
-        self._tasks = tasks_of(play, config)
+        self._play = setup.for_algorithm(algorithm.data)
+        self._tasks = tasks_of(setup, config)
         self._busy = False
 
     @property
@@ -236,13 +238,13 @@ class SamplingWorkers:
 
     def begin(self, number: int, left: Sequence[PartialGroup] = (), roles: Roles | None = None) -> Pending:
         """Let the workers begin with step `number`; see `Sampler`."""
-        ranks, play = self._play.ranks, replace(self._play, timeline=Timeline())
+        ranks, setup = self._play.ranks, replace(self._play, timeline=Timeline())
         meeting = ranks.meeting()
         meeting.begin()
         if self._busy:  # their step was interrupted
             self._engine.abandon()
         self._tasks.assign = None if roles is None else lambda step, count: roles
-        rest = begin_step(play, self._config, self._algorithm, self._tasks, number, left, meeting)
+        rest = begin_step(setup, self._config, self._algorithm, self._tasks, number, left, meeting)
         self._busy = True
 
         def wait() -> StepShare:

@@ -22,9 +22,9 @@ from kapelle.engines.rollout.protocol import Interruptible
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.errors import ConfigError
 from kapelle.features.ahead.settings import AheadSettings
-from kapelle.rollout.episodes import PlaysGroups, begun, play_groups
+from kapelle.rollout.episodes import CollectsGroups, begun, collect_groups
 from kapelle.rollout.partial import EndOfStep, PartialGroup, dump_partial, load_partial, unfinished_turns
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.rows import turns_of
 from kapelle.runs.episode_json import dump_groups, load_groups
 from kapelle.runtime.event_loop import run_async
@@ -43,7 +43,7 @@ Left = Sequence[PartialGroup]
 
 
 def begin_step(
-    play: Play,
+    setup: RolloutSetup,
     config: RunConfig,
     algorithm: Algorithm,
     source: TrainingTasks,
@@ -53,23 +53,23 @@ def begin_step(
 ) -> Callable[[], StepShare]:
     """Begin with this process's share of step `number` and of the groups that are `left`; see `begin_share`."""
     if not config.training.partial_rollouts:
-        return begin_share(play, config, algorithm, source, number, meeting)
+        return begin_share(setup, config, algorithm, source, number, meeting)
     seed = derive_seed(config.seed, "rollout", number)
     groups = [*left, *begun(source.of(number), algorithm.data.group_size, seed, number)]
     enough = enough_for(config.training, number, groups)
-    if isinstance(play.engine, PlaysGroups):
-        collected = play.engine.ask_partial(play, groups, enough, meeting)
+    if isinstance(setup.engine, CollectsGroups):
+        collected = setup.engine.request_partial(setup, groups, enough, meeting)
     else:
-        collected = partial(_collect, play, groups, enough, meeting)
+        collected = partial(_collect, setup, groups, enough, meeting)
     return partial(_as_share, collected)
 
 
 def _collect(
-    play: Play, groups: Sequence[PartialGroup], enough: EndOfStep, meeting: Meeting
+    setup: RolloutSetup, groups: Sequence[PartialGroup], enough: EndOfStep, meeting: Meeting
 ) -> dict[int, PartialGroup]:
     """Collect this process's share of groups until the others may stay unfinished; return all of them by place."""
     own = range(meeting.rank, len(groups), meeting.size)
-    played = run_async(lambda: play_groups(play, [groups[place] for place in own], enough, meeting))
+    played = run_async(lambda: collect_groups(setup, [groups[place] for place in own], enough, meeting))
     return dict(zip(own, played, strict=True))
 
 
@@ -217,21 +217,23 @@ class RolloutsAhead(Rollouts):
         self,
         config: RunConfig,
         algorithm: Algorithm,
-        play: Play,
+        setup: RolloutSetup,
         engine: TrainEngine,
         players: Sequence[LoadsWeights],
         sampler: Sampler | None,
     ) -> None:
-        super().__init__(config, algorithm, play, engine, players if sampler is None else [*players, sampler])
+        super().__init__(
+            config, algorithm, setup, engine, players if sampler is None else [*players, sampler]
+        )
         training = self._config.training
         self.queue = RolloutQueue(steps_ahead(training), training.max_staleness)
         self.sampler = sampler
 
     def collect(self, step: StepInProgress) -> list[Group]:
         """Return the groups that a step learns from; see `Rollouts`."""
-        play, versions = self.prepared(step), dict(self._engine.versions)
+        setup, versions = self.prepared(step), dict(self._engine.versions)
         begin = None if self.sampler is None else self._begin
-        groups = self.queue.take(step.number, versions, partial(self._here, step, play), begin)
+        groups = self.queue.take(step.number, versions, partial(self._here, step, setup), begin)
         if self._config.training.max_staleness:
             step.metrics["staleness"] = self.queue.staleness(groups)
         step.metrics |= {**step.parity, **self.tasks.metrics()}
@@ -241,18 +243,18 @@ class RolloutsAhead(Rollouts):
         assert self.sampler is not None, "only a sampler collects during the update"
         return self.sampler.begin(number, left, self.tasks.roles(number))
 
-    def _here(self, step: StepInProgress, play: Play, number: int, left: Left) -> StepShare:
+    def _here(self, step: StepInProgress, setup: RolloutSetup, number: int, left: Left) -> StepShare:
         """Collect step `number` before this step's update."""
         if self.sampler is None:
-            meeting = play.ranks.meeting()
+            meeting = setup.ranks.meeting()
             meeting.begin()
-            own = begin_step(play, self._config, self._algorithm, self.tasks, number, left, meeting)
-            share = together(play.ranks, meeting, own)
+            own = begin_step(setup, self._config, self._algorithm, self.tasks, number, left, meeting)
+            share = together(setup.ranks, meeting, own)
         else:
             share = self._begin(number, left)()
         if not self.on_policy:
             self._compare(step, share, dict(self._engine.versions))
-            play.engine.release_caches()  # as in a sampling process; the next step would read what is kept
+            setup.engine.release_caches()  # as in a sampling process; the next step would read what is kept
         return share
 
     def _compare(
@@ -289,7 +291,7 @@ class RolloutsAhead(Rollouts):
 
 def rollouts_ahead(
     run: StartedRun,
-    acting: Play,
+    acting: RolloutSetup,
     bases: Mapping[str, str],
     in_memory: Container[str],
     closing: ExitStack,
@@ -300,10 +302,10 @@ def rollouts_ahead(
 
     Raises ConfigError for an engine that cannot return unfinished completions, or that another process cannot build.
     """
-    config, algorithm, player = run.config, run.algorithm, run.play.engine
+    config, algorithm, player = run.config, run.algorithm, run.setup.engine
     if not algorithm.plays:
         return Rollouts(config, algorithm, acting, run.engine, run.players)
-    if config.training.partial_rollouts and not isinstance(player, Interruptible | PlaysGroups):
+    if config.training.partial_rollouts and not isinstance(player, Interruptible | CollectsGroups):
         raise ConfigError(
             f"`training.partial_rollouts` leaves episodes unfinished, but the engine {type(player).__name__} cannot return "
             "unfinished completions. Let it inherit from `Interruptible`, or set it to 0."
@@ -312,8 +314,8 @@ def rollouts_ahead(
     if config.training.overlap:
         from kapelle.features.ahead.process import SamplingProcess, SamplingWorkers
 
-        if isinstance(player, PlaysGroups):
-            sampler = SamplingWorkers(config, algorithm, run.play, player)
+        if isinstance(player, CollectsGroups):
+            sampler = SamplingWorkers(config, algorithm, run.setup, player)
         else:
             passed = [path for path in bases.values() if path in in_memory]
             if passed:
@@ -327,7 +329,7 @@ def rollouts_ahead(
                     "`training.overlap` samples in another process, but a rollout engine was passed to it. Name the engine in the "
                     "recipe (`engine`), or set `training.overlap: false`."
                 )
-            ranks = run.play.ranks
+            ranks = run.setup.ranks
             sampler = SamplingProcess(config, run.team, bases, run.base_hashes, run.engine, ranks)
             closing.callback(sampler.close)
     return RolloutsAhead(config, algorithm, acting, run.engine, players=run.players, sampler=sampler)

@@ -109,14 +109,14 @@ class _Player:
         for policy, version in versions.items():
             team.load(policy, lambda name=policy: self._shared[name], version)  # type: ignore[misc]
         restore_random(random_from_lists(random))
-        play = replace(team.play.as_asked(team.algorithm.data), timeline=Timeline())
-        self._tasks = self._tasks or tasks_of(play, team.config)
+        setup = replace(team.setup.for_algorithm(team.algorithm.data), timeline=Timeline())
+        self._tasks = self._tasks or tasks_of(setup, team.config)
         casts = [{agent: Cast(*cast) for agent, cast in each.items()} for each in roles or ()]
         self._tasks.assign = None if roles is None else lambda step, count: casts
         self._meeting.begin(place)
         try:
             share = begin_step(
-                play, team.config, team.algorithm, self._tasks, number, load_partial(left), self._meeting
+                setup, team.config, team.algorithm, self._tasks, number, load_partial(left), self._meeting
             )()
         except Exception as error:
             self._meeting.fail(error)
@@ -126,5 +126,5 @@ class _Player:
             "share": dump_share(share).decode("ascii"),
             "seconds": time.perf_counter() - started,
         }
-        team.play.engine.release_caches()
+        team.setup.engine.release_caches()
         return answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kapelle.environment import PlayedFromOutside, offers
+from kapelle.environment import DrivenByPrograms, offers
 from kapelle.features.compaction.settings import CompactionConfig
 from kapelle.setup.feature import FeaturePlan, RunToCheck
 
@@ -14,5 +14,5 @@ class CompactionPlan(FeaturePlan[CompactionConfig]):
 
     def check(self, run: RunToCheck) -> Iterator[str]:
         """Yield that an outside program keeps its own conversations."""
-        if offers(run.config.environment, PlayedFromOutside):
+        if offers(run.config.environment, DrivenByPrograms):
             yield "`episode.compaction` shortens conversations of kapelle, and an outside program keeps its own. Remove it."

@@ -35,7 +35,15 @@ from kapelle.features.league.pool import (
     MemberPool,
     dependence,
 )
-from kapelle.features.league.seating import Chances, Follower, MemberSeat, Seating, chances, met_in, seated
+from kapelle.features.league.seating import (
+    Assignments,
+    Chances,
+    Follower,
+    OpponentEntry,
+    chances,
+    met_in,
+    seated,
+)
 from kapelle.features.league.settings import FcpPopulation, LeagueConfig, PsroPopulation
 from kapelle.functional.ratings import (
     can_measure_diversity,
@@ -48,7 +56,7 @@ from kapelle.functional.ratings import (
 from kapelle.models.adapters import named
 from kapelle.models.lora_bank import layers_of
 from kapelle.models.weights import read_adapter, save_adapter
-from kapelle.rollout.episodes import PlaysGroups, shared_rollout
+from kapelle.rollout.episodes import CollectsGroups, shared_rollout
 from kapelle.rollout.evaluation.exploitability import (
     TabularPolicies,
     average,
@@ -56,7 +64,7 @@ from kapelle.rollout.evaluation.exploitability import (
     evaluate_table,
     language_table,
 )
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.rows import Column, Sample, turns_of
 from kapelle.runs.named_checkpoint import policy_folder
 from kapelle.runtime.files import replace_file
@@ -160,12 +168,12 @@ class League(Feature):
 
     def __init__(self, settings: LeagueConfig, run: StartedRun) -> None:
         """Keep weights in the folder `league` of the run directory. Raises ConfigError for workers that cannot play pairs."""
-        config, play, engine = run.config, run.play, run.engine
+        config, setup, engine = run.config, run.setup, run.engine
         self._settings, self._seed, self._steps = settings, config.seed, config.training.steps
-        self._play, self._engine = play, engine
+        self._play, self._engine = setup, engine
         self._players_of_steps = [SlotHolder(player.load) for player in run.players]
         folder = None if run.run_dir is None else run.run_dir / "league"
-        team = play.team
+        team = setup.team
         self._homes = tuple(name for name in team.names if team.policy(name).trained)
         self._learners: dict[str, dict[str, str]] = {
             MAIN: {team.policy_of[agent]: team.policy_of[agent] for agent in self._homes}
@@ -181,7 +189,7 @@ class League(Feature):
         self._spread()
         self.pool = MemberPool(self._settings, fixed_members(self._settings, team))
         self._players = {member.plays: member.name for member in self.pool.members if member.plays}
-        self._snapshots = SnapshotStore(folder, self._settings.in_memory, play.ranks, partial(_save, run))
+        self._snapshots = SnapshotStore(folder, self._settings.in_memory, setup.ranks, partial(_save, run))
         self._kept = folder is not None
         self._in_slot: dict[int, str] = {}
         self._tables: dict[str, TabularPolicies] = {}
@@ -192,8 +200,8 @@ class League(Feature):
         """Whether a learner started again after the last step, so that samples collected ahead are of other weights."""
         self._step = 0
         """The last step whose games are counted."""
-        self._exact = _tabulated(play, self._settings.exact)
-        if self.plays_pairs and len(run.players) > 1 and isinstance(play.engine, PlaysGroups):
+        self._exact = _tabulated(setup, self._settings.exact)
+        if self.has_pair_games and len(run.players) > 1 and isinstance(setup.engine, CollectsGroups):
             raise ConfigError(
                 "`league` plays games for its table of payoffs, and with `training.overlap` the cluster's workers play the next step at that "
                 "time. Set `training.overlap: false`."
@@ -238,7 +246,7 @@ class League(Feature):
 
     # -------- Before a step
 
-    def seat(self, number: int) -> Seating:
+    def seat(self, number: int) -> Assignments:
         """Load members into the slots, and return how roles are assigned in the next steps, of which `number` is the first."""
         if not self._begun:
             self._begin()
@@ -254,16 +262,16 @@ class League(Feature):
         }
         names = [each.name for each in self._everybody if each.kind == "past" and each.name in met]
         self.sit(names, self._players_of_steps)
-        seats: dict[str, tuple[MemberSeat, ...]] = {}
+        seats: dict[str, tuple[OpponentEntry, ...]] = {}
         for level, (learner, each) in enumerate(zip(self._line, drawn, strict=True)):
             found = []
             for member in self.pool.before(level):
                 chance = {home: own.get(member.name, 0.0) for home, own in each.items()}
                 if any(chance.values()):
-                    found.append(MemberSeat(member.name, chance, self._policies(member), member.plays))
+                    found.append(OpponentEntry(member.name, chance, self._policies(member), member.plays))
             seats[learner] = tuple(found)
         exploiter = self._settings.exploiter
-        return Seating(
+        return Assignments(
             self._homes,
             seats[MAIN],
             self._settings.population.share,
@@ -600,7 +608,7 @@ class League(Feature):
         return table
 
     @property
-    def plays_pairs(self) -> bool:
+    def has_pair_games(self) -> bool:
         """Whether pairs of members play for the table, because not all payoffs are exact."""
         if isinstance(self._settings.population, PsroPopulation):
             return self._exact is None or bool(self._settings.members)
@@ -738,12 +746,12 @@ class League(Feature):
                 self.pool.gone.setdefault(name, (int(taken), self._step or math.inf))
 
 
-def _tabulated(play: Play, most: int) -> Enumerable | None:
+def _tabulated(setup: RolloutSetup, most: int) -> Enumerable | None:
     """Return the game if the team's policies are tables of at most `most` information states; None otherwise."""
-    if enumerable(play.environment, len(play.team.names), most) is None:
+    if enumerable(setup.environment, len(setup.team.names), most) is None:
         return None
     try:
-        return check_tabular(play)
+        return check_tabular(setup)
     except ConfigError:
         return None
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from kapelle.environment import PlayedFromOutside, PlaysSeats, enumerable, offers
+from kapelle.environment import DrivenByPrograms, HasPlayers, enumerable, offers
 from kapelle.errors import ConfigError
 from kapelle.features.league.policies import added_policies
 from kapelle.features.league.pool import (
@@ -50,7 +50,7 @@ def members(league: LeagueConfig, run: RunToCheck) -> Iterator[str]:
         where = f"`league.members.{member}: {weights}`"
         if players.setdefault(weights, member) != member:
             yield f"{where} is the same player as `league.members.{players[weights]}`. Name it once."
-        elif not offers(environment, PlaysSeats):
+        elif not offers(environment, HasPlayers):
             yield (
                 f"{where} is a player of the environment, and `{environment.name}` has none. Name a past self (`{{past: RUN@10}}`), a "
                 "model, an endpoint or `frozen`; OpenSpiel's games have players."
@@ -92,7 +92,7 @@ def games(league: LeagueConfig, run: RunToCheck) -> Iterator[str]:
         )
     if config.training.partial_rollouts:
         yield "`league`: `training.partial_rollouts` would continue an episode with other members. Set it to 0."
-    if offers(config.environment, PlayedFromOutside):
+    if offers(config.environment, DrivenByPrograms):
         yield "`league`: outside programs choose their agents themselves. Leave `league` out."
 
 

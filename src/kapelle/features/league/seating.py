@@ -67,7 +67,7 @@ def seated(drawn: Chances, past: Sequence[str], slots: int, seed: int) -> dict[s
 
 
 @dataclass(frozen=True, slots=True)
-class MemberSeat:
+class OpponentEntry:
     """A member that may be met, and the policies that play for it."""
 
     member: str
@@ -85,16 +85,16 @@ class Follower:
     learner: str
     policies: Mapping[str, str]
     """Agent → the policy that learns in its role."""
-    seats: tuple[MemberSeat, ...]
+    seats: tuple[OpponentEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Seating:
+class Assignments:
     """How roles are assigned in the tasks of the next steps."""
 
     homes: tuple[str, ...]
     """The learning agents; each has its own role in equally many tasks."""
-    seats: tuple[MemberSeat, ...]
+    seats: tuple[OpponentEntry, ...]
     share: float
     """Share of the tasks against the pool."""
     agents: tuple[str, ...]
@@ -144,7 +144,7 @@ class Seating:
         met = self._opposite(point, home, follower.seats)
         return {home: own[home], **met} if met else own
 
-    def _opposite(self, point: float, home: str, seats: Sequence[MemberSeat]) -> dict[str, Cast]:
+    def _opposite(self, point: float, home: str, seats: Sequence[OpponentEntry]) -> dict[str, Cast]:
         """Return who takes all roles but `home`; empty if the learner plays itself."""
         if not seats or point >= self.share:
             return {}

@@ -66,7 +66,7 @@ class EpisodeReplay(Feature):
     def before_update(self, step: StepInProgress) -> None:
         """Measure how far the weights have moved since the earlier groups were sampled."""
         turns = turns_of(step.earlier)
-        samples = [policy_sample(turn, step.play.team, turn.policy, {}) for _, turn in turns]
+        samples = [policy_sample(turn, step.setup.team, turn.policy, {}) for _, turn in turns]
         scored = self._run.engine.score(samples) if samples else ()
         gaps = [now_T - torch.tensor(t.logprobs) for now_T, (_, t) in zip(scored, turns, strict=True)]
         if gaps:

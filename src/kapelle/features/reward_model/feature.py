@@ -82,7 +82,7 @@ class RefreshedVerifier(Feature):
             label = label_of(groups[key.group].episodes[key.episode], turn)
             if label is not None:
                 self._labels += 1
-                graded = GradedAnswer(groups[key.group].task.asked, turn.text, label)
+                graded = GradedAnswer(groups[key.group].task.prompt_messages, turn.text, label)
                 self._remembered = (*self._remembered, graded)[-settings.memory :]
         rows: list[dict[str, float]] = []
         for _ in range(settings.updates):

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kapelle.environment import PlayedFromOutside, offers, task_of
+from kapelle.environment import DrivenByPrograms, offers, task_of
 from kapelle.errors import CheckpointError, ModelError, TrainingHalted
 from kapelle.features.warmup.key import cache_folder, stage_of, stage_team, warmup_is_cached, warmup_key
 from kapelle.models.adapters import shapes_of
@@ -26,7 +26,7 @@ from kapelle.models.language_model import DTYPES, LanguageModel, copy_language_m
 from kapelle.models.lora_bank import copy_weights
 from kapelle.models.weights import save_model
 from kapelle.rollout.episodes import rollout
-from kapelle.rollout.play import Play, make_play
+from kapelle.rollout.setup import RolloutSetup, make_rollout_setup
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.schema import RunConfig
@@ -89,17 +89,17 @@ def train_stage(
     stage = stage_of(config)
     algorithm, team = stage_team(stage)
     models = load_models(team, stage.model, {})
-    play = make_play(stage, team, teacher(stage, team, models))
+    setup = make_rollout_setup(stage, team, teacher(stage, team, models))
     with ExitStack() as playing:
-        playing.callback(play.close)
-        if offers(play.environment, PlayedFromOutside):
-            playing.enter_context(play.environment.serve(play, lambda _name, line: say(line)))
-        shown = demonstrations(play, stage, config.warmup.demonstrations)
+        playing.callback(setup.close)
+        if offers(setup.environment, DrivenByPrograms):
+            playing.enter_context(setup.environment.serve(setup, lambda _name, line: say(line)))
+        shown = demonstrations(setup, stage, config.warmup.demonstrations)
     [policy] = [team.policies[name] for name in team.trained]
     model = models[policy.base]
     with closing(build_train_engine(stage, algorithm, team, models)) as engine:
         turns = DrawnTurns(shown, config.warmup.batch, stage.seed)
-        loop = Loop(stage, algorithm, play, engine, SampledTurns(turns, stage, algorithm, play, engine))
+        loop = Loop(stage, algorithm, setup, engine, SampledTurns(turns, stage, algorithm, setup, engine))
         for number in range(1, stage.training.steps + 1):
             metrics = loop.step(number).metrics
             if progress is not None:
@@ -110,12 +110,12 @@ def train_stage(
     return model
 
 
-def demonstrations(play: Play, config: RunConfig, count: int) -> list[Group]:
+def demonstrations(setup: RolloutSetup, config: RunConfig, count: int) -> list[Group]:
     """Return the script's valid episodes on `count` training tasks, one in each group; TrainingHalted if all failed.
 
     An outside program sees the number of its task. On an endless split it therefore gets the numbers that training draws.
     """
-    environment = play.environment
+    environment = setup.environment
     size = environment.size("train")
     fits = untested(config)
     tasks: list[Task] = []
@@ -124,7 +124,7 @@ def demonstrations(play: Play, config: RunConfig, count: int) -> list[Group]:
         index = len(tasks) + excluded
         if size is not None:
             index %= size
-        elif offers(environment, PlayedFromOutside):
+        elif offers(environment, DrivenByPrograms):
             index = drawn(config.seed, index)
         task = task_of(environment, "train", index, played=len(tasks))
         if fits is None or fits(task):
@@ -134,7 +134,7 @@ def demonstrations(play: Play, config: RunConfig, count: int) -> list[Group]:
                 f"`evaluation.sets` holds {excluded} tasks of `{environment.name}` that the warm-up would train on. Evaluate on other "
                 "problems."
             )
-    groups = run_async(lambda: rollout(play, tasks, 1, derive_seed(config.seed, "demonstrations")))
+    groups = run_async(lambda: rollout(setup, tasks, 1, derive_seed(config.seed, "demonstrations")))
     valid = [group for group in groups if group.valid]
     if not valid:
         raise TrainingHalted(

@@ -117,7 +117,7 @@ def gated(gate_NF: Tensor, up_NF: Tensor) -> Tensor:
     return silu(gate_NF).mul_(up_NF)
 
 
-def gated_again(gate_NF: Tensor, up_NF: Tensor) -> tuple[Tensor, Tensor]:
+def regated(gate_NF: Tensor, up_NF: Tensor) -> tuple[Tensor, Tensor]:
     """Return silu(gate), and silu(gate) · up."""
     lit_NF = silu(gate_NF)
     return lit_NF, lit_NF * up_NF
@@ -148,7 +148,7 @@ class LayerPieces(NamedTuple):
         tuple[Tensor, Tensor | None],
     ] = turned_back
     gated: Callable[[Tensor, Tensor], Tensor] = gated
-    gated_again: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = gated_again
+    regated: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = regated
     gated_back: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] = gated_back
 
 
@@ -219,7 +219,7 @@ def trial(
         inverse_N1, inverse_NT1 = inverse_of(x_ND, 1e-6), inverse_of(out_NTE.to(wide), 1e-6)
         turns = cos_N1E, sin_N1E, wide
         raw_NTE = out_NTE.to(wide)
-        lit_NF, inner_NF = pieces.gated_again(gate_NF, up_NF)
+        lit_NF, inner_NF = pieces.regated(gate_NF, up_NF)
         own: list[Tensor | None] = [
             pieces.scaled(x_ND, inverse_N1, weight_D, dtype),
             lit_NF.clone(),

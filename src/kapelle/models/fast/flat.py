@@ -31,7 +31,7 @@ from kapelle.models.fast.routed_linear import (
     Linear,
     backward_linear,
     forward_linear,
-    kept_of,
+    kept_rows_of,
     saved_tensors,
 )
 from kapelle.models.lora_bank import computes_in, order_of
@@ -254,7 +254,7 @@ class Mlp(torch.autograd.Function):
         grads = Gradients(ctx.needs_input_grad[2:])
         tensors = rest[: len(grads.wanted)]
         h_ND = task.pieces.scaled(x_ND, inverse_N1, tensors[0], task.dtype)
-        lit_NF, inner_NF = task.pieces.gated_again(gate_NF, up_NF)
+        lit_NF, inner_NF = task.pieces.regated(gate_NF, up_NF)
         kept = _kept_of_each(rest[len(tensors) :], ctx.counts)
         gate, up, down = task.linears
         given_ND = given[0].to(task.dtype)
@@ -273,7 +273,7 @@ def _kept_of_each(tensors: Sequence[Tensor], counts: Sequence[int]) -> list[Any]
     left = []
     first = 0
     for count in counts:
-        left.append(kept_of(tensors[first : first + 2 * count]))
+        left.append(kept_rows_of(tensors[first : first + 2 * count]))
         first += 2 * count
     return left
 

@@ -192,18 +192,18 @@ class _Tables:
         head_J, each_U = torch.arange(key_heads), torch.arange(per_key)
         first_p = torch.tensor([0, *self.ends[:-1]])
         readers_e = torch.tensor([readers for _, readers in shape.pools])[pool_e]
-        seat_eJ = first_p[pool_e] + block_e * key_heads * readers_e + reader_e
-        seat_eJ = seat_eJ[:, None] + head_J * readers_e[:, None]
+        role_eJ = first_p[pool_e] + block_e * key_heads * readers_e + reader_e
+        role_eJ = role_eJ[:, None] + head_J * readers_e[:, None]
         query_eJ = slot_e[:, None] * key_heads + head_J
 
         query_s = torch.zeros(self.ends[-1], dtype=torch.long)
-        query_s[seat_eJ] = query_eJ
+        query_s[role_eJ] = query_eJ
         weight_sU = torch.zeros(self.ends[-1], per_key, dtype=torch.long)
-        weight_sU[seat_eJ] = (query_eJ[..., None] * per_key + each_U) * shape.most + number_e[:, None, None]
+        weight_sU[role_eJ] = (query_eJ[..., None] * per_key + each_U) * shape.most + number_e[:, None, None]
         score_SMJU = torch.zeros(shape.slots, shape.most, key_heads, per_key, dtype=torch.long)
-        score_SMJU[slot_e, number_e] = seat_eJ[..., None] * per_key + each_U
+        score_SMJU[slot_e, number_e] = role_eJ[..., None] * per_key + each_U
         part_SMJ = torch.full((shape.slots, shape.most, key_heads), self.ends[-1])
-        part_SMJ[slot_e, number_e] = seat_eJ
+        part_SMJ[slot_e, number_e] = role_eJ
         seen_SM = torch.zeros(shape.slots, shape.most, dtype=torch.long)
         seen_SM[slot_e, number_e] = seen_e
         tail_S1, length_S = torch.tensor(
@@ -370,8 +370,8 @@ class KVCache:
         q_pUE, first = q_SHE.reshape(pairs, -1, size), most * BLOCK
         score_SHW = q_SHE.new_empty(slots, heads, tables.mask_S1W.shape[2])
         if most:
-            seat_sUE = q_pUE.index_select(0, tables.query_s)
-            in_blocks = tables.products(seat_sUE, tables.keys[layer], tables.score_sUB)
+            role_sUE = q_pUE.index_select(0, tables.query_s)
+            in_blocks = tables.products(role_sUE, tables.keys[layer], tables.score_sUB)
             in_blocks = in_blocks.view(-1, BLOCK).index_select(0, tables.score_SHM).view(slots, heads, -1)
             torch.add(in_blocks, tables.mask_S1W[..., :first], out=score_SHW[..., :first])
         in_tails = torch.bmm(q_pUE, keys.flatten(0, 1).transpose(1, 2)).view(slots, heads, -1)
@@ -381,13 +381,13 @@ class KVCache:
         tail_pUT = weight_SHW[..., first:].view(pairs, -1, self.shape.tail)
         if not most:
             return torch.bmm(tail_pUT, values.flatten(0, 1)).view(slots, heads, size)
-        seat_sUB = weight_SHW[..., :first].reshape(-1, BLOCK).index_select(0, tables.weight_sU)
-        part_sUE = tables.products(seat_sUB.view_as(tables.score_sUB), tables.values[layer], tables.part_sUE)
+        role_sUB = weight_SHW[..., :first].reshape(-1, BLOCK).index_select(0, tables.weight_sU)
+        part_sUE = tables.products(role_sUB.view_as(tables.score_sUB), tables.values[layer], tables.part_sUE)
         out_SMJUE = part_sUE.index_select(0, tables.part_SMJ).view(slots, most, -1)
         out_pUE = out_SMJUE.sum(1, dtype=v_SJE.dtype).view(pairs, -1, size)
         return out_pUE.baddbmm_(tail_pUT, values.flatten(0, 1)).view(slots, heads, size)
 
-    def kept(self, slots: Sequence[int]) -> KeptRows:
+    def kept(self, slots: Sequence[int]) -> StoredRows:
         """Return copies of these rows' keys and values."""
         self._end_window()
         rows = [row for row in (self._rows[slot] for slot in slots) if row is not None]
@@ -396,7 +396,7 @@ class KVCache:
         number = {block: place for place, block in enumerate((*shared, *own))}
         longest = max((row.tail for row in rows), default=0)
         index_S = torch.tensor(slots, dtype=torch.long, device=self.device)
-        return KeptRows(
+        return StoredRows(
             torch.cat((self._shared.copy(list(shared)), self._own.copy(own)), 2),
             self._tail[..., :longest, :].index_select(2, index_S),
             [
@@ -531,7 +531,7 @@ class _KeptRow(NamedTuple):
     tail: int
 
 
-class KeptRows:
+class StoredRows:
     """Copies of finished rows' keys and values."""
 
     def __init__(self, blocks: Tensor, tails: Tensor, rows: Sequence[_KeptRow]) -> None:
@@ -550,7 +550,7 @@ class KeptRows:
         parts.append(self._tails[:, :, number, :, : row.tail])
         return torch.cat(parts, dim=3)[:, :, :, :tokens]
 
-    def chosen(self, rows: Sequence[int]) -> KeptRows:
+    def chosen(self, rows: Sequence[int]) -> StoredRows:
         """Return copies of some rows."""
         chosen = [self._rows[number] for number in rows]
         used = list(dict.fromkeys(block for row in chosen for block in (*row.prompt, *row.own)))
@@ -559,7 +559,7 @@ class KeptRows:
             torch.tensor(each, dtype=torch.long, device=self._tails.device) for each in (used, rows)
         )
         longest = max((row.tail for row in chosen), default=0)
-        return KeptRows(
+        return StoredRows(
             self._blocks.index_select(2, index_n),
             self._tails[..., :longest, :].index_select(2, index_R),
             [
@@ -680,7 +680,7 @@ class Prefixes:
     def __init__(self, most: int) -> None:
         """Hold at most `most` token places; 0 keeps nothing."""
         self._most = most
-        self._pieces: OrderedDict[int, tuple[KeptRows, Sequence[Text]]] = OrderedDict()
+        self._pieces: OrderedDict[int, tuple[StoredRows, Sequence[Text]]] = OrderedDict()
         """Rows, and the text of each."""
         self._where: dict[tuple[str | None, int], tuple[int, int]] = {}
         """(adapter, hash of a text) → (piece, row); built on the first lookup."""
@@ -704,7 +704,7 @@ class Prefixes:
         if room:
             self._keep(cache.kept(rows[:room]), texts[:room])
 
-    def _keep(self, kept: KeptRows, texts: Sequence[Text]) -> None:
+    def _keep(self, kept: StoredRows, texts: Sequence[Text]) -> None:
         self.shrink(self._most - kept.places)
         self._pieces[self._made] = (kept, texts)
         self._made += 1

@@ -96,13 +96,13 @@ class Linear(NamedTuple):
     weight_OI: int
     bias_O: int | None
     legs: tuple[Leg, ...]
-    stacks: KeptStacks | None = None
+    stacks: StoredStacks | None = None
     """The layer's cached stacks of factors; None stacks them in every pass."""
     grouped: bool = True
     """Whether the updates of several adapters may be grouped."""
 
 
-class KeptForBackward(NamedTuple):
+class SavedForBackward(NamedTuple):
     """Tensors that the backward pass needs, of one leg or of all grouped legs."""
 
     low_nr: Tensor
@@ -130,23 +130,23 @@ class Gradients:
             self.values[place] = make().to(of.dtype)
 
 
-def saved_tensors(kept: Sequence[KeptForBackward]) -> list[Tensor | None]:
+def saved_tensors(kept: Sequence[SavedForBackward]) -> list[Tensor | None]:
     """Return the tensors of several legs in one list, as autograd stores them."""
     return [tensor for each in kept for tensor in each]
 
 
-def kept_of(tensors: Sequence[Tensor]) -> list[KeptForBackward]:
+def kept_rows_of(tensors: Sequence[Tensor]) -> list[SavedForBackward]:
     """Undo `saved_tensors`."""
-    return [KeptForBackward(*pair) for pair in zip(tensors[::2], tensors[1::2], strict=True)]
+    return [SavedForBackward(*pair) for pair in zip(tensors[::2], tensors[1::2], strict=True)]
 
 
 def forward_linear(
     order: Linear, tensors: Tensors, x_NI: Tensor, multiply: Product = product
-) -> tuple[Tensor, list[KeptForBackward]]:
+) -> tuple[Tensor, list[SavedForBackward]]:
     """Return the output `_NO` in the type of `x_NI`, and what the backward pass needs."""
     out_NO = multiply(x_NI, tensors[order.weight_OI].to(x_NI.dtype), None)
     if order.grouped and takes_groups(x_NI, out_NO.shape[1], len(order.legs)):
-        kept = [KeptForBackward(*add_updates(_groups(order, tensors), x_NI, out_NO, order.stacks))]
+        kept = [SavedForBackward(*add_updates(_groups(order, tensors), x_NI, out_NO, order.stacks))]
     else:
         kept = []
         for leg in order.legs:
@@ -156,7 +156,7 @@ def forward_linear(
                 x_nI, mask_nI = dropped(x_nI, leg.dropout, leg.keys_n)
             low_nr = x_nI @ a_rI.t()
             out_NO[leg.first : leg.last].addmm_(low_nr, b_Or.t(), alpha=leg.scale)
-            kept.append(KeptForBackward(low_nr, mask_nI))
+            kept.append(SavedForBackward(low_nr, mask_nI))
     if order.bias_O is not None:
         out_NO.add_(tensors[order.bias_O])
     return out_NO, kept
@@ -174,7 +174,7 @@ def _groups(order: Linear, tensors: Tensors) -> list[AdapterGroup]:
 def backward_linear(
     order: Linear,
     tensors: Tensors,
-    kept: Sequence[KeptForBackward],
+    kept: Sequence[SavedForBackward],
     x_NI: Tensor,
     given_NO: Tensor,
     grads: Gradients,
@@ -212,7 +212,7 @@ def backward_linear(
 def _backward_factors(
     leg: Leg,
     tensors: Tensors,
-    kept: KeptForBackward,
+    kept: SavedForBackward,
     x_nI: Tensor,
     given_nO: Tensor,
     dx_nI: Tensor | None,
@@ -364,10 +364,10 @@ def _grouped_outer(left_NI: Tensor, right_NO: Tensor, division: _Division) -> Te
 
 
 def add_updates(
-    groups: Sequence[AdapterGroup], x_NI: Tensor, out_NO: Tensor, stacks: KeptStacks | None = None
+    groups: Sequence[AdapterGroup], x_NI: Tensor, out_NO: Tensor, stacks: StoredStacks | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Add every group's update to `out_NO`; return A·x `_Nr` and the mask of dropout, None without it."""
-    stack, division = (stacks or KeptStacks()).of(groups, x_NI)
+    stack, division = (stacks or StoredStacks()).of(groups, x_NI)
     mask_NI = None
     if any(group.dropout for group in groups):
         x_NI, mask_NI = x_NI.clone(), torch.ones_like(x_NI, dtype=torch.bool)
@@ -389,10 +389,10 @@ def backward_updates(
     dx_NI: Tensor | None,
     *,
     factors: bool,
-    stacks: KeptStacks | None = None,
+    stacks: StoredStacks | None = None,
 ) -> list[Factored]:
     """Add the updates' part to `dx_NI`; return the gradients of each group's factors if `factors` are wanted."""
-    stack, division = (stacks or KeptStacks()).of(groups, x_NI)
+    stack, division = (stacks or StoredStacks()).of(groups, x_NI)
     given_Nr = _grouped(given_NO, stack.up_GOr, division)
     if dx_NI is not None and mask_NI is None:
         _add_grouped(dx_NI, given_Nr, stack.down_GrI, division)
@@ -423,7 +423,7 @@ class _Stack(NamedTuple):
     """The factors; holding them keeps their addresses unique."""
 
 
-class KeptStacks:
+class StoredStacks:
     """The stacked factors of one layer, cached until a factor changes.
 
     All microbatches of an optimiser step and all steps of decoding between two updates read one stack.
@@ -462,9 +462,9 @@ class KeptStacks:
         factors = [tensor for group in groups for tensor in (group.a_rI, group.b_Or)]
         if any(tensor.is_inference() for tensor in factors):  # they have no version
             return _stacked(groups, order, dtype)
-        if self._steps != KeptStacks.steps:
+        if self._steps != StoredStacks.steps:
             self._kept.clear()
-            self._steps = KeptStacks.steps
+            self._steps = StoredStacks.steps
         readers = (dtype, *order, *(t.data_ptr() for t in factors), *(group.scale for group in groups))
         versions = [tensor._version for tensor in factors]  # noqa: SLF001 — it has no public name
         made_of, stack = self._kept.pop(readers, ([], None))
@@ -479,7 +479,7 @@ class KeptStacks:
 
 
 def _count_step(*_: object) -> None:
-    KeptStacks.steps += 1
+    StoredStacks.steps += 1
 
 
 register_optimizer_step_post_hook(_count_step)

@@ -23,15 +23,15 @@ from kapelle.environment import (
     OPTIONAL,
     Answerable,
     Environment,
-    OneSeat,
     Private,
     Scripted,
     ShowsImages,
     Symmetric,
     Teachable,
-    asks_questions,
+    TeamMoves,
     check_capabilities,
     check_declared,
+    has_comparable_answers,
     offers,
     size_of,
     task_of,
@@ -41,7 +41,7 @@ from kapelle.rollout.conformance.driving import (
     LONGEST,
     NOTHING,
     SECONDS,
-    DrivenWorld,
+    DrivenState,
     Finding,
     accepts,
     always,
@@ -51,7 +51,7 @@ from kapelle.rollout.conformance.driving import (
     scripted,
 )
 from kapelle.runs.episode_json import dump_episode, load_episode
-from kapelle.runtime.deadlines import GaveUp
+from kapelle.runtime.deadlines import DeadlineExceeded
 from kapelle.runtime.foreign_code import Unfit, asked, reason
 from kapelle.settings.base import Settings
 from kapelle.types import Episode, Split, Task
@@ -99,12 +99,12 @@ async def conform(
         "tasks": lambda: same_tasks(environment, chosen),
         "other process": lambda: same_in_another_process(environment, chosen),
         "splits": lambda: splits_apart(environment, chosen),
-        "determinism": lambda: same_worlds(environment, train, seats),
+        "determinism": lambda: same_states(environment, train, seats),
         "private views": lambda: private_views(environment, train, seats),
         "rewards": lambda: rewards_in_range(environment, train, seats),
         "records": lambda: outcomes_kept(environment, train, seats),
-        "seats": lambda: seats_alike(environment, train, seats),
-        "gold": lambda: gold_pays(environment, chosen),
+        "seats": lambda: roles_alike(environment, train, seats),
+        "gold": lambda: gold_is_rewarded(environment, chosen),
     }
     for name, each in work.items():
         try:
@@ -118,7 +118,7 @@ async def conform(
             result = Finding(name, "failed", str(error))
         except (KapelleError, KeyboardInterrupt, asyncio.CancelledError):
             raise
-        except (Exception, GaveUp, SystemExit) as error:  # noqa: BLE001 - the environment's own code
+        except (Exception, DeadlineExceeded, SystemExit) as error:  # noqa: BLE001 - the environment's own code
             return [*found, Finding(name, "failed", f"the environment's code raises {reason(error)}")]
         found += result if isinstance(result, list) else [result]
     return found
@@ -252,7 +252,7 @@ def splits_apart(environment: Environment, chosen: Mapping[Split, Sequence[Task]
 # -------- Checks of episodes: repeatable, private, rewards in range, stored exactly, symmetric roles
 
 
-async def same_worlds(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
+async def same_states(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
     """Return whether one seed and equal texts give equal episodes."""
     name = "determinism"
     for task in tasks[:4]:
@@ -288,7 +288,7 @@ async def private_views(environment: Environment, tasks: Sequence[Task], agents:
                     )
                 secrets += [(owner, each) for each in own]
         moves = dict.fromkeys(agents, 0)
-        world = await DrivenWorld.open(environment, task, agents, 0)
+        world = await DrivenState.open(environment, task, agents, 0)
         try:
             for steps in range(LONGEST):
                 when = f"after step {steps}" if steps else "at the start"
@@ -366,20 +366,20 @@ async def outcomes_kept(environment: Environment, tasks: Sequence[Task], agents:
     return Finding("records", "ok", "outcomes can be written and read again")
 
 
-async def seats_alike(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
+async def roles_alike(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
     """Return whether exchanging the texts of two symmetric roles exchanges their rewards."""
     name = "seats"
-    if offers(environment, OneSeat):
+    if offers(environment, TeamMoves):
         said = (
             "it has one seat, so agents have no views and no pay of their own. Several work on each move by `workflow.name: chain`; "
             "`play` and `tool_use` train one"
         )
         return Finding(name, "not checked", said)
-    if len(agents) < 2 and asks_questions(environment):
+    if len(agents) < 2 and has_comparable_answers(environment):
         agents = ("agent_0", "agent_1")
         if not accepts(environment, agents):
             return Finding(name, "not checked", "it is played alone")
-    alike = environment.symmetric if offers(environment, Symmetric) else asks_questions(environment)
+    alike = environment.symmetric if offers(environment, Symmetric) else has_comparable_answers(environment)
     if not alike or len(agents) < 2:
         return Finding(name, "not checked", "it does not declare its seats alike (`Symmetric`)")
     for task in tasks[:4]:
@@ -400,10 +400,10 @@ async def seats_alike(environment: Environment, tasks: Sequence[Task], agents: S
 # -------- Check that only a correct answer gets the full reward
 
 
-async def gold_pays(environment: Environment, chosen: Mapping[Split, Sequence[Task]]) -> list[Finding]:
+async def gold_is_rewarded(environment: Environment, chosen: Mapping[Split, Sequence[Task]]) -> list[Finding]:
     """Return whether the script's solution gets the full reward, and no other text does."""
     names = ("solver",)
-    solvable = asks_questions(environment) and offers(environment, Scripted)
+    solvable = has_comparable_answers(environment) and offers(environment, Scripted)
     if offers(environment, Teachable) and environment.teacher is not None:
         why = "`environment.teacher` gives its demonstrations, and may know the roles of one team alone, or be wrong"
         return [Finding("gold", "not checked", why), Finding("cheating", "not checked", why)]

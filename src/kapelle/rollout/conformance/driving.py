@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from kapelle.environment import Environment, Outcome, RemoteWorld, Scripted, offers
+from kapelle.environment import Environment, Outcome, RemoteState, Scripted, offers
 from kapelle.errors import ConfigError, DataError, EpisodeError
-from kapelle.rollout.bounded_worlds import BoundedWorld, BrokenContract, open_world
-from kapelle.rollout.outcomes import asked_to_stop, payments, plain_outcome, text
-from kapelle.runtime.deadlines import GaveUp, Patience
+from kapelle.rollout.bounded_states import BoundedState, BrokenContract, open_state
+from kapelle.rollout.outcomes import checked_rewards, plain_outcome, stop_signal_received, text
+from kapelle.runtime.deadlines import DeadlineExceeded, Patience
 from kapelle.runtime.foreign_code import Unfit, asked, reason
 from kapelle.types import Message, Task
 
@@ -79,18 +79,18 @@ def accepts(environment: Environment, names: Sequence[str]) -> bool:
     return True
 
 
-class DrivenWorld:
+class DrivenState:
     """An episode state with time limits and checks of every result; Unfit describes a wrong one."""
 
-    def __init__(self, world: BoundedWorld | RemoteWorld, task: Task, agents: Sequence[str]) -> None:
+    def __init__(self, world: BoundedState | RemoteState, task: Task, agents: Sequence[str]) -> None:
         self._world, self._task, self._agents = world, task, agents
 
     @classmethod
     async def open(
         cls, environment: Environment, task: Task, agents: Sequence[str], seed: int
-    ) -> DrivenWorld:
+    ) -> DrivenState:
         """Open the state of one episode."""
-        made = open_world(environment, task, agents, seed, patience(environment))
+        made = open_state(environment, task, agents, seed, patience(environment))
         return cls(await _awaited("start", task, made), task, agents)
 
     def observe(self, agent: str) -> str:
@@ -112,7 +112,7 @@ class DrivenWorld:
     async def step(self, actions: Mapping[str, str]) -> dict[str, float]:
         """Take a step; return the rewards."""
         paid = await _awaited("step", self._task, self._world.step(dict(actions), None))
-        return self._now("step", lambda: payments(paid, self._agents))
+        return self._now("step", lambda: checked_rewards(paid, self._agents))
 
     async def outcome(self) -> Outcome:
         """Return the outcome."""
@@ -155,20 +155,20 @@ async def _awaited(method: str, task: Task, work: Awaitable[T]) -> T:
         raise
     except BaseException as error:
         # A cancellation from outside is no fault of the environment.
-        if isinstance(error, asyncio.CancelledError) and asked_to_stop():
+        if isinstance(error, asyncio.CancelledError) and stop_signal_received():
             raise
         raise Unfit(_blame(method, task, error)) from None
 
 
 def _blame(method: str, task: Task, error: BaseException) -> str:
     said = reason(error).removesuffix(".")
-    if isinstance(error, EpisodeError | GaveUp):
+    if isinstance(error, EpisodeError | DeadlineExceeded):
         return f"{said} (task {task.id})."
     return f"`{method}` raises {said} in task {task.id}."
 
 
 def _plain(outcome: Outcome, agents: Sequence[str]) -> Outcome:
-    rewards = payments(outcome.rewards, agents)
+    rewards = checked_rewards(outcome.rewards, agents)
     # A success outside [0, 1] is another finding.
     kept = None if outcome.success is None else float(outcome.success)
     return Outcome(
@@ -187,7 +187,7 @@ async def drive(
 
     Raises Unfit for a method that is missing, raises, or returns a wrong type.
     """
-    world = await DrivenWorld.open(environment, task, agents, seed)
+    world = await DrivenState.open(environment, task, agents, seed)
     seen: list[tuple[str, str]] = []
     paid = dict.fromkeys(agents, 0.0)
     moves = dict.fromkeys(agents, 0)

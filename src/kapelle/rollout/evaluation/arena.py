@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
 
-from kapelle.environment import Environment, asks_questions, is_opposed
+from kapelle.environment import Environment, has_comparable_answers, is_opposed
 from kapelle.errors import ConfigError
 from kapelle.functional.ratings import (
     Package,
@@ -34,8 +34,8 @@ from kapelle.functional.ratings import (
     ratings,
 )
 from kapelle.functional.statistics import finite, mean_interval
-from kapelle.rollout.episodes import ScheduledEpisode, play_episode, play_seats
-from kapelle.rollout.play import Play
+from kapelle.rollout.episodes import ScheduledEpisode, collect_scheduled, roll_out_episode
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime.randomness import derive_seed
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Cast, Episode, Json, Task
@@ -71,7 +71,7 @@ class Encounter:
 
     one: str
     other: str
-    seatings: tuple[tuple[Side, ...], ...]
+    role_orders: tuple[tuple[Side, ...], ...]
     """Assignments of the players to the roles: for each role 0 (`one`) or 1 (`other`)."""
     games: tuple[tuple[Payoffs | None, ...], ...]
     """Deal → assignment → payoffs; None for a failed episode."""
@@ -97,8 +97,8 @@ class Encounter:
         except ValidationError as error:
             first = error.errors()[0]
             raise ValueError(f"`{'.'.join(map(str, first['loc']))}`: {first['msg']}") from None
-        if not found.seatings or any(len(deal) != len(found.seatings) for deal in found.games):
-            raise ValueError("`games` needs one game of each deal for each of the `seatings`")
+        if not found.role_orders or any(len(deal) != len(found.role_orders) for deal in found.games):
+            raise ValueError("`games` needs one game of each deal for each of the `role_orders`")
         return found
 
     @property
@@ -127,7 +127,7 @@ def pairs_of(labels: Sequence[str], environment: Environment) -> list[tuple[str,
     return list(pairs(labels, 2))
 
 
-def seatings(seats: int, *, alone: bool) -> tuple[tuple[int, ...], ...]:
+def role_orders(seats: int, *, alone: bool) -> tuple[tuple[int, ...], ...]:
     """Return every assignment of two players to the roles that gives each a role; `alone`, of one player to all roles."""
     if alone:
         return ((0,) * seats,)
@@ -151,32 +151,36 @@ def seated(
 
 
 async def meet(
-    play: Play, names: Sequence[str], pair: tuple[Contestant, Contestant], tasks: Sequence[Task], seed: int
+    setup: RolloutSetup,
+    names: Sequence[str],
+    pair: tuple[Contestant, Contestant],
+    tasks: Sequence[Task],
+    seed: int,
 ) -> Encounter:
     """Play all assignments of all deals at once, so that completions of both players share batches.
 
     `play` has the engine with the policies of all players, and the environment; its team is not used.
     """
-    assignments = seatings(len(names), alone=pair[0].label == pair[1].label)
-    plays: list[Play] = []
+    assignments = role_orders(len(names), alone=pair[0].label == pair[1].label)
+    plays: list[RolloutSetup] = []
     scheduled: list[ScheduledEpisode] = []
     for task in tasks:
         for assignment in assignments:
             team, cast = seated(names, pair, assignment)
-            plays.append(replace(play, team=team))
+            plays.append(replace(setup, team=team))
             # One seed for all assignments of all pairs: the same cards, and the same luck of each role.
             own_seed = derive_seed(seed, "arena", task.id)
             scheduled.append(ScheduledEpisode(replace(task, cast=cast), 0, own_seed))
 
     async def one(number: int, each: ScheduledEpisode) -> Episode:
-        return await play_episode(plays[number], each.task, each.seed)
+        return await roll_out_episode(plays[number], each.task, each.seed)
 
-    episodes = await play_seats(plays[0], scheduled, one)
-    play.engine.release_caches()
+    episodes = await collect_scheduled(plays[0], scheduled, one)
+    setup.engine.release_caches()
     games: list[Payoffs | None] = []
     turns, tokens = [0, 0], [0, 0]
     invalid: list[int | None] = [None, None]
-    graded = asks_questions(play.environment)
+    graded = has_comparable_answers(setup.environment)
     for number, episode in enumerate(episodes):
         side = dict(zip(names, assignments[number % len(assignments)], strict=True))
         if episode.error is not None:

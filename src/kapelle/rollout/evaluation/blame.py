@@ -1,6 +1,6 @@
 """Blame: the probability of success before and after every turn, estimated by continuations.
 
-An episode is continued from each of its moments (`rollout.interventions.play_on`): earlier turns are replayed in a new environment,
+An episode is continued from each of its moments (`rollout.interventions.continue_forks`): earlier turns are replayed in a new environment,
 and everything after them is sampled with the measured weights. The mean success of these continuations is the probability of success
 at that moment,
 
@@ -26,12 +26,19 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from kapelle.environment import Alive, Environment, PaysEpisodes, PlayedFromOutside, offers
+from kapelle.environment import Alive, DrivenByPrograms, Environment, RewardsEpisodes, offers
 from kapelle.errors import ConfigError, EpisodeError
-from kapelle.rollout.episodes import play_continuations
-from kapelle.rollout.interventions import Continuation, Fork, PlayedOn, Record, play_on, turns_until
+from kapelle.rollout.episodes import roll_out_continuations
+from kapelle.rollout.interventions import (
+    Continuation,
+    ContinuedFork,
+    Fork,
+    Record,
+    continue_forks,
+    turns_until,
+)
 from kapelle.rollout.partial import numbered
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runs.blamed import (
     Blame,
     BlamedEpisode,
@@ -57,18 +64,18 @@ Key = tuple[int, int | None]
 """Index of the first turn of a moment, and of the only turn that is sampled again; None for the whole moment."""
 
 
-def refuse_alive(environment: Environment) -> None:
+def check_repeatable(environment: Environment) -> None:
     """Raise ConfigError for an environment whose episodes cannot be replayed.
 
     Outside programs are allowed: many repeat, and differences are noticed in their prompts.
     """
     alive = environment.alive if offers(environment, Alive) else ()
-    if alive and not offers(environment, PlayedFromOutside):
+    if alive and not offers(environment, DrivenByPrograms):
         raise ConfigError(
             f"Blame replays episodes, but environment '{environment.name}' relies on answers that may differ the next time: "
             f"{', '.join(alive)}. Remove that, or read the episodes with `kapelle view`."
         )
-    if offers(environment, PaysEpisodes) and environment.compared:
+    if offers(environment, RewardsEpisodes) and environment.compared:
         raise ConfigError(
             f"Blame replays single episodes, and {environment.compared[0]} compares the episodes of a group. Remove it, or read the episodes "
             "with `kapelle view`."
@@ -105,11 +112,11 @@ def choose_episodes(groups: Sequence[Group], most: int) -> list[tuple[int, Episo
 
 
 def moments_of(turns: Sequence[Turn]) -> list[range]:
-    """Return the moments of an episode: successive turns of different agents with the same `Turn.seen`."""
+    """Return the moments of an episode: successive turns of different agents with the same `Turn.completed_before`."""
     starts: list[int] = []
     speakers: set[str] = set()
     for k, turn in enumerate(turns):
-        if k == 0 or turn.seen != turns[k - 1].seen or turn.agent in speakers:
+        if k == 0 or turn.completed_before != turns[k - 1].completed_before or turn.agent in speakers:
             starts.append(k)
             speakers.clear()
         speakers.add(turn.agent)
@@ -134,7 +141,7 @@ def forks_of(episode: Episode, sample: int, seed: int) -> dict[Key, Fork]:
 
 
 def measure_blame(
-    play: Play,
+    setup: RolloutSetup,
     chosen: Sequence[tuple[int, Episode]],
     measured: Mapping[str, Any],
     file: BlameFile | None = None,
@@ -145,9 +152,9 @@ def measure_blame(
     `measured` has the settings (`samples`, `seed`, …). Results in `file` are reused, and new ones appended to it. `say` gets the
     expected cost and the progress. Raises EpisodeError if no episode repeats.
     """
-    refuse_alive(play.environment)
+    check_repeatable(setup.environment)
     samples, seed = int(measured["samples"]), int(measured["seed"])
-    play = replace(play, sampling=None)
+    setup = replace(setup, sampling=None)
     keys = [(each.task.id, k, each.seed, said_in(each)) for k, each in chosen]
     kept = {} if file is None else file.read()
     known = {key: kept[key] for key in keys if key in kept}
@@ -182,11 +189,11 @@ def measure_blame(
                 f"{done:,} of {total:,} continuations, {sampled:,} tokens, {_time(now - began)} so far, about {_time(wait)} left"
             )
 
-    play_all = partial(play_continuations, play, ended=ended)
+    roll_out_all = partial(roll_out_continuations, setup, ended=ended)
     for places in _batches(counts):
         batch = [fork for place in places for fork in forks[place].values()]
-        found = iter(run_async(partial(play_on, batch, samples, play_all)))
-        play.engine.release_caches()
+        found = iter(run_async(partial(continue_forks, batch, samples, roll_out_all)))
+        setup.engine.release_caches()
         fresh: list[BlamedEpisode] = []
         for place in places:
             became = {key: next(found) for key in forks[place]}
@@ -201,7 +208,7 @@ def measure_blame(
             file.append(fresh)
         if not known:
             raise EpisodeError(
-                f"No episode of '{play.environment.name}' repeats with the same seed and turns: {left_out.most_common(1)[0][0]}. Derive all "
+                f"No episode of '{setup.environment.name}' repeats with the same seed and turns: {left_out.most_common(1)[0][0]}. Derive all "
                 "randomness of environment and workflow from their seeds."
             )
     return Blame(
@@ -227,7 +234,7 @@ def _batches(counts: Mapping[int, int]) -> Iterator[list[int]]:
 
 
 def _summed(
-    key: tuple[str, int, int, str], episode: Episode, became: Mapping[Key, PlayedOn]
+    key: tuple[str, int, int, str], episode: Episode, became: Mapping[Key, ContinuedFork]
 ) -> BlamedEpisode:
     """Return the probabilities of an episode's turns from its continuations."""
     successes = {

@@ -9,10 +9,10 @@ from math import ceil, comb
 from statistics import fmean, median
 from typing import Any
 
-from kapelle.environment import Answerable, Environment, asks_questions, offers
+from kapelle.environment import Answerable, Environment, has_comparable_answers, offers
 from kapelle.functional.statistics import MeanScore, area_under_curve, missing_text, rate_of
 from kapelle.rollout.episodes import rollout, shared_rollout
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.rows import TurnKey, label_of, turns_of
 from kapelle.runs.definitions import UNSCORED, by_part, own_returns, reported_counts, rollout_metrics
 from kapelle.runtime.randomness import derive_seed
@@ -197,18 +197,18 @@ def why_fewer(environment: Environment, split: Split, asked: int, found: int) ->
     return f"{asked} asked, and {20 * asked} draws of its {split} split gave no more that differ"
 
 
-def greedy_play(play: Play) -> Play:
+def greedy_setup(setup: RolloutSetup) -> RolloutSetup:
     """Return the same play with greedy sampling for every agent."""
     return replace(
-        play,
+        setup,
         sampling={
             agent.name: replace(agent.sampling, temperature=0.0, top_p=1.0, top_k=0)
-            for agent in play.team.agents
+            for agent in setup.team.agents
         },
     )
 
 
-def decoded(play: Play, settings: EvaluationConfig) -> Play:
+def decoded(setup: RolloutSetup, settings: EvaluationConfig) -> RolloutSetup:
     """Return the same play with the sampling of evaluations."""
     own = {
         "temperature": 0.0 if settings.always_greedy else settings.temperature,
@@ -220,35 +220,35 @@ def decoded(play: Play, settings: EvaluationConfig) -> Play:
     if settings.always_greedy:
         given |= {"top_p": 1.0, "top_k": 0}
     return replace(
-        play,
-        sampling={agent.name: replace(play.sampling_of(agent), **given) for agent in play.team.agents},
+        setup,
+        sampling={agent.name: replace(setup.sampling_of(agent), **given) for agent in setup.team.agents},
     )
 
 
 async def evaluate_tasks(
-    play: Play, tasks: Sequence[Task], seed: int, returns: Returns = own_returns
+    setup: RolloutSetup, tasks: Sequence[Task], seed: int, returns: Returns = own_returns
 ) -> Evaluation:
     """Play every task once and summarise; `returns` shares the team's reward (`Algorithm.returns`)."""
-    groups = await rollout(play, tasks, 1, derive_seed(seed, "evaluation"))
-    play.engine.release_caches()
+    groups = await rollout(setup, tasks, 1, derive_seed(seed, "evaluation"))
+    setup.engine.release_caches()
     return summarise(groups, returns)
 
 
 def evaluate_shared(
-    play: Play, tasks: Sequence[Task], seed: int, returns: Returns = own_returns, samples: int = 1
+    setup: RolloutSetup, tasks: Sequence[Task], seed: int, returns: Returns = own_returns, samples: int = 1
 ) -> Evaluation:
     """Do the same from synchronous code, with `samples` episodes of each task and the tasks dealt to the ranks."""
     seed = derive_seed(seed, "evaluation")
-    groups = shared_rollout(play, tasks, samples, seed)
-    play.engine.release_caches()
+    groups = shared_rollout(setup, tasks, samples, seed)
+    setup.engine.release_caches()
     found = summarise(groups, returns)
     if samples == 1:
         return found
-    return replace(found, parts={**found.parts, **at_k(groups, samples, play.environment, seed)})
+    return replace(found, parts={**found.parts, **at_k(groups, samples, setup.environment, seed)})
 
 
 def evaluate_held_out(
-    play: Play,
+    setup: RolloutSetup,
     settings: EvaluationConfig,
     problems: int,
     seed: int,
@@ -260,18 +260,18 @@ def evaluate_held_out(
     Rates of a set are parts of the result under its name, which its tasks have as their part. Tasks for which `fits` is false are
     excluded.
     """
-    tasks = choose_tasks(play.environment, "test", problems, fits=fits)
-    result = evaluate_shared(decoded(play, settings), tasks, seed, returns, settings.samples)
+    tasks = choose_tasks(setup.environment, "test", problems, fits=fits)
+    result = evaluate_shared(decoded(setup, settings), tasks, seed, returns, settings.samples)
     parts, groups = dict(result.parts), list(result.groups)
     for name, environment in settings.sets.items():
         plan = settings.of_set(name)
-        own = replace(decoded(play, plan), environment=environment, workers=None)
+        own = replace(decoded(setup, plan), environment=environment, workers=None)
         chosen = choose_tasks(environment, "test", problems, fits=fits)
         chosen = [replace(task, part=task.part or name) for task in chosen]
         found = evaluate_shared(own, chosen, derive_seed(seed, "set", name), returns, plan.samples)
         parts |= {name: found.rate, **{f"{name} {part}": rate for part, rate in found.parts.items()}}
         groups += found.groups
-    fewer = why_fewer(play.environment, "test", problems, len(tasks))
+    fewer = why_fewer(setup.environment, "test", problems, len(tasks))
     cost = cost_of(groups, settings.prices) if settings.prices else None
     return replace(
         result, fewer=fewer, parts=parts, lengths=lengths_of(groups), cost=cost, groups=tuple(groups)
@@ -332,7 +332,7 @@ def at_k(groups: Sequence[Group], samples: int, environment: Environment, seed: 
         solved = [(len(own), sum(score >= 1.0 for score in own)) for own in scores if len(own) >= j]
         chances = [1.0 - comb(n - c, j) / comb(n, j) for n, c in solved]
         found[f"pass@{j}"] = rate_of(chances, len(groups), failed)
-    if offers(environment, Answerable) and asks_questions(environment):
+    if offers(environment, Answerable) and has_comparable_answers(environment):
         chosen = [Group(group.task, (chosen_by_majority(environment, group, seed),)) for group in groups]
         found[f"maj@{samples}"] = summarise(chosen).rate
     return found
@@ -458,67 +458,71 @@ class Baseline:
     """Answers that ended in an error and had no vote."""
 
 
-def soloists(play: Play) -> list[tuple[str, ...]]:
+def soloists(setup: RolloutSetup) -> list[tuple[str, ...]]:
     """Return the agents that can answer alone, equal ones together; empty for games.
 
     Agents of endpoints are excluded, because their tokens cannot be counted.
     """
-    if not asks_questions(play.environment):
+    if not has_comparable_answers(setup.environment):
         return []
     alike: dict[tuple[object, ...], list[str]] = {}
-    for agent in play.team.agents:
-        policy = play.team.policy(agent.name)
+    for agent in setup.team.agents:
+        policy = setup.team.policy(agent.name)
         if policy.endpoint is None:
-            sampling = play.sampling_of(agent)
+            sampling = setup.sampling_of(agent)
             alone = policy.name, agent.system, sampling, repr(agent.chat_template_kwargs)
             alike.setdefault(alone, []).append(agent.name)
     return [tuple(names) for names in alike.values()]
 
 
-async def compute_matched(play: Play, tasks: Sequence[Task], tokens: float, seed: int) -> list[Baseline]:
+async def compute_matched(
+    setup: RolloutSetup, tasks: Sequence[Task], tokens: float, seed: int
+) -> list[Baseline]:
     """Return every agent alone, then every vote of at least two answers, at `tokens` per problem.
 
     A single answer is sampled as the team's are in `play`. `seed` breaks ties of a vote. A team of one has no baseline.
     """
     found: list[Baseline] = []
     votes: list[Baseline] = []
-    for names in soloists(play) if len(play.team.agents) > 1 else []:
-        alone = await answer_alone(play, tasks, names[0], tokens, seed)
+    for names in soloists(setup) if len(setup.team.agents) > 1 else []:
+        alone = await answer_alone(setup, tasks, names[0], tokens, seed)
         found.append(Baseline(names, 1, alone, alone.failed))
         answers = int(tokens // max(1.0, alone.tokens))
         if answers > 1:
-            voted, failed = await _vote(play, tasks, names[0], tokens, answers, seed)
+            voted, failed = await _vote(setup, tasks, names[0], tokens, answers, seed)
             votes.append(Baseline(names, answers, voted, failed))
     return found + votes
 
 
-async def answer_alone(play: Play, tasks: Sequence[Task], agent: str, tokens: float, seed: int) -> Evaluation:
+async def answer_alone(
+    setup: RolloutSetup, tasks: Sequence[Task], agent: str, tokens: float, seed: int
+) -> Evaluation:
     """Let one agent answer every task with at most `tokens` completion tokens."""
     limit = max(1, round(tokens))
-    sampling = replace(play.sampling_of(play.team[agent]), max_tokens=limit)
-    groups = await rollout(_alone(play, agent, sampling), tasks, 1, derive_seed(seed, "alone", agent))
+    sampling = replace(setup.sampling_of(setup.team[agent]), max_tokens=limit)
+    groups = await rollout(_alone(setup, agent, sampling), tasks, 1, derive_seed(seed, "alone", agent))
     return summarise(groups)
 
 
 async def vote(
-    play: Play, tasks: Sequence[Task], agent: str, tokens: float, answers: int, seed: int
+    setup: RolloutSetup, tasks: Sequence[Task], agent: str, tokens: float, answers: int, seed: int
 ) -> Evaluation:
     """Let one agent answer every task `answers` times at temperature 1 and score the majority's answer.
 
     The answers share `tokens` equally. Failed answers have no vote; a problem fails if all its answers fail.
     """
-    return (await _vote(play, tasks, agent, tokens, answers, seed))[0]
+    return (await _vote(setup, tasks, agent, tokens, answers, seed))[0]
 
 
 async def _vote(
-    play: Play, tasks: Sequence[Task], agent: str, tokens: float, answers: int, seed: int
+    setup: RolloutSetup, tasks: Sequence[Task], agent: str, tokens: float, answers: int, seed: int
 ) -> tuple[Evaluation, int]:
     limit = max(1, int(tokens // answers))
-    own = play.sampling_of(play.team[agent])
+    own = setup.sampling_of(setup.team[agent])
     sampling = Sampling(limit, temperature=1.0, stop=own.stop, constraint=own.constraint)
     seed = derive_seed(seed, "vote", agent)
-    groups = await rollout(_alone(play, agent, sampling), tasks, answers, seed)
-    chosen = [Group(group.task, (chosen_by_majority(play.environment, group, seed),)) for group in groups]
+    groups = await rollout(_alone(setup, agent, sampling), tasks, answers, seed)
+    chosen = [Group(group.task, (chosen_by_majority(setup.environment, group, seed),)) for group in groups]
     spent = sum(len(turn.completion_ids) for group in groups for e in group.episodes for turn in e.turns)
     failed = sum(len(group.episodes) - len(group.valid) for group in groups)
     return replace(summarise(chosen), tokens=spent / max(1, len(groups))), failed
@@ -539,9 +543,9 @@ def chosen_by_majority(environment: object, group: Group, seed: int) -> Episode:
     return next(episode for episode in voters if episode.answer == text)
 
 
-def _alone(play: Play, agent: str, sampling: Sampling) -> Play:
+def _alone(setup: RolloutSetup, agent: str, sampling: Sampling) -> RolloutSetup:
     """Return the same play with one agent, which reads only the question."""
-    seat = replace(play.team[agent], prompt="{question}")
-    policy = play.team.policy(agent)
-    team = Team.alone(seat, policy, play.team.bases)
-    return replace(play, team=team, workflow=Solo(), sampling={agent: sampling})
+    seat = replace(setup.team[agent], prompt="{question}")
+    policy = setup.team.policy(agent)
+    team = Team.alone(seat, policy, setup.team.bases)
+    return replace(setup, team=team, workflow=Solo(), sampling={agent: sampling})

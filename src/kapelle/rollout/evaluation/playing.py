@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kapelle.environment import Answerable, environment_class
 from kapelle.models.adapters import base_and_adapter
-from kapelle.rollout.play import Play, make_play
+from kapelle.rollout.setup import RolloutSetup, make_rollout_setup
 from kapelle.settings.feature import without_features
 from kapelle.settings.schema import RunConfig
 from kapelle.settings.weights import EndpointConfig, PastAdapter
@@ -93,7 +93,7 @@ def _acting_with(adapter: str | None, config: RunConfig) -> RunConfig:
     return config.model_copy(update={"team": config.team.model_copy(update={"agents": agents})})
 
 
-def open_play(config: RunConfig) -> Play:
+def open_rollout_setup(config: RunConfig) -> RolloutSetup:
     """Check the settings, load the models and return how the team plays; raises the errors of `errors.py`."""
     from kapelle.setup.model_loading import build_engine, load_weights
 
@@ -104,4 +104,4 @@ def open_play(config: RunConfig) -> Play:
     engine = build_engine(config, models, team)
     for name in (each.name for each in team.policies.values() if each.past):
         engine.load(name, weights(name), 0)
-    return make_play(config, team, engine)
+    return make_rollout_setup(config, team, engine)

@@ -20,7 +20,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from kapelle.environment import Environment, RemoteWorld, WorkerLost
+from kapelle.environment import Environment, RemoteState, WorkerLost
 from kapelle.errors import EngineError
 from kapelle.rollout.workers.session import Frames, pack
 from kapelle.runtime.deadlines import UNBREAKABLE, Patience, within
@@ -393,10 +393,10 @@ class EnvironmentWorkers(AbstractContextManager["EnvironmentWorkers"]):
                 self._end()
             self._workers, self._reader, self._end = [None] * self.size, None, None
 
-    async def open_world(
+    async def open_state(
         self, environment: Environment, task: Task, agents: Sequence[str], seed: int, patience: Patience
-    ) -> RemoteWorld:
-        """Open the state of one episode in a worker; see `bounded_worlds.open_world`.
+    ) -> RemoteState:
+        """Open the state of one episode in a worker; see `bounded_states.open_state`.
 
         Raises WorkerLost if the worker ends, and EngineError if workers cannot start or die repeatedly.
         """
@@ -420,7 +420,7 @@ class EnvironmentWorkers(AbstractContextManager["EnvironmentWorkers"]):
                 worker = self._workers[place] = Worker(self._begin, self._hold(place))
                 reader.add(worker)
             worker.sessions += 1
-        world = WorkerWorld(self, worker, next(self._numbers), environment.name, patience)
+        world = WorkerState(self, worker, next(self._numbers), environment.name, patience)
         await world.reset({"task": task_form(task), "agents": list(agents), "seed": seed})
         return world
 
@@ -443,7 +443,7 @@ def _end_own(reader: WorkerReader, owner: int) -> None:
         reader.close()
 
 
-class WorkerWorld(RemoteWorld):
+class WorkerState(RemoteState):
     """An episode state in a worker, which limits each call; here only the time limit of the episode holds."""
 
     def __init__(
@@ -465,11 +465,11 @@ class WorkerWorld(RemoteWorld):
         return None
 
     async def call(self, method: str, request: Mapping[str, Any]) -> Any:
-        """See `RemoteWorld`."""
+        """See `RemoteState`."""
         answer = self._pool.ask(self._worker, self._session, request)
         what = f"`{method}` of environment '{self._name}'"
         return await within(what, "episode", self._patience.episode, answer)
 
     def release(self) -> None:
-        """See `RemoteWorld`."""
+        """See `RemoteState`."""
         self._worker.sessions -= 1

@@ -18,7 +18,7 @@ from typing import Any
 
 from kapelle.environment import Environment
 from kapelle.errors import EpisodeError
-from kapelle.rollout.bounded_worlds import open_world
+from kapelle.rollout.bounded_states import open_state
 from kapelle.rollout.workers.session import Frames, OpenSessions, WorkerSession, error_form, pack
 from kapelle.runtime import interrupts
 from kapelle.runtime.deadlines import Patience
@@ -115,6 +115,6 @@ class _Server:
             await asyncio.Event().wait()
         if call == "reset":
             assert self._environment is not None
-            begun = WorkerSession(open_world, self._environment, self._patience, request["agents"])
+            begun = WorkerSession(open_state, self._environment, self._patience, request["agents"])
             return await self._sessions.begin(number, begun, task_from(request["task"]), request["seed"])
         return await self._sessions.answer(number, request)

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, S
 from dataclasses import fields
 from typing import Any
 
-from kapelle.environment import Environment, RemoteWorld
-from kapelle.rollout.bounded_worlds import BoundedWorld
-from kapelle.rollout.outcomes import payments, plain_outcome, said, share, text
+from kapelle.environment import Environment, RemoteState
+from kapelle.rollout.bounded_states import BoundedState
+from kapelle.rollout.outcomes import checked_rewards, plain_outcome, said, share, text
 from kapelle.runtime.deadlines import Patience, patience_here
 from kapelle.runtime.interrupts import listed
 from kapelle.runtime.wire.worlds import from_text, to_text
@@ -54,8 +54,8 @@ def error_form(error: BaseException) -> list[str]:
     return [type(error).__name__, said(error)]
 
 
-OpenWorld = Callable[[Environment, Task, Sequence[str], int, Patience], Awaitable[BoundedWorld | RemoteWorld]]
-"""Opens the state of one episode; see `bounded_worlds.open_world`."""
+OpenWorld = Callable[[Environment, Task, Sequence[str], int, Patience], Awaitable[BoundedState | RemoteState]]
+"""Opens the state of one episode; see `bounded_states.open_state`."""
 Run = Callable[[Callable[[], Coroutine[Any, Any, Any]]], Awaitable[Any]]
 """Runs a coroutine and returns its result."""
 
@@ -68,7 +68,7 @@ class WorkerSession:
     ) -> None:
         """Take what opens the state, its environment, the time limits of its calls, and the agents in order."""
         self._opened, self.environment, self.patience, self._agents = opened, environment, patience, agents
-        self._world: BoundedWorld | RemoteWorld | None = None
+        self._world: BoundedState | RemoteState | None = None
         self.shown: dict[str, Mapping[str, Any]] = {}
         """The last observation of each agent."""
         self._calls: list[asyncio.Task[Any] | None] = []
@@ -79,7 +79,7 @@ class WorkerSession:
         return self._world is not None
 
     @property
-    def world(self) -> BoundedWorld | RemoteWorld:
+    def world(self) -> BoundedState | RemoteState:
         """The open state."""
         assert self._world is not None, "`reset` is called first"
         return self._world
@@ -99,7 +99,7 @@ class WorkerSession:
                 self.world.allow_answers(most)
             if question["call"] == "act":
                 paid = await self.world.step(question["actions"], question["final"])
-                return {"rewards": payments(paid, self._agents), "view": self.view()}
+                return {"rewards": checked_rewards(paid, self._agents), "view": self.view()}
             if question["call"] == "observe":
                 return {**self.view(), "shown": dict(self.shown)}
             if question["call"] == "score":
@@ -107,7 +107,7 @@ class WorkerSession:
                 score = await self.world.score(agent, question["text"])
                 return share(score, f"The environment's score of a text of '{agent}'")
             found = await self.world.outcome()
-            outcome = plain_outcome(found, payments(found.rewards, self._agents))
+            outcome = plain_outcome(found, checked_rewards(found.rewards, self._agents))
             return {field.name: getattr(outcome, field.name) for field in fields(outcome)}
 
     def view(self) -> dict[str, Any]:

@@ -25,20 +25,20 @@ from kapelle.environment import (
     Reporting,
     Scripted,
     WorkerLost,
-    asks_questions,
+    has_comparable_answers,
     is_opposed,
     offers,
     task_of,
 )
 from kapelle.errors import KapelleError, did_you_mean
-from kapelle.rollout.bounded_worlds import open_world
+from kapelle.rollout.bounded_states import open_state
 from kapelle.rollout.workers.pool import EnvironmentWorkers
 from kapelle.rollout.workers.session import OpenSessions, WorkerSession, error_form
 from kapelle.runtime.deadlines import Patience, call
 from kapelle.runtime.event_loop import LoopThread
 from kapelle.runtime.wire.worlds import VERSION, Description, message_from, task_form, task_from
 from kapelle.services.binding import TOKEN
-from kapelle.services.refusals import Body, Refusal, busy, read_body, wrong
+from kapelle.services.request_errors import Body, RequestError, busy, read_body, wrong
 from kapelle.settings.base import Settings
 from kapelle.setup.environment_forms import environment_from
 from kapelle.types import Split, Task
@@ -87,7 +87,7 @@ class EnvironmentRegistry:
             return next(iter(current.values()))
         if name not in current:
             message = f"This server has no environment '{name}'.{did_you_mean(name, list(current))}"
-            raise Refusal(404, message, "environment", "not_found")
+            raise RequestError(404, message, "environment", "not_found")
         return current[name]
 
     def put(self, name: str, environment: Environment) -> RegisteredEnvironment:
@@ -146,7 +146,7 @@ def describe(name: str, environment: Environment, version: int) -> Description:
         sources={split: environment.sources[split] for split in SPLITS},
         sizes={split: environment.size(split) for split in SPLITS},
         skipped=dict(environment.skipped()) if offers(environment, Reporting) else {},
-        answerable=offers(environment, Answerable) and asks_questions(environment),
+        answerable=offers(environment, Answerable) and has_comparable_answers(environment),
         scripted=offers(environment, Scripted),
         answers_per_task=environment.answers_per_task() if offers(environment, Recorded) else 0,
         constant_sum=is_opposed(environment),
@@ -315,10 +315,10 @@ class Raised(Exception):
     form: list[str]
 
 
-def shutting_down() -> Refusal:
+def shutting_down() -> RequestError:
     """Return the refusal of a request during shutdown."""
     message = "The server is about to end. Call another one, or this one again later."
-    return Refusal(503, message, None, "leaving")
+    return RequestError(503, message, None, "leaving")
 
 
 class EnvironmentHost:
@@ -348,10 +348,10 @@ class EnvironmentHost:
         """Run a coroutine of an environment on the environments' thread; raise Raised for what it raises."""
         try:
             return await self._loop.ask(work)
-        except (Refusal, asyncio.CancelledError):
+        except (RequestError, asyncio.CancelledError):
             raise
         except WorkerLost as lost:
-            raise Refusal(410 if lost.blamed else 503, f"The episode is lost: {lost}") from None
+            raise RequestError(410 if lost.blamed else 503, f"The episode is lost: {lost}") from None
         except BaseException as error:  # noqa: BLE001 - the one boundary where an environment's error becomes an answer
             raise Raised(error_form(error)) from None
 
@@ -418,13 +418,13 @@ class EnvironmentHost:
     async def _task(self, registered: RegisteredEnvironment, split: Split, index: int) -> Task:
         size = registered.description.sizes[split]
         if size is not None and index >= size:
-            raise Refusal(416, f"Split '{split}' has {size} tasks, and none {index}.", "index")
+            raise RequestError(416, f"Split '{split}' has {size} tasks, and none {index}.", "index")
         environment = registered.environment
         return await self._call(environment, "task", lambda: task_of(environment, split, index))
 
     async def _register(self, request: Register) -> Any:
         if not self._guarded:
-            raise Refusal(
+            raise RequestError(
                 403,
                 f"This server requires no token, so what it runs cannot be changed. Start it with {TOKEN} set.",
             )
@@ -470,7 +470,7 @@ class EnvironmentHost:
             environment=min(request.call_seconds or most, most),
             grader=min(request.grader_seconds, Patience.grader),
         )
-        opens = open_world if registered.workers is None else registered.workers.open_world
+        opens = open_state if registered.workers is None else registered.workers.open_state
         session = WorkerSession(opens, registered.environment, patience, agents)
         began = await sessions.begin(request.session, session, task, request.seed)
         return {**began, "version": registered.description.version}
@@ -479,7 +479,7 @@ class EnvironmentHost:
         session = sessions.open.get(request.session)
         if name != "close" and (session is None or not session.begun):
             message = "There is no such session: it was closed, or its `reset` has not been answered."
-            raise Refusal(404, message, "session")
+            raise RequestError(404, message, "session")
         if name == "score" and session is not None and not session.world.scorable:
             raise wrong("This environment cannot score a text before the episode ends.")
         return await sessions.answer(request.session, {"call": name, **request.model_dump()})

@@ -22,10 +22,10 @@ from starlette.websockets import WebSocket
 
 from kapelle.environment import Environment, size_of, task_of
 from kapelle.errors import KapelleError
-from kapelle.rollout.bounded_worlds import open_world
+from kapelle.rollout.bounded_states import open_state
 from kapelle.rollout.outcomes import said
 from kapelle.rollout.workers.session import WorkerSession
-from kapelle.runtime.deadlines import GaveUp, Patience
+from kapelle.runtime.deadlines import DeadlineExceeded, Patience
 from kapelle.runtime.event_loop import LoopThread
 from kapelle.services.binding import Binding, log_failure
 from kapelle.services.http import MOST_BYTES, Call, HttpServer, JsonAnswer, route
@@ -69,7 +69,7 @@ class Invalid(Exception):
     """An invalid message; the text says why."""
 
 
-class OneWorld:
+class OpenEnvEpisode:
     """The episode of one client, from one reset to the next."""
 
     def __init__(self, environment: Environment, agents: tuple[str, ...], patience: Patience) -> None:
@@ -99,7 +99,7 @@ class OneWorld:
         if size == 0:
             raise Invalid(f"The {chosen} split has no task.")
         task = task_of(self._environment, chosen, (index or 0) % size if size else index or 0)
-        session = WorkerSession(open_world, self._environment, self._patience, self._agents)
+        session = WorkerSession(open_state, self._environment, self._patience, self._agents)
         await session.reset(task, seed or 0)
         self._session = session
         self._texts, self._done, self._steps = {}, False, 0
@@ -175,7 +175,7 @@ class OpenEnvApplication(SocketApplication):
         patience: Patience,
     ) -> None:
         """Serve episodes of these agents, in the order of their roles, on the thread `loop`."""
-        self._new = partial(OneWorld, environment, tuple(agents), patience)
+        self._new = partial(OpenEnvEpisode, environment, tuple(agents), patience)
         self._loop = loop
         about: Json = {
             "name": environment.name,
@@ -205,7 +205,7 @@ class OpenEnvApplication(SocketApplication):
             with suppress(Exception):
                 await self._loop.ask(episode.close)
 
-    async def _reply(self, episode: OneWorld, text: str) -> Json | None:
+    async def _reply(self, episode: OpenEnvEpisode, text: str) -> Json | None:
         """Return the answer to a message; None for `close`."""
         try:
             message = json.loads(text)
@@ -226,7 +226,7 @@ class OpenEnvApplication(SocketApplication):
             return {"type": "observation", "data": await self._loop.ask(lambda: move(data))}
         except Invalid as error:
             return _error(str(error), "VALIDATION_ERROR")
-        except (KapelleError, GaveUp) as error:
+        except (KapelleError, DeadlineExceeded) as error:
             return _error(said(error), "EXECUTION_ERROR")
         except asyncio.CancelledError:
             raise

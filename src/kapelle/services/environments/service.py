@@ -31,7 +31,7 @@ from kapelle.services.environments.host import (
     shutting_down,
 )
 from kapelle.services.http import Call, HttpServer, JsonAnswer, route
-from kapelle.services.refusals import Refusal, wrong
+from kapelle.services.request_errors import RequestError, wrong
 from kapelle.services.sockets import SocketApplication, socket_server
 
 
@@ -88,7 +88,7 @@ class Connection:
                 raise shutting_down()
             value = await self._host.answer(str(request.pop("call", None)), request, self._sessions)
             return to_text({"id": number, "value": value}, LARGEST)
-        except Refusal as refusal:
+        except RequestError as refusal:
             return _refused(number, refusal)
         except Raised as raised:
             return to_text({"id": number, "error": raised.form}, LARGEST)
@@ -98,10 +98,10 @@ class Connection:
             task = asyncio.current_task()
             if task is None or task.cancelling():  # the connection has ended
                 raise
-            return _refused(number, Refusal(404, "The session was closed meanwhile."))
+            return _refused(number, RequestError(404, "The session was closed meanwhile."))
         except Exception as error:
             log_failure("A request about an environment failed.", error)
-            return _refused(number, Refusal(500, "The service failed; its log says why."))
+            return _refused(number, RequestError(500, "The service failed; its log says why."))
 
 
 def _read(text: str) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _read(text: str) -> dict[str, Any]:
     return dict(request)
 
 
-def _refused(number: int | None, refusal: Refusal) -> str:
+def _refused(number: int | None, refusal: RequestError) -> str:
     return to_text({"id": number, "refused": [refusal.status, refusal.message]}, LARGEST)
 
 

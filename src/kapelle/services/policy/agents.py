@@ -22,11 +22,10 @@ from kapelle.engines.rollout.protocol import (
 from kapelle.environments.grading.text.tool_call import Form
 from kapelle.errors import ContextError, EngineError
 from kapelle.models.renderer import ChatRenderer
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime.event_loop import LoopThread
 from kapelle.runtime.randomness import derive_seed
 from kapelle.services.binding import LOG
-from kapelle.services.policy.asked_forms import constraint_of
 from kapelle.services.policy.chat_form import (
     ChatRequest,
     Finished,
@@ -36,6 +35,7 @@ from kapelle.services.policy.chat_form import (
     message_of,
     token_rows,
 )
+from kapelle.services.policy.requested_forms import constraint_of
 from kapelle.services.policy.service_metrics import ServiceMetrics
 from kapelle.services.policy.speech import (
     MARKS,
@@ -46,7 +46,7 @@ from kapelle.services.policy.speech import (
     thought_marks,
     writes_calls,
 )
-from kapelle.services.refusals import Refusal, wrong
+from kapelle.services.request_errors import RequestError, wrong
 from kapelle.types import Json, Message, Sampling, Task
 
 
@@ -120,9 +120,9 @@ Send = Callable[[Any], None]
 class Agents:
     """The agents of a team, each of which answers by itself."""
 
-    def __init__(self, play: Play, thread: LoopThread, form: Form | None = None) -> None:
+    def __init__(self, setup: RolloutSetup, thread: LoopThread, form: Form | None = None) -> None:
         """`form` is that of tool calls, if it is not to be detected from the chat template."""
-        self.play = play
+        self.setup = setup
         self.thread = thread
         self._form = form
         self._warned: set[str] = set()
@@ -139,9 +139,9 @@ class Agents:
 
     def reader(self, agent: str) -> MessageReader:
         """Return how an agent's conversations are read: in the form of its chat template, else as `hermes`."""
-        policy = self.play.team.policy(agent).name
+        policy = self.setup.team.policy(agent).name
         if policy not in self._readers:
-            renderer = self.play.engine.renderer(policy)
+            renderer = self.setup.engine.renderer(policy)
             template = renderer.template if isinstance(renderer, HasTemplate) else ""
             found = form_of(template)
             form = self._form or found or "hermes"
@@ -156,9 +156,9 @@ class Agents:
 
     def texts(self, agent: str) -> MarkedTexts | None:
         """Return how an agent's tokens become texts; None for engines without tokens."""
-        policy = self.play.team.policy(agent).name
+        policy = self.setup.team.policy(agent).name
         if policy not in self._texts:
-            renderer = self.play.engine.renderer(policy)
+            renderer = self.setup.engine.renderer(policy)
             marks = MARKS[self.reader(agent).form]
             self._texts[policy] = MarkedTexts(renderer, marks) if isinstance(renderer, Decodes) else None
         return self._texts[policy]
@@ -184,10 +184,10 @@ class Agents:
             send(NewTokens(choice, ids, logprobs))
 
         request = self._request(prompt, prompt.seeds[choice])
-        completion = await stream_or_generate(self.play.engine, request, on_tokens if listening else None)
+        completion = await stream_or_generate(self.setup.engine, request, on_tokens if listening else None)
         if not all(map(math.isfinite, completion.logprobs)):
             why = f"The weights of '{request.policy}' are broken: their log-probs are not finite."
-            raise Refusal(500, why, None, "weights")
+            raise RequestError(500, why, None, "weights")
         complete = Sampled(choice, completion, len(prompt.ids))
         if listening:
             send(complete)
@@ -200,13 +200,13 @@ class Agents:
         request = self._request(prompt, 0)
 
         async def find() -> Sequence[Likeliest]:
-            assert isinstance(self.play.engine, KnowsAlternatives), "`read_chat` has checked it"
-            return self.play.engine.alternatives(request, ids, count)
+            assert isinstance(self.setup.engine, KnowsAlternatives), "`read_chat` has checked it"
+            return self.setup.engine.alternatives(request, ids, count)
 
         return await self.thread.ask(find)
 
     def _request(self, prompt: Prompt, seed: int) -> Request:
-        policy, task = self.play.team.policy(prompt.agent).name, Task("served", prompt.messages[-1].content)
+        policy, task = self.setup.team.policy(prompt.agent).name, Task("served", prompt.messages[-1].content)
         return Request(policy, prompt.agent, prompt.messages, prompt.ids, prompt.sampling, seed, task)
 
 
@@ -234,7 +234,7 @@ async def relayed(
             task.result()
         except EngineError as error:
             LOG.error("The engine failed: %s", error)
-            raise Refusal(
+            raise RequestError(
                 503, "The engine that samples failed; the service's log says why.", None, "engine"
             ) from None
     finally:
@@ -244,9 +244,9 @@ async def relayed(
                 await task
 
 
-def too_long(message: str) -> Refusal:
+def too_long(message: str) -> RequestError:
     """Return the refusal of a prompt that exceeds the model's context."""
-    return Refusal(400, message, "messages", "context_length_exceeded")
+    return RequestError(400, message, "messages", "context_length_exceeded")
 
 
 # -------- Tokens as text while they come: whole characters, without what a stop string may still remove
@@ -365,8 +365,8 @@ class Chat:
 
         Refusal (400) if they are too many for the agent's model.
         """
-        play, agent = self.agents.play, self.prompt.agent
-        renderer = agent_renderer(play.team[agent], play.engine.renderer(play.team.policy(agent).name))
+        setup, agent = self.agents.setup, self.prompt.agent
+        renderer = agent_renderer(setup.team[agent], setup.engine.renderer(setup.team.policy(agent).name))
         try:  # long conversations take a while
             known = tuple(await asyncio.to_thread(ids or partial(renderer.start, self.prompt.messages)))
         except ContextError as error:
@@ -481,7 +481,7 @@ def read_chat(agents: Agents, model: str, agent: str, request: ChatRequest) -> C
     if request.top_logprobs and request.stream:
         raise wrong("`top_logprobs` need a complete answer. Remove `stream`.", "top_logprobs")
     if request.top_logprobs and not (
-        agents.thread.begun.is_set() and isinstance(agents.play.engine, KnowsAlternatives)
+        agents.thread.begun.is_set() and isinstance(agents.setup.engine, KnowsAlternatives)
     ):
         raise wrong("`top_logprobs` are not supported by this server.", "top_logprobs")
     tools = request.tools if request.calls_tools else ()
@@ -489,10 +489,10 @@ def read_chat(agents: Agents, model: str, agent: str, request: ChatRequest) -> C
         agents.warn_once(
             f"`{name}` was set by a caller and has no effect: agents answer as they were trained to."
         )
-    known, reader = agents.play.team[agent], agents.reader(agent)
+    known, reader = agents.setup.team[agent], agents.reader(agent)
     messages = tuple(reader.conversation(request.messages, tools, known.system))
     sampling = request.sampling(known.sampling)
-    constraint = constraint_of(request, reader, agents.play, agent)
+    constraint = constraint_of(request, reader, agents.setup, agent)
     if constraint is not None:
         sampling = replace(sampling, constraint=constraint)
     else:

@@ -19,7 +19,7 @@ from kapelle.environments.grading.text.tool_call import Form, ReadCall, UnreadCa
 from kapelle.environments.tools.contract import tools_prompt
 from kapelle.runtime.constraints import HERMES, CallForm
 from kapelle.services.policy.speech import ParsedAnswer
-from kapelle.services.refusals import Biases, Body, Penalty, Refusal, neutral, read_body, wrong
+from kapelle.services.request_errors import Biases, Body, Penalty, RequestError, neutral, read_body, wrong
 from kapelle.types import Json, Message, Sampling
 
 MOST_CHOICES = 128
@@ -498,7 +498,7 @@ class ChatForm:
     """Answers of chat completions, whole or as the chunks of a stream."""
 
     request: ChatRequest
-    failed = staticmethod(Refusal.row)
+    failed = staticmethod(RequestError.row)
 
     async def whole(self, answering: Answering, answers: AsyncIterator[Any]) -> Json:
         """Return the answer."""

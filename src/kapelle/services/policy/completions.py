@@ -26,7 +26,7 @@ from kapelle.services.policy.chat_form import (
     read_request,
     usage_of,
 )
-from kapelle.services.refusals import Biases, Body, Penalty, Refusal, read_body, wrong
+from kapelle.services.request_errors import Biases, Body, Penalty, RequestError, read_body, wrong
 from kapelle.types import Json
 
 MOST_PROMPTS = 128
@@ -107,7 +107,7 @@ class CompletionForm:
     async def begin(self, agents: Agents, model: str) -> list[_Begun]:
         """Return a chat for each prompt, with its answers; Refusal (400) for a prompt that the agent cannot read."""
         agent = model.rpartition("/")[2]
-        renderer = agents.play.engine.renderer(agents.play.team.policy(agent).name)
+        renderer = agents.setup.engine.renderer(agents.setup.team.policy(agent).name)
         if not isinstance(renderer, ReadsPrompts):
             raise wrong(f"'{agent}' only reads conversations. Use `/v1/chat/completions`.", "model")
         begun = list[_Begun]()
@@ -118,7 +118,7 @@ class CompletionForm:
                 chat = read_chat(agents, model, agent, request)
                 chat = await chat.prompted(partial(renderer.plain, prompt))
                 begun.append((chat, agents.answers(chat.prompt, listening=self.given.stream)))
-        except Refusal as refusal:
+        except RequestError as refusal:
             raise _renamed(refusal) from None
         return begun
 
@@ -160,7 +160,7 @@ class CompletionForm:
             yield {**head, "choices": [], "usage": usage_of(done)}
         yield "[DONE]"
 
-    failed = staticmethod(Refusal.row)
+    failed = staticmethod(RequestError.row)
 
     def _head(self) -> dict[str, Json]:
         identity = f"cmpl-{secrets.token_hex(12)}"
@@ -190,6 +190,6 @@ class CompletionForm:
         return row
 
 
-def _renamed(refusal: Refusal) -> Refusal:
+def _renamed(refusal: RequestError) -> RequestError:
     name = {"messages": "prompt", "top_logprobs": "logprobs"}.get(refusal.parameter or "", refusal.parameter)
-    return Refusal(refusal.status, refusal.message, name, refusal.code)
+    return RequestError(refusal.status, refusal.message, name, refusal.code)

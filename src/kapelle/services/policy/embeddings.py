@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from kapelle.algorithms.signals.embeddings import load_sentences
-from kapelle.services.refusals import Body, read_body, wrong
+from kapelle.services.request_errors import Body, read_body, wrong
 from kapelle.types import Json
 
 MOST_TEXTS = 2048

@@ -31,7 +31,7 @@ from kapelle.environments.external import (
     switched_on,
 )
 from kapelle.errors import EpisodeError
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime.event_loop import LoopThread
 from kapelle.services.binding import TOKEN, Binding
 from kapelle.services.http import (
@@ -41,14 +41,14 @@ from kapelle.services.http import (
     HttpServer,
     JsonAnswer,
     Peer,
-    answer_refusal,
+    error_response,
     route,
 )
 from kapelle.services.policy.agents import Agents, Chat, NewTokens, Sampled, ends_of_one_call, too_long
-from kapelle.services.policy.asked_forms import constraint_of
 from kapelle.services.policy.recording import ChatSession, ContinuedAt, PostedReward, Recorder
+from kapelle.services.policy.requested_forms import constraint_of
 from kapelle.services.policy.service import PolicyService, ServingLimits
-from kapelle.services.refusals import Refusal
+from kapelle.services.request_errors import RequestError
 from kapelle.team import ANY_TEAM
 from kapelle.types import Json
 
@@ -56,7 +56,7 @@ from kapelle.types import Json
 @contextmanager
 def serve_outside(
     environment: External,
-    play: Play,
+    setup: RolloutSetup,
     say: Callable[[str, str], None],
     key: str | None = None,
     door: Path | None = None,
@@ -66,8 +66,8 @@ def serve_outside(
     Episodes find the server by `key`, by default the environment's. Programs in sandboxes call through the Unix socket `door`, and
     only get answers of agents. `say` reports to the user where programs call (`serving`), and their failures (`program`).
     """
-    if isinstance(play.engine, ServesCallers):
-        play.engine.serve()  # answer at once: runs of outside programs do not repeat anyway
+    if isinstance(setup.engine, ServesCallers):
+        setup.engine.serve()  # answer at once: runs of outside programs do not repeat anyway
     environment.check_server()
     binding = Binding(
         environment.host,
@@ -78,14 +78,14 @@ def serve_outside(
         address=environment.address,
     )
     board = Switchboard("", binding.token, partial(say, "program"))
-    agents = Agents(play, LoopThread(), environment.tool_form)
+    agents = Agents(setup, LoopThread(), environment.tool_form)
     desk = OutsideDesk(board, agents, environment.absence)
-    limits = ServingLimits(calls=65_536, seconds=play.patience.episode)
+    limits = ServingLimits(calls=65_536, seconds=setup.patience.episode)
     # With several agents a program has to name one: a guess could train another agent.
-    alone = play.team.names[0] if len(play.team.names) == 1 else None
-    service = PolicyService(ANY_TEAM, agents, limits, int(time.time()), desk, alone, play.run)
+    alone = setup.team.names[0] if len(setup.team.names) == 1 else None
+    service = PolicyService(ANY_TEAM, agents, limits, int(time.time()), desk, alone, setup.run)
     # An open connection shows that its program is alive, so the server keeps idle ones open.
-    idle = play.patience.environment
+    idle = setup.patience.environment
     watched = (desk.presence.opened, desk.presence.closed)
     application: ASGIApp = Application(binding, service.routes(), agents.metrics.called)
     if door is not None:
@@ -119,12 +119,12 @@ def at_the_door(application: ASGIApp, token: str | None) -> ASGIApp:
         found = CALLED_FROM_SANDBOXES.fullmatch(scope["path"])
         if found is None:
             why = "A program in a sandbox can only call its agents."
-            await answer_refusal(Refusal(404, why, None, "not_found"))(scope, receive, send)
+            await error_response(RequestError(404, why, None, "not_found"))(scope, receive, send)
             return
         session = found[1]
         if under_way[session] >= MOST_AT_ONCE:
             why = f"{MOST_AT_ONCE} calls are in progress. Wait for one."
-            await answer_refusal(Refusal(429, why, None, "rate_limit_exceeded"))(scope, receive, send)
+            await error_response(RequestError(429, why, None, "rate_limit_exceeded"))(scope, receive, send)
             return
         kept = [
             (name, value)
@@ -150,7 +150,7 @@ class OutsideDesk(Recorder):
     def __init__(self, board: Switchboard, agents: Agents, absence: float = math.inf) -> None:
         self._board = board
         self.presence = Presence(self._dead, absence)
-        bounds = agents.play.environment.reward_range
+        bounds = agents.setup.environment.reward_range
         super().__init__(agents, self._finish, self._give_up, bounds, called=self.presence.called)
 
     def routes(self) -> Sequence[Route]:
@@ -160,7 +160,7 @@ class OutsideDesk(Recorder):
     async def task(self, call: Call) -> JsonAnswer:
         """Wait for an episode, and return its task and session."""
         if call.body:
-            raise Refusal(400, "The body must be an empty object.", None, "invalid_request")
+            raise RequestError(400, "The body must be an empty object.", None, "invalid_request")
         episode = await self._take(call)
         data = episode.task.data
         task = {"id": episode.task.id, "split": data["split"], "index": data["index"]}
@@ -212,7 +212,7 @@ class OutsideDesk(Recorder):
             raise _over()
         messages = chat.prompt.messages if place.after is None else place.new_messages
         limits = (chat.request.max_tokens, chat.request.max_completion_tokens)
-        constraint = constraint_of(chat.request, chat.reader, self._agents.play, place.agent)
+        constraint = constraint_of(chat.request, chat.reader, self._agents.setup, place.agent)
         request: Mapping[str, Json] = {
             "messages": [[message.role, message.content, message.structured] for message in messages],
             "after": None if place.after is None else place.after.turn.index,
@@ -343,8 +343,8 @@ def _stops(chat: Chat) -> tuple[str, ...]:
     return (*chat.request.stops, *(() if constrained else ends_of_one_call(chat.request, chat.reader.form)))
 
 
-def _over(why: str | None = None) -> Refusal:
+def _over(why: str | None = None) -> RequestError:
     message = (
         "This session, or the training run, has ended." if why is None else f"This session has ended. {why}"
     )
-    return Refusal(410, message, None, "session_over")
+    return RequestError(410, message, None, "session_over")

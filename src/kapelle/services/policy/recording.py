@@ -35,8 +35,8 @@ from kapelle.services.http import Call, JsonAnswer, Peer, route
 from kapelle.services.policy.agents import Agents, Chat, NewTokens, Sampled
 from kapelle.services.policy.chat_form import NAMED, PLAINLY, ChatRequest, MessageReader
 from kapelle.services.policy.speech import ParsedAnswer
-from kapelle.services.policy.teams import PlayedAnswer, Spoken
-from kapelle.services.refusals import Body, Refusal, busy, read_body, wrong
+from kapelle.services.policy.teams import Spoken, TeamAnswer
+from kapelle.services.request_errors import Body, RequestError, busy, read_body, wrong
 from kapelle.types import Episode, Json, Message, Task, Turn
 
 # -------- Sessions
@@ -99,7 +99,7 @@ class ContinuedAt:
     """The messages after that answer."""
     digest: bytes
     """Digest of the whole conversation."""
-    seen: int
+    completed_before: int
     """Number of complete turns of the session."""
 
 
@@ -130,7 +130,7 @@ class Sessions:
     def get(self, name: str) -> ChatSession:
         """Return an open session; Refusal (404) if there is none of that name."""
         if name not in self._open:
-            raise Refusal(404, "There is no open session of this name.", None, "session_not_found")
+            raise RequestError(404, "There is no open session of this name.", None, "session_not_found")
         return self._open[name]
 
     def begin(self, name: str | None = None) -> ChatSession:
@@ -168,7 +168,7 @@ class Sessions:
         """End a session; it stays open if the block raises, so that its caller can retry."""
         session = self.get(name)
         if session.under_way:
-            raise Refusal(
+            raise RequestError(
                 409, "Answers of this session are in progress. Wait for them.", None, "session_busy"
             )
         del self._open[name]
@@ -224,7 +224,7 @@ class Sessions:
         `answer` is the turn as its caller reads it, and `conversation` the one up to this turn.
         """
         session = place.session
-        kept = record(session, turn, place.seen)
+        kept = record(session, turn, place.completed_before)
         words, calls = answer.words, [[call.name, _plain(call.arguments)] for call in answer.calls]
         digest = _extended(place.digest, ["assistant", words.strip() if calls else words, calls])
         session.nodes.setdefault((place.agent, digest), []).append(
@@ -235,7 +235,7 @@ class Sessions:
 
 def record(session: ChatSession, turn: Turn, seen: int) -> Turn:
     """Append a turn to a session and return it with its number."""
-    kept = replace(turn, index=len(session.turns) if turn.index < 0 else turn.index, seen=seen)
+    kept = replace(turn, index=len(session.turns) if turn.index < 0 else turn.index, completed_before=seen)
     session.turns.append(kept)
     return kept
 
@@ -396,7 +396,7 @@ class Recorder:
     async def open(self, call: Call) -> JsonAnswer:
         """Begin a session and return its name."""
         if call.body:
-            raise Refusal(
+            raise RequestError(
                 400, "The body must be an empty object; a header names the task.", None, "invalid_request"
             )
         session = self.sessions.begin(call.session)
@@ -409,7 +409,11 @@ class Recorder:
         self._called(call.path, call.peer)
         session = self.sessions.get(call.path)
         turns = [
-            {"agent": turn.agent, "seen": turn.seen, "tokens": len(turn.completion_ids)}
+            {
+                "agent": turn.agent,
+                "completed_before": turn.completed_before,
+                "tokens": len(turn.completion_ids),
+            }
             for turn in session.turns
         ]
         return JsonAnswer(
@@ -427,19 +431,19 @@ class Recorder:
         """End a session with a reward."""
         name, slash, rest = call.path.partition("/")
         if slash and rest != "reward":
-            raise Refusal(404, "There is no such path here.", None, "not_found")
+            raise RequestError(404, "There is no such path here.", None, "not_found")
         name = name or call.session or ""
         self._called(name, call.peer)
-        reward = read_reward(call.body, self._agents.play.team.names, self._bounds)
+        reward = read_reward(call.body, self._agents.setup.team.names, self._bounds)
         if self.sessions.known(name) is None and name in self._rewards:
             digest, answer = self._rewards[name]
             if digest == _extended(b"", call.body):
                 return JsonAnswer(dict(answer))
-            raise Refusal(
+            raise RequestError(
                 404, "This session ended with its first reward, which stays.", None, "session_not_found"
             )
         if not self.sessions.get(name).turns:
-            raise Refusal(409, "This session has no turns yet.", None, "session_empty")
+            raise RequestError(409, "This session has no turns yet.", None, "session_empty")
         with self.sessions.ending(name) as ended:
             facts = self._on_reward(ended, reward)
         row: dict[str, Json] = {"session": name, "turns": len(ended.turns), **dict(ended.counts), **facts}
@@ -470,8 +474,8 @@ class Recorder:
         return chat, self._recorded(chat, place, answers, call)
 
     def team_answers(
-        self, request: ChatRequest, call: Call, join: Join, answers: AsyncIterator[Spoken | PlayedAnswer]
-    ) -> tuple[str, AsyncIterator[Spoken | PlayedAnswer]]:
+        self, request: ChatRequest, call: Call, join: Join, answers: AsyncIterator[Spoken | TeamAnswer]
+    ) -> tuple[str, AsyncIterator[Spoken | TeamAnswer]]:
         """Return the session of a call of the whole team, and its answers; all turns are recorded before the answer is sent.
 
         Refusal (400) for several answers at once: they would be one session with one reward.
@@ -486,12 +490,12 @@ class Recorder:
         session.task = call.headers.get(TASK, session.task)
         before = len(session.turns)
 
-        async def recorded() -> AsyncIterator[Spoken | PlayedAnswer]:
+        async def recorded() -> AsyncIterator[Spoken | TeamAnswer]:
             async with aclosing(answers) as coming:  # type: ignore[type-var]
                 async for each in coming:
-                    if isinstance(each, PlayedAnswer):
+                    if isinstance(each, TeamAnswer):
                         for turn in each.episode.turns:
-                            record(session, replace(turn, index=-1), before + turn.seen)
+                            record(session, replace(turn, index=-1), before + turn.completed_before)
                     yield each
 
         return session.name, recorded()
@@ -504,9 +508,9 @@ class Recorder:
         """Return a chat with its prompt, and its answers; a continued conversation keeps the exact tokens of its beginning."""
         known = None
         if place.after is not None:
-            turn, play = place.after.turn, self._agents.play
-            policy = play.team.policy(place.agent).name
-            renderer = agent_renderer(play.team[place.agent], play.engine.renderer(policy))
+            turn, setup = place.after.turn, self._agents.setup
+            policy = setup.team.policy(place.agent).name
+            renderer = agent_renderer(setup.team[place.agent], setup.engine.renderer(policy))
             known = partial(
                 renderer.extend, turn.prompt_ids, turn.completion_ids, place.new_messages, place.after.before
             )
@@ -520,28 +524,30 @@ class Recorder:
         async with aclosing(answers) as coming:  # type: ignore[type-var]
             async for each in coming:
                 if isinstance(each, Sampled):
-                    play, completion = self._agents.play, each.completion
-                    policy = play.team.policy(place.agent)
-                    renderer = agent_renderer(play.team[place.agent], play.engine.renderer(policy.name))
-                    heard, before = chat.prompt.messages, tuple[Message, ...]()
+                    setup, completion = self._agents.setup, each.completion
+                    policy = setup.team.policy(place.agent)
+                    renderer = agent_renderer(setup.team[place.agent], setup.engine.renderer(policy.name))
+                    new_messages, before = chat.prompt.messages, tuple[Message, ...]()
                     if place.after is not None:
                         before = place.after.before
                         past = place.after.turn.prompt_ids + place.after.turn.completion_ids
                         # A template that removes earlier thoughts makes a new prompt.
-                        heard = place.new_messages if chat.prompt.ids[: len(past)] == past else heard
+                        new_messages = (
+                            place.new_messages if chat.prompt.ids[: len(past)] == past else new_messages
+                        )
                     turn = Turn(
                         agent=place.agent,
                         policy=policy.name,
                         version=completion.version,
                         weights_hash=completion.weights_hash,
                         index=-1 if each.turn is None else each.turn,
-                        seen=0,
+                        completed_before=0,
                         prompt_ids=chat.prompt.ids,
                         completion_ids=completion.ids,
                         logprobs=completion.logprobs,
                         finish_reason=completion.finish_reason,
                         text=completion.text,
-                        heard=heard,
+                        new_messages=new_messages,
                         trained=policy.trained,
                         constraint=completion.constraint,
                         thoughts=renderer.thoughts(chat.prompt.ids, completion.ids, completion.text)[1],
@@ -604,7 +610,9 @@ class EpisodeFile:
         except OSError as error:
             with suppress(OSError):
                 self._file.truncate(before)
-            raise Refusal(507, f"The episode could not be written: {error.strerror}.", None, "disk") from None
+            raise RequestError(
+                507, f"The episode could not be written: {error.strerror}.", None, "disk"
+            ) from None
         self._written += 1
         return {"episode": self._written - 1}
 

@@ -22,7 +22,7 @@ from kapelle.services.policy.responses_form import (
     read_response_request,
     renamed,
 )
-from kapelle.services.refusals import Refusal
+from kapelle.services.request_errors import RequestError
 from kapelle.types import Json
 
 MOST = 4096
@@ -32,7 +32,7 @@ MOST_CHARACTERS = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class KeptResponse:
+class StoredResponse:
     """An answer that calls may continue."""
 
     row: Json
@@ -46,7 +46,7 @@ class KeptResponse:
     """Characters of the conversation."""
 
 
-class KeptResponses:
+class StoredResponses:
     """The kept responses, of which the oldest ones are dropped first; used by one thread."""
 
     def __init__(
@@ -55,7 +55,7 @@ class KeptResponses:
         """Keep so many responses and characters; drop those of sessions that are no longer `under_way`."""
         self._under_way = under_way
         self._most, self._characters = most, characters
-        self._kept: OrderedDict[str, KeptResponse] = OrderedDict()
+        self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
         self._size = 0
 
     def __len__(self) -> int:
@@ -72,7 +72,7 @@ class KeptResponses:
         """Return a response, or the items of its input (`/input_items`)."""
         name, _, rest = call.path.partition("/")
         if rest not in ("", "input_items"):
-            raise Refusal(404, "There is no such path here.", None, "not_found")
+            raise RequestError(404, "There is no such path here.", None, "not_found")
         kept = self.get(name, call.session)
         if not rest:
             return JsonAnswer(kept.row)
@@ -85,14 +85,14 @@ class KeptResponses:
         self._drop(call.path)
         return JsonAnswer({"id": call.path, "object": "response", "deleted": True})
 
-    def get(self, name: str, session: str | None, parameter: str | None = None) -> KeptResponse:
+    def get(self, name: str, session: str | None, parameter: str | None = None) -> StoredResponse:
         """Return a response; Refusal (404) if it is unknown, deleted, or of another session."""
         kept = self._kept.get(name)
         if kept is not None and kept.session is not None and not self._under_way(kept.session):
             self._drop(name)
             kept = None
         if kept is None or (session is not None and session != kept.session):
-            raise Refusal(
+            raise RequestError(
                 404,
                 f"There is no response {name[:128]!r}: it was deleted or never kept (`store`), or it belongs to a session that has "
                 "ended or is not this one.",
@@ -101,7 +101,7 @@ class KeptResponses:
             )
         return kept
 
-    def keep(self, name: str, kept: KeptResponse) -> None:
+    def keep(self, name: str, kept: StoredResponse) -> None:
         """Keep a response."""
         self._kept[name] = kept
         self._size += kept.size
@@ -115,7 +115,7 @@ class KeptResponses:
 class ResponseForm:
     """One call of `POST /v1/responses` and its answer."""
 
-    def __init__(self, call: Call, kept: KeptResponses) -> None:
+    def __init__(self, call: Call, kept: StoredResponses) -> None:
         """Parse a call; Refusal for an incorrect one (400), or one that continues an unknown response (404)."""
         self._request: ResponseRequest = read_response_request(call.body)
         self._kept = kept
@@ -145,7 +145,7 @@ class ResponseForm:
                     self._keep(writer, event["response"])
                 yield event
 
-    def failed(self, refusal: Refusal) -> Json:
+    def failed(self, refusal: RequestError) -> Json:
         """Return the last event of a stream that fails."""
         assert self._writer is not None, "a stream begins with its first event"
         return self._writer.failed(renamed(refusal))
@@ -162,7 +162,7 @@ class ResponseForm:
             for message in messages
         )
         session = writer.session or self.call.session
-        self._kept.keep(writer.identity, KeptResponse(row, session, rows, messages, size))
+        self._kept.keep(writer.identity, StoredResponse(row, session, rows, messages, size))
 
 
 def _as_item(given: Mapping[str, Json]) -> Json:

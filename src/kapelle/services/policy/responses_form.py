@@ -28,7 +28,7 @@ from kapelle.services.policy.chat_form import (
     TextFormat,
     read_request,
 )
-from kapelle.services.refusals import Body, Refusal, read_body, wrong
+from kapelle.services.request_errors import Body, RequestError, read_body, wrong
 from kapelle.types import Json
 
 # -------- Requests
@@ -238,7 +238,7 @@ def as_chat(
     }
     try:
         read = read_request(chat)
-    except Refusal as refusal:
+    except RequestError as refusal:
         raise renamed(refusal) from None
     return read.model_copy(update={"messages": messages}), conversation
 
@@ -252,7 +252,7 @@ _NAMES = {
 """Parameters of chat completions → their names in the Responses API."""
 
 
-def renamed(refusal: Refusal) -> Refusal:
+def renamed(refusal: RequestError) -> RequestError:
     """Return a refusal of the chat request with the names of the Responses API."""
     name = own = refusal.parameter or ""
     for chat, responses in _NAMES.items():
@@ -261,7 +261,7 @@ def renamed(refusal: Refusal) -> Refusal:
     if name.startswith("tools."):
         own = name.replace(".function", "", 1)  # here a tool has the fields of its function
     message = refusal.message.replace(f"`{name}`", f"`{own}`")
-    return Refusal(refusal.status, message, own or None, refusal.code, refusal.headers)
+    return RequestError(refusal.status, message, own or None, refusal.code, refusal.headers)
 
 
 # -------- Items of a conversation as messages
@@ -386,7 +386,7 @@ class ResponseWriter:
                 self.message = each.message
                 yield self._event(ended, response=self.row(ended, each))
 
-    def failed(self, refusal: Refusal) -> dict[str, Json]:
+    def failed(self, refusal: RequestError) -> dict[str, Json]:
         """Return the last event of an answer that fails."""
         error = {"code": "server_error", "message": refusal.message}
         return self._event("failed", response={**self.row("failed"), "error": error})

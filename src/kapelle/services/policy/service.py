@@ -20,10 +20,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kapelle.engines.rollout.protocol import HasQueue, ServesCallers
-from kapelle.environment import PlayedFromOutside, offers
+from kapelle.environment import DrivenByPrograms, offers
 from kapelle.environments.grading.text.tool_call import Form
 from kapelle.errors import did_you_mean
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime.event_loop import LoopThread
 from kapelle.services.binding import Binding
 from kapelle.services.http import SESSION, Application, Call, EventStream, HttpServer, JsonAnswer, route
@@ -32,11 +32,11 @@ from kapelle.services.policy.chat_form import Answering, ChatForm, ChatRequest, 
 from kapelle.services.policy.completions import CompletionForm
 from kapelle.services.policy.embeddings import Embedder
 from kapelle.services.policy.recording import ChatSession, EpisodeFile, Recorder
-from kapelle.services.policy.responses import KeptResponses, ResponseForm
+from kapelle.services.policy.responses import ResponseForm, StoredResponses
 from kapelle.services.policy.responses_form import renamed
 from kapelle.services.policy.service_metrics import KIND as METRICS_KIND
 from kapelle.services.policy.teams import TeamChat, team_answers
-from kapelle.services.refusals import Refusal, busy, wrong
+from kapelle.services.request_errors import RequestError, busy, wrong
 from kapelle.team import ANY_TEAM, own_name
 from kapelle.types import Json
 
@@ -71,7 +71,7 @@ class Ticket:
         self._service, self._answers = service, answers
         self._session: ChatSession | None = None
         self.until = asyncio.get_running_loop().time() + limits.seconds
-        self.late = Refusal(504, f"No answer within {limits.seconds:g} s.", None, "timeout")
+        self.late = RequestError(504, f"No answer within {limits.seconds:g} s.", None, "timeout")
 
     def join(self, session: ChatSession) -> None:
         """Count the answers in a session too."""
@@ -129,7 +129,7 @@ class BegunAnswer:
 
     whole: Callable[[], Awaitable[Json]]
     events: Callable[[], AsyncIterator[Json | str]]
-    failed: Callable[[Refusal], Json]
+    failed: Callable[[RequestError], Json]
     """Returns the last event of a stream that fails."""
     headers: Mapping[str, str] = field(default_factory=dict)
     named: bool = False
@@ -163,7 +163,7 @@ class PolicyService:
         self._agents = agents
         self._started = started
         self._recorder = recorder
-        self._kept = KeptResponses(
+        self._kept = StoredResponses(
             lambda session: recorder is None or recorder.sessions.known(session) is not None
         )
 
@@ -212,7 +212,7 @@ class PolicyService:
         form = ResponseForm(call, self._kept)
         try:
             return await self._answer(form.call, form, named=True)
-        except Refusal as refusal:
+        except RequestError as refusal:
             raise renamed(refusal) from None
 
     async def complete(self, call: Call) -> Response:
@@ -220,7 +220,7 @@ class PolicyService:
         form = CompletionForm.read(call.body)
         model = self._answering(form.given.model)
         if self._recorder is not None:
-            raise Refusal(
+            raise RequestError(
                 400,
                 "A server that records sessions takes conversations only. Use `/v1/chat/completions`.",
                 None,
@@ -239,7 +239,7 @@ class PolicyService:
         """Return the embeddings of texts; without an embedder 404, which OpenAI's client does not retry."""
         named = call.body.get("model") if isinstance(call.body, dict) else None
         if self._embedder is None:
-            raise Refusal(
+            raise RequestError(
                 404,
                 "This server has no embedding model. Start it with `--embedder MODEL`, or set another `base_url` for your program's "
                 "embedder.",
@@ -247,7 +247,7 @@ class PolicyService:
                 "model_not_found",
             )
         if isinstance(named, str) and named != self._embedder.name:
-            raise Refusal(
+            raise RequestError(
                 404, f"The embedding model here is '{self._embedder.name}'.", "model", "model_not_found"
             )
         ticket = Ticket(self, 1)
@@ -261,7 +261,7 @@ class PolicyService:
 
     async def metrics(self, call: Call) -> Response:
         """Return the metrics for Prometheus."""
-        engine = self._agents.play.engine
+        engine = self._agents.setup.engine
         gauges: dict[str, tuple[str, float]] = {
             "kapelle_answers_in_flight": ("Answers in progress.", self.under_way),
             "kapelle_answers_most": ("Most answers in progress (`--calls`).", self.limits.calls),
@@ -334,7 +334,7 @@ class PolicyService:
     @property
     def names(self) -> list[str]:
         """Names for `model`."""
-        return [self.name, *(f"{self.name}/{agent}" for agent in self._agents.play.team.names)]
+        return [self.name, *(f"{self.name}/{agent}" for agent in self._agents.setup.team.names)]
 
     def _known(self, model: str) -> str:
         """Return the one of `names` that a caller means: an agent's own name is enough, and `team` or the run's name is the team."""
@@ -342,8 +342,8 @@ class PolicyService:
         for name in (model, agent, self.name if model in (ANY_TEAM, self._run) else ""):
             if name in self.names:
                 return name
-        hint = did_you_mean(model[:200], [*self.names, *self._agents.play.team.names])
-        raise Refusal(404, f"There is no such model.{hint}", "model", "model_not_found")
+        hint = did_you_mean(model[:200], [*self.names, *self._agents.setup.team.names])
+        raise RequestError(404, f"There is no such model.{hint}", "model", "model_not_found")
 
     def _answering(self, model: str) -> str:
         """Return the one of `names` that answers: for the team its spokesman, if it has one."""
@@ -354,9 +354,9 @@ class PolicyService:
         return {"id": model, "object": "model", "created": self._started, "owned_by": "kapelle"}
 
 
-def spokesman(play: Play) -> str | None:
+def spokesman(setup: RolloutSetup) -> str | None:
     """Return the first agent of a team that outside programs run, which answers for it; None for a team with a workflow."""
-    return play.team.names[0] if offers(play.environment, PlayedFromOutside) else None
+    return setup.team.names[0] if offers(setup.environment, DrivenByPrograms) else None
 
 
 # -------- The server: the engine's event loop, the routes, and the port
@@ -379,7 +379,7 @@ class PolicyServer:
 
 @contextmanager
 def serve_policy(
-    play: Play,
+    setup: RolloutSetup,
     name: str,
     binding: Binding,
     limits: ServingLimits,
@@ -393,17 +393,17 @@ def serve_policy(
 
     Raises ConfigError if the port is taken, OutputError for a folder that cannot be written.
     """
-    if isinstance(play.engine, ServesCallers):
-        play.engine.serve()
+    if isinstance(setup.engine, ServesCallers):
+        setup.engine.serve()
     with ExitStack() as closing:
-        agents = Agents(play, closing.enter_context(LoopThread()), tool_form)
+        agents = Agents(setup, closing.enter_context(LoopThread()), tool_form)
         recorder = None
         if record is not None:
-            file = EpisodeFile(record, play.team.names)
+            file = EpisodeFile(record, setup.team.names)
             closing.callback(file.close)
             recorder = Recorder(agents, file.take, lifetime=limits.idle)
         service = PolicyService(
-            name, agents, limits, int(time.time()), recorder, spokesman(play), embedder=embedder
+            name, agents, limits, int(time.time()), recorder, spokesman(setup), embedder=embedder
         )
         with HttpServer(binding, Application(binding, service.routes(), agents.metrics.called)) as http:
             yield PolicyServer(http.url, service.names, service, http)

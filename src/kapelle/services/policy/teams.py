@@ -10,23 +10,30 @@ from functools import partial
 from typing import cast
 
 from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine, stream_or_generate
-from kapelle.environment import Answerable, Environment, PlayedFromOutside, World, asks_questions, offers
+from kapelle.environment import (
+    Answerable,
+    DrivenByPrograms,
+    Environment,
+    EpisodeState,
+    has_comparable_answers,
+    offers,
+)
 from kapelle.environments.grading.verdict import right
-from kapelle.environments.questions import QuestionWorld
+from kapelle.environments.questions import QuestionState
 from kapelle.environments.tool_questions import OffersTools
-from kapelle.rollout.episodes import play_episode
+from kapelle.rollout.episodes import roll_out_episode
 from kapelle.runtime.randomness import derive_seed
 from kapelle.services.binding import LOG
 from kapelle.services.policy.agents import Agents, Decodes, Send, TextStream, relayed, too_long
 from kapelle.services.policy.chat_form import ChatRequest, Finished, Head, Piece, TextFormat
-from kapelle.services.refusals import Refusal, wrong
+from kapelle.services.request_errors import RequestError, wrong
 from kapelle.types import Episode, Task
 
 # -------- A caller's question as an environment, without an answer to compare with
 
 
 @dataclass(frozen=True)
-class AskedEnvironment(Answerable):
+class ServedEnvironment(Answerable):
     """The environment of one question of a caller; every answer counts as correct."""
 
     name: str
@@ -37,9 +44,9 @@ class AskedEnvironment(Answerable):
 
     reward_range = (0.0, 1.0)
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> World:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> EpisodeState:
         """Start the episode of the question."""
-        world = _AskedWorld(task, agents, self.answers)
+        world = _ServedState(task, agents, self.answers)
         own = self.environment
         return own.around(world, agents) if isinstance(own, OffersTools) and own.tools else world
 
@@ -49,7 +56,7 @@ class AskedEnvironment(Answerable):
         return self.environment.extract(text)
 
 
-class _AskedWorld(QuestionWorld):
+class _ServedState(QuestionState):
     def __init__(self, task: Task, agents: Sequence[str], answers: list[str]) -> None:
         super().__init__(task, agents, right, {})
         self._answers = answers
@@ -74,7 +81,7 @@ class Spoken:
 
 
 @dataclass(frozen=True, slots=True)
-class PlayedAnswer:
+class TeamAnswer:
     """A team's answer."""
 
     choice: int
@@ -84,16 +91,16 @@ class PlayedAnswer:
 
 def team_answers(
     agents: Agents, request: ChatRequest, *, listening: bool
-) -> AsyncIterator[Spoken | PlayedAnswer]:
+) -> AsyncIterator[Spoken | TeamAnswer]:
     """Yield a team's answers; with `listening` also yield the text of its agents as it comes.
 
     Raises Refusal (400) at once for requests that only single agents support.
     """
-    play = agents.play
-    names = ", ".join(play.team.names)
-    if offers(play.environment, PlayedFromOutside):
+    setup = agents.setup
+    names = ", ".join(setup.team.names)
+    if offers(setup.environment, DrivenByPrograms):
         raise wrong(f"A program runs this team and calls its agents one by one. Name one: {names}.", "model")
-    if not asks_questions(play.environment):
+    if not has_comparable_answers(setup.environment):
         raise wrong(f"The team plays a game and answers no questions. Name an agent: {names}.", "model")
     for_one_agent = {
         "tools": bool(request.tools),
@@ -115,39 +122,39 @@ def team_answers(
     task = Task("served", "\n\n".join(texts) if messages[1:] else messages[0].text)
     first = secrets.randbits(62) if request.seed is None else request.seed
 
-    async def play_all(send: Send) -> None:
+    async def roll_out_all(send: Send) -> None:
         for choice in range(request.n):
-            environment = AskedEnvironment(play.environment.name, play.environment)
+            environment = ServedEnvironment(setup.environment.name, setup.environment)
             question = replace(
-                play,
+                setup,
                 environment=cast("Environment", environment),
-                sampling={agent.name: request.sampling(agent.sampling) for agent in play.team.agents},
-                generate=partial(_streamed, play.engine, choice, send) if listening else None,
+                sampling={agent.name: request.sampling(agent.sampling) for agent in setup.team.agents},
+                generate=partial(_streamed, setup.engine, choice, send) if listening else None,
             )
             seed = first if choice == 0 else derive_seed(first, "choice", choice)
-            episode = await play_episode(question, task, seed)
+            episode = await roll_out_episode(question, task, seed)
             if episode.error is not None:
                 kind, _, why = episode.error.partition(": ")
                 if kind.startswith("ContextError"):
                     raise too_long(why)
                 # The message may quote the question.
                 LOG.error("The team could not answer: its workflow failed with %s.", kind.partition(":")[0])
-                raise Refusal(
+                raise RequestError(
                     500, "The team's workflow failed; the service's log says why.", None, "workflow"
                 )
             last = environment.answers[-1] if environment.answers and episode.final is None else None
-            send(PlayedAnswer(choice, episode.answer if last is None else last, episode))
+            send(TeamAnswer(choice, episode.answer if last is None else last, episode))
 
-    return _counted(agents, relayed(agents.thread, play_all))
+    return _counted(agents, relayed(agents.thread, roll_out_all))
 
 
 async def _counted(
-    agents: Agents, answers: AsyncIterator[Spoken | PlayedAnswer]
-) -> AsyncGenerator[Spoken | PlayedAnswer, None]:
+    agents: Agents, answers: AsyncIterator[Spoken | TeamAnswer]
+) -> AsyncGenerator[Spoken | TeamAnswer, None]:
     """Yield answers, and count the tokens of their turns."""
     async with aclosing(answers) as coming:  # type: ignore[type-var]
         async for each in coming:
-            if isinstance(each, PlayedAnswer):
+            if isinstance(each, TeamAnswer):
                 for turn in each.episode.turns:
                     agents.metrics.answered(turn.agent, len(turn.prompt_ids), len(turn.completion_ids))
             yield each
@@ -176,7 +183,7 @@ class TeamChat:
     head: Head
 
     async def pieces(
-        self, answers: AsyncIterator[Spoken | PlayedAnswer]
+        self, answers: AsyncIterator[Spoken | TeamAnswer]
     ) -> AsyncGenerator[Piece | Finished, None]:
         """Yield the agents' texts as they come, and each answer with its turns when it is complete."""
         async with aclosing(answers) as coming:  # type: ignore[type-var]

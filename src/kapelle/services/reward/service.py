@@ -22,9 +22,9 @@ from starlette.routing import Route
 from kapelle.runtime.wire import reward_v1_pb2 as wire
 from kapelle.runtime.wire import reward_v1_pb2_grpc as methods
 from kapelle.services.binding import Binding, log_failure
-from kapelle.services.grpc import Caps, GrpcServer, GrpcService, Refused
+from kapelle.services.grpc import CallRejected, Caps, GrpcServer, GrpcService
 from kapelle.services.http import MOST_BYTES, Application, Call, HttpServer, JsonAnswer, route
-from kapelle.services.refusals import Body, Refusal, busy, read_body, wrong
+from kapelle.services.request_errors import Body, RequestError, busy, read_body, wrong
 from kapelle.services.reward.scores import MOST_ITEMS, Answered, Role, Score, Scorer, ungraded
 from kapelle.types import Json, Message
 
@@ -142,7 +142,7 @@ class Batches:
 # -------- Calls
 
 
-class SaidBefore(Body):
+class PreviousMessage(Body):
     """A message of the conversation that is answered."""
 
     role: Role
@@ -153,7 +153,7 @@ class ScoredAnswer(Body):
     """An answer to be scored: to a question, or to a whole conversation."""
 
     question: str | None = None
-    messages: list[SaidBefore] = Field(default=[], max_length=4096)
+    messages: list[PreviousMessage] = Field(default=[], max_length=4096)
     answer: str
 
     @model_validator(mode="after")
@@ -214,7 +214,7 @@ class RewardService(methods.RewardServicer, GrpcService):
         except Full as full:
             raise busy(str(full)) from None
         except TimeoutError:
-            raise Refusal(504, f"No score within {self._seconds:g} s.", None, "timeout") from None
+            raise RequestError(504, f"No score within {self._seconds:g} s.", None, "timeout") from None
         rows = [score.row() for score in scores]
         return JsonAnswer({"model": self._about["name"], "weights": self._about["weights"], "results": rows})
 
@@ -228,24 +228,24 @@ class RewardService(methods.RewardServicer, GrpcService):
         """Return a score for each answer, or why it is ungraded."""
         most = min(MOST_ITEMS, self.batches.room)
         if not 1 <= len(request.items) <= most:
-            raise Refused(
+            raise CallRejected(
                 "INVALID_ARGUMENT", f"`items` holds {len(request.items)} answers; a call has 1 to {most:,}."
             )
         answers: list[Answered] = []
         for k, item in enumerate(request.items):
             said = tuple(Message(each.role, each.content) for each in item.messages)
             if item.HasField("question") == bool(said):
-                raise Refused("INVALID_ARGUMENT", f"`items[{k}]`: give either `question` or `messages`.")
+                raise CallRejected("INVALID_ARGUMENT", f"`items[{k}]`: give either `question` or `messages`.")
             if not all(each.role in ROLES for each in said):
                 why = f"the role of a message is one of {', '.join(ROLES)}."
-                raise Refused("INVALID_ARGUMENT", f"`items[{k}]`: {why}")
+                raise CallRejected("INVALID_ARGUMENT", f"`items[{k}]`: {why}")
             answers.append(Answered(said or (Message("user", item.question),), item.answer))
         try:
             scores = await self.batches.scored(answers, self._seconds)
         except Full as full:
-            raise Refused("RESOURCE_EXHAUSTED", str(full)) from None
+            raise CallRejected("RESOURCE_EXHAUSTED", str(full)) from None
         except TimeoutError:
-            raise Refused("DEADLINE_EXCEEDED", f"No score within {self._seconds:g} s.") from None
+            raise CallRejected("DEADLINE_EXCEEDED", f"No score within {self._seconds:g} s.") from None
         results = [
             wire.Result(ungraded=score.reason)
             if score.value is None or score.logit is None

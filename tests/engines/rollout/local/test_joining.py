@@ -98,12 +98,12 @@ async def test_who_waits_for_something_else_joins_after_a_pause(
 
     async def late() -> int:
         await spoken.wait()  # for what comes from elsewhere, while a row speaks
-        heard = pauses
+        new_messages = pauses
         await shared.generate(request("b", 5, 3))
-        return heard
+        return new_messages
 
-    _, heard = await asyncio.gather(shared.generate(long), late())
-    assert heard == 1
+    _, new_messages = await asyncio.gather(shared.generate(long), late())
+    assert new_messages == 1
     assert joined == [(0, 1), (1, 1) if model.flat is not None else (0, 1)]
 
 

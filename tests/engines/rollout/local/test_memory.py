@@ -150,20 +150,22 @@ def test_an_engine_answers_all_within_its_memory(model: LanguageModel) -> None:
     ]
 
     async def asked(engine: LocalEngine) -> list[tuple[tuple[int, ...], list[int]]]:
-        heard: list[list[int]] = [[] for _ in requests]
+        new_messages: list[list[int]] = [[] for _ in requests]
 
         async def ask(number: int) -> tuple[int, ...]:
-            answer = await engine.stream(requests[number], lambda ids, _logps: heard[number].extend(ids))
+            answer = await engine.stream(
+                requests[number], lambda ids, _logps: new_messages[number].extend(ids)
+            )
             return tuple(answer.ids)
 
         answers = await asyncio.gather(*map(ask, range(len(requests))))
-        return list(zip(answers, heard, strict=True))
+        return list(zip(answers, new_messages, strict=True))
 
     policies = lora_policies("a", "b")
     bounded = LocalEngine({"base": model}, policies, kv_bytes=700 * place_bytes(model))
     bounded.serve()
     told = asyncio.run(asked(bounded))
     free = asyncio.run(asked(LocalEngine({"base": model}, policies)))
-    for (answer, heard), (expected, _) in zip(told, free, strict=True):
+    for (answer, new_messages), (expected, _) in zip(told, free, strict=True):
         assert answer == expected
-        assert heard == list(answer[: len(heard)])
+        assert new_messages == list(answer[: len(new_messages)])

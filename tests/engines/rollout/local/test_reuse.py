@@ -83,8 +83,10 @@ class TestTurns:
                 same(mine, theirs)
             for (place, prompt), mine in zip(list(prompts.items()), told, strict=True):
                 # Some hear much and some little, and some begin anew.
-                heard = ids(1 + (place[1] * 5) % 11, 17 * turn + place[1])
-                prompts[place] = heard if (place[1] + turn) % 5 == 4 else (*prompt, *mine.ids, *heard)
+                new_messages = ids(1 + (place[1] * 5) % 11, 17 * turn + place[1])
+                prompts[place] = (
+                    new_messages if (place[1] + turn) % 5 == 4 else (*prompt, *mine.ids, *new_messages)
+                )
 
     def test_an_adapter_never_reads_with_anothers_eyes(self, model: LanguageModel, read: list[int]) -> None:
         decoder = Decoder(model, kept_tokens=1000)

@@ -131,9 +131,9 @@ def test_whole_conversations_are_the_same(fused: bool, monkeypatch: pytest.Monke
         to_the_end(decoder)
         return [*first, *second, *third]
 
-    heard = said(lambda _device: recorder)
-    assert heard == said(lambda _device: PlainRecorder())
-    for ours, plain in zip(heard, said(lambda _device: None), strict=True):
+    new_messages = said(lambda _device: recorder)
+    assert new_messages == said(lambda _device: PlainRecorder())
+    for ours, plain in zip(new_messages, said(lambda _device: None), strict=True):
         assert ours.ids == plain.ids
         assert ours.logprobs == pytest.approx(plain.logprobs, abs=1e-5)
     assert recorder.replayed > 0

@@ -23,7 +23,7 @@ from kapelle.runtime.tensors import load_tensors
 from kapelle.settings.schema import ModelConfig
 
 
-class StandIn(VllmModel):
+class Substitute(VllmModel):
     """One base model, read from its folder."""
 
     def __init__(self, about: BaseModel) -> None:
@@ -107,7 +107,7 @@ class StandIn(VllmModel):
         self.calls.append("close")
 
 
-class TakesInPlace(StandIn):
+class TakesInPlace(Substitute):
     """One that goes on with other weights of the base, from memory or, where it has several workers, from a file."""
 
     workers = 1

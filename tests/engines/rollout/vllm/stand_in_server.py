@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from tests.engines.rollout.vllm.stand_in import StandIn
+from tests.engines.rollout.vllm.stand_in import Substitute
 
 from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, Row
 from kapelle.engines.rollout.vllm.served import ServedModel
@@ -29,7 +29,7 @@ class StandInServer(ThreadingHTTPServer):
     def __init__(self, about: BaseModel, *, sglang: bool = False) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.sglang = sglang
-        self.sampler = StandIn(about)
+        self.sampler = Substitute(about)
         self.lock = threading.Lock()
         self.adapters: dict[str, AdapterFile] = {}
         self.asked: list[tuple[str, Any]] = []

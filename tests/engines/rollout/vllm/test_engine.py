@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.engines.rollout.subjects import POLICIES, bare, base, own_weights
-from tests.engines.rollout.vllm.stand_in import StandIn, TakesInPlace
+from tests.engines.rollout.vllm.stand_in import Substitute, TakesInPlace
 from tests.support.episodes import TASK
 from tests.support.tiny import LORA, SIZE, frozen_copy, same_bits, sections, stir
 from torch import Tensor
@@ -34,17 +34,17 @@ class Started:
     """Keeps the stand-ins that an engine starts."""
 
     def __init__(self) -> None:
-        self.all: list[StandIn] = []
+        self.all: list[Substitute] = []
         self.refuses = False
 
-    def __call__(self, about: BaseModel) -> StandIn:
+    def __call__(self, about: BaseModel) -> Substitute:
         if self.refuses:
             raise EngineError("vLLM did not start.")
-        self.all.append(StandIn(about))
+        self.all.append(Substitute(about))
         return self.all[-1]
 
     @property
-    def last(self) -> StandIn:
+    def last(self) -> Substitute:
         return self.all[-1]
 
 
@@ -235,9 +235,9 @@ class TestMemory:
     def test_several_bases_share_it_and_learners_keep_theirs(self, tmp_path: Path) -> None:
         started: list[BaseModel] = []
 
-        def start(about: BaseModel) -> StandIn:
+        def start(about: BaseModel) -> Substitute:
             started.append(about)
-            return StandIn(about)
+            return Substitute(about)
 
         one, two = bare(), bare()
         one.bank.add("a", LORA, 0)
@@ -280,10 +280,10 @@ class TestVersions:
             Vllm(options={name: "mine"})
 
 
-def spoiled(how: str) -> type[StandIn]:
+def spoiled(how: str) -> type[Substitute]:
     """Return a stand-in that samples with other weights than it was given."""
 
-    class Spoiled(StandIn):
+    class Spoiled(Substitute):
         def __init__(self, about: BaseModel) -> None:
             super().__init__(about)
             self.first: dict[str, AdapterFile] = {}

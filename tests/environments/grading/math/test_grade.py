@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kapelle.environments.grading.math.grade import COMPARISON, grade_math, math_processes
-from kapelle.environments.grading.processes import AnswerLimits, KillableProcesses, ProcessGaveUp, TooCostly
+from kapelle.environments.grading.processes import AnswerLimits, KillableProcesses, ProcessFailed, TooCostly
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ class Costly(KillableProcesses):
     def ask(self, question: Any) -> bool:
         texts = f"{question['gold']} {question['answer']}"
         if self._late and self._late in texts:
-            raise ProcessGaveUp("It takes longer than 0.9 s.")
+            raise ProcessFailed("It takes longer than 0.9 s.")
         if self._costly in texts:
             raise TooCostly("It takes longer than 0.8 s of CPU.")
         return True
@@ -154,5 +154,5 @@ def test_math_verify_does_not_evaluate(patient_pool: KillableProcesses) -> None:
     # Its reader of plain expressions evaluates Python; only the LaTeX reader may see an answer.
     try:
         assert patient_pool.ask({"gold": "$5$", "answer": "__import__('os').getpid()"}) == "answer"
-    except ProcessGaveUp:
+    except ProcessFailed:
         pytest.fail("the question reaches no evaluation, so nothing can give up")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from kapelle.engines.rollout.protocol import AllowsInterrupts, HoldsToConstraints, RecordsRouting, SeesImages
+from kapelle.engines.rollout.protocol import AllowsInterrupts, HoldsToConstraints, ReadsImages, RecordsRouting
 from kapelle.settings.base import FROM_HERE_ON, Settings
 from kapelle.team import Policy
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kapelle.models.language_model import LanguageModel
 
 
-class Local(Settings, AllowsInterrupts, HoldsToConstraints, RecordsRouting, SeesImages):
+class Local(Settings, AllowsInterrupts, HoldsToConstraints, RecordsRouting, ReadsImages):
     """Settings of the engine in this process."""
 
     name: Literal["local"] = "local"

@@ -45,7 +45,7 @@ from kapelle.types import Json
 
 ANSWER_SECONDS = 3600.0
 """Longest wait for one completion, in seconds."""
-ASK_SECONDS = 10.0
+QUERY_SECONDS = 10.0
 """Longest wait for information about a server."""
 CALL_SECONDS = 120.0
 """Longest wait to load or drop an adapter."""
@@ -269,9 +269,9 @@ class ServedModel(VllmModel):
     def _get(self, path: str) -> tuple[int, bytes]:
         """Return the reply of a path; another kind of server may reply anything."""
         asked = exchange(
-            "GET", f"{self._url}/{path.lstrip('/')}", None, bearer(KEY_ENV, self._url), ASK_SECONDS
+            "GET", f"{self._url}/{path.lstrip('/')}", None, bearer(KEY_ENV, self._url), QUERY_SECONDS
         )
-        answer = asyncio.run_coroutine_threadsafe(asked, self._loop).result(ASK_SECONDS + 10)
+        answer = asyncio.run_coroutine_threadsafe(asked, self._loop).result(QUERY_SECONDS + 10)
         return answer.status, answer.body
 
 
@@ -314,7 +314,7 @@ class Dialect(NamedTuple):
         return FinishedRow(row, ids, logprobs, finish == "stop")
 
 
-def _ask_vllm(row: Row, base: str, about: BaseModel) -> Json:
+def _query_vllm(row: Row, base: str, about: BaseModel) -> Json:
     asked = row.sampling
     form: Json = {}
     if asked.constraint is not None:
@@ -341,7 +341,7 @@ def _parts_of_vllm(found: Any) -> tuple[Any, Any, Any]:
     return choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["finish_reason"]
 
 
-def _ask_sglang(row: Row, _base: str, about: BaseModel) -> Json:
+def _query_sglang(row: Row, _base: str, about: BaseModel) -> Json:
     asked = row.sampling
     if asked.constraint is not None:
         raise ValueError(
@@ -379,7 +379,7 @@ VLLM = Dialect(
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
     "/reset_prefix_cache",
-    _ask_vllm,
+    _query_vllm,
     _parts_of_vllm,
     "`return_token_ids`, `logprobs`",
     "/collective_rpc",
@@ -390,7 +390,7 @@ SGLANG = Dialect(
     "/load_lora_adapter",
     "/unload_lora_adapter",
     "/flush_cache",
-    _ask_sglang,
+    _query_sglang,
     _parts_of_sglang,
     "`output_token_logprobs`",
 )

@@ -35,10 +35,10 @@ class TakesWeights:
         self.model_runner.reload_weights(
             weights_iterator=((name, tensor.detach()) for name, tensor in weights.items())
         )
-        pack_again(self.model_runner.model)
+        repack(self.model_runner.model)
 
 
-def pack_again(model: Any) -> None:
+def repack(model: Any) -> None:
     """Pack the weights of layers that also keep them unpacked, as heads and embeddings do on a CPU."""
     for layer in model.modules():
         weight = layer._parameters.get("weight")  # noqa: SLF001 - an attribute of a layer with an adapter may be its base's

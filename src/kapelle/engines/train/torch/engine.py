@@ -46,7 +46,7 @@ from kapelle.models.language_model import LanguageModel, copy_language_model
 from kapelle.models.lora_bank import copy_weights
 from kapelle.models.outline import outline_of
 from kapelle.rows import Column, Sample
-from kapelle.runtime.interrupts import stop_if_asked
+from kapelle.runtime.interrupts import stop_if_requested
 from kapelle.runtime.randomness import derive_seed
 from kapelle.runtime.tensors import read_together
 from kapelle.team import Critic, Policy, embedder_name, reference_name
@@ -616,7 +616,7 @@ class ForwardPass:
         for key, (_, batch) in zip(over, taken, strict=True):
             self._passes[key] = max(len(batch.tokens_N), self._passes.get(key, 0))
         for key, (members, batch) in zip(over, taken, strict=True):
-            stop_if_asked()
+            stop_if_requested()
             self._latest = key, len(batch.tokens_N)
             yield members, batch
 

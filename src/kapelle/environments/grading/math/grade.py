@@ -27,7 +27,7 @@ from kapelle.environments.grading.math.numeric import (
     without_name,
 )
 from kapelle.environments.grading.math.sameness import Percent, is_number, same_answer
-from kapelle.environments.grading.processes import AnswerLimits, KillableProcesses, ProcessGaveUp, TooCostly
+from kapelle.environments.grading.processes import AnswerLimits, KillableProcesses, ProcessFailed, TooCostly
 from kapelle.environments.grading.text.extraction import FORMULA, ExtractionRule, clean, extract
 from kapelle.environments.grading.text.match import plain_text
 from kapelle.environments.grading.verdict import Grade, no_answer, right, ungraded, wrong
@@ -106,7 +106,7 @@ def read_math(
     try:
         short = len(gold) <= GOLD_CHARACTERS
         same = (short and plain_text(tidy(answer)) == plain_text(tidy(gold))) or _same(answer, truth, percent)
-    except _GoldRefused as problem:
+    except _GoldRejected as problem:
         return _no_gold(answer, truth, str(problem))
     except Unreadable as problem:
         return _unreadable(answer, str(problem))
@@ -151,7 +151,7 @@ def gold_problem(gold: str) -> str | None:
     truth = gold_answer(gold)
     try:
         return None if parse_number(truth) is None and _known_gold(truth) is None else ""
-    except _GoldRefused as problem:
+    except _GoldRejected as problem:
         return str(problem)
 
 
@@ -172,7 +172,7 @@ def compare_math(left: Undecided, processes: KillableProcesses) -> Grade:
         if answer != gold and compare_math(Undecided(gold, gold), processes).status == "graded":
             return no_answer(f"'{answer[:80]}' is not read as an answer. {problem}")
         return ungraded(answer, f"'{answer[:80]}' could not be compared. {problem}")
-    except ProcessGaveUp as problem:
+    except ProcessFailed as problem:
         return ungraded(answer, f"'{answer[:80]}' could not be compared. {problem}")
     if same == "gold":
         return _no_gold(answer, gold, "No reader knows it.")
@@ -206,7 +206,7 @@ def _no_gold(answer: str, gold: str, problem: str) -> Grade:
 def _same(answer: str, gold: str, percent: Percent) -> bool | None:
     """Return whether two answers are the same by the rules here; None if only math-verify may know.
 
-    Raises Unreadable for what must not be read as an answer, _GoldRefused for such a gold answer.
+    Raises Unreadable for what must not be read as an answer, _GoldRejected for such a gold answer.
     """
     # Equal texts are equal answers.
     if plain_text(tidy(answer)) == plain_text(tidy(gold)):
@@ -373,21 +373,21 @@ GOLD_CHARACTERS = 20_000
 """Characters of the longest gold answer; reading time grows with the length."""
 
 
-class _GoldRefused(Exception):
+class _GoldRejected(Exception):
     """A gold answer that neither our reader nor math-verify can read."""
 
 
 def _known_gold(gold: str) -> MathAnswer | None:
     if len(gold) > GOLD_CHARACTERS:
-        raise _GoldRefused(f"It has {len(gold):,} characters; at most {GOLD_CHARACTERS:,} are read.")
+        raise _GoldRejected(f"It has {len(gold):,} characters; at most {GOLD_CHARACTERS:,} are read.")
     try:
         split_top(tidy(gold), ",")
     except Unreadable as problem:
-        raise _GoldRefused(str(problem)) from None
+        raise _GoldRejected(str(problem)) from None
     try:
         return _known(gold)
     except NotAnAnswer as problem:
-        raise _GoldRefused(str(problem)) from None
+        raise _GoldRejected(str(problem)) from None
     except Unreadable:
         # A gold answer may be larger and less usual than an answer.
         return None

@@ -88,13 +88,14 @@ def score_argument(
     turned = re.compile(
         rf"\b(?:i|we) (?:argue|speak|stand|am|are) (?:for |on )?(?:the )?(?:side of )?(?:{named})\b"
     )
-    heard = content_words(" ".join(rivals)) - about
+    new_messages = content_words(" ".join(rivals)) - about
     consistency = {
         "stays with the topic": fmean(bool(content_words(sentence) & about) for sentence in distinct)
         >= 1 / 3,
         "repeats no sentence": len(distinct) == len(sentences),
         "keeps its side": not any(_CONCEDES.search(s) or (others and turned.search(s)) for s in distinct),
-        "answers the other side": not heard or len(heard & content_words(" ".join(distinct))) >= 2,
+        "answers the other side": not new_messages
+        or len(new_messages & content_words(" ".join(distinct))) >= 2,
     }
     explanations = {}
     for name, marks in (("evidence", evidence), ("structure", structure), ("consistency", consistency)):

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from kapelle.environments.grading.processes import (
     AnswerLimits,
     KillableProcesses,
-    ProcessGaveUp,
+    ProcessFailed,
     TooCostly,
     serve,
 )
@@ -124,7 +124,7 @@ def grade_regex(
         matches = processes.ask({"pattern": pattern, "text": answer})
     except TooCostly as problem:
         return no_answer(f"'{answer[:80]}' cannot be matched. {problem}")
-    except ProcessGaveUp as problem:
+    except ProcessFailed as problem:
         return ungraded(answer, f"'{pattern[:80]}' could not be matched. {problem}")
     return right(answer) if matches else wrong(answer, f"what matches {pattern}")
 

@@ -10,7 +10,7 @@ import pytest
 from kapelle.services.policy.chat_form import read_request
 from kapelle.services.policy.completions import CompletionForm
 from kapelle.services.policy.responses_form import read_response_request
-from kapelle.services.refusals import Refusal
+from kapelle.services.request_errors import RequestError
 
 PICTURE = {"type": "image_url", "image_url": {"url": "data:x"}}
 NOT_READ = "Input should be"
@@ -58,7 +58,7 @@ def response(given: Any, **extra: Any) -> None:
     ],
 )  # fmt: skip
 def test_it_names_what_its_sender_wrote(asks: Callable[[], None], named: str, told: str) -> None:
-    with pytest.raises(Refusal) as raised:
+    with pytest.raises(RequestError) as raised:
         asks()
     assert raised.value.status == 400
     assert raised.value.parameter == named
@@ -71,6 +71,6 @@ def test_it_names_what_its_sender_wrote(asks: Callable[[], None], named: str, to
 )
 def test_many_errors_are_counted_only(asks: Callable[[], None]) -> None:
     """Each further error would take time in the event loop of the server."""
-    with pytest.raises(Refusal, match=r"2,00\d incorrect") as raised:
+    with pytest.raises(RequestError, match=r"2,00\d incorrect") as raised:
         asks()
     assert raised.value.status == 400

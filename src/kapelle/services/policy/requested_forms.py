@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kapelle.engines.rollout.protocol import Recites
 from kapelle.errors import ConfigError
-from kapelle.rollout.play import Play
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime.constraints import forced_call, json_rule
 from kapelle.services.policy.chat_form import (
     ChatRequest,
@@ -13,11 +13,13 @@ from kapelle.services.policy.chat_form import (
     NamedChoice,
     SchemaFormat,
 )
-from kapelle.services.refusals import wrong
+from kapelle.services.request_errors import wrong
 from kapelle.types import Constraint, Json
 
 
-def constraint_of(request: ChatRequest, reader: MessageReader, play: Play, agent: str) -> Constraint | None:
+def constraint_of(
+    request: ChatRequest, reader: MessageReader, setup: RolloutSetup, agent: str
+) -> Constraint | None:
     """Return the constraint of an answer, with calls in the form of the agent's `reader`; None for a free answer.
 
     Raises Refusal (400) for constraints that no text satisfies, and for engines without constrained decoding.
@@ -35,7 +37,7 @@ def constraint_of(request: ChatRequest, reader: MessageReader, play: Play, agent
     if not forced and schema is None:
         return None
     place = "tool_choice" if forced else "response_format"
-    if not _is_supported(play, agent):
+    if not _is_supported(setup, agent):
         raise wrong(
             f"`{place}` needs constrained decoding, which the engine of '{agent}' does not support: set `engine.name: local`.",
             place,
@@ -57,14 +59,18 @@ def constraint_of(request: ChatRequest, reader: MessageReader, play: Play, agent
                 either = constraint.text.replace("start: ", "called: ", 1)
                 rules = f"start: called | answer\nanswer: {json_rule(schema)}\n{either}"
                 constraint = Constraint.grammar(rules)
-        from kapelle.models.token_masks import why_refused
+        from kapelle.models.token_masks import unsupported_reason
 
-        reason = why_refused(constraint)
+        reason = unsupported_reason(constraint)
         if reason is None:
             return constraint
         for number, tool in enumerate(tools if calls else ()):
             named = name in (None, tool["function"]["name"])
-            if reader.calls and named and (own := why_refused(forced_call([tool], None, reader.calls))):
+            if (
+                reader.calls
+                and named
+                and (own := unsupported_reason(forced_call([tool], None, reader.calls)))
+            ):
                 place = f"tools.{number}.function.parameters"
                 raise wrong(
                     f"`{place}`: no call of the tool '{tool['function']['name']}' can satisfy it: {own}.",
@@ -75,10 +81,10 @@ def constraint_of(request: ChatRequest, reader: MessageReader, play: Play, agent
     raise wrong(f"`{place}`: no answer can satisfy it: {reason}.", place)
 
 
-def _is_supported(play: Play, agent: str) -> bool:
+def _is_supported(setup: RolloutSetup, agent: str) -> bool:
     """Return whether the engine masks an agent's tokens, or recites a script, as the teacher of a warm-up does."""
     from kapelle.engines.rollout.local.engine import LocalEngine
 
-    if isinstance(play.engine, Recites):
+    if isinstance(setup.engine, Recites):
         return True
-    return isinstance(play.engine, LocalEngine) and play.team.policy(agent).endpoint is None
+    return isinstance(setup.engine, LocalEngine) and setup.team.policy(agent).endpoint is None

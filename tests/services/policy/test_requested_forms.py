@@ -31,7 +31,7 @@ def settings() -> dict[str, Any]:
 def client() -> Iterator[OpenAI]:
     with (
         Trainer(**settings()) as trainer,
-        serve_policy(trainer.play, "duo", Binding(), ServingLimits()) as server,
+        serve_policy(trainer.setup, "duo", Binding(), ServingLimits()) as server,
         OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60.0) as made,
     ):
         yield made
@@ -178,7 +178,7 @@ def test_a_teachers_call_is_parsed_as_it_is() -> None:
         names = {trainer.team.policy(agent).name for agent in ("first", "second")}
         engine = ScriptedEngine(dict.fromkeys(names, lambda _: reply))
         with (
-            serve_policy(replace(trainer.play, engine=engine), "duo", Binding(), ServingLimits()) as server,
+            serve_policy(replace(trainer.setup, engine=engine), "duo", Binding(), ServingLimits()) as server,
             OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60.0) as made,
         ):
             answer = made.chat.completions.create(**ASKED, tools=TOOLS, tool_choice="required")

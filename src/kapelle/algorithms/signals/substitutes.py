@@ -11,13 +11,13 @@ from kapelle.rows import Beside, Learners, Sampled
 from kapelle.team import Policy, Team
 
 
-def stand_in(base: str) -> str:
+def substitute_name(base: str) -> str:
     """Return the name of the policy with a base model's initial weights."""
-    return f"stand_in:{base}"
+    return f"substitute_name:{base}"
 
 
 @dataclass(frozen=True, slots=True)
-class StandIn(Beside):
+class Substitute(Beside):
     """Signal that adds the trained agents' base, without an adapter, to a team's policies; it acts for no agent by itself."""
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[Any, Any]]:
@@ -38,5 +38,5 @@ class StandIn(Beside):
                 f"Policy '{moving[0]}' trains the base model itself, so its initial weights are not kept. Set `weights: lora`, "
                 "or `algorithm.absent: silent`."
             )
-        own = Policy(stand_in(bases[0]), bases[0], trained=False)
+        own = Policy(substitute_name(bases[0]), bases[0], trained=False)
         return replace(team, policies={**team.policies, own.name: own})

@@ -28,7 +28,7 @@ from typing import Annotated, Literal
 from pydantic import Field, FiniteFloat, model_validator
 
 from kapelle.environment import Outcome, Scripted
-from kapelle.environments.base import BaseEnvironment, BaseWorld, need_movers
+from kapelle.environments.base import BaseEnvironment, BaseState, need_movers
 from kapelle.errors import ConfigError
 from kapelle.runtime.randomness import derive_seed
 from kapelle.types import Message, Split, Task
@@ -39,7 +39,7 @@ Say = Callable[[int, str], Mapping[str, float]]
 """A policy: a seat and its observation → the probability of each text."""
 
 
-class Yardstick(BaseEnvironment, Scripted):
+class Diagnostic(BaseEnvironment, Scripted):
     """A game of finitely many cases; a subclass defines who moves, the observations, the best texts and the rewards."""
 
     seats: int = Field(default=2, ge=1, le=64)
@@ -183,20 +183,20 @@ class Yardstick(BaseEnvironment, Scripted):
         """Return a case by its number."""
         return Task(f"{split}-{index}", "", {"case": index % self.cases})
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> YardstickWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> DiagnosticState:
         """Start an episode of a case."""
         self.check(agents)
-        return YardstickWorld(self, task, agents, seed)
+        return DiagnosticState(self, task, agents, seed)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return a random text, which demonstrates the form alone."""
         return random.Random(f"{seed}/{agent}").choice(self.texts)
 
 
-class YardstickWorld(BaseWorld):
+class DiagnosticState(BaseState):
     """An episode of a case."""
 
-    def __init__(self, game: Yardstick, task: Task, agents: Sequence[str], seed: int) -> None:
+    def __init__(self, game: Diagnostic, task: Task, agents: Sequence[str], seed: int) -> None:
         super().__init__(task, agents)
         self._game, self._case = game, int(task.data["case"])
         self._said: History = ()
@@ -243,7 +243,7 @@ class YardstickWorld(BaseWorld):
         )
 
 
-class _OneText(Yardstick):
+class _OneText(Diagnostic):
     """Every seat writes one text, all at once, and its reward depends on its own text alone."""
 
     @abstractmethod
@@ -334,10 +334,10 @@ class SumGame(_OneText):
 
     def expected(self, say: Say) -> tuple[float, ...]:
         """By enumeration if seats depend on each other."""
-        return Yardstick.expected(self, say) if self.pays == "all" else super().expected(say)
+        return Diagnostic.expected(self, say) if self.pays == "all" else super().expected(say)
 
 
-class Relay(Yardstick):
+class Relay(Diagnostic):
     """Each seat reads the letter before its own and must write the one that follows it; the last one receives 1 if all did.
 
     The first seat reads nothing, and writes `A`.
@@ -390,7 +390,7 @@ class HiddenSign(_OneText):
         return ((text == self.right(case, seat, ())) + (case == 0)) / (2 * self.seats)
 
 
-class Speaker(Yardstick):
+class Speaker(Diagnostic):
     """The first seat sees the correct letter and writes one; the others read it, and each receives its share of 1 for the correct one.
 
     A speaker that helps receives their total r, one that lies 1 − r. A speaker that leads sees nothing: its own letter is
@@ -458,7 +458,7 @@ class Speaker(Yardstick):
         return dict(zip(self.alphabet, letters, strict=True))
 
 
-class LongGame(Yardstick):
+class LongGame(Diagnostic):
     """Each seat writes a letter in each of several rounds, with another correct one each time, and receives its share of 1 for each."""
 
     name: Literal["long_game"] = "long_game"

@@ -8,9 +8,9 @@ from typing import Any
 
 from kapelle.algorithm import Data, Interventions, Tree
 from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine
-from kapelle.environment import AsksModels, Environment, Holding, OneSeat, offers
+from kapelle.environment import Environment, Holding, TeamMoves, UsesModels, offers
 from kapelle.features.compaction.settings import CompactionConfig
-from kapelle.rollout import bounded_worlds
+from kapelle.rollout import bounded_states
 from kapelle.rollout.workers.pool import EnvironmentWorkers, HeldHere, Hold
 from kapelle.runs.timeline import Timeline
 from kapelle.runtime.deadlines import Patience
@@ -32,14 +32,14 @@ def at_once(environment: Environment, agents: int, tree: Tree | None, most: int,
     # In a tree, the candidates of every agent are continued in their own environments.
     worlds = 1 + tree.candidates * agents if tree else 1
     if getattr(environment, "blocking", False):
-        most = min(most, processes * max(1, bounded_worlds.WORKERS // worlds))
+        most = min(most, processes * max(1, bounded_states.WORKERS // worlds))
     if not offers(environment, Holding):
         return most
     return min(most, processes * most_open(worlds * environment.descriptors(agents), most))
 
 
 @dataclass(frozen=True, slots=True)
-class Play:
+class RolloutSetup:
     """How an episode is played."""
 
     team: Team
@@ -73,44 +73,44 @@ class Play:
     run: str = field(default="", compare=False)
     """The run's name, by which outside programs may call the team; empty without one."""
 
-    one_seat: bool = field(init=False, compare=False)
-    """Whether the environment takes one text a move (`OneSeat`)."""
+    team_moves: bool = field(init=False, compare=False)
+    """Whether the environment takes one text a move (`TeamMoves`)."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "one_seat", offers(self.environment, OneSeat))
+        object.__setattr__(self, "team_moves", offers(self.environment, TeamMoves))
 
     def sampling_of(self, agent: Agent) -> Sampling:
         """Return an agent's sampling."""
         return (self.sampling or {}).get(agent.name, agent.sampling)
 
-    def as_asked(self, data: Data) -> Play:
+    def for_algorithm(self, data: Data) -> RolloutSetup:
         """Return how an algorithm's training episodes are played."""
         return replace(self, tree=data.tree, widths=data.widths, interventions=data.interventions)
 
-    def plainly(self) -> Play:
+    def plainly(self) -> RolloutSetup:
         """Return how episodes are played without branches and continuations."""
-        return self.as_asked(Data())
+        return self.for_algorithm(Data())
 
     def close(self) -> None:
         """End the processes of environments and free their models; the caller closes the engine."""
         if self.workers is not None:
             self.workers.close()
-        if offers(self.environment, AsksModels):
+        if offers(self.environment, UsesModels):
             self.environment.release_models()
 
 
-def make_play(
+def make_rollout_setup(
     config: RunConfig, team: Team, engine: RolloutEngine, ranks: Ranks = ALONE, hold: Hold = HeldHere
-) -> Play:
+) -> RolloutSetup:
     """Return how a team's episodes are played, by the settings; `hold` starts the processes of environments."""
     environment: Any = config.environment  # its settings, or a copy with models in place
-    if offers(environment, AsksModels) and environment.frozen_models:
+    if offers(environment, UsesModels) and environment.frozen_models:
         from kapelle.setup.frozen_models import FrozenModels  # slow: torch
 
-        environment = environment.asking(FrozenModels(config.model))
+        environment = environment.with_models(FrozenModels(config.model))
     size = config.episode.environment_workers
     workers = EnvironmentWorkers(environment, size, config.patience, hold) if size else None
-    return Play(
+    return RolloutSetup(
         team,
         environment,
         config.workflow,

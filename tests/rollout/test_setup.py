@@ -19,8 +19,8 @@ from kapelle.environment import Environment, Outcome
 from kapelle.errors import EngineError
 from kapelle.models.embedded import build_tokenizer
 from kapelle.models.renderer import ChatRenderer
-from kapelle.rollout.episodes import play_episode, rollout
-from kapelle.rollout.play import Play
+from kapelle.rollout.episodes import roll_out_episode, rollout
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode, Sampling, Task
 from kapelle.workflow import Scene, Workflow
@@ -51,9 +51,9 @@ class Watched(ScriptedEngine):
 
 def stage(
     engine: Watched | None = None, workflow: Any = None, seats: Team | None = None, **over: Any
-) -> Play:
+) -> RolloutSetup:
     environment = cast("Environment", over.pop("environment", Digest()))
-    return Play(
+    return RolloutSetup(
         seats or team(),
         environment,
         cast("Workflow", workflow or Echo()),
@@ -63,20 +63,20 @@ def stage(
 
 
 async def play(**over: Any) -> Episode:
-    return await play_episode(stage(**over), TASK, seed=7)
+    return await roll_out_episode(stage(**over), TASK, seed=7)
 
 
 class TestTurns:
     async def test_each_remembers_who_spoke_with_what_and_when(self) -> None:
         engine = Watched(version=3, weights_hash="abc")
         found = await play(engine=engine)
-        assert [(t.agent, t.policy, t.index, t.seen, t.trained) for t in found.turns] == [
+        assert [(t.agent, t.policy, t.index, t.completed_before, t.trained) for t in found.turns] == [
             ("a", "a", 0, 0, True),
             ("b", "b", 1, 0, False),
             ("a", "a", 2, 2, True),
         ]
         assert {(t.version, t.weights_hash) for t in found.turns} == {(3, "abc")}
-        assert [m.content for m in found.turns[2].heard] == ["b"]
+        assert [m.content for m in found.turns[2].new_messages] == ["b"]
         assert found.agents == NAMES
         assert found.seed == 7
 
@@ -277,7 +277,9 @@ async def test_a_task_that_stands_there_twice_is_played_by_other_seeds() -> None
     environment = Digest()
     task, other = (environment.task("train", k) for k in range(2))
     team = Team((Agent("a"),), {"a": Policy("a", base="", trained=False)}, {"a": "a"})
-    stage = Play(team, environment, Parallel(), ScriptedEngine({"a": lambda request: str(request.seed)}))
+    stage = RolloutSetup(
+        team, environment, Parallel(), ScriptedEngine({"a": lambda request: str(request.seed)})
+    )
     alone = await rollout(stage, [task], 2, 0)
     twice = await rollout(stage, [task, other, task], 2, 0)
     said = [[episode.turns[0].text for episode in group.episodes] for group in twice]
@@ -313,7 +315,7 @@ class PaysEarlyWorld:
 
 
 async def test_what_an_agent_earns_before_it_speaks_stands_on_its_first_turn() -> None:
-    played = await play_episode(stage(workflow=Parallel(), environment=PaysEarly()), TASK, 0)
+    played = await roll_out_episode(stage(workflow=Parallel(), environment=PaysEarly()), TASK, 0)
     assert played.error is None
     assert [turn.agent for turn in played.turns] == ["a", "a", "b", "a"]
     # Twice an eighth before it spoke, a quarter for its own word, an eighth after it.
@@ -328,7 +330,7 @@ async def test_what_an_agent_earns_that_never_speaks_is_terminal() -> None:
             world.left = ["a", "a"]
             return world
 
-    played = await play_episode(stage(workflow=Parallel(), environment=Cut()), TASK, 0)
+    played = await roll_out_episode(stage(workflow=Parallel(), environment=Cut()), TASK, 0)
     assert played.error is None
     assert played.rewards == {"a": 1.0, "b": 0.25}
     assert played.total("b") == 0.25

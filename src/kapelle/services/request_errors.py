@@ -14,7 +14,7 @@ from kapelle.types import Json
 
 
 @dataclass
-class Refusal(Exception):
+class RequestError(Exception):
     """A call that is answered with an error; raised anywhere inside it."""
 
     status: int
@@ -46,14 +46,14 @@ _KINDS = {
 }
 
 
-def wrong(message: str, parameter: str | None = None) -> Refusal:
+def wrong(message: str, parameter: str | None = None) -> RequestError:
     """Return the refusal of a malformed request (400)."""
-    return Refusal(400, message, parameter, "unsupported_parameter" if parameter else "invalid_request")
+    return RequestError(400, message, parameter, "unsupported_parameter" if parameter else "invalid_request")
 
 
-def busy(message: str) -> Refusal:
+def busy(message: str) -> RequestError:
     """Return the refusal of a call for which there is no room now (429)."""
-    return Refusal(429, message, None, "queue_full", {"retry-after": "1"})
+    return RequestError(429, message, None, "queue_full", {"retry-after": "1"})
 
 
 # -------- Bodies of calls, parsed strictly: incorrect types, unknown names and non-finite numbers raise a Refusal with the parameter

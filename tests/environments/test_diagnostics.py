@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from kapelle.environment import environment_class
-from kapelle.environments.yardsticks import SumGame, Yardstick
+from kapelle.environments.diagnostics import Diagnostic, SumGame
 from kapelle.errors import ConfigError, EpisodeError
 
 GAMES: tuple[Mapping[str, Any], ...] = (
@@ -32,14 +32,14 @@ GAMES: tuple[Mapping[str, Any], ...] = (
 )
 
 
-def game_of(settings: Mapping[str, Any]) -> Yardstick:
+def game_of(settings: Mapping[str, Any]) -> Diagnostic:
     game = environment_class(settings["name"])(**settings)
-    assert isinstance(game, Yardstick)
+    assert isinstance(game, Diagnostic)
     return game
 
 
 async def played(
-    game: Yardstick, case: int, say: Mapping[tuple[int, str], str]
+    game: Diagnostic, case: int, say: Mapping[tuple[int, str], str]
 ) -> tuple[dict[str, float], float]:
     names = [f"agent_{k}" for k in range(game.seats)]
     world = game.start(game.task("train", case), names, 0)
@@ -54,7 +54,7 @@ async def played(
     return {name: total[name] + outcome.rewards[name] for name in names}, outcome.success
 
 
-def views_of(game: Yardstick) -> list[tuple[int, str]]:
+def views_of(game: Diagnostic) -> list[tuple[int, str]]:
     """Return every seat with each of its possible observations."""
     found: dict[tuple[int, str], None] = {}
     for case in range(game.cases):

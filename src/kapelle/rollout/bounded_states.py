@@ -18,19 +18,19 @@ from typing import Any, TypeVar, cast
 
 from kapelle.environment import (
     Environment,
+    EpisodeState,
     KnowsMoves,
-    OpensWorlds,
+    OpensStates,
     Outcome,
-    RemoteWorld,
+    RemoteState,
     Resets,
     Retriable,
     Scorable,
-    SeenWorld,
-    World,
+    StateWithImages,
     offers,
 )
 from kapelle.errors import EpisodeError
-from kapelle.runtime.deadlines import GaveUp, Limit, Patience, call, within
+from kapelle.runtime.deadlines import DeadlineExceeded, Limit, Patience, call, within
 from kapelle.runtime.interrupts import left_behind
 from kapelle.types import Image, Task
 
@@ -48,13 +48,13 @@ class BrokenContract(EpisodeError):
     """An episode state lacks a method, or one is wrongly async or not async."""
 
 
-async def open_world(
+async def open_state(
     environment: Environment, task: Task, agents: Sequence[str], seed: int, patience: Patience
-) -> BoundedWorld | RemoteWorld:
+) -> BoundedState | RemoteState:
     """Open the state of one episode, in its own thread if the environment blocks."""
-    if offers(environment, OpensWorlds):
-        return await environment.open_world(task, agents, seed, patience)
-    world = (ThreadWorld if getattr(environment, "blocking", False) else BoundedWorld)(
+    if offers(environment, OpensStates):
+        return await environment.open_state(task, agents, seed, patience)
+    world = (ThreadState if getattr(environment, "blocking", False) else BoundedState)(
         environment.name, patience
     )
     try:
@@ -73,9 +73,9 @@ async def open_world(
         ):
             raise BrokenContract(
                 f"{what} returns a {type(started).__name__}, which has no `{'`, no `'.join(missing)}`. A world has all of "
-                f"{', '.join(METHODS)} (`kapelle.World`)."
+                f"{', '.join(METHODS)} (`kapelle.EpisodeState`)."
             )
-        world.inner = cast("World", started)
+        world.inner = cast("EpisodeState", started)
         if isinstance(started, Resets):
             await world.reset()
     except BaseException:
@@ -90,16 +90,16 @@ def _whole(kind: type) -> bool:
     return all(callable(getattr(kind, method, None)) for method in METHODS)
 
 
-class BoundedWorld:
-    """An episode state with calls in this thread; a call that takes too long raises GaveUp."""
+class BoundedState:
+    """An episode state with calls in this thread; a call that takes too long raises DeadlineExceeded."""
 
-    inner: World
+    inner: EpisodeState
 
     def __init__(self, name: str, patience: Patience) -> None:
         """Take the environment's name, for messages, and the time limits of its calls."""
         self._name, self._patience = name, patience
 
-    async def start(self, start: Callable[[], World]) -> object:
+    async def start(self, start: Callable[[], EpisodeState]) -> object:
         """Return what `start` returns."""
         return self._now("start", start)
 
@@ -107,12 +107,12 @@ class BoundedWorld:
         """Release the thread after a failed start."""
 
     def observe(self, agent: str) -> str:
-        """See `environment.World`."""
+        """See `environment.EpisodeState`."""
         return self._now("observe", self.inner.observe, agent)
 
     def images(self, agent: str) -> Sequence[Image]:
-        """See `environment.SeenWorld`; empty for other states."""
-        if not isinstance(self.inner, SeenWorld):
+        """See `environment.StateWithImages`; empty for other states."""
+        if not isinstance(self.inner, StateWithImages):
             return ()
         found: Sequence[object] = self._now("images", self.inner.images, agent)
         if isinstance(found, list | tuple) and all(isinstance(each, Image) for each in found):
@@ -133,11 +133,11 @@ class BoundedWorld:
         )
 
     def movers(self) -> tuple[str, ...]:
-        """See `environment.World`."""
+        """See `environment.EpisodeState`."""
         return self._now("movers", self.inner.movers)
 
     async def outcome(self) -> Outcome:
-        """See `environment.World`."""
+        """See `environment.EpisodeState`."""
         return self._now("outcome", self.inner.outcome)
 
     def reset(self) -> Awaitable[None]:
@@ -146,7 +146,7 @@ class BoundedWorld:
         return self._waiting("reset", world.reset)
 
     def step(self, actions: Mapping[str, str], final: str | None = None) -> Awaitable[Mapping[str, float]]:
-        """See `environment.World`."""
+        """See `environment.EpisodeState`."""
         return self._waiting("step", lambda: self.inner.step(actions, final))
 
     @property
@@ -165,7 +165,7 @@ class BoundedWorld:
             self._now("allow_answers", self.inner.allow_answers, most)
 
     def close(self) -> Awaitable[None]:
-        """See `environment.World`."""
+        """See `environment.EpisodeState`."""
         return self._waiting("close", self.inner.close)
 
     def _now(self, method: str, work: Callable[..., T], *given: Any) -> T:
@@ -198,7 +198,7 @@ async def _awaited(work: Callable[[], Awaitable[T]], what: str) -> T:
     return await made
 
 
-class ThreadWorld(BoundedWorld):
+class ThreadState(BoundedState):
     """An episode state on its own daemon thread and event loop, which are abandoned when a call exceeds its time limit."""
 
     def __init__(self, name: str, patience: Patience) -> None:
@@ -221,7 +221,7 @@ class ThreadWorld(BoundedWorld):
             left_behind.extend(asyncio.all_tasks(self._loop))
             self._loop.close()
 
-    async def start(self, start: Callable[[], World]) -> object:
+    async def start(self, start: Callable[[], EpisodeState]) -> object:
         """Return the result of `start`, on the thread."""
 
         async def begin() -> object:
@@ -230,7 +230,7 @@ class ThreadWorld(BoundedWorld):
         return await self._waiting("start", begin)
 
     async def close(self) -> None:
-        """See `environment.World`; the thread ends."""
+        """See `environment.EpisodeState`; the thread ends."""
         try:
             if not self._given_up:
                 await self._waiting("close", self.inner.close)
@@ -260,7 +260,7 @@ class ThreadWorld(BoundedWorld):
         future = self._submit(work)
         try:
             return await super()._waiting(method, lambda: asyncio.wrap_future(future), kind)
-        except (GaveUp, asyncio.CancelledError):
+        except (DeadlineExceeded, asyncio.CancelledError):
             if not future.done() or future.cancelled():
                 self._give_up()
             raise
@@ -268,7 +268,7 @@ class ThreadWorld(BoundedWorld):
     def _submit(self, work: Callable[[], Awaitable[T]]) -> Future[T]:
         """Start work on the thread."""
         if self._given_up:
-            raise GaveUp("An earlier call exceeded its time limit, and its thread was abandoned.")
+            raise DeadlineExceeded("An earlier call exceeded its time limit, and its thread was abandoned.")
         return asyncio.run_coroutine_threadsafe(_awaited(work, "`call` of a world"), self._loop)
 
     def _give_up(self) -> None:
