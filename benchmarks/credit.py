@@ -13,7 +13,7 @@ on the logits, Σ A ∇ log π over the turns that have credit, over the number 
 
 Teams: `additive` (all at once; each word is worth something by itself, and the team is paid the sum), `free rider` (the same, but the second agent's word is worth nothing), `chain` (in turn; each reads the word before it, and the team is paid 1
 if every word is the right answer to the one before), `weak link` (a chain whose second agent is right by chance at first, while the others nearly always are) and `liar` (a debate of two rounds: each says a word, hears those of the
-others, and says another; the team is paid 1 if most of the last words are right. At first everybody says what it has heard rather than something else, and the second agent nearly always says the same wrong word).
+others, and says another; the team is paid 1 if most of the last words are right. At first everyone says what it has heard rather than something else, and the second agent nearly always says the same wrong word).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ RESULTS = Path(__file__).parent / "results" / "credit.json"
 
 
 class Words(DrawnTasks):
-    """Pays a team for the words that its agents have said, in seat order."""
+    """Pays a team for the words that its agents have said, in team order."""
 
     name: Literal["benchmarks.credit:Words"] = "benchmarks.credit:Words"
     kind: Literal["additive", "free rider", "chain", "liar"] = "additive"
@@ -66,7 +66,7 @@ class Words(DrawnTasks):
         return Task(f"{split}-{index}", "0")
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> WordsWorld:
-        """Return a world that waits for every agent's word, or for the last one's."""
+        """Return an episode state that waits for every agent's word, or for the last one's."""
         return WordsWorld(self.kind, agents)
 
     def extract(self, text: str) -> str:
@@ -92,7 +92,7 @@ class WordsWorld:
         return "0"
 
     def movers(self) -> tuple[str, ...]:
-        """Return everybody, once."""
+        """Return everyone, once."""
         return () if self._over else self._agents
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
@@ -160,7 +160,7 @@ class Tables:
             for name in self.names
             for read in reads
         }
-        if kind == "weak link":  # everybody but the second agent nearly always answers rightly
+        if kind == "weak link":  # everyone but the second agent nearly always answers rightly
             for (name, read), table in self.logits.items():
                 if name != self.names[1] and isinstance(read, int):
                     table[(read + 1) % WORDS] += 3.0
@@ -184,7 +184,7 @@ class Tables:
                 return WORDS
             lines = [line.partition(": ") for line in text.splitlines()]
             words = sorted(int(word or WORDS) for _, colon, word in lines if colon)
-            return (*words, *[WORDS] * (len(self.names) - 1 - len(words)))  # a debate goes on without some
+            return (*words, *[WORDS] * (len(self.names) - 1 - len(words)))  # a debate continues without some
         return int(text) if text and name != self.names[0] else WORDS
 
     def debated(self, first: Mapping[str, int], last: Mapping[str, int]) -> float:
@@ -241,7 +241,7 @@ def truth(tables: Tables, episode: Episode) -> dict[int, float]:
         }
     found = {}
     for turn in episode.turns:
-        if tables.kind in AT_ONCE:  # nobody hears the others
+        if tables.kind in AT_ONCE:  # no one hears the others
             chance = float(tables.chances(turn.agent, WORDS)[-1])
             share = (not rides(tables.kind, turn.agent)) / paid_agents(tables.kind, tables.names)
             found[turn.index] = (worth(turn.text) - chance) * share
@@ -418,7 +418,7 @@ def by_state(kind: str, agents: int, name: str, settings: Mapping[str, Any], tur
     def mean_and_error(sums: Sequence[tuple[float, int]]) -> tuple[float, float]:
         count = sum(n for _, n in sums)
         mean = sum(total for total, _ in sums) / count
-        # Where nobody has won yet the spread is nothing; one win more would move the mean by 1 / count.
+        # Where no one has won yet the spread is nothing; one win more would move the mean by 1 / count.
         return mean, max(1.0, math.sqrt(sum((total - n * mean) ** 2 for total, n in sums))) / count
 
     mean, error = mean_and_error(apart.pop("all"))

@@ -1,9 +1,9 @@
-"""The environment server on loopback: moves per second beside worlds in this process, and what it bears.
+"""The environment server on loopback: moves per second beside episode states in this process, and what it bears.
 
     python -m benchmarks.environment_server                       # everything, five minutes on two cores
     python -m benchmarks.environment_server --hostile 20000 --only hostile
 
-Worlds are matrix games, which cost almost nothing: what is measured is the way to them and back. The server is a process of its
+Episode states are matrix games, which cost almost nothing: what is measured is the way to them and back. The server is a process of its
 own (`kapelle serve environments`) on the same cores as its clients.
 """
 

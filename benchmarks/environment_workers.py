@@ -1,10 +1,10 @@
-"""Worlds in worker processes: thousands of episodes in flight, what they cost and hold, against worlds in this process.
+"""Episode states in worker processes: thousands of episodes in flight, what they cost and hold, against episode states in this process.
 
     python -m benchmarks.environment_workers                              # 10,000 episodes over 8 workers
     python -m benchmarks.environment_workers --episodes 1000 --workers 2
 
-Scripted agents play matrix games of four rounds, whose worlds cost almost nothing: what is measured is the way to them and
-back. `round_trip_us` is the time of one move while so many worlds move at once, each waiting for its own answer; `memory_mb`
+Scripted agents play matrix games of four rounds, whose episode states cost almost nothing: what is measured is the way to them and
+back. `round_trip_us` is the time of one move while so many episode states move at once, each waiting for its own answer; `memory_mb`
 is what processes hold at most, and what they held before the first world.
 """
 
@@ -36,7 +36,7 @@ from kapelle.workflows.play import PlayWorkflow
 EPISODES, WORKERS, ROUNDS = 10_000, 8, 4
 NAMES = ("ann", "ben")
 AT_ONCE = (1, 16, 256, 4096)
-"""Numbers of worlds that move at once."""
+"""Numbers of episode states that move at once."""
 GAME = Matrix(game="prisoners_dilemma", rounds=ROUNDS, rules="none")
 
 
@@ -85,7 +85,7 @@ def _played(pool: EnvironmentWorkers | None, episodes: int) -> tuple[list[Group]
 
 
 async def _moves(pool: EnvironmentWorkers | None, count: int, rounds: int = ROUNDS) -> list[float]:
-    """Return the seconds of every move of so many worlds that move at once."""
+    """Return the seconds of every move of so many episode states that move at once."""
     opened = open_state if pool is None else pool.open_state
     task = GAME.task("train", 0)
     worlds = await asyncio.gather(*(opened(GAME, task, NAMES, seed, Patience()) for seed in range(count)))

@@ -7,7 +7,7 @@ with adapters of PEFT, and a step of TRL's `GRPOTrainer`, each agent in turn. La
 given-back memory change: each pair is kapelle with and without one of the four.
 
 Seconds are wall time, the device waited for, the best of a few runs after one that does not count. What does not fit into the
-card's memory is left out and said. Sections can be named (`python -m benchmarks.gpu models peers`), and FILE holds what is measured so
+card's memory is omitted and said. Sections can be named (`python -m benchmarks.gpu models peers`), and FILE holds what is measured so
 far. `python -m benchmarks.gpu --compare mine.json` prints what was measured beside what is estimated from counts (`gpu_counts.py`) and
 beside the peers. `python -m benchmarks.gpu --cpu` runs all of it at a small size on a CPU, which shows that it runs.
 """

@@ -332,7 +332,7 @@ PARTS = ("conversations", *(f"{name}, {agents} agents" for name in ("0.6B", "4B"
 
 
 HIDDEN = ("decode, plain", f"update, {UPDATE_TOKENS:,} tokens")
-"""Work that the tables leave out: `gpu.py` compares with it."""
+"""Work that the tables omit: `gpu.py` compares with it."""
 
 
 def rows(kept: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Counted]]:

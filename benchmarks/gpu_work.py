@@ -99,7 +99,7 @@ def names(agents: int) -> list[str]:
 
 
 def decoding(model: LanguageModel, agents: int, rows: int, new: int, recorder_on: Recorder) -> Decoder:
-    """Return a decoder that has read its prompts: each agent has as many rows, and all go on for `new` tokens."""
+    """Return a decoder that has read its prompts: each agent has as many rows, and all continue for `new` tokens."""
     decoder = Decoder(model, agents, recorder_on=recorder_on)
     who = names(agents)
     decoder.join(
@@ -124,7 +124,7 @@ def lengths(rows: int, *, even: bool, median: int = MEDIAN) -> list[list[int]]:
 
 
 def conversations(engine: LocalEngine, policies: Sequence[str], said: Sequence[Sequence[int]]) -> int:
-    """Let each row hear 32 tokens and say some in each turn, going on as soon as it has spoken; return the tokens said."""
+    """Let each row hear 32 tokens and say some in each turn, continuing as soon as it has spoken; return the tokens said."""
     task = Task("benchmark", "")
 
     async def one(row: int) -> int:

@@ -30,7 +30,7 @@ class Case(NamedTuple):
     size: int = 256
     """Of the hidden state."""
     entropy: str = "measured"
-    """As well: "left out", "measured" for a metric, or "learned"."""
+    """As well: "omitted", "measured" for a metric, or "learned"."""
     trained: bool = False
     """Whether the head itself has a gradient."""
     half: bool = False

@@ -72,7 +72,7 @@ class FaultyTasks(FixedTasks):
 
 
 class FaultyWorld(FixedWorld):
-    """A world with a fault."""
+    """An episode state with a fault."""
 
     def __init__(self, task: Task, agents: Sequence[str], fault: str | None) -> None:
         super().__init__(task, agents)
@@ -207,7 +207,7 @@ def _temporary() -> Iterator[None]:
 
 
 def _gives_up() -> bool:
-    """Return whether a world that hangs is given up here."""
+    """Return whether an episode state that hangs is given up here."""
     return "patience" in RolloutSetup.__dataclass_fields__
 
 

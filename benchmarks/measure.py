@@ -25,7 +25,7 @@ def single_thread() -> None:
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
-    """Return the CPU time of this process that `work` takes, garbage collection left out."""
+    """Return the CPU time of this process that `work` takes, garbage collection omitted."""
     gc.collect()
     gc.disable()
     try:

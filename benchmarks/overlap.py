@@ -3,7 +3,7 @@
     python -m benchmarks.overlap                       # wall time of a step of the demo, on two idle cores
     python -m benchmarks.overlap --learning --seeds 10 # success of the demo at max_staleness 0 to 4 (hours)
 
-Both sides of a pair learn from the same episodes, to the bit, on one thread each. `ratio` is the time of a step with a
+Both sides of a pair learn from the same episodes, bitwise, on one thread each. `ratio` is the time of a step with a
 second process over that without one; its bar is 0.75. Only a machine with two idle cores can tell.
 """
 

@@ -74,7 +74,7 @@ def model(dtype: str) -> PreTrainedModel:
         max_position_embeddings=1024,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=tokenizer().eos_token_id,  # one of 151,936: nobody says it
+        eos_token_id=tokenizer().eos_token_id,  # one of 151,936: no one says it
         pad_token_id=tokenizer().pad_token_id,
     )
     made: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))

@@ -1,7 +1,7 @@
 """Four turns of one conversation: 32 tokens heard in each and 32 said, or uneven numbers with a median of 32 (lognormal, at most 192).
 
-Peer: transformers' `generate`, which reads the whole conversation anew in each turn, as trainers use it; and at its best,
-with its cache carried over from turn to turn. It samples until the longest answer of a turn is over; ours lets each row go on
+Peer: transformers' `generate`, which reads the whole conversation again in each turn, as trainers use it; and at its best,
+with its cache carried over from turn to turn. It samples until the longest answer of a turn is over; ours lets each row continue
 with its next turn. In uneven turns the peer's shorter answers are padded, and what is padded is masked for good.
 """
 

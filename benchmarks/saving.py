@@ -3,7 +3,7 @@
     python -m benchmarks.saving
 
 One process trains all weights (9.3 M: 112 MB of weights and moments, and the model once more in `policies/`) and saves them in
-turns in either way. `foreground` is for how long training does not go on, `until_sealed` when the checkpoint counts, `cpu` the
+turns in either way. `foreground` is for how long training does not continue, `until_sealed` when the checkpoint counts, `cpu` the
 seconds of the processor that it takes in all. Ratios are those of the background over waiting.
 """
 

@@ -4,7 +4,7 @@
     python -m benchmarks.scale_simulator --model 8B --agents 8 --apart
     python -m benchmarks.scale_simulator --tails               # what `overlap` and `partial_rollouts` gain where some tasks take long
 
-Costs come from `scale_bounds` for GPUs, or from measurements (`scale_measured`). Lengths of answers, and the seconds that worlds
+Costs come from `scale_bounds` for GPUs, or from measurements (`scale_measured`). Lengths of answers, and the seconds that episode states
 take, are drawn from a seed. Two layouts: *colocated*, every process samples its groups and then updates its share, as `ddp`
 does; *apart*, some processes sample and others update, and sampling runs ahead by `staleness` steps.
 """
@@ -69,9 +69,9 @@ class Plan:
     tail: float | None = None
     """Standard deviation of the logarithm of a length; None draws geometric lengths, as a fixed chance to stop does."""
     environment: float = 0.0
-    """Mean seconds of a world's move, drawn from an exponential distribution."""
+    """Mean seconds of an episode state's move, drawn from an exponential distribution."""
     together: bool = True
-    """Rows go on only when no episode is busy with its world; False lets them go on."""
+    """Rows continue only when no episode is busy with its world; False lets them continue."""
     processes: int = 1
     samplers: int = 0
     """Processes that only sample; 0 lets all do both."""
@@ -89,7 +89,7 @@ class Played:
 
     decode: float = 0.0
     environment: float = 0.0
-    """Seconds in which all rows waited for worlds."""
+    """Seconds in which all rows waited for episode states."""
     tokens: int = 0
     read: int = 0
 
@@ -120,12 +120,12 @@ class _Row:
 
 
 def sample(plan: Plan, costs: Costs, episodes: int, draw: random.Random) -> Played:
-    """Decode so many episodes in one process; an event is the end of an answer or of a world's move."""
+    """Decode so many episodes in one process; an event is the end of an answer or of an episode state's move."""
     played = Played()
     waiting = list(range(episodes))[::-1]
     rows: list[_Row] = []
     out: list[tuple[float, int, int, int]] = []
-    """Worlds that move: when they have moved, whose they are, turns taken, tokens said last."""
+    """Episode states that move: when they have moved, whose they are, turns taken, tokens said last."""
     steps, now, turns = 0, 0.0, plan.agents * plan.turns
 
     def join(number: int, turn: int, new_messages: int) -> None:
@@ -148,7 +148,7 @@ def sample(plan: Plan, costs: Costs, episodes: int, draw: random.Random) -> Play
             join(number, turn, said)
         if not rows:
             continue
-        # Decode until the next answer ends, or until a world has moved.
+        # Decode until the next answer ends, or until an episode state has moved.
         each, count = costs.token + costs.row * len(rows), rows[0].until - steps
         if out:
             count = min(count, max(1, math.ceil((out[0][0] - now) / each)))
@@ -169,7 +169,7 @@ class Step:
     seconds: float
     sampling: float
     environment: float
-    """Of the seconds of sampling, those in which the slowest process waited for worlds."""
+    """Of the seconds of sampling, those in which the slowest process waited for episode states."""
     update: float
     exchange: float
     publish: float
@@ -279,7 +279,7 @@ class Tale:
         """Go back from its end to a decode step of this play, unless it had ended by then."""
         if self.joins and self.over > step:
             first, begun = self.turn - len(self.joins), self.begun
-            # The first answer of this play went on from `begun`.
+            # The first answer of this play continued from `begun`.
             number = max(0, bisect.bisect_left(self.joins, step) - 1)
             self.turn, self.begun = first + number, (begun if number == 0 else 0)
             self.begun += max(0, step - self.joins[number])

@@ -1,6 +1,6 @@
 """What both contenders work on: tiny Qwen3 models, a tokeniser, prompts of a fixed length.
 
-The end-of-turn token lies one past the model's vocabulary: nobody can sample it, so every completion
+The end-of-turn token lies one past the model's vocabulary: no one can sample it, so every completion
 has exactly the length that was asked for, on both sides and without a patch.
 """
 
@@ -78,7 +78,7 @@ class DrawnTasks(Settings):
         return {"train": "drawn from even seeds", "test": "drawn from odd seeds"}
 
     def check(self, agents: Sequence[str]) -> None:
-        """Refuse nothing."""
+        """Reject nothing."""
 
     def size(self, split: Split) -> int | None:
         """There is no end of them."""
@@ -122,7 +122,7 @@ class FixedWorld:
         return self._task.question if self._rounds == 1 else f"{self._task.question} {self._played}"
 
     def movers(self) -> tuple[str, ...]:
-        """Return everybody, until the rounds are over."""
+        """Return everyone, until the rounds are over."""
         return self._agents if self._played < self._rounds else ()
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.tails               # ten minutes
 
-Teams of two play worlds whose number of rounds is lognormal, on the 1M model by GRPO. Each rank and each sampling process has one
+Teams of two play episode states whose number of rounds is lognormal, on the 1M model by GRPO. Each rank and each sampling process has one
 thread. Times are CPU-seconds, so that a busy machine tells them too: of the ranks, and of the processes that sample for them, the
 one that computed longest counts. They are what a machine with a core for each would take, without the waits at marks.
 """
@@ -35,7 +35,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 
 
 class LongWorlds(DrawnTasks):
-    """Worlds of a lognormal number of rounds, in which both agents write at the same time."""
+    """Episode states of a lognormal number of rounds, in which both agents write at the same time."""
 
     name: Literal["benchmarks.tails:LongWorlds"] = "benchmarks.tails:LongWorlds"
     rounds: float = 4.0

@@ -3,7 +3,7 @@
 Peer: CoMLRL 1.4.3 `MAGRPOTrainer`, single turn, aligned joint actions. It holds one model per agent; it samples
 agent by agent and prompt by prompt, and runs sequence by sequence in the update. Measured twice, with equal
 trained weights on both sides: a LoRA adapter per agent (ours on one base, theirs PEFT models), and all weights
-of a model per agent. CoMLRL's loss leaves out the last token of each completion; ours has all of them.
+of a model per agent. CoMLRL's loss omits the last token of each completion; ours has all of them.
 """
 
 from __future__ import annotations

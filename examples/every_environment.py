@@ -39,7 +39,7 @@ SHOWN: Mapping[str, tuple[Any, tuple[str, ...]]] = {
 
 
 async def shown(name: str) -> tuple[str, str, Mapping[str, float]]:
-    """Let everybody who may move say what the script says, until the world is over."""
+    """Let everyone who may move say what the script says, until the world is over."""
     environment, agents = SHOWN[name]
     task = environment.task("train", 0)
     world = environment.start(task, agents, seed=0)

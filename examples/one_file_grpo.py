@@ -44,7 +44,7 @@ def split_problems(held_out: int) -> tuple[list[Problem], list[Problem]]:
 def demonstrations(problem: Problem) -> list[tuple[str, str]]:
     """Return (prompt, completion) of both roles; six of ten problems with a carry forget it.
 
-    RL may mend that in either agent: the Reasoner can note the carry, or the Actor can look at the units.
+    RL may fix that in either agent: the Reasoner can note the carry, or the Actor can look at the units.
     """
     a, b = problem
     tens, units = a // 10 + b // 10, a % 10 + b % 10
@@ -236,7 +236,7 @@ def report(team: Team, test: list[Problem], when: str) -> None:
 
 
 def main(*, fast: bool) -> None:
-    torch.set_num_threads(1)  # matrices this small gain nothing from more, and one repeats to the bit
+    torch.set_num_threads(1)  # matrices this small gain nothing from more, and one repeats bitwise
     torch.manual_seed(0)
     team, started = Team(), time.monotonic()
     train, test = split_problems(held_out=20 if fast else 500)

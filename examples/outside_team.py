@@ -1,10 +1,10 @@
-"""Three agents of somebody else's program: a planner, a coder and a critic, named by `model=`.
+"""Three agents of someone else's program: a planner, a coder and a critic, named by `model=`.
 
     kapelle train examples/outside_team.yaml          # one terminal: serves the agents, trains them, waits for episodes
     python examples/outside_team.py                   # another one: plays until training is over
 
 The program asks for episodes, plays them as it likes and posts what each agent has earned. The critic may send the coder
-back once; the coder then goes on with its own conversation, token for token.
+back once; the coder then continues with its own conversation, token for token.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""An environment of your own: tasks, and a world that lives for one episode.
+"""An environment of your own: tasks, and an episode state that lives for one episode.
 
 python examples/own_environment.py
 kapelle train own.yaml          # with  environment: {name: "own_environment:Parity"}  on the Python path

@@ -47,7 +47,7 @@ async def repair(folder: Path) -> Episode:
     (folder / "train.jsonl").write_text(json.dumps(PROBLEM) + "\n")
     (folder / "test.jsonl").write_text(json.dumps(HELD_OUT) + "\n")
     environment = Code(path=str(folder), max_attempts=2)
-    environment.check(["coder"])  # reads the rows, and refuses to start without a sandbox
+    environment.check(["coder"])  # reads the rows, and rejects to start without a sandbox
     engine = ScriptedEngine({"coder": lambda request: ATTEMPTS[len(request.messages) // 2]})
     setup = RolloutSetup(team(), environment, Parallel(), engine)
     [group] = await rollout(setup, [environment.task("train", 0)], samples=1, seed=0)

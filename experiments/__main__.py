@@ -4,7 +4,7 @@
     python -m experiments run NAME …|all|quick [--jobs N]
     python -m experiments page
 
-`run` continues where it was stopped, keeps the results in `experiments/results`, and draws the page anew. `quick` runs a few seeds of
+`run` continues where it was stopped, keeps the results in `experiments/results`, and draws the page again. `quick` runs a few seeds of
 the claims that are cheap, changes nothing, and fails if a prediction that was shown no longer holds.
 """
 

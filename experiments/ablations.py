@@ -192,7 +192,7 @@ class OneBaseline(RAE):
 
 
 class _OneMean(RunningBaselines):
-    """A running mean of everybody's returns."""
+    """A running mean of everyone's returns."""
 
     def place(self, episode: Episode, agent: str) -> Place:
         """Return the only place that there is."""

@@ -278,7 +278,7 @@ def language_curve(recipe: Mapping[str, Any], tokens: int, window: int = 4) -> C
 def moves(run: TableRun, repeats: int) -> Iterator[tuple[dict[str, Tensor], int]]:
     """Take the same first step again and again, with other episodes; yield by how much it moves every policy, and its tokens.
 
-    Of algorithms that remember, what they remember goes on.
+    Of algorithms that remember, what they remember continues.
     """
     before = {
         name: {key: t.clone() for key, t in run.engine.weights(name).items()} for name in run.team.trained
@@ -330,7 +330,7 @@ class Anatomy:
     def noise(self) -> float:
         """How many tokens of steps must be averaged until their error is as large as the gradient.
 
-        Each policy's step counts as the multiple of its gradient that is nearest to it on average, so that rates and scales are left out.
+        Each policy's step counts as the multiple of its gradient that is nearest to it on average, so that rates and scales are omitted.
         """
         error = 0.0
         for name, towards in self.gradient.items():

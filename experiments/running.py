@@ -146,7 +146,7 @@ def run(
     fixed: Mapping[str, float] | None = None,
     folder: Path = RUNS,
 ) -> Results:
-    """Run what is missing of a claim and return all that is known; `fixed` rates are not chosen anew."""
+    """Run what is missing of a claim and return all that is known; `fixed` rates are not chosen again."""
     rows = Rows(claim, folder)
     rates = dict(fixed or {})
     tried: dict[str, dict[str, float]] = {}

@@ -1,6 +1,6 @@
 """What kapelle can do with each architecture, tried on tiny models: `python -m tests.model_table` writes docs/models.md.
 
-The page keeps its prose; what stands between the two marks is made anew. A test compares it row by row.
+The page keeps its prose; what stands between the two marks is made again. A test compares it row by row.
 """
 
 from __future__ import annotations

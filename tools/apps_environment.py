@@ -1,4 +1,4 @@
-"""Fill environments with the real packages whose worlds and agents kapelle plays with: `python tools/apps_environment.py .venv-apps`.
+"""Fill environments with the real packages whose episode states and agents kapelle plays with: `python tools/apps_environment.py .venv-apps`.
 
 They disagree with kapelle's other extras about the versions of their own requirements (verifiers about mcp, inspect_ai about
 fsspec), so they are kept apart from the environment of `make test`. verifiers disagrees with openenv-core too (about mcp, by way of
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 EXTRAS = ("openenv", "inspect", "constrain")
-"""Extras of kapelle that are installed: packages whose worlds are played, what their servers are asked with, and what answers in the
+"""Extras of kapelle that are installed: packages whose episode states are played, what their servers are asked with, and what answers in the
 forms that programs ask for (`tool_choice: required`)."""
 ALONE = "verifiers"
 """The extra that has an environment of its own."""

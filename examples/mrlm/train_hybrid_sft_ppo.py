@@ -32,7 +32,7 @@ def trainer(algorithm: AlgorithmSettings, start_from: dict[str, Path] | None = N
 
 
 def main(steps: int = 10) -> None:
-    """Imitate, save, go on with rewards."""
+    """Imitate, save, continue with rewards."""
     with tempfile.TemporaryDirectory() as folder:
         with trainer(SFT()) as imitating:
             for step in imitating.steps(6 * steps):

@@ -1,4 +1,4 @@
-"""What the three worlds of this folder have in common: a shop's orders, and what a good answer says."""
+"""What the three episode states of this folder have in common: a shop's orders, and what a good answer says."""
 
 ITEMS = (
     *("tea", "milk", "rice", "soap", "figs", "salt", "corn", "jam", "oats", "plums"),

@@ -1,4 +1,4 @@
-"""GRPO's division by a group's spread, which Dr.GRPO leaves out."""
+"""GRPO's division by a group's spread, which Dr.GRPO omits."""
 
 from __future__ import annotations
 

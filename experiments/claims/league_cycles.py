@@ -9,7 +9,7 @@ from experiments.claim import Claim, Prediction, Result
 from experiments.lab import Arm, TableRun, recipe_of
 
 WINS = {"RR": 0, "RP": -1, "RS": 2, "PR": 1, "PP": 0, "PS": -1, "SR": -2, "SP": 1, "SS": 0}
-"""What the first player earns: rock beats scissors twice over. At the equilibrium, (1/4, 1/2, 1/4), nobody gains."""
+"""What the first player earns: rock beats scissors twice over. At the equilibrium, (1/4, 1/2, 1/4), no one gains."""
 GAME: dict[str, Any] = {
     "name": "matrix",
     "game": "custom",

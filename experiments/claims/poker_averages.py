@@ -1,4 +1,4 @@
-"""Tables that play poker against each other: what the average of a run's later half concedes, by how the rate goes on."""
+"""Tables that play poker against each other: what the average of a run's later half concedes, by how the rate continues."""
 
 from __future__ import annotations
 

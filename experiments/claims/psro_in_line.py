@@ -27,7 +27,7 @@ def game(seed: int) -> dict[str, Any]:
 
 
 def league(every: int, learners: int = 1) -> dict[str, Any]:
-    """Return a league in which a learner enters every so many steps and begins anew; all past selves stay."""
+    """Return a league in which a learner enters every so many steps and begins again; all past selves stay."""
     population = {"name": "psro", "learners": learners, "refresh": every}
     return {
         "population": population,

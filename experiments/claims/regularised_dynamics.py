@@ -58,7 +58,7 @@ def measure(arm: tuple[str, dict[str, Any], float], seed: int, rate: float) -> R
             curve.append((float(spent), nash_conv(run, game)))
         if number > STEPS[game] - 10:
             last.append(nash_conv(run, game))
-    # One game is drawn: arms without a curve are left out of the picture.
+    # One game is drawn: arms without a curve are omitted of the picture.
     return Result({"last": fmean(last)}, curve if game == "biased" else ())
 
 

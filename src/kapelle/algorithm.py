@@ -102,7 +102,7 @@ MIXER_UNDONE = "mixer_undone"
 class CreditMemory(Protocol):
     """Credit with state between steps: baselines, mixers, replay.
 
-    `state` contains all of it, so that a resumed run is bitwise identical. A subclass can leave out what it does not need.
+    `state` contains all of it, so that a resumed run is bitwise identical. A subclass can omit what it does not need.
     """
 
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:

@@ -179,7 +179,7 @@ class Learners(Protocol):
         ...
 
     def exchange(self, one: str, other: str) -> None:
-        """Swap two policies: weights, optimiser state and references, bit for bit."""
+        """Swap two policies: weights, optimiser state and references, bitwise."""
         ...
 
     def refresh_references(self) -> None:

@@ -1,4 +1,4 @@
-"""Episodes that a limit cuts short, in games that could go on: what a move is worth is what it is worth in the whole game.
+"""Episodes that a limit cuts short, in games that could continue: what a move is worth is what it is worth in the whole game.
 
 Games are small enough for their values to be computed. Critics are tables that are fitted, until they stand still, to the
 very samples that the algorithms make; then the mean of each turn's advantage over all episodes is compared with the move's
@@ -30,7 +30,7 @@ Word = tuple[int, ...]
 WORDS: tuple[Word, ...] = ((0,), (1, 0), (1, 1))
 """Completions of one token and of two; those of a game are equally likely."""
 Pays = Callable[[Word, Mapping[str, Word]], Mapping[str, float]]
-"""What was said before the move, and the move → everybody's pay."""
+"""What was said before the move, and the move → everyone's pay."""
 GAMMA = 0.25
 MARK = 9
 NOTHING: Word = (2,)
@@ -47,7 +47,7 @@ class Endless:
     ends: Callable[[Word], bool] = lambda said: False
     """Whether a word of the first mover ends the game."""
     prize: float = 0.0
-    """What everybody gets when it ends."""
+    """What everyone gets when it ends."""
     words: tuple[Word, ...] = ((0,), (1, 1))
     """What may be said."""
 
@@ -66,7 +66,7 @@ class Endless:
         return [dict(zip(movers, words, strict=True)) for words in said]
 
     def last(self, move: Mapping[str, Word]) -> Word:
-        """Return what everybody reads after a move: the words of its first mover."""
+        """Return what everyone reads after a move: the words of its first mover."""
         return next(iter(move.values()))
 
     def episodes(self, moments: int) -> list[Episode]:
@@ -76,7 +76,7 @@ class Endless:
         for moment in range(moments):
             longer = [(*played, move) for played in open_ for move in self.moves(moment)]
             open_ = [played for played in longer if not self.over(played[-1])]
-            # One that is over stands for all ways in which the others go on.
+            # One that is over stands for all ways in which the others continue.
             for played in longer:
                 if self.over(played[-1]):
                     closed += [played] * self._ways(moment + 1, moments)
@@ -123,7 +123,7 @@ class Endless:
     def worth(self, agent: str, gamma: float, chain: bool = False) -> dict[tuple[Word, Word], float]:
         """Return Q: by what an agent reads and says, all that it is paid from then on, γ for each of its next turns.
 
-        In a chain all that everybody is paid, γ for each next turn.
+        In a chain all that everyone is paid, γ for each next turn.
         """
         cycle = 1 if self.at_once else len(self.agents)
         words = (*self.words, NOTHING)

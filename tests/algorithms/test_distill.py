@@ -72,7 +72,7 @@ CHAIN = Game(("a", "b"), lambda said: {"b": 0.0})
 
 def test_the_baseline_is_the_other_episodes_at_the_same_position() -> None:
     # R: [½ − 1, −1] and [−3] at one task, [7] at another. At the first place the others' are −3 and −½, at the second
-    # there is nobody else.
+    # there is no one else.
     logprobs = [(-1.0, -2.0), (-1.0,), (-1.0,)]
     turns = [turn("a", 0, completion_ids=(5,) * len(each), logprobs=each) for each in logprobs]
     said = [group(episode(turns[0]), episode(turns[1])), group(episode(turns[2]))]

@@ -115,7 +115,7 @@ def _says_how_it_learns(row: Mapping[str, float], name: str) -> None:
     critics = [learner for learner in learners if learner.startswith("critic:")]
     for policy in set(learners) - {*critics, VERIFIER}:
         assert row[f"entropy/{policy}"] > 0.0
-        if name != "sft":  # what is demonstrated was sampled by nobody
+        if name != "sft":  # what is demonstrated was sampled by no one
             assert 0.0 < row[f"effective_samples/{policy}"] <= 1.0 + 1e-6
             assert 0.0 <= row[f"ratio_tail/{policy}"] <= 1.0
     for critic in critics:

@@ -33,7 +33,7 @@ def row(name: str, **settings: Any) -> Algorithm:
 def ends(
     game: Game, said: list[tuple[str, Words]], absent: Sequence[str], swapped: Sequence[str] = ()
 ) -> list[tuple[list[tuple[str, Words]], int]]:
-    """Return how an episode may go on from what was said, with how often it does.
+    """Return how an episode may continue from what was said, with how often it does.
 
     Those who are `swapped` say the last word three times as often as each other one, whatever the policies do.
     """

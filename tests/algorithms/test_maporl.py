@@ -27,7 +27,7 @@ ALPHA = (1.0, 10.0, 100.0, 1000.0)
 
 
 def debate(*rounds: Sequence[float | None], names: str = "abc") -> Episode:
-    """Rounds of scores in seat order; None where an agent is silent."""
+    """Rounds of scores in team order; None where an agent is silent."""
     turns: list[Turn] = []
     for scores in rounds:
         for name, score in zip(names, scores, strict=False):

@@ -105,5 +105,5 @@ class TestChainRewards:
     def test_a_frozen_turn_s_reward_moves_to_the_previous_trained_turn(self) -> None:
         turns = (turn("f", 0, reward=9.0, trained=False), turn("a", 1), turn("f", 2, trained=False))
         one = episode(*turns, rewards={"a": 4.0, "f": 3.0})
-        # Nobody who learns had a part in the 9 at the start.
+        # No one who learns had a part in the 9 at the start.
         assert chain_rewards(one, "individual") == {1: 7.0}

@@ -40,7 +40,7 @@ def no_values(groups: Sequence[Group]) -> dict[TurnKey, torch.Tensor]:
 
 
 class TestTwoTurns:
-    """An agent speaks 2 tokens, is paid 1, hears somebody, speaks 1 token, and earns 2 at the end."""
+    """An agent speaks 2 tokens, is paid 1, hears someone, speaks 1 token, and earns 2 at the end."""
 
     GROUPS = (
         group(

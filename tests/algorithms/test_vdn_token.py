@@ -127,7 +127,7 @@ def test_a_truncated_episode_is_bootstrapped_from_the_summed_values() -> None:
     keys = [TurnKey(0, 0, k) for k in range(4)]
     after = {key: torch.tensor(float(k)) for k, key in enumerate(keys)}
     signals = Signals({key: torch.ones(1) for key in keys}, {key: after[key] for key in keys[2:]}, after)
-    # 2 + 3 are to come after the second round; a's advantage leaves out the value of b, who has read a's words.
+    # 2 + 3 are to come after the second round; a's advantage omits the value of b, who has read a's words.
     given = credit(groups, signals)
     assert given[keys[2]].advantage_T.tolist() == [5.0 - 1.0]
     assert given[keys[3]].advantage_T.tolist() == [5.0 - 2.0]

@@ -1,4 +1,4 @@
-"""Teams learn in worlds of the real packages verifiers, openenv-core and inspect_ai (`make test-apps`)."""
+"""Teams learn in episode states of the real packages verifiers, openenv-core and inspect_ai (`make test-apps`)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def shop() -> Iterator[str]:
 
 
 def learn(world: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
-    """Train the example's recipe in one of its worlds, and hold it to what learning is."""
+    """Train the example's recipe in one of its episode states, and hold it to what learning is."""
     monkeypatch.setenv("KAPELLE_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(ROOT)
     recipe: dict[str, Any] = {}
@@ -73,7 +73,7 @@ def learn(world: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **more: A
     told = ", ".join(f"{reward:.2f}" for reward in rewards)
     print(f"{world}: {before:.2f} before, {after:.2f} after ({told})")  # noqa: T201 - experiments/log.md has these; pytest -rP shows them
     assert after > before + 0.15, rewards
-    # The frozen checker speaks by the base, which is the same to the bit; each other agent by an adapter a step.
+    # The frozen checker speaks by the base, which is bitwise the same; each other agent by an adapter a step.
     said_by = {agent: len(weights) for agent, weights in spoke.items()}
     assert said_by == {"buyer": len(rewards), "checker": 1, "clerk": len(rewards)}
     assert {name for name in first if not same_bits(first[name], last[name])} == set(TRAINED)

@@ -100,7 +100,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(kapelle: Kapelle, finished: tuple[Path, Said]) -> Path:
-    """A copy of the finished run, to go on with or to damage, as `run` in the folder of the test."""
+    """A copy of the finished run, to continue with or to damage, as `run` in the folder of the test."""
     return Path(shutil.copytree(finished[0], "run"))
 
 

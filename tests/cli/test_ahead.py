@@ -38,7 +38,7 @@ OVERLAP = "training.overlap=true"
 
 
 def train(folder: Path, *words: str, disturb: Callable[[int], None] | None = None) -> tuple[int, str]:
-    """Train in two processes, or go on with the run that is there; `disturb` gets the launcher's number meanwhile."""
+    """Train in two processes, or continue with the run that is there; `disturb` gets the launcher's number meanwhile."""
     recipe = folder.with_suffix(".yaml")
     recipe.write_text(RECIPE)
     first = ["--resume", str(folder)] if folder.exists() else [str(recipe), "--run-dir", str(folder)]

@@ -1,4 +1,4 @@
-"""Runs in worlds that never return: given up in time, stopped in time, and resumed as if nothing had been."""
+"""Runs in episode states that never return: given up in time, stopped in time, and resumed as if nothing had been."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ Type = Callable[..., None]
 
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch) -> Type:
-    """Let somebody type these lines, and leave after them."""
+    """Let someone type these lines, and leave after them."""
 
     def prepare(*lines: str) -> None:
         waiting: Iterator[str] = iter(lines)

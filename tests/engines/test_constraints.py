@@ -245,7 +245,7 @@ def test_the_trainer_scores_sampled_completions() -> None:
         for seed, constraint in enumerate([*EVERY.values(), None, None] * 3)
     ]
     samples = samples_of(model, decode(model, jobs), jobs, "p")
-    parts = [  # tokens that other weights sampled before are left out
+    parts = [  # tokens that other weights sampled before are omitted
         replace(
             each, targets=each.targets[1:], columns={Column.BEHAVIOUR: each.columns[Column.BEHAVIOUR][1:]}
         )
@@ -325,7 +325,7 @@ def gradients(
     words = [model.renderer.completion(text) for text in texts]
     weights = engine.learners["p"].parameters
 
-    # The exact one, from the model's own logits: at each place softmax over the tokens with which some text goes on.
+    # The exact one, from the model's own logits: at each place softmax over the tokens with which some text continues.
     def log_prob(ids: tuple[int, ...]) -> Tensor:
         total = torch.zeros(())
         for place, token in enumerate(ids):

@@ -1,4 +1,4 @@
-"""On a CUDA device: sampling, updates and whole runs come to what they come to on a CPU, and killed runs go on.
+"""On a CUDA device: sampling, updates and whole runs come to what they come to on a CPU, and killed runs continue.
 
 `pytest -m gpu` runs it on a real one; tests of two devices skip where there is one. The same file runs on the twin
 (`tests/twin`). Numbers are compared with those of a CPU or of plain steps, whose tests are elsewhere.
@@ -303,7 +303,7 @@ def test_rows_that_join_at_different_times_equal_rows_alone(
         together += decoder.join([job])
         decoder.advance(1 + 5 * (k % 3))
     finish(decoder)
-    # A turn that goes on from what was said reads the cache that is kept of it.
+    # A turn that continues from what was said reads the cache that is kept of it.
     turns = [
         Job(job.adapter, (*job.prompt, *one.ids, 9, 8, 7), Sampling(max_tokens=20), job.seed)
         for job, one in zip(STOPPING, together, strict=True)

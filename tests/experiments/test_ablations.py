@@ -1,4 +1,4 @@
-"""Ablations leave out the piece that they are named after, and nothing else."""
+"""Ablations omit the piece that they are named after, and nothing else."""
 
 from __future__ import annotations
 

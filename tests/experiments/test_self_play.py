@@ -74,7 +74,7 @@ def test_an_entropy_bonus_draws_both_players_to_the_quantal_response() -> None:
 
 @pytest.mark.long
 def test_a_reference_that_follows_draws_nearer_to_the_equilibrium_than_one_that_stays() -> None:
-    """The start says paper in 6 of 100 games; a penalty that stays holds play there, one that is moved lets it go on."""
+    """The start says paper in 6 of 100 games; a penalty that stays holds play there, one that is moved lets it continue."""
     loss = {"kl_coefficient": 0.5, "kl_estimator": "k2"}
     equilibrium = [1 / 4, 1 / 2, 1 / 4]
     stays, follows = settled(loss), settled(loss, reference_every=20)

@@ -18,7 +18,7 @@ def test_the_interquartile_mean_is_that_of_the_middle_half() -> None:
     assert (
         interquartile_mean([9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 1000.0]) == 5.5
     )  # scipy's trim_mean(…, 0.25)
-    assert interquartile_mean([4.0, 1.0, 1.0]) == 2.0  # nothing to leave out of three
+    assert interquartile_mean([4.0, 1.0, 1.0]) == 2.0  # nothing to omit of three
 
 
 def test_an_interval_holds_its_middle_and_narrows_with_seeds() -> None:

@@ -1,4 +1,4 @@
-"""One run that goes on under a disturbance, and once more without it where it ended with a message."""
+"""One run that continues under a disturbance, and once more without it where it ended with a message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Call = Callable[[], int]
 def disturbed(
     world: World, kind: str, begun: Path, within: Callable[[Call], Call], place: str, then: str
 ) -> Verdict:
-    """Judge a run that goes on from `begun` within a disturbance; `then` says how it goes on after a message."""
+    """Judge a run that continues from `begun` within a disturbance; `then` says how it continues after a message."""
     run, log = world.scratch / place, world.scratch / f"{place}.log"
     expected = world.undisturbed[kind].remains
     shutil.copytree(begun, run)

@@ -17,11 +17,11 @@ class Outcome(StrEnum):
     """What a trial came to. The last three are defects of the library."""
 
     BITWISE = "bitwise"
-    """The end is that of the undisturbed run: weights, optimisers, generators, rows and episodes, to the bit."""
+    """The end is that of the undisturbed run: weights, optimisers, generators, rows and episodes, bitwise."""
     RECOVERED = "recovered"
-    """The run went on by a way that it announced, or a thing failed that is not the run: all else is as it was."""
+    """The run continued by a way that it announced, or a thing failed that is not the run: all else is as it was."""
     CLEAR = "clear error"
-    """Refused or stopped in one line that says what is wrong, with everything that was kept still there."""
+    """Rejected or stopped in one line that says what is wrong, with everything that was kept still there."""
     LOST = "lost"
     """It ended well with other weights, rows or episodes, or something that was kept is gone."""
     HUNG = "hung"
@@ -31,7 +31,7 @@ class Outcome(StrEnum):
 DEFECTS = (Outcome.LOST, Outcome.HUNG, Outcome.TRACEBACK)
 
 Remains = Mapping[str, str]
-"""Part of a run → hash of it. What tells the time, or where the run lies, is left out."""
+"""Part of a run → hash of it. What tells the time, or where the run lies, is omitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def differing(found: Remains, expected: Remains) -> list[str]:
 
 
 def judge_end(ended: Ended, run: Path, expected: Remains, *, kills: int = 0) -> Verdict:
-    """Judge a run that was to go on to its end."""
+    """Judge a run that was to continue to its end."""
     broken = defect_of(ended)
     if broken is not None:
         return Verdict(*broken, kills)

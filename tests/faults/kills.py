@@ -1,4 +1,4 @@
-"""SIGKILL at any instant of any kind of run, then a resume: its end must be that of a run that nobody killed."""
+"""SIGKILL at any instant of any kind of run, then a resume: its end must be that of a run that no one killed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A process with too little: descriptors, file sizes, memory, threads; and a clock that goes back.
 
-A run under a limit comes to its end all the same, to the bit, or says in one line what it lacks; without the limit it
-then goes on to the end of the undisturbed run.
+A run under a limit comes to its end all bitwise identical, or says in one line what it lacks; without the limit it
+then continues to the end of the undisturbed run.
 """
 
 from __future__ import annotations

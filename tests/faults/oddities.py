@@ -1,4 +1,4 @@
-"""Worlds, endpoints and judges that misbehave: each costs its own episodes and never the run."""
+"""Episode states, endpoints and judges that misbehave: each costs its own episodes and never the run."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def endpoints(world: World, seed: int) -> Iterator[Trial]:
 
 
 def without_deadlines() -> str | None:
-    """Return what is left out because nothing here would end it."""
+    """Return what is omitted because nothing here would end it."""
     return (
         None if _has_deadlines() else "worlds and servers that hang: this library has no deadlines for them"
     )
@@ -153,5 +153,5 @@ def _odd_server(world: World, whom: str, answer: servers.Answer, place: str) -> 
     broken = defect_of(ended)
     if broken is not None:
         return Verdict(*broken)
-    # All its episodes failed: the run goes on, or says so and ends.
+    # All its episodes failed: the run continues, or says so and ends.
     return Verdict(Outcome.RECOVERED if ended.code == 0 else Outcome.CLEAR, last_line(ended.said))

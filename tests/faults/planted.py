@@ -21,7 +21,7 @@ from tests.faults.world import Trial, World
 Trials = Callable[[World, int], Iterator[Trial]]
 
 _MOST = 120
-"""Trials after which a plant that nobody has seen counts as not seen."""
+"""Trials after which a plant that no one has seen counts as not seen."""
 _PATIENCE = 900.0
 
 
@@ -51,7 +51,7 @@ def _latest_is_trusted() -> None:
         return run / named.read_text("utf-8").strip() if named.is_file() else read_latest(run)
 
     _put(stages, "read_latest", read)
-    # Nobody sets it right either.
+    # No one sets it right either.
     point = writer.RunDirectory.point_latest
     _put(writer.RunDirectory, "point_latest", lambda run, folder: None if run.resumed else point(run, folder))
 

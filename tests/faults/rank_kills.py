@@ -1,6 +1,6 @@
-"""SIGKILL of one rank, or of all at once, at any place of a run of several processes, in a resume too; then it goes on.
+"""SIGKILL of one rank, or of all at once, at any place of a run of several processes, in a resume too; then it continues.
 
-With the same number of processes its end must be that of a run that nobody killed, to the bit. With another number sums of
+With the same number of processes its end must be that of a run that no one killed, bitwise. With another number sums of
 gradients are rounded otherwise: then steps, episodes and evaluations are the same, and weights to 1e-5.
 """
 
@@ -78,7 +78,7 @@ def _killed(world: World, way: Way, kills: tuple[Kill, ...], ranks: int, place: 
 
 
 def _whole(world: World, way: Way) -> Path:
-    """Return a run of this way that nobody killed; the first worker to ask makes it."""
+    """Return a run of this way that no one killed; the first worker to ask makes it."""
     folder = world.folder / "whole" / f"{way.engine}-{way.background}"
     if not folder.exists():
         beside = world.scratch / f"whole-{random.getrandbits(48):x}"

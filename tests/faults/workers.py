@@ -1,4 +1,4 @@
-"""Trials spread over a few processes: each takes the next that nobody has taken, and writes down what it came to."""
+"""Trials spread over a few processes: each takes the next that no one has taken, and writes down what it came to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.faults.world import Trial
 def spread(trials: Sequence[Trial], folder: Path, workers: int, until: float) -> list[tuple[str, Verdict]]:
     """Run trials in `workers` processes and return their names and what they came to.
 
-    None is begun once the monotonic clock says `until`; those are left out. A trial that breaks the harness itself
+    None is begun once the monotonic clock says `until`; those are omitted. A trial that breaks the harness itself
     ends it: a harness that does not know what it saw has seen nothing.
     """
     taken = Value("q", 0)

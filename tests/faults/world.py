@@ -1,4 +1,4 @@
-"""What all trials share: the recipes, their undisturbed ends, and how a run is started and gone on with."""
+"""What all trials share: the recipes, their undisturbed ends, and how a run is started and continued with."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def go_on(
     kill_after: float | None = None,
     within: Callable[[Callable[[], int]], Callable[[], int]] = lambda call: call,
 ) -> Ended:
-    """Train, or resume what is there, as somebody would who looks into the folder.
+    """Train, or resume what is there, as someone would who looks into the folder.
 
     `within` wraps what the process does, to have something happen to it.
     """
@@ -114,7 +114,7 @@ def go_on(
 def seeded(run: Path, call: Callable[[], int]) -> Callable[[], int]:
     """Return a call with generators of its process that only a checkpoint can make those of the undisturbed run.
 
-    A run that begins finds those that the undisturbed run began with; one that goes on finds other ones.
+    A run that begins finds those that the undisturbed run began with; one that continues finds other ones.
     """
 
     seed = int(

@@ -1,4 +1,4 @@
-"""A world that misbehaves on every third task, in one way and at one place: what `oddities.py` plays."""
+"""An episode state that misbehaves on every third task, in one way and at one place: what `oddities.py` plays."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ACTS: Mapping[str, Callable[[], Any]] = {
     "recurses for ever": _recurse,
     "raises a surrogate": lambda: _raise(RuntimeError("\udcff")),
 }
-"""What can happen anywhere in a world."""
+"""What can happen anywhere in an episode state."""
 HANGS: Mapping[str, Callable[[], Any]] = {
     "blocks for ever": lambda: time.sleep(10_000),
     "waits for ever": lambda: None,

@@ -154,7 +154,7 @@ def test_what_others_explain_is_a_mean_of_the_mix() -> None:
     torch.testing.assert_close(found_NA[0, 0], torch.tensor(1 / 3 - 5 / 12))
     # In the third row, which was 1, its others are 0, 0 and 1: the partner's 0 is worth 0, and the mean is 1/3·(½ + 1 + 0 + 1)/4.
     torch.testing.assert_close(found_NA[2, 0], torch.tensor(-2.5 / 12))
-    # A partner that has read the turn is left out, and then all rows are worth the same.
+    # A partner that has read the turn is omitted, and then all rows are worth the same.
     after_NAA = nobody_NAA.clone()
     after_NAA[:, 0, 1] = 1.0
     found_NA = mixing.explained_by_others(least, utility_NA, everybody_NA, after_NAA)

@@ -30,7 +30,7 @@ RPS = np.array([[0.0, -1.0, 1.0], [1.0, 0.0, -1.0], [-1.0, 1.0, 0.0]])
 
 
 def test_ratings_are_the_odds_that_games_were_won_at() -> None:
-    """Ten to one is 400 points; who never met somebody is rated through others."""
+    """Ten to one is 400 points; who never met someone is rated through others."""
     rated = ratings([0, 1, 2], {(0, 1): (10_000, 0, 1_000), (1, 2): (10_000, 0, 1_000)})
     assert rated[0][0] - rated[1][0] == pytest.approx(400, abs=2)
     assert rated[0][0] - rated[2][0] == pytest.approx(800, abs=4)

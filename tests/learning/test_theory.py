@@ -230,7 +230,7 @@ def nearly(one: Any, other: Any) -> bool:
 
 
 class TestIdentities:
-    """Whole runs, bit for bit: sampling, critics, advantages, updates."""
+    """Whole runs, bitwise: sampling, critics, advantages, updates."""
 
     @pytest.mark.slow
     @pytest.mark.parametrize("settings", [PPO, MAPPO, HAPPO])

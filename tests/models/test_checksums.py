@@ -75,7 +75,7 @@ def test_an_adapter_with_a_flipped_bit_is_not_trained_with(adapter: Path, how: s
 
 
 def test_a_file_that_is_gone_is_named(adapter: Path) -> None:
-    (adapter / "more.txt").write_text("my notes")  # what was added is nobody's business
+    (adapter / "more.txt").write_text("my notes")  # what was added is no one's business
     assert verify_folder(adapter)
     (adapter / "adapter_config.json").unlink()
     with pytest.raises(ModelError, match=r"adapter_config\.json was removed"):

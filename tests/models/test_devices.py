@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="this 
 
 
 def told_and_faults(*arguments: str, **environment: str) -> tuple[str, int]:
-    """Return what the call says, and how many of ten blocks were touched anew, in a process of its own."""
+    """Return what the call says, and how many of ten blocks were touched again, in a process of its own."""
     plain = {key: value for key, value in os.environ.items() if not key.startswith(("MALLOC_", "GLIBC_"))}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *arguments],

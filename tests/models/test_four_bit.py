@@ -86,7 +86,7 @@ def learned(model: LanguageModel) -> tuple[list[Any], dict[str, Tensor]]:
     ]
     engine.update(
         samples, Objective(SurrogateConfig().build())
-    )  # refuses samples of other weights by 1e-4 nats
+    )  # rejects samples of other weights by 1e-4 nats
     return [(row.ids, row.logprobs) for row in said], frozen_copy(engine.weights("a"))
 
 

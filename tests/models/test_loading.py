@@ -29,7 +29,7 @@ LAYER = "model.layers.1.mlp.up_proj.weight"
 def folder(tmp_path: Path) -> Path:
     model = tiny_model()
     model.model.save_pretrained(tmp_path / "m")
-    model.tokenizer.save_pretrained(tmp_path / "m")  # not sealed: as somebody else has saved it
+    model.tokenizer.save_pretrained(tmp_path / "m")  # not sealed: as someone else has saved it
     return tmp_path / "m"
 
 

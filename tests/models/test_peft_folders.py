@@ -1,6 +1,6 @@
-"""Every field of PEFT's settings, at another value than its default: read as PEFT computes it, or refused by name.
+"""Every field of PEFT's settings, at another value than its default: read as PEFT computes it, or rejected by name.
 
-What decides is PEFT's own forward pass on the same tiny model: log-probs agree to 1e-5, or the folder is refused.
+What decides is PEFT's own forward pass on the same tiny model: log-probs agree to 1e-5, or the folder is rejected.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ EXACT = {
     "init_lora_weights": [False, "gaussian", "orthogonal"],
     "task_type": ["CAUSAL_LM"],
 }
-"""What must be read, and not only be refused: a plain adapter says these."""
+"""What must be read, and not only be rejected: a plain adapter says these."""
 
 
 def stir_all(module: torch.nn.Module) -> None:
@@ -107,7 +107,7 @@ def rewrite(folder: Path, **settings: Any) -> None:
 
 
 def ours(folder: Path) -> Tensor:
-    """Return the log-probs that kapelle computes with a folder's adapter; ModelError when it refuses it."""
+    """Return the log-probs that kapelle computes with a folder's adapter; ModelError when it rejects it."""
     model = tiny_model()
     check_saved("'a'", folder, read_lora(folder), outline_of(model.model))
     tensors, lora = read_adapter(folder)

@@ -1,4 +1,4 @@
-"""Which layers adapters go on, and that rows keep to their adapters wherever a model puts those layers."""
+"""Which layers adapters continue, and that rows keep to their adapters wherever a model puts those layers."""
 
 from __future__ import annotations
 

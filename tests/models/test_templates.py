@@ -1,4 +1,4 @@
-"""Conversations that a chat template refuses or leaves out say the same in a form that it takes."""
+"""Conversations that a chat template rejects or omits say the same in a form that it takes."""
 
 from __future__ import annotations
 

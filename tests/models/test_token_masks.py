@@ -320,7 +320,7 @@ HOSTILE = {
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_harm_is_bounded(kind: str) -> None:
-    """Each is compiled, or refused, and some tokens are drawn: in seconds, in a process of its own with 2 GB."""
+    """Each is compiled, or rejected, and some tokens are drawn: in seconds, in a process of its own with 2 GB."""
     program = f"""
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))

@@ -70,7 +70,7 @@ EXTRACTS = {"extractall"}
 
 
 def generated(path: PurePath) -> bool:
-    """Return whether a file is made by `tools/generate_wire.py`; what it makes is nobody's style."""
+    """Return whether a file is made by `tools/generate_wire.py`; what it makes is no one's style."""
     return path.parent.name == "wire" and "_pb2" in path.stem
 
 
@@ -82,7 +82,7 @@ def nameless(path: PurePath) -> Iterator[str]:
 
 
 def forbidden(text: str) -> Iterator[str]:
-    """Yield what executes or unpickles what somebody else wrote, by whatever name it was imported."""
+    """Yield what executes or unpickles what someone else wrote, by whatever name it was imported."""
     tree = ast.parse(text)
     origin = dict(_imports(tree))
     for node in ast.walk(tree):
@@ -131,7 +131,7 @@ def _trusting(call: ast.Call, origin: dict[str, str]) -> Iterator[str]:
 
 
 def _taken(tree: ast.AST) -> Iterator[str]:
-    """Yield loaders that are taken without being called, so that nobody sees their flags, and archives that say where to write."""
+    """Yield loaders that are taken without being called, so that no one sees their flags, and archives that say where to write."""
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr in LOADERS and id(node) not in called:
@@ -159,7 +159,7 @@ def unbounded(text: str) -> Iterator[str]:
 
 
 def shallow(text: str) -> Iterator[str]:
-    """Yield places that read somebody's JSON and catch what is no JSON, but not what is nested too deeply."""
+    """Yield places that read someone's JSON and catch what is no JSON, but not what is nested too deeply."""
     if "json" not in text or "ValueError" not in text:
         return
     for node in ast.walk(ast.parse(text)):

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 HOMES = re.compile(r"(?<![\w.])/(?:root|home/\w+|Users/\w+|work|mnt/\w+|opt/\w+)/[\w.-]+")
-"""Absolute paths that exist on somebody's machine only."""
+"""Absolute paths that exist on someone's machine only."""
 LARGEST = 400_000
 """Bytes; data files and pictures of more are fetched or made, not committed."""
 

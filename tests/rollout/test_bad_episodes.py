@@ -1,4 +1,4 @@
-"""Worlds that misbehave: each costs its own episode and never the run."""
+"""Episode states that misbehave: each costs its own episode and never the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations that no longer fit go on from their ends: what is kept, what is recorded, and that it is trained as it was read."""
+"""Conversations that no longer fit continue from their ends: what is kept, what is recorded, and that it is trained as it was read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups that are left unfinished: what goes on later is what would have been played at once, and nothing gets lost."""
+"""Groups that are left unfinished: what continues later is what would have been played at once, and nothing gets lost."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def playing(rows: int = 1024, *, apart: bool = False, kind: str = "not") -> Roll
 
 
 def without_rounding(found: Episode) -> Episode:
-    """Return an episode without log-probs: a prompt that is read anew gives other last bits."""
+    """Return an episode without log-probs: a prompt that is read again gives other last bits."""
     return replace(found, turns=tuple(replace(t, logprobs=(0.0,) * len(t.logprobs)) for t in found.turns))
 
 

@@ -1,7 +1,7 @@
 """Golden trees: every candidate with its worth, what was sampled to judge it, and in which order it was asked for.
 
 Nothing may change in them unnoticed: the order decides which rows share a batch, and so the last bits of what models sample. After
-a change that is meant, `KAPELLE_WRITE_GOLDEN=1 pytest tests/rollout/test_golden_trees.py` writes them anew; read the difference
+a change that is meant, `KAPELLE_WRITE_GOLDEN=1 pytest tests/rollout/test_golden_trees.py` writes them again; read the difference
 before it is committed.
 """
 

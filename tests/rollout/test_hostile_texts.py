@@ -23,7 +23,7 @@ CALL = '<tool_call>\n{"name": "echo", "arguments": {"text": "?"}}\n</tool_call>'
 
 
 def echo(text: str) -> str:
-    """Return a text that somebody else wrote."""
+    """Return a text that someone else wrote."""
     return ATTACK if text == "?" else text
 
 

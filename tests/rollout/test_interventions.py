@@ -1,4 +1,4 @@
-"""Interventions and shared beginnings, played: what is replayed, what is sampled anew, what it comes to and what it costs."""
+"""Interventions and shared beginnings, played: what is replayed, what is sampled again, what it comes to and what it costs."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ class TestBudget:
             )
 
         assert differ(one, apart)(Slot(("a",), 0)) == pytest.approx(4.0)  # both read the same there
-        assert differ(one, apart)(Slot(("b",), 0)) == pytest.approx(4.0)  # and nobody the same here: of all
+        assert differ(one, apart)(Slot(("b",), 0)) == pytest.approx(4.0)  # and no one the same here: of all
         assert differ(one, self.episode(0.0), apart)(Slot(("b",), 0)) == 0.0
         assert differ(one, self.episode(0.0), apart)(Slot(("a",), 0)) > 0.0
 

@@ -157,7 +157,7 @@ class TestLimits:
 
 
 class World:
-    """A world with an outcome as told."""
+    """An episode state with an outcome as told."""
 
     def __init__(self, outcome: Outcome, log: list[str]) -> None:
         self._outcome, self._log = outcome, log
@@ -179,7 +179,7 @@ class World:
 
 
 class Told(Digest):
-    """An environment whose worlds end as told."""
+    """An environment whose episode states end as told."""
 
     outcome: Any = None
     log: Any = None

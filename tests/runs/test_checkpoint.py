@@ -249,7 +249,7 @@ def test_a_kill_at_any_call_leaves_the_last_checkpoint_or_the_new_one(tmp_path: 
     # Killed before the renaming: the first is the newest. Killed at the last flush: the new one is.
     assert [step for _, step, _ in killed] == [1] * (len(killed) - 1) + [1 + len(killed)]
     assert (signal_last, step_last) == (0, 2 + len(killed))
-    # Afterwards the kernel itself refused a file that is too large.
+    # Afterwards the kernel itself rejected a file that is too large.
     assert "size limit" in result["refused"]
     assert (result["last"], result["rejected"]) == (step_last, 0)
     assert not [name for name in result["names"] if name.startswith(".")]

@@ -260,7 +260,7 @@ def begin() -> Iterator[Callable[..., tuple[Any, Connection]]]:
 
 @pytest.fixture(scope="module")
 def left_alone(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The weights of a run that nobody disturbs."""
+    """The weights of a run that no one disturbs."""
     run = tmp_path_factory.mktemp("alone") / "run"
     assert start("grpo", run) == 0
     return _weights(run)

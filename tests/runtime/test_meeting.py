@@ -77,7 +77,7 @@ def test_a_single_process_needs_no_exchange(form: dict[str, Any], monkeypatch: p
     assert (type(meeting), meeting.size, meeting.form) == (Meeting, 1, None)
     assert meeting.all_gather("here", lambda: b"x") == [b"x"]
     monkeypatch.setattr(rank_group, "CONNECTING", 0.1)
-    with socket.socket() as held:  # while it is held and does not listen, nobody else does
+    with socket.socket() as held:  # while it is held and does not listen, no one else does
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]
         with pytest.raises(EngineError, match=rf"did not reach rank 0 at 127\.0\.0\.1:{port}:"):

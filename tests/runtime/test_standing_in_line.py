@@ -79,7 +79,7 @@ def test_waiting_for_a_row_does_not_count() -> None:
     model = tiny_model()
     for name in ("a", "b"):
         model.bank.add(name, LORA, 1)
-    full = engine(model, max_rows=0)  # nobody's turn comes
+    full = engine(model, max_rows=0)  # no one's turn comes
 
     async def asked() -> object:
         asyncio.get_running_loop().call_later(LINE, setattr, full, "_max_rows", 4)

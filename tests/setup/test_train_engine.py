@@ -47,7 +47,7 @@ class TestName:
 
 @pytest.mark.slow
 class TestAnotherEngine:
-    """A run that learns by an engine of its own, which keeps its weights where nobody else looks."""
+    """A run that learns by an engine of its own, which keeps its weights where no one else looks."""
 
     @pytest.mark.slow
     @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ class Learned(NamedTuple):
     evaluated: float | None
 
     def is_same(self, other: Learned) -> bool:
-        """Return whether another run is the same, weights to the bit."""
+        """Return whether another run is the same, weights bitwise."""
         return same_bits(self.weights, other.weights) and self[1:] == other[1:]
 
 

@@ -1,4 +1,4 @@
-"""Worlds that end the process they live in, or fail in every way of an environment's own."""
+"""Episode states that end the process they live in, or fail in every way of an environment's own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kapelle.types import Task
 
 
 class Deadly(Digest):
-    """Worlds of every `one_in`-th seed do something in their step until it has been done `times`, counted in a folder."""
+    """Episode states of every `one_in`-th seed do something in their step until it has been done `times`, counted in a folder."""
 
     name: Literal["tests.support.deadly:Deadly"] = "tests.support.deadly:Deadly"  # type: ignore[assignment]
     way: Literal["kill", "stop", "exit", "none"] = "kill"
@@ -58,7 +58,7 @@ class DeadlyWorld(DigestWorld):
 
 
 class Late(Digest):
-    """Worlds that are open only after a second, and leave a file when they are closed."""
+    """Episode states that are open only after a second, and leave a file when they are closed."""
 
     name: Literal["tests.support.deadly:Late"] = "tests.support.deadly:Late"  # type: ignore[assignment]
     folder: str = ""

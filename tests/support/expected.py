@@ -45,9 +45,9 @@ from kapelle.types import Episode, Group, RewardEvent, Sampling, Task
 from kapelle.workflow import Workflow
 
 Payoff = Callable[[Sequence[Words]], Mapping[str, float]]
-"""What everybody said, in order → terminal reward by agent."""
+"""What everyone said, in order → terminal reward by agent."""
 Speaker = Callable[[Sequence[Words]], str | None]
-"""What everybody said, in order → who speaks next; None at the end."""
+"""What everyone said, in order → who speaks next; None at the end."""
 
 LONG_AND_SHORT: tuple[Words, ...] = ((0,), (1, 0), (1, 1))
 """Completions of one token and of two."""
@@ -71,7 +71,7 @@ class Game:
     counts: tuple[int, ...] = COUNTS
     """How often the sampling policies say each of `words`."""
     seats: tuple[str, ...] = ()
-    """Names in seat order, where who speaks depends on what was said."""
+    """Names in team order, where who speaks depends on what was said."""
     shared: bool = False
     """Whether one policy plays all agents."""
     failing: int = 0
@@ -79,7 +79,7 @@ class Game:
 
     @property
     def agents(self) -> tuple[str, ...]:
-        """Names in seat order."""
+        """Names in team order."""
         return self.seats or tuple(dict.fromkeys(cast("tuple[str, ...]", self.order)))
 
     @property
@@ -102,7 +102,7 @@ class Game:
         return [share / max(sum(shares), 1.0) for share in shares]
 
     def outcomes(self) -> list[tuple[tuple[int, ...], int]]:
-        """Return all that can happen (everybody's place in `words`), with how often it does."""
+        """Return all that can happen (everyone's place in `words`), with how often it does."""
         over: list[tuple[tuple[int, ...], int]] = []
         open_: list[tuple[tuple[int, ...], int]] = [((), 1)]
         while open_:

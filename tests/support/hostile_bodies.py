@@ -77,7 +77,7 @@ async def answered(
 
 
 def check_refused(status: int, said: bytes, body: bytes) -> None:
-    """Fail unless a body was refused in OpenAI's form, in few words and without a traceback."""
+    """Fail unless a body was rejected in OpenAI's form, in few words and without a traceback."""
     assert 400 <= status < 500, (status, said, body[:200])
     assert set(json.loads(said)["error"]) == {"message", "type", "param", "code"}
     assert len(said) < 4096

@@ -1,4 +1,4 @@
-"""Runs of several processes of which one, or all at once, are killed at a place or after a time; then they go on."""
+"""Runs of several processes of which one, or all at once, are killed at a place or after a time; then they continue."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ WHERE = (
 )
 """Places of a run of several processes, of `killed_runs.arm`."""
 AT_RESUME = ("reading a checkpoint", "rewound", "in a meeting", "before a share", "sealed, not renamed")
-"""Places where a run that goes on is killed again."""
+"""Places where a run that continues is killed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Way:
 
 
 def train(way: Way, run: Path, ranks: int, kill: Kill | None = None) -> list[int | None]:
-    """Begin a run, or go on with it, in so many processes; return their exit codes, None for one that hung.
+    """Begin a run, or continue with it, in so many processes; return their exit codes, None for one that hung.
 
     What they print goes to files beside the run.
     """
@@ -182,9 +182,9 @@ def _train(
     if ranks > 1:
         os.environ.update(environment(rank, ranks, port))
     (pids / str(rank)).write_text(str(os.getpid()))
-    torch.set_num_threads(1)  # makes torch's threads anew after the fork; two threads at once would fail to
+    torch.set_num_threads(1)  # makes torch's threads again after the fork; two threads at once would fail to
     for seed in (random.seed, np.random.seed, torch.manual_seed):
-        seed(int(saved))  # only a checkpoint brings back the generators of a run that nobody killed
+        seed(int(saved))  # only a checkpoint brings back the generators of a run that no one killed
     if kill is not None and kill.death is not None and kill.rank in (rank, None):
         arm(kill.death, None if kill.rank is not None else lambda: list(_others(pids)))
     from kapelle.cli import main

@@ -44,7 +44,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
         "team": {"sharing": "shared", "agents": 2, "sampling": {"max_tokens": 4}},
     },
     "waiting": {
-        # Worlds that really wait, in threads and on the event loop, and agents that fall silent at different times.
+        # Episode states that really wait, in threads and on the event loop, and agents that fall silent at different times.
         "environment": {"name": "tests.support.waiting:Waiting", "tasks": 5},
         "workflow": {"name": "tests.support.waiting:Rounds"},
         "team": {"agents": 2, "lora": {"rank": 2, "alpha": 4.0}, "sampling": {"max_tokens": 40}},

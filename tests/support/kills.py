@@ -1,4 +1,4 @@
-"""A world whose module, where a run imports it, kills one of the run's processes at a moment of its training.
+"""An episode state whose module, where a run imports it, kills one of the run's processes at a moment of its training.
 
 `KAPELLE_KILL` says it: moment, victim and a file that stands once it has been done.
 """

@@ -20,7 +20,7 @@ from kapelle.workflow import Scene
 
 
 class Endless(Settings, Answerable):
-    """Numbered tasks that anybody may play, without end: what environments are whose worlds alone matter."""
+    """Numbered tasks that anybody may play, without end: what environments are whose episode states alone matter."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
@@ -97,7 +97,7 @@ class DigestWorld(Scorable):
 
 
 class Echo(Settings):
-    """Everybody answers; then the first agent hears the last one's words and answers again."""
+    """Everyone answers; then the first agent hears the last one's words and answers again."""
 
     name: Literal["tests.support.plugins:Echo"] = "tests.support.plugins:Echo"
 

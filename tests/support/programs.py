@@ -20,7 +20,7 @@ def output_of(program: str) -> str:
 
 @asynccontextmanager
 async def ticking(at_least: int) -> AsyncIterator[None]:
-    """Assert that the event loop went on inside the block: other tasks had so many turns."""
+    """Assert that the event loop continued inside the block: other tasks had so many turns."""
     ticks = 0
 
     async def tick() -> None:

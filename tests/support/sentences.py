@@ -1,4 +1,4 @@
-"""A stand-in for the library sentence-transformers: its model `letters` counts letters of texts."""
+"""A substitute for the library sentence-transformers: its model `letters` counts letters of texts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Letters:
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """Put the stand-in where the library is imported from."""
+    """Put the substitute where the library is imported from."""
     module = ModuleType("sentence_transformers")
     module.__spec__ = ModuleSpec("sentence_transformers", None)
     module.SentenceTransformer = Letters  # type: ignore[attr-defined]

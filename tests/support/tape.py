@@ -2,7 +2,7 @@
 
 A graph holds the kernels that a step started, with every number that Python gave them and the addresses of what they
 read and wrote. So does a tape: it repeats the very operations on the very tensors, and only what an operation of the
-same tape made is made anew. What a step computed in Python is not computed again. An operation that waits for a result,
+same tape made is made again. What a step computed in Python is not computed again. An operation that waits for a result,
 or copies from the machine's memory, ends a recording on a GPU; here it fails.
 """
 

@@ -49,7 +49,7 @@ def tiny_model(seed: int = 0, dtype: str = "float32", size: float = 0.3, **shape
 
 
 def stir(weights: Mapping[str, Tensor], seed: int, size: float = 0.3) -> None:
-    """Draw an adapter's weights anew, so that it no longer stands at its start, where it changes nothing."""
+    """Draw an adapter's weights again, so that it no longer stands at its start, where it changes nothing."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for tensor in weights.values():
@@ -132,7 +132,7 @@ def related_samples(learners: Sequence[str], seed: int = 0, temperature: float =
     """Return, for each learner, samples that share tokens as the turns of a group do.
 
     Five answers to one prompt, two of them the same and one of them a single token, and a second turn that
-    goes on from the first answer.
+    continues from the first answer.
     """
     generator = torch.Generator().manual_seed(1000 + seed)
 
@@ -170,7 +170,7 @@ def frozen_copy(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def same_bits(one: object, other: object) -> bool:
-    """Return whether two trees of tensors and plain values are equal, bit for bit."""
+    """Return whether two trees of tensors and plain values are equal, bitwise."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
     if isinstance(one, Mapping) and isinstance(other, Mapping):

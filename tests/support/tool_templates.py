@@ -1,7 +1,7 @@
 """Chat templates that write tools in the forms of eight families, in small; and tokenisers of bytes with these families' marks.
 
 The shapes are those of the families' public documentation: which marks stand around tools, calls and results, whether arguments
-are an object or a text, which token ends a turn, and what a template refuses.
+are an object or a text, which token ends a turn, and what a template rejects.
 """
 
 from __future__ import annotations

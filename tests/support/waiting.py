@@ -1,4 +1,4 @@
-"""Worlds that really wait, each time for another while, and workflows whose agents fall silent at different times.
+"""Episode states that really wait, each time for another while, and workflows whose agents fall silent at different times.
 
 How long they wait is drawn from the operating system, so that no seed of a run decides it.
 """
@@ -34,7 +34,7 @@ async def wait(kind: str, longest_s: float) -> None:
 
 
 class Waiting(Digest):
-    """The same payments, from a world that waits in every step, score and end."""
+    """The same payments, from an episode state that waits in every step, score and end."""
 
     name: Literal["tests.support.waiting:Waiting"] = "tests.support.waiting:Waiting"  # type: ignore[assignment]
     kind: Literal["sleep", "thread", "mixed", "not"] = "mixed"

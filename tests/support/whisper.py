@@ -1,4 +1,4 @@
-"""A game in which a debate must help: only the first agent is told the bit that everybody should say.
+"""A game in which a debate must help: only the first agent is told the bit that everyone should say.
 
 A text says 1 when its first byte is odd, so that a model that says anything at all is right half of the time.
 """

@@ -143,7 +143,7 @@ class TestTrainingSamples:
         reference = {key: torch.full_like(value, -9.0) for key, value in values.items()}
         signals = Signals(values, reference=reference, proximal={keys[0]: torch.tensor([-1.5, -2.5])})
         policies = policy_samples(turns_of(groups), team, credit, signals)
-        # b's turn is left out of its policy's loss, and its critic still learns from it.
+        # b's turn is omitted of its policy's loss, and its critic still learns from it.
         assert list(policies) == [keys[0]]
         policy = policies[keys[0]]
         first, second = critic_samples(groups, team, credit, signals, LOCAL)

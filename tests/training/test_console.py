@@ -63,7 +63,7 @@ def test_a_view_sees_every_change_in_order_and_as_a_whole() -> None:
         ("phase", "training", 0, 0),  # the bar of the warm-up is not training's
         ("step", "training", 1, 4),
         ("evaluation", "training", 1, 4),
-        ("phase", "evaluation", 1, 4),  # while training's goes on after an evaluation
+        ("phase", "evaluation", 1, 4),  # while training's continues after an evaluation
     ]
     last = seen[-1]
     assert last.rewards == {"solver": 0.25}

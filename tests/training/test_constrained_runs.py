@@ -1,4 +1,4 @@
-"""Runs whose agents write in a given form: legal moves alone, the same numbers wherever worlds live, and what is refused."""
+"""Runs whose agents write in a given form: legal moves alone, the same numbers wherever episode states live, and what is rejected."""
 
 from __future__ import annotations
 

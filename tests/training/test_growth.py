@@ -75,7 +75,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Run:
-    """A run that tests let go on."""
+    """A run that tests let continue."""
 
     steps: Iterator[Step]
     taken: int = 0

@@ -84,7 +84,7 @@ class IgnoresAdapters(Between):
 
 
 class MixesAdapters(Between):
-    """Plays the first policy's adapter for everybody."""
+    """Plays the first policy's adapter for everyone."""
 
     async def generate(self, request: Request) -> Completion:
         return await super().generate(replace(request, policy="agent_0"))
@@ -302,7 +302,7 @@ class TestInsideARunningLoop:
 
 
 def test_samples_are_the_turns_that_the_update_learns_from() -> None:
-    """Three agents answer once or twice; a turn cut at its limit is left out with `truncated: mask`."""
+    """Three agents answer once or twice; a turn cut at its limit is omitted with `truncated: mask`."""
     masked = {"algorithm": {"name": "grpo", "group_size": 2, "truncated": "mask"}}
     with trainer(**masked) as made:
         step = next(iter(made.steps(1)))

@@ -65,7 +65,7 @@ class TestRedraw:
         assert shares[0] > shares[1] >= shares[2] == 0.0
 
     def test_they_end_where_nothing_can_vary(self) -> None:
-        # Nobody adds up numbers by noise.
+        # No one adds up numbers by noise.
         hopeless = first_step(2, {"name": "arithmetic", "digits": 6}, redraw=3)
         assert hopeless.metrics["dead_groups"] == 1.0
         assert len(hopeless.groups) == 2

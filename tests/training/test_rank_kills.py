@@ -1,4 +1,4 @@
-"""Ranks that are killed at any instant, and a run that goes on to the end of one that nobody killed; `make test-faults` has more."""
+"""Ranks that are killed at any instant, and a run that continues to the end of one that no one killed; `make test-faults` has more."""
 
 from __future__ import annotations
 

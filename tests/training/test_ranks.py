@@ -223,9 +223,9 @@ def test_ten_steps_of_every_algorithm_with_a_part_of_the_base_in_each_process() 
 def resumed(
     run: Path, steps: int, engine: str, settled: Mapping[str, Any] | None = None, *, splits: bool = False
 ) -> dict[str, Any]:
-    """Train a run, or go on with it, up to a step; return the engine's state.
+    """Train a run, or continue with it, up to a step; return the engine's state.
 
-    Critics, a policy that trains all weights, and a reference of it; without critics, whose adapters nobody can split, if it `splits`.
+    Critics, a policy that trains all weights, and a reference of it; without critics, whose adapters no one can split, if it `splits`.
     """
     settings = run_of("grpo" if splits else "ppo")
     settings["algorithm"] |= {"loss": {"kl_coefficient": 0.1}} if splits else {"gae": {"kl_in_reward": 0.05}}

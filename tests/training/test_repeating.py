@@ -1,4 +1,4 @@
-"""A run repeats to the bit whatever its worlds wait for: it is the run in which they do not wait."""
+"""A run repeats bitwise whatever its episode states wait for: it is the run in which they do not wait."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def trained(run: Path, wait: str = "not", **over: Any) -> dict[str, Any]:
-    """Train with a world that waits in this way and return what remains, settings aside."""
+    """Train with an episode state that waits in this way and return what remains, settings aside."""
     world = {"name": "tests.support.waiting:Waiting", "tasks": 6, "kind": wait}
     config = resolve(sections(**{**BASE, "environment": world, **over}))
     with Trainer(config, models={"other": tiny_model(seed=3)}, run_dir=run) as trainer:

@@ -1,4 +1,4 @@
-"""Checkpoints that are written while training goes on are those that a run that waits writes."""
+"""Checkpoints that are written while training continues are those that a run that waits writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A killed run goes on as if nothing had happened: weights, optimisers, generators, rows, bit for bit."""
+"""A killed run continues as if nothing had happened: weights, optimisers, generators, rows, bitwise."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def recorded(run: Path) -> dict[str, bytes]:
 
 
 class Undisturbed(dict[str, dict[str, Any]]):
-    """Method → what it leaves behind when nobody kills it; it runs when it is asked for."""
+    """Method → what it leaves behind when no one kills it; it runs when it is asked for."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

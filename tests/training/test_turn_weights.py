@@ -138,7 +138,7 @@ class TestKeeping:
 
 
 def told(run: Path) -> list[dict[str, float]]:
-    """Metrics of a run, times left out."""
+    """Metrics of a run, times omitted."""
     return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in read_metrics(run)]
 
 

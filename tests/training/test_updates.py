@@ -59,7 +59,7 @@ class TestOrders:
         drawn = [choose("abc", step, 5) for step in range(1, 2001)]
         assert all(drawn)
         assert drawn == [choose("abc", step, 5) for step in range(1, 2001)]
-        # 0.3, and a third of the 0.7³ of steps in which nobody was drawn.
+        # 0.3, and a third of the 0.7³ of steps in which no one was drawn.
         share = sum("a" in chosen for chosen in drawn) / 2000
         assert share == pytest.approx(0.3 + 0.343 / 3, abs=0.04)
 

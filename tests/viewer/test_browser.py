@@ -74,7 +74,7 @@ async def test_runs_are_grouped_zoomed_hidden_and_saved(page: Page) -> None:
     await page.mouse.move(across[0], place["y"] + 20)
     await page.mouse.down()
     marked = figure.locator(".u-select")
-    for k in range(20):  # a busy browser may leave out a movement
+    for k in range(20):  # a busy browser may omit a movement
         await page.mouse.move(across[1] - k, place["y"] + 20 + k, steps=4)
         if await marked.evaluate("each => each.offsetWidth") > 20:
             break
@@ -241,7 +241,7 @@ async def test_a_curve_grows_when_a_step_is_written(page: Page, tmp_path: Path) 
         await page.locator("[data-figure=measured] b", has_text="50.0 %").wait_for()
         await page.locator("figure[data-name=success] li", has_text="unseen problems, 95 %0.5").wait_for()
         assert await page.evaluate("getSelection().toString()") == "reward", "what is selected stays so"
-        with (run / "metrics.jsonl").open("a") as file:  # a name that is new: the page draws everything anew
+        with (run / "metrics.jsonl").open("a") as file:  # a name that is new: the page draws everything again
             file.write('{"step": 4, "success": 0.125, "novelty": 1.0}\n')
         await page.locator("figure[data-name=novelty]").wait_for(state="attached")
         assert await page.evaluate("scrollY") == 400, "a reader stays where she reads"

@@ -153,7 +153,7 @@ def test_files_that_are_too_large_or_no_files_are_not_read(
     (tmp_path / "images").mkdir()
     image = SHOWN["png"]
     path = tmp_path / "images" / image.file
-    os.mkfifo(path)  # nobody would ever write into it
+    os.mkfifo(path)  # no one would ever write into it
     assert read_picture(tmp_path, image.file) is None
     path.unlink()
     path.write_bytes(image.data)

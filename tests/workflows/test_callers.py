@@ -50,7 +50,7 @@ def test_a_handoff_is_the_answer_that_stands_in_the_conversation() -> None:
     rewritten = '<tool_call>\n{"name":"transfer_to_solver","arguments":{}}\n</tool_call>'
     history = (Message("user", "Ticket 1"), Message("assistant", rewritten), Message("tool", "ok"))
     assert told.says("solver", "Sent.", *history) == 0
-    # And back: the planner's own work goes on, which nobody called for.
+    # And back: the planner's own work continues, which no one called for.
     assert (
         told.says("planner", "Good.", Message("tool", "ok"), Message("assistant", "Sent."), after=0) is None
     )

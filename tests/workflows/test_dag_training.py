@@ -90,7 +90,7 @@ def config(algorithm: str, file: Mapping[str, Any]) -> RunConfig:
 
 
 def moved(trainer: Trainer, steps: int) -> list[list[str]]:
-    """Return which agents' weights changed at each step; all others' are the same bit for bit."""
+    """Return which agents' weights changed at each step; all others' are the same bitwise."""
     found = []
     learners = {name: learners_of(trainer.engine)[name] for name in trainer.team.trained}
     before = {name: frozen_copy(learner.parameters) for name, learner in learners.items()}

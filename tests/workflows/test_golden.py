@@ -1,7 +1,7 @@
 """Golden transcripts: every environment under every workflow that can play it, with scripted agents.
 
 Nothing may change in them unnoticed. After a change that is meant, `KAPELLE_WRITE_GOLDEN=1 pytest
-tests/workflows/test_golden.py` writes them anew; read the difference before it is committed.
+tests/workflows/test_golden.py` writes them again; read the difference before it is committed.
 """
 
 from __future__ import annotations

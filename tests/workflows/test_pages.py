@@ -34,7 +34,7 @@ SUM = Task("train-0", "47+85", {"answer": 132})
 
 
 def once_each(*texts: str) -> Say:
-    """Say these texts one after another, in conversations that begin anew."""
+    """Say these texts one after another, in conversations that begin again."""
     left = iter(texts)
     return lambda request: next(left)
 

@@ -1,6 +1,6 @@
 """Diagrams of the site, drawn once: a git host draws `mermaid` blocks itself, the site shows the drawing kept for them.
 
-So the site needs no library of three megabytes and nobody's server. A drawing is named after its source; where a
+So the site needs no library of three megabytes and no one's server. A drawing is named after its source; where a
 block changes, `python -m tools.docs_site.diagrams MERMAID_JS` draws it again (`npm pack mermaid@11`, its `dist/mermaid.min.js`;
 MIT) in Chromium.
 """

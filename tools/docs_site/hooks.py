@@ -30,7 +30,7 @@ BY_FOLDER = {
     "Environments": "environments",
     "Workflows": "workflows",
 }
-"""Titles of the menu's entries that list a folder by themselves, so that a new page is never left out."""
+"""Titles of the menu's entries that list a folder by themselves, so that a new page is never omitted."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:

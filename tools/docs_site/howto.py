@@ -32,7 +32,7 @@ BLOCK = re.compile(r"^( *)```(python|sh|yaml)\n(.*?)^\1```$", re.MULTILINE | re.
 NAMED = re.compile(r"# ([\w/]+\.\w+)\n")
 EXECUTED = {"arena", "blame", "eval", "info", "plan", "recipes", "runs", "train", "demo", "validate"}
 ELSEWHERE = ("--launch", "--real", "--resume", "--start", "vllm")
-"""Words that ask for other processes, data of the hub, or a run that goes on."""
+"""Words that ask for other processes, data of the hub, or a run that continues."""
 SMALL = (
     "model.embedded={hidden: 32, layers: 2, heads: 2, kv_heads: 1, intermediate: 64}",
     "warmup.steps=2",

@@ -52,7 +52,7 @@ class Part:
 
 
 def parts(page: str) -> list[Part]:
-    """Return the pieces of a page in order; what is shown as printed is left out."""
+    """Return the pieces of a page in order; what is shown as printed is omitted."""
     found: list[Part] = []
     at = 0
     for match in PART.finditer(page):

@@ -1,7 +1,7 @@
 """Programming problems that need no data: templates with drawn parameters, a solution, and tests that tell it from near misses.
 
 The templates stand in `programming.toml`. Each says what is asked, a program that does it, and slips: small changes of the program that
-somebody could make by mistake. What a test expects is what the program returns (`template_programs`). Inputs are drawn until every slip
+someone could make by mistake. What a test expects is what the program returns (`template_programs`). Inputs are drawn until every slip
 fails a test, so that a program that passes all tests has understood the problem. Two tests are shown, the others are hidden.
 
     Return the numbers of a list that are greater than 7, in their order, as `chosen(numbers)`.

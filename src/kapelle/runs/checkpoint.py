@@ -205,7 +205,7 @@ class Contents:
             if part in shared:
                 self.shares[part] = Share(tensors, ranks.rank, ranks.size, copied=copied)
                 tensors = self.shares[part].tensors
-            # safetensors refuses tensors that share memory, such as tied weights and views: copy them.
+            # safetensors rejects tensors that share memory, such as tied weights and views: copy them.
             seen: set[int] = set()
             for name, value in tensors.items():
                 storage = value.untyped_storage().data_ptr()

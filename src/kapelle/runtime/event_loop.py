@@ -222,7 +222,7 @@ def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
             left_behind.append(task)
             task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001 - asyncio has no public way
         elif not task.cancelled():
-            task.exception()  # mark it as retrieved: nobody needs its result
+            task.exception()  # mark it as retrieved: no one needs its result
 
 
 def _run_for_a_moment(loop: asyncio.AbstractEventLoop, work: asyncio.Future[Any]) -> None:

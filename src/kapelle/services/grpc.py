@@ -41,17 +41,17 @@ class CallRejected(Exception):
 
 
 def wrong(message: str) -> CallRejected:
-    """Return the refusal of a malformed request."""
+    """Return the rejection of a malformed request."""
     return CallRejected("INVALID_ARGUMENT", message)
 
 
 def busy(message: str) -> CallRejected:
-    """Return the refusal of a call for which there is no room now."""
+    """Return the rejection of a call for which there is no room now."""
     return CallRejected("RESOURCE_EXHAUSTED", message)
 
 
 def leaving() -> CallRejected:
-    """Return the refusal of a call during the shutdown."""
+    """Return the rejection of a call during the shutdown."""
     return CallRejected("UNAVAILABLE", "The server is shutting down. Call another one, or retry later.")
 
 

@@ -67,7 +67,7 @@ def headers_of(scope: Scope) -> dict[str, str]:
 
 
 def check_call(binding: Binding, method: str, headers: Mapping[str, str]) -> None:
-    """Raise Refusal unless the caller may call, by its token, the host name in the call, and the page of origin.
+    """Raise Rejection unless the caller may call, by its token, the host name in the call, and the page of origin.
 
     `headers` are those of `headers_of`, in which a repeated header matches nothing.
     """
@@ -121,7 +121,7 @@ class JsonAnswer(JSONResponse):
 
 
 def error_response(refusal: RequestError) -> Response:
-    """Return a refusal in OpenAI's form."""
+    """Return a rejection in OpenAI's form."""
     return JsonAnswer(refusal.row(), refusal.status, refusal.headers)
 
 
@@ -136,7 +136,7 @@ class Guard:
         check: Callable[[str, Mapping[str, str]], None] = lambda _method, _headers: None,
         answer: Callable[[RequestError], Response] = error_response,
     ) -> None:
-        """`check` receives a call's method and headers and may raise Refusal; `answer` turns a Refusal into an answer."""
+        """`check` receives a call's method and headers and may raise Rejection; `answer` turns a Rejection into an answer."""
         self._inner, self._binding, self._headers = inner, binding, dict(headers)
         self._check, self._answer = check, answer
 
@@ -272,13 +272,13 @@ def route(method: str, path: str, handler: Handler) -> Route:
 
 
 def _failed(what: str, error: Exception) -> RequestError:
-    """Log an error and return a refusal without its message."""
+    """Log an error and return a rejection without its message."""
     log_failure(what, error)
     return RequestError(500, "The service failed; its log says why.", None, "internal_error")
 
 
 async def _json_body(request: Request) -> Json:
-    """Return the JSON object of a body; Refusal if it is too long, too slow, or not a JSON object."""
+    """Return the JSON object of a body; Rejection if it is too long, too slow, or not a JSON object."""
     headers = headers_of(request.scope)
     too_long = RequestError(413, f"The body has more than {MOST_BYTES:,} bytes.", None, "body_too_long")
     if headers.get("content-encoding", "identity").lower() != "identity":

@@ -47,16 +47,16 @@ _KINDS = {
 
 
 def wrong(message: str, parameter: str | None = None) -> RequestError:
-    """Return the refusal of a malformed request (400)."""
+    """Return the rejection of a malformed request (400)."""
     return RequestError(400, message, parameter, "unsupported_parameter" if parameter else "invalid_request")
 
 
 def busy(message: str) -> RequestError:
-    """Return the refusal of a call for which there is no room now (429)."""
+    """Return the rejection of a call for which there is no room now (429)."""
     return RequestError(429, message, None, "queue_full", {"retry-after": "1"})
 
 
-# -------- Bodies of calls, parsed strictly: incorrect types, unknown names and non-finite numbers raise a Refusal with the parameter
+# -------- Bodies of calls, parsed strictly: incorrect types, unknown names and non-finite numbers raise a Rejection with the parameter
 
 T = TypeVar("T")
 
@@ -93,7 +93,7 @@ MOST_ERRORS = 1000
 
 
 def read_body(form: type[B], body: Json, inside: str = "") -> B:
-    """Parse a body; Refusal (400) names the first incorrect parameter.
+    """Parse a body; Rejection (400) names the first incorrect parameter.
 
     If it is a part of a larger body, `inside` is its place there.
     """

@@ -231,7 +231,7 @@ class TestGiGPO:
 
     def test_both_levels_by_hand(self) -> None:
         # Returns 4, 0 and 2: A^E = 2, −2, 0. To go from the hall at γ = ½: 2, 0, 1 → 1, −1, 0. The attic: 4 and 2; a set of
-        # two of three weighs 2/1 · 2/3 of ±1. Nobody else was in the cellar.
+        # two of three weighs 2/1 · 2/3 of ±1. No one else was in the cellar.
         settings = {"scale": "none", "gamma": 0.5, "omega": 3.0}
         given = firsts(credit_of(GiGPO.model_validate(settings).build(), self.three()))
         assert given == pytest.approx([2 + 3, 2 + 4, -2 - 3, -2.0, 0.0, -4.0])
@@ -313,7 +313,7 @@ class TestMGRPO:
         assert given == pytest.approx([1, 1.5, 1.5, 1.5, 1.5, 1, -1, -0.75, -0.75, -1, -0.75, -0.75, -1])
 
     def test_turns_that_the_same_turn_called_for_are_one_call(self) -> None:
-        # p speaks twice before s answers either, and s works at both in turns: two calls, though nobody of a higher level speaks in
+        # p speaks twice before s answers either, and s works at both in turns: two calls, though no one of a higher level speaks in
         # between. The other attempt calls once: 1.5 on average.
         spoken = [turn("p", 0), turn("p", 1), *(turn("s", k) for k in range(2, 6))]
         called = [replace(each, caller={2: 0, 3: 1, 4: 0, 5: 1}.get(each.index)) for each in spoken]
@@ -322,7 +322,7 @@ class TestMGRPO:
         assert given == pytest.approx([2, 2, 1.5, 1.5, 1.5, 1.5, -2, -3, -2])
 
     def test_a_sub_agent_may_call_others(self) -> None:
-        # p calls s once in either attempt. s calls c twice in the first, whose own turns go on: one call of s.
+        # p calls s once in either attempt. s calls c twice in the first, whose own turns continue: one call of s.
         groups = [group(self.attempt("pscscsp", 2.0), self.attempt("pscsp", 0.0))]
         nested = MGRPO(scale="none", levels=(("p",), ("s",), ("c",)))
         given = firsts(credit_of(nested.build(), groups))

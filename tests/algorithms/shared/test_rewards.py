@@ -72,7 +72,7 @@ class TestTurns:
     @pytest.mark.parametrize(
         ("how", "expected"),
         [
-            # 1, 2, 4 and −2 after the turns a0, b1, a2, b3: each on everybody's last turn by then, or the first one.
+            # 1, 2, 4 and −2 after the turns a0, b1, a2, b3: each on everyone's last turn by then, or the first one.
             ("individual", {0: 1.0, 1: 2.0, 4: 0.0, 2: 4.0, 3: -2.0}),
             ("sum", {0: 3.0, 1: 7.0, 4: 5.0, 2: 2.0, 3: -2.0}),
             ("mean", {0: 1.0, 1: 7 / 3, 4: 5 / 3, 2: 2 / 3, 3: -2 / 3}),
@@ -171,7 +171,7 @@ class TestOneNumber:
         assert round_rewards(one, "mean") == {0: 0.0, 1: 0.0, 2: 0.0, 3: 0.5, 4: 0.0}
 
     def test_by_rounds_a_frozen_turn_s_reward_moves_to_the_previous_round(self) -> None:
-        # Rounds: a0 f1, then f2 alone. What a does not act before is nobody's.
+        # Rounds: a0 f1, then f2 alone. What a does not act before is no one's.
         turns = (
             turn("a", 0),
             turn("f", 1, reward=1.0, trained=False),

@@ -36,7 +36,7 @@ def debate(*rounds: tuple[float, ...], **fields: Any) -> Episode:
 class TestInfluence:
     def test_by_hand(self) -> None:
         # From round 1 to 2: a stays wrong, b becomes right, c stays right. The others of a: mean (+1 + 0)/2 > 0;
-        # of b: 0; of c: (0 + 1)/2 > 0. Nobody answers round 2.
+        # of b: 0; of c: (0 + 1)/2 > 0. No one answers round 2.
         found = influence(PLACE, debate((0, 0, 1), (0, 1, 1)), Signals(), 0.3)
         assert found == {0: pytest.approx(0.3), 1: 0.0, 2: pytest.approx(0.3)}
 

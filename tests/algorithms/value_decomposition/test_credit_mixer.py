@@ -197,7 +197,7 @@ class TestOneAgent:
 
     @pytest.mark.slow
     def test_whatever_it_has_learned_it_is_grpo_without_the_std(self) -> None:
-        # Nobody else is there to explain the return: B is the same for all episodes of a task.
+        # No one else is there to explain the return: B is the same for all episodes of a task.
         made = memory(VDN, "a")
         steps = [play(number, lambda words: float(words[0]), agents="a") for number in (1, 2, 3)]
         step, given = steps[-1], [made(each.groups, each.signals) for each in steps][-1]

@@ -320,7 +320,7 @@ class TestWeights:
 
 @asked_of(breaks_off=True)
 class TestBrokenOff:
-    """What goes on after a publish: every token has the log-prob of the weights that sampled it."""
+    """What continues after a publish: every token has the log-prob of the weights that sampled it."""
 
     async def _in_two(
         self, engine: RolloutEngine, requests: Sequence[Request], between: Callable[[], None]

@@ -51,4 +51,4 @@ def test_shared_computations_are_assigned_once(ranks: int) -> None:
     sharded = shard_samples(samples, ranks)
     holder = {k: rank for rank, own in enumerate(sharded) for k in own}
     assert holder[0] == holder[2]  # the same answer
-    assert holder[0] == holder[5]  # and the turn that goes on from it
+    assert holder[0] == holder[5]  # and the turn that continues from it

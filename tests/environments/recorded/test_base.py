@@ -229,7 +229,7 @@ class TestRealData:
             path=str(data_folder / "preference" / "hh_harmless_base_test.jsonl.gz"), question_field=None
         )
         total = sum(environment.size(split) or 0 for split in ("train", "test"))
-        assert 2250 <= total <= 2312  # rows whose question is held out with another row's are left out
+        assert 2250 <= total <= 2312  # rows whose question is held out with another row's are omitted
         task = environment.task("train", 0)
         assert {message.role for message in task.messages[0]} == {"user", "assistant"}
         assert environment.recorded("a", task, 0, 0) != environment.recorded("a", task, 0, 1)

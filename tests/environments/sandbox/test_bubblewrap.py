@@ -130,7 +130,7 @@ def test_the_filter_is_a_program_of_whole_instructions(machine: str, counted: bo
     program = filter_program(machine, children_counted=counted, loopback=loopback)
     assert program is not None
     steps = list(struct.iter_unpack("=HBBI", program))
-    # The kernel refuses more than 4096 steps, and jumps past the end.
+    # The kernel rejects more than 4096 steps, and jumps past the end.
     assert len(steps) < 4096
     assert all(
         index + 1 + max(step[1], step[2]) < len(steps) for index, step in enumerate(steps) if step[0] & 7 == 5

@@ -103,5 +103,5 @@ def test_a_delegated_scope_is_taken_and_its_processes_make_room(
     monkeypatch.setattr(os, "getxattr", lambda path, name: b"1" if name == "user.delegate" else b"0")
     assert find(tmp_path) == folder
     assert (folder / "cgroup.subtree_control").read_text() == "+memory +pids"
-    # A file of the kernel takes each number that is written; the stand-in keeps the last.
+    # A file of the kernel takes each number that is written; the substitute keeps the last.
     assert (folder / "kapelle" / "cgroup.procs").read_text() == "34"

@@ -20,7 +20,7 @@ MIB = 1024**2
 NARROW = replace(SMALL, wall_s=20.0, cpu_s=15.0, memory_bytes=120 * MIB, unexplained_bytes=96 * MIB)
 """A margin that a program can pass without the machine noticing much."""
 
-# Tables of futexes, which the kernel keeps for a process, or messages that nobody takes: neither is memory of a process. Bounded, whatever
+# Tables of futexes, which the kernel keeps for a process, or messages that no one takes: neither is memory of a process. Bounded, whatever
 # becomes of the net.
 FUTEX_TABLES = """
 for _ in range(14):

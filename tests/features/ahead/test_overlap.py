@@ -1,4 +1,4 @@
-"""Sampling in a second process: the same run, to the bit, and no end of that process that is not met."""
+"""Sampling in a second process: the same run, bitwise, and no end of that process that is not met."""
 
 from __future__ import annotations
 

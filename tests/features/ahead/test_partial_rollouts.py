@@ -1,4 +1,4 @@
-"""Episodes that a step leaves go on in the next one: the same run with and without a second process, stopped or not."""
+"""Episodes that a step leaves continue in the next one: the same run with and without a second process, stopped or not."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_other_weights_are_caught_when_they_speak(most: int) -> None:
     ahead, setup = RolloutQueue(most), Player()
     ahead.take(1, {"a": 0}, setup)
     with pytest.raises(ParityError, match="version 0 of policy 'a', but version 1 was published"):
-        ahead.take(2, {"a": 1}, setup)  # the player goes on with version 0
+        ahead.take(2, {"a": 1}, setup)  # the player continues with version 0
 
 
 @pytest.mark.slow

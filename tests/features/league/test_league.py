@@ -1,4 +1,4 @@
-"""The league in a run: who sits in the slots, who learns, and that a broken run goes on to the bit."""
+"""The league in a run: who sits in the slots, who learns, and that a broken run continues bitwise."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_members_speak_with_the_weights_with_which_they_entered(tmp_path: Path) 
 
 
 def test_a_sampler_that_plays_a_member_with_other_weights_stops_the_run() -> None:
-    """Nobody trains on members' turns, so that no update would notice."""
+    """No one trains on members' turns, so that no update would notice."""
     with Trainer(**game()) as trainer:
         assert all(step.metrics["league/parity"] <= 1e-4 for step in trainer.steps())
     with Trainer(**game()) as trainer:
@@ -452,7 +452,7 @@ def steps_of_a_line(trainer: Trainer) -> tuple[list[dict[str, Any]], dict[str, s
 
 
 def test_each_learner_of_a_line_answers_those_before_it_and_goes_to_its_end_when_it_has_entered() -> None:
-    """Pipeline PSRO, by a uniform meta-strategy, in which everybody is met."""
+    """Pipeline PSRO, by a uniform meta-strategy, in which everyone is met."""
     league = line(3, every=2, refresh=1, by="uniform")
     settings = game(
         league=league, training={"steps": 6, "tasks_per_step": 12}, checkpoint={"every": 6}, seed=3
@@ -480,7 +480,7 @@ def test_each_learner_of_a_line_answers_those_before_it_and_goes_to_its_end_when
         [False, False, False],
         [False, True, False],
         [False, False, False],
-        [False, False, False],  # nobody begins anew after the last step
+        [False, False, False],  # no one begins again after the last step
     ]
 
 
@@ -515,7 +515,7 @@ def test_a_line_of_adapters_per_agent_beside_fixed_members_plays_itself_too() ->
 
 @pytest.mark.long
 def test_the_process_that_plays_ahead_has_the_weights_of_who_restarted() -> None:
-    """An exploiter has samples in some steps alone: in the others no update gives its weights another number when it begins anew."""
+    """An exploiter has samples in some steps alone: in the others no update gives its weights another number when it begins again."""
     training = {"steps": 12, "tasks_per_step": 2, "max_staleness": 1, "overlap": True}
     league = {"population": "fictitious", "enter": {"every": 2}, "slots": 2, "exploiter": {"share": 0.25}}
     with Trainer(**game(league=league, training=training)) as trainer:

@@ -135,7 +135,7 @@ def test_learners_in_line_have_equal_shares_and_meet_whom_each_has_before_it() -
 
 
 def test_a_team_with_one_learner_meets_members_by_each_learner_of_a_line() -> None:
-    """The seats of the others are played by the member too, and what nobody learns stays as the team map says."""
+    """The seats of the others are played by the member too, and what no one learns stays as the team map says."""
     seat = OpponentEntry("self@0", {"a": 1.0}, {"a": "league:0:a", "b": "b", "c": "c"})
     line = Assignments(
         ("a",), (seat,), 1.0, AGENTS, {}, followers=(Follower("follower_0", {"a": "follower:0:a"}, (seat,)),)

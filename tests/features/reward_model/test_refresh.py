@@ -1,4 +1,4 @@
-"""A verifier that goes on learning while it pays: what it learns from, what that costs in labels, and that it repeats."""
+"""A verifier that continues learning while it pays: what it learns from, what that costs in labels, and that it repeats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The warm-up is a stage like any other: what it learns, that it can be broken off, and where it refuses."""
+"""The warm-up is a stage like any other: what it learns, that it can be broken off, and where it rejects."""
 
 from __future__ import annotations
 

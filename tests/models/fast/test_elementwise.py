@@ -52,7 +52,7 @@ class TestByHand:
 
 @pytest.fixture(scope="module")
 def graphs() -> Iterator[Any]:
-    """The pieces compiled anew, with torch's count of what it compiled."""
+    """The pieces compiled again, with torch's count of what it compiled."""
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()

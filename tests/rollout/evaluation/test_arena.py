@@ -150,7 +150,7 @@ class TestGames:
 
     @pytest.mark.slow
     def test_rock_paper_scissors_cycles(self) -> None:
-        """Nash averaging leaves out who plays at random: it beats nobody. To α-Rank, which counts no lead within chance, it is their equal."""
+        """Nash averaging omits who plays at random: it beats no one. To α-Rank, which counts no lead within chance, it is their equal."""
         moves = [f"{name}=scripted(moves={name})" for name in ("Rock", "Paper", "Scissors")]
         result = kapelle.arena(*moves, "random", environment="matrix_rps", games=30)
         assert set(result.cycle) == {"Rock", "Paper", "Scissors"}

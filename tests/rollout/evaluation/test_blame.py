@@ -314,6 +314,6 @@ class TestTrainer:
             for episode in result.episodes:
                 assert episode.failed == 0
                 assert all(turn.drop is not None and turn.instead for turn in episode.turns)
-                if len(episode.values) > len(episode.turns):  # nobody spoke at once
+                if len(episode.values) > len(episode.turns):  # no one spoke at once
                     drops = sum(turn.drop or 0.0 for turn in episode.turns)
                     assert drops == pytest.approx((episode.values[0] or 0.0) - episode.success)

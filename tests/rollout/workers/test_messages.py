@@ -1,4 +1,4 @@
-"""What worlds and players say to each other arrives as it was, in pieces of any size, and errors keep their names."""
+"""What episode states and players say to each other arrives as it was, in pieces of any size, and errors keep their names."""
 
 from __future__ import annotations
 

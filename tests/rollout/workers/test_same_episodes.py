@@ -1,4 +1,4 @@
-"""Episodes whose worlds live in other processes are, in every field, those played in this one."""
+"""Episodes whose episode states live in other processes are, in every field, those played in this one."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def workflows_for(environment: Environment) -> dict[str, tuple[str, ...]]:
 def episodes(
     environment: Environment, workers: int, tasks: int = 3, hold: Hold = HeldHere
 ) -> dict[str, list[Group]]:
-    """Return what each workflow makes of the first tasks, with worlds here (0) or in so many processes."""
+    """Return what each workflow makes of the first tasks, with episode states here (0) or in so many processes."""
     found = [task_of(environment, "train", k) for k in range(tasks)]
     pool = EnvironmentWorkers(environment, workers, Patience(), hold) if workers else None
     played = {}

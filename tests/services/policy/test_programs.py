@@ -131,7 +131,7 @@ post("/reward", {{"reward": number - 1.0, "info": {{key: os.environ[key] for key
     ("answers", "rewards"),
     [
         ([("a", True)], {"first": -1.0}),
-        ([("a", True), ("a", False)], None),  # it went on without a fault, and failed later
+        ([("a", True), ("a", False)], None),  # it continued without a fault, and failed later
         ([("a", False)], None),
     ],
 )

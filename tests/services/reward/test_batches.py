@@ -1,4 +1,4 @@
-"""Batches of many callers: who is scored with whom, what is refused, what one failure spoils."""
+"""Batches of many callers: who is scored with whom, what is rejected, what one failure spoils."""
 
 from __future__ import annotations
 

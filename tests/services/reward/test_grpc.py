@@ -1,4 +1,4 @@
-"""The reward server over gRPC: the same scores, refusals as status codes, and who may call."""
+"""The reward server over gRPC: the same scores, rejections as status codes, and who may call."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_every_method_is_behind_the_same_check(scorer: Scorer) -> None:
             for method in METHODS:
                 for name, (metadata, admitted) in CREDENTIALS.items():
                     with pytest.raises(grpc.RpcError) as raised:
-                        # Admitted, it is refused for what it asks, or there is no such method.
+                        # Admitted, it is rejected for what it asks, or there is no such method.
                         channel.unary_unary(method)(b"\xff", timeout=60, metadata=metadata)
                     assert (raised.value.code().name == "UNAUTHENTICATED") is not admitted, (method, name)
                     assert TOKEN not in raised.value.details()

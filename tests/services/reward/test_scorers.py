@@ -76,7 +76,7 @@ def test_its_logits_are_those_of_transformers(tmp_path: Path, *, padded: bool) -
 
 
 def written(folder: Path, architecture: str, labels: int = 1, **settings: Any) -> Path:
-    """Write a folder's settings, and a file of weights that nobody gets to read."""
+    """Write a folder's settings, and a file of weights that no one gets to read."""
     folder.mkdir()
     names = {str(k): f"LABEL_{k}" for k in range(labels)}
     known = {"model_type": "qwen3", "architectures": [architecture], "id2label": names, **settings}

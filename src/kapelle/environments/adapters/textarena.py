@@ -77,7 +77,7 @@ class TextArena(GameSettings):
 
 
 class ArenaState(BaseState):
-    """The state of one game with rewards at its end. A move that makes the game raise is invalid: its player loses, and nobody wins."""
+    """The state of one game with rewards at its end. A move that makes the game raise is invalid: its player loses, and no one wins."""
 
     def __init__(self, game: Any, task: Task, agents: Sequence[str], settings: TextArena, seed: int) -> None:
         super().__init__(task, agents)

@@ -124,7 +124,7 @@ class Layout:
     folders: tuple[str, ...] = ()
     """More writable folders, empty and in memory, each as large as the work directory."""
     files: tuple[tuple[str, bytes], ...] = ()
-    """Files that nobody in the sandbox can change, each with its contents."""
+    """Files that no one in the sandbox can change, each with its contents."""
     visible: tuple[str, ...] = ()
     """Files and folders of this machine, at the same path, that the programs may read."""
     socket: tuple[str, str] | None = None
@@ -373,7 +373,7 @@ def kernel_limits(limits: Limits) -> dict[str, str]:
 #
 # What a process may have is kept by what it starts, across `execve` too (prctl(2), PR_SET_THP_DISABLE), and no program between
 # here and the sandbox can set it: so this process goes without for as long as a start takes. That is only done where the
-# machine gives huge pages unasked; asking for them is what the system call filter refuses.
+# machine gives huge pages unasked; asking for them is what the system call filter rejects.
 
 _SETTING = Path("/sys/kernel/mm/transparent_hugepage")
 _PR_SET_THP_DISABLE, _PR_GET_THP_DISABLE = 41, 42

@@ -260,7 +260,7 @@ def _stream_sockets(*families: int) -> bytes:
 
 
 def _readable(place: int) -> bytes:
-    """Refuse a mode, the argument in a place, with which the owner may run a file and not read it.
+    """Reject a mode, the argument in a place, with which the owner may run a file and not read it.
 
     What runs from such a file loses the clock that counts its time, and with it what says that it did anything.
     """

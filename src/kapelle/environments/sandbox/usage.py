@@ -249,7 +249,7 @@ def lock_bytes(init_pid: int, mounts: tuple[str, ...]) -> int | None:
     try:
         # Read in the run's own /proc, which has only its own locks.
         lines = _all_of(Path(f"/proc/{init_pid}/root", "proc/locks"), _LOCKS_BYTES).splitlines()
-        # Whether a process has this one's pid namespace, as in a sandbox that is refused for it.
+        # Whether a process has this one's pid namespace, as in a sandbox that is rejected for it.
         if not lines or Path(f"/proc/{init_pid}/ns/pid").readlink() == Path("/proc/self/ns/pid").readlink():
             return 0
         devices = (os.stat(f"/proc/{init_pid}/root{mount}").st_dev for mount in mounts)  # noqa: PTH116

@@ -12,7 +12,7 @@ from kapelle.settings.weights import NAME, EndpointConfig, OwnModel, PastAdapter
 
 
 class SelfPlayPopulation(Settings):
-    """The learners play their present selves alone; past selves are kept and measured, and drawn by nobody."""
+    """The learners play their present selves alone; past selves are kept and measured, and drawn by no one."""
 
     name: Literal["self_play"] = "self_play"
     share: float = Field(default=0.0, ge=0.0, le=0.0)
@@ -71,7 +71,7 @@ class FcpPopulation(Settings):
     """Share of the run's steps in which they do; in the others the learner learns."""
     spread: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
     """Standard deviation of the noise on the matrices B of each partner's adapters at the start. Adapters that all begin as their base
-    settle on one convention, and the learner then meets no other; a spread lets partners begin apart, as networks drawn anew do."""
+    settle on one convention, and the learner then meets no other; a spread lets partners begin apart, as networks drawn again do."""
 
 
 def _named(value: object) -> object:
@@ -136,7 +136,7 @@ class LeagueConfig(FeatureSettings):
     """Members that are always there, by name: `frozen` (the base), `{past: RUN@10}`, `{model: FOLDER}`, `{endpoint: …, model: …}`, or a
     player of the environment such as `nash`, `random` or `mcts(simulations=200)`."""
     enter: EnterConfig | None = EnterConfig()
-    """When past selves enter; null lets nobody enter."""
+    """When past selves enter; null lets no one enter."""
     start: bool = True
     """Whether the learners as they are at the start are the first member, where past selves enter at all."""
     keep: int = Field(default=16, ge=1)

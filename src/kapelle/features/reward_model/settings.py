@@ -12,7 +12,7 @@ from kapelle.settings.weights import DType
 
 
 class RefreshConfig(FeatureSettings):
-    """How a verifier goes on learning while it pays: from answers of the team of now that the environment grades."""
+    """How a verifier continues learning while it pays: from answers of the team of now that the environment grades."""
 
     feature: ClassVar[str] = "kapelle.features.reward_model.feature:RefreshedVerifier"
 
@@ -44,4 +44,4 @@ class RewardModelConfig(FeatureSettings):
     dtype: DType | None = None
     """The compute type of a copy of its own; null is that of the section `model`."""
     refresh: RefreshConfig | None = None
-    """Lets it go on learning from graded answers of the team that it pays; null leaves it as it was saved."""
+    """Lets it continue learning from graded answers of the team that it pays; null leaves it as it was saved."""

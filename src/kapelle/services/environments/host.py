@@ -81,7 +81,7 @@ class EnvironmentRegistry:
             self.put(name, environment)
 
     def find(self, name: str) -> RegisteredEnvironment:
-        """Return an environment; an empty name means the only one. Raises Refusal for an unknown name."""
+        """Return an environment; an empty name means the only one. Raises Rejection for an unknown name."""
         current = self.current
         if not name and len(current) == 1:
             return next(iter(current.values()))
@@ -93,7 +93,7 @@ class EnvironmentRegistry:
     def put(self, name: str, environment: Environment) -> RegisteredEnvironment:
         """Add an environment, or replace the one of that name.
 
-        Raises Refusal if a replacement lacks what runs rely on: comparable answers or moves, a script, records, test tasks.
+        Raises Rejection if a replacement lacks what runs rely on: comparable answers or moves, a script, records, test tasks.
         """
         with self._changing:
             old = self.current.get(name)
@@ -316,7 +316,7 @@ class Raised(Exception):
 
 
 def shutting_down() -> RequestError:
-    """Return the refusal of a request during shutdown."""
+    """Return the rejection of a request during shutdown."""
     message = "The server is about to end. Call another one, or this one again later."
     return RequestError(503, message, None, "leaving")
 
@@ -333,9 +333,9 @@ class EnvironmentHost:
         """The sessions of each caller."""
         self._closing: set[Future[None]] = set()
         self.draining = False
-        """Whether new sessions are refused."""
+        """Whether new sessions are rejected."""
         self.ended = False
-        """Whether all requests are refused."""
+        """Whether all requests are rejected."""
         self.in_progress = 0
         """Requests that are not answered yet."""
 
@@ -375,7 +375,7 @@ class EnvironmentHost:
         wait(list(self._closing), seconds)
 
     async def answer(self, name: str, fields: Any, sessions: OpenSessions) -> Any:
-        """Return the answer to a caller's request `name` as JSON values; raise Refusal or Raised."""
+        """Return the answer to a caller's request `name` as JSON values; raise Rejection or Raised."""
         if name not in REQUESTS:
             raise wrong(f"`call` is one of {', '.join(REQUESTS)}.", "call")
         request = read_body(REQUESTS[name], fields)

@@ -136,7 +136,7 @@ class EnvironmentServer:
     http: HttpServer
 
     def drain(self, seconds: float) -> bool:
-        """Refuse new sessions, wait up to half the time for open ones, and return whether all accepted calls were answered."""
+        """Reject new sessions, wait up to half the time for open ones, and return whether all accepted calls were answered."""
         until = time.monotonic() + seconds
         self.host.draining = True
         _wait_until(lambda: not self.host.sessions, until - seconds / 2)

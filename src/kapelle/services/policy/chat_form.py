@@ -42,7 +42,7 @@ class TextPart(Body):
 
 
 class RefusalPart(Body):
-    """The text of a refusal in a message."""
+    """The text of a rejection in a message."""
 
     type: Literal["refusal"]
     refusal: str
@@ -99,7 +99,7 @@ class ChatMessage(Body):
 
     @property
     def text(self) -> str:
-        """Its content as one text, followed by a refusal."""
+        """Its content as one text, followed by a rejection."""
         parts = self.content if isinstance(self.content, list) else ()
         texts = [part.refusal if isinstance(part, RefusalPart) else part.text for part in parts]
         return "".join(texts) + (self.content if isinstance(self.content, str) else "") + (self.refusal or "")
@@ -170,7 +170,7 @@ class StreamOptions(Body):
 
 
 class ChatRequest(Body):
-    """One request; other parameters raise a Refusal."""
+    """One request; other parameters raise a Rejection."""
 
     model: str
     messages: list[ChatMessage] = Field(min_length=1, max_length=4096)
@@ -262,7 +262,7 @@ class ChatRequest(Body):
 
 
 def read_request(body: Mapping[str, Json]) -> ChatRequest:
-    """Return a request; Refusal (400) names the first parameter that is incorrect or not supported."""
+    """Return a request; Rejection (400) names the first parameter that is incorrect or not supported."""
     return read_body(ChatRequest, body)
 
 
@@ -310,7 +310,7 @@ class MessageReader:
         return read
 
     def messages(self, messages: Sequence[ChatMessage], start: int = 0) -> tuple[Message, ...]:
-        """Return the messages from `start` on as an agent reads them; Refusal (400) for tool calls of other roles than assistants."""
+        """Return the messages from `start` on as an agent reads them; Rejection (400) for tool calls of other roles than assistants."""
         called = {call.id: call.function.name for message in messages for call in message.tool_calls or ()}
         return tuple(self._message(message, called) for message in messages[start:])
 

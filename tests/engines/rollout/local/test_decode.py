@@ -140,7 +140,7 @@ def first_stop(search: StopSearch, ids: Sequence[int]) -> tuple[int, str] | None
 class TestStops:
     @pytest.fixture(scope="class")
     def tokenizer(self) -> Any:
-        """One token per byte, so that a character may be several tokens; special ones are left out of texts."""
+        """One token per byte, so that a character may be several tokens; special ones are omitted of texts."""
         return tiny_model().tokenizer
 
     @pytest.mark.sample(8)

@@ -1,4 +1,4 @@
-"""The engine in this process: one decode for everybody who waits, and weights that say who they are."""
+"""The engine in this process: one decode for everyone who waits, and weights that say who they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests join the rows in flight: nobody waits for the slowest, and nobody hears the difference."""
+"""Requests join the rows in flight: no one waits for the slowest, and no one hears the difference."""
 
 from __future__ import annotations
 

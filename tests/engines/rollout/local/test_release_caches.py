@@ -1,4 +1,4 @@
-"""What the sampler gives back before an update: everything that it can make again, and nobody can tell."""
+"""What the sampler gives back before an update: everything that it can make again, and no one can tell."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def engine_that_rests(model: LanguageModel, releases: bool = True) -> LocalEngin
 
 
 def play(engine: LocalEngine | ComposedEngine, seed: int = 0) -> list[Completion]:
-    """Two agents, three turns each that go on from one another."""
+    """Two agents, three turns each that continue from one another."""
 
     async def speak(name: str) -> list[Completion]:
         prompt: tuple[int, ...] = tuple(range(7, 17))

@@ -1,4 +1,4 @@
-"""What rows have read is there for the prompts that go on from them, and for nobody else."""
+"""What rows have read is there for the prompts that continue from them, and for no one else."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class TestTurns:
             for mine, theirs in zip(told, told_by(Decoder(model), jobs), strict=True):
                 same(mine, theirs)
             for (place, prompt), mine in zip(list(prompts.items()), told, strict=True):
-                # Some hear much and some little, and some begin anew.
+                # Some hear much and some little, and some begin again.
                 new_messages = ids(1 + (place[1] * 5) % 11, 17 * turn + place[1])
                 prompts[place] = (
                     new_messages if (place[1] + turn) % 5 == 4 else (*prompt, *mine.ids, *new_messages)

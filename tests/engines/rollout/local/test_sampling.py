@@ -142,7 +142,7 @@ SHARES = [1e-6, 1e-3, 0.1, 0.25, 0.5, 0.9, 0.95, 0.999, 0.999999, 1 - 2**-24, 1.
 
 
 class TestCutsWithoutSorting:
-    """What is kept is what the definition by a full ranking keeps, to the token, and its log-probs to the bit."""
+    """What is kept is what the definition by a full ranking keeps, to the token, and its log-probs bitwise."""
 
     @pytest.mark.sample(6)
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -108,7 +108,7 @@ class Substitute(VllmModel):
 
 
 class TakesInPlace(Substitute):
-    """One that goes on with other weights of the base, from memory or, where it has several workers, from a file."""
+    """One that continues with other weights of the base, from memory or, where it has several workers, from a file."""
 
     workers = 1
     fails = False

@@ -1,4 +1,4 @@
-"""A server that speaks as vLLM's does about adapters and completions, over the stand-in; one request at a time.
+"""A server that speaks as vLLM's does about adapters and completions, over the substitute; one request at a time.
 
 Or as SGLang's documentation says that SGLang does: no SGLang was ever asked.
 """
@@ -162,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class Serving:
-    """Starts a stand-in server for each base, as `start_server` does, and ends the one before."""
+    """Starts a substitute server for each base, as `start_server` does, and ends the one before."""
 
     def __init__(self, *, sglang: bool = False) -> None:
         self.sglang = sglang

@@ -1,4 +1,4 @@
-"""What the engine keeps away from vLLM, on a stand-in that makes vLLM's mistakes; the contract is asked of it too."""
+"""What the engine keeps away from vLLM, on a substitute that makes vLLM's mistakes; the contract is asked of it too."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from kapelle.types import Sampling
 
 
 class Started:
-    """Keeps the stand-ins that an engine starts."""
+    """Keeps the substitutes that an engine starts."""
 
     def __init__(self) -> None:
         self.all: list[Substitute] = []
@@ -281,7 +281,7 @@ class TestVersions:
 
 
 def spoiled(how: str) -> type[Substitute]:
-    """Return a stand-in that samples with other weights than it was given."""
+    """Return a substitute that samples with other weights than it was given."""
 
     class Spoiled(Substitute):
         def __init__(self, about: BaseModel) -> None:

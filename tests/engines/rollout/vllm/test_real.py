@@ -1,4 +1,4 @@
-"""vLLM itself, in an environment of its own (`make test-vllm`): what it gets wrong, and that no run goes on with it.
+"""vLLM itself, in an environment of its own (`make test-vllm`): what it gets wrong, and that no run continues with it.
 
 The contract suite is asked of it too: `test_contract.py`.
 """
@@ -254,7 +254,7 @@ def test_a_run_continues_with_every_publish(
 
 
 def test_a_league_samples_past_selves_as_adapters(tmp_path: Path) -> None:
-    """Two past selves and the frozen base are sampled as they are; a run that was broken off goes on alike."""
+    """Two past selves and the frozen base are sampled as they are; a run that was broken off continues alike."""
     league = {"population": "fictitious", "enter": {"every": 1}, "slots": 2, "members": {"base": "frozen"}}
     settings = {**game(model=MODEL, league=league), "engine": ENGINE}
     met: set[str] = set()
@@ -295,7 +295,7 @@ def test_a_started_server_loads_a_whole_model_while_it_runs(caplog: pytest.LogCa
 
 
 def test_a_server_that_is_started_samples_a_run(tmp_path: Path) -> None:
-    """Adapters are loaded and forgotten while it runs; a row that it refuses fails alone; it ends with the engine."""
+    """Adapters are loaded and forgotten while it runs; a row that it rejects fails alone; it ends with the engine."""
     engine = Vllm(kv_gib=0.05, server="start").build({"base": base()}, POLICIES)
     try:
         weights = own_weights()

@@ -1,4 +1,4 @@
-"""What breaks in the part of the weights that one rank holds is left out, or stops the run, in all of them."""
+"""What breaks in the part of the weights that one rank holds is omitted, or stops the run, in all of them."""
 
 from __future__ import annotations
 

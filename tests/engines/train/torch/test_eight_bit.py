@@ -1,6 +1,6 @@
 """Optimisers of bitsandbytes: named before anything is loaded where they cannot work, and plugged in where they can.
 
-The library needs CUDA. Here a stand-in with its interface and the shape of its state takes its place.
+The library needs CUDA. Here a substitute with its interface and the shape of its state takes its place.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two learners change places: weights, moments, counters, bit for bit, under versions that name nothing else."""
+"""Two learners change places: weights, moments, counters, bitwise, under versions that name nothing else."""
 
 from __future__ import annotations
 

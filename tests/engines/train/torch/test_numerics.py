@@ -65,7 +65,7 @@ class TestNotFinite:
         engine, other = (train_engine(lora_policies("a", "b"), limits=limits) for _ in range(2))
         samples = ready(engine, "a", "b")
         metrics = engine.update(spoiled(samples, "b"), OBJECTIVE)
-        # All of b's step is left out, the microbatches without the fault too.
+        # All of b's step is omitted, the microbatches without the fault too.
         assert metrics["skipped/b"] == 1.0
         assert metrics["skipped/a"] == 0.0
         assert "loss/b" not in metrics

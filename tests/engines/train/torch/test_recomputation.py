@@ -1,4 +1,4 @@
-"""Gradient checkpointing: the same step to the bit, from less memory."""
+"""Gradient checkpointing: the same step bitwise, from less memory."""
 
 from __future__ import annotations
 

@@ -880,6 +880,6 @@ def test_a_forgery_passes_no_test(sandbox: Bubblewrap, forgery: str) -> None:
         paid = [test for test, found in zip(literal, grade.tests, strict=True) if found.status == "passed"]
         assert not paid
     for test in set(tests) - set(literal):
-        # The others are not run unless somebody accepts that a program can fool them.
+        # The others are not run unless someone accepts that a program can fool them.
         grade = grade_program(solution, ProgramTests((test,)), sandbox, PATIENT)
         assert (grade.status, grade.score, grade.trusted) == ("ungraded", 0.0, False)

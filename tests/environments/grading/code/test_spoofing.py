@@ -139,7 +139,7 @@ def answer(x):
 """,
 }
 REPLY = "'value 961'"
-"""A reply as it should be, but for the mark of the request, which nobody can guess."""
+"""A reply as it should be, but for the mark of the request, which no one can guess."""
 JSON_BOMBS = {
     "a reply without its mark": REPLY,
     "a reply with a mark of its own": "'0123456789abcdef ' + " + REPLY,

@@ -1,4 +1,4 @@
-"""Test programs beside the candidate, where that is allowed: whatever Python runs, runs; what decides nothing grades nobody."""
+"""Test programs beside the candidate, where that is allowed: whatever Python runs, runs; what decides nothing grades no one."""
 
 from __future__ import annotations
 

@@ -308,7 +308,7 @@ Calls = list[tuple[str, dict[str, Any]]]
 
 
 def first_right(options: Any) -> Any:
-    """Return one value that BFCL accepts: the first that is not 'left out'."""
+    """Return one value that BFCL accepts: the first that is not 'omitted'."""
     chosen = next(value for value in options if value != "") if isinstance(options, list) else options
     return spelled_out(chosen)
 

@@ -485,7 +485,7 @@ class RereadRows(Rows):
         return self._logits(self._texts)
 
     def arrange(self, rows: Sequence[int]) -> None:
-        """Go on with these rows, in this order."""
+        """Continue with these rows, in this order."""
         self._texts = [self._texts[row] for row in rows]
 
     def _logits(self, texts: Sequence[tuple[str | None, list[int], tuple[Image, ...]]]) -> Tensor:
