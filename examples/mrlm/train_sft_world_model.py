@@ -1,4 +1,4 @@
-"""Imitation and an episode state model: two solvers learn what to say, and what they will hear next.
+"""Imitation and a world model: two solvers learn what to say, and what they will hear next.
 
 python examples/mrlm/train_sft_world_model.py
 """

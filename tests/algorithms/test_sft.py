@@ -59,7 +59,7 @@ def test_the_weighed_mean_by_hand() -> None:
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_partner_can_be_foreseen() -> None:
-    """The partner always says the same: after some steps it is expected, and not without an episode state model."""
+    """The partner always says the same: after some steps it is expected, and not without a world model."""
     found = {}
     for weight in (0.0, 1.0):
         run = Trainer(

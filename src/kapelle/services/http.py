@@ -67,7 +67,7 @@ def headers_of(scope: Scope) -> dict[str, str]:
 
 
 def check_call(binding: Binding, method: str, headers: Mapping[str, str]) -> None:
-    """Raise Rejection unless the caller may call, by its token, the host name in the call, and the page of origin.
+    """Raise RequestError unless the caller may call, by its token, the host name in the call, and the page of origin.
 
     `headers` are those of `headers_of`, in which a repeated header matches nothing.
     """
@@ -136,7 +136,7 @@ class Guard:
         check: Callable[[str, Mapping[str, str]], None] = lambda _method, _headers: None,
         answer: Callable[[RequestError], Response] = error_response,
     ) -> None:
-        """`check` receives a call's method and headers and may raise Rejection; `answer` turns a Rejection into an answer."""
+        """`check` receives a call's method and headers and may raise RequestError; `answer` turns a RequestError into an answer."""
         self._inner, self._binding, self._headers = inner, binding, dict(headers)
         self._check, self._answer = check, answer
 
@@ -278,7 +278,7 @@ def _failed(what: str, error: Exception) -> RequestError:
 
 
 async def _json_body(request: Request) -> Json:
-    """Return the JSON object of a body; Rejection if it is too long, too slow, or not a JSON object."""
+    """Return the JSON object of a body; RequestError if it is too long, too slow, or not a JSON object."""
     headers = headers_of(request.scope)
     too_long = RequestError(413, f"The body has more than {MOST_BYTES:,} bytes.", None, "body_too_long")
     if headers.get("content-encoding", "identity").lower() != "identity":

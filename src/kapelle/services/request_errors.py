@@ -56,7 +56,7 @@ def busy(message: str) -> RequestError:
     return RequestError(429, message, None, "queue_full", {"retry-after": "1"})
 
 
-# -------- Bodies of calls, parsed strictly: incorrect types, unknown names and non-finite numbers raise a Rejection with the parameter
+# -------- Bodies of calls, parsed strictly: incorrect types, unknown names and non-finite numbers raise a RequestError with the parameter
 
 T = TypeVar("T")
 
@@ -93,7 +93,7 @@ MOST_ERRORS = 1000
 
 
 def read_body(form: type[B], body: Json, inside: str = "") -> B:
-    """Parse a body; Rejection (400) names the first incorrect parameter.
+    """Parse a body; RequestError (400) names the first incorrect parameter.
 
     If it is a part of a larger body, `inside` is its place there.
     """

@@ -75,7 +75,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
     async def send(self, message: ASGISendEvent) -> None:
         """Send to the peer."""
         await super().send(message)
-        # A Rejection answers the caller in full; uvicorn would log a missing handshake.
+        # A RequestError answers the caller in full; uvicorn would log a missing handshake.
         self.handshake_complete |= self.initial_response is not None and self.close_sent
 
     def pause_writing(self) -> None:

@@ -76,7 +76,7 @@ HEADERS = {
 
 
 def check_reading(method: str, headers: Mapping[str, str]) -> None:
-    """Raise Rejection unless a request only reads, and does not come from another site's page."""
+    """Raise RequestError unless a request only reads, and does not come from another site's page."""
     if method not in SAFE:
         raise RequestError(405, "Only GET and HEAD are allowed.", None, None, {"allow": "GET, HEAD"})
     # Other sites may link here, but their pages and scripts may not load our pages.

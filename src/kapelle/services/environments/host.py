@@ -81,7 +81,7 @@ class EnvironmentRegistry:
             self.put(name, environment)
 
     def find(self, name: str) -> RegisteredEnvironment:
-        """Return an environment; an empty name means the only one. Raises Rejection for an unknown name."""
+        """Return an environment; an empty name means the only one. Raises RequestError for an unknown name."""
         current = self.current
         if not name and len(current) == 1:
             return next(iter(current.values()))
@@ -93,7 +93,7 @@ class EnvironmentRegistry:
     def put(self, name: str, environment: Environment) -> RegisteredEnvironment:
         """Add an environment, or replace the one of that name.
 
-        Raises Rejection if a replacement lacks what runs rely on: comparable answers or moves, a script, records, test tasks.
+        Raises RequestError if a replacement lacks what runs rely on: comparable answers or moves, a script, records, test tasks.
         """
         with self._changing:
             old = self.current.get(name)
@@ -375,7 +375,7 @@ class EnvironmentHost:
         wait(list(self._closing), seconds)
 
     async def answer(self, name: str, fields: Any, sessions: OpenSessions) -> Any:
-        """Return the answer to a caller's request `name` as JSON values; raise Rejection or Raised."""
+        """Return the answer to a caller's request `name` as JSON values; raise RequestError or Raised."""
         if name not in REQUESTS:
             raise wrong(f"`call` is one of {', '.join(REQUESTS)}.", "call")
         request = read_body(REQUESTS[name], fields)

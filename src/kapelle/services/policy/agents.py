@@ -215,7 +215,7 @@ async def relayed(
 ) -> AsyncIterator[Any]:
     """Run work in the engine's event loop and yield what it sends; closing the iterator cancels the work.
 
-    Raises Rejection if the engine fails.
+    Raises RequestError if the engine fails.
     """
     here = asyncio.get_running_loop()
     queue: asyncio.Queue[Any] = asyncio.Queue()
@@ -363,7 +363,7 @@ class Chat:
     async def prompted(self, ids: Callable[[], Sequence[int]] | None = None) -> Chat:
         """Return it with the tokens of its prompt: those of `ids`, else of the rendered conversation.
 
-        Rejection (400) if they are too many for the agent's model.
+        RequestError (400) if they are too many for the agent's model.
         """
         setup, agent = self.agents.setup, self.prompt.agent
         renderer = agent_renderer(setup.team[agent], setup.engine.renderer(setup.team.policy(agent).name))
@@ -460,7 +460,7 @@ _ENDS: Mapping[Form, tuple[str, ...] | None] = {
 
 
 def ends_of_one_call(request: ChatRequest, form: Form) -> tuple[str, ...]:
-    """Return what ends an answer with one call at most; Rejection (400) for forms whose calls have no end of their own."""
+    """Return what ends an answer with one call at most; RequestError (400) for forms whose calls have no end of their own."""
     if request.parallel_tool_calls or not request.calls_tools:
         return ()
     ends = _ENDS.get(form)
@@ -473,7 +473,7 @@ def ends_of_one_call(request: ChatRequest, form: Form) -> tuple[str, ...]:
 
 
 def read_chat(agents: Agents, model: str, agent: str, request: ChatRequest) -> Chat:
-    """Return a chat without the tokens of its prompt; Rejection (400) for what the agent does not support."""
+    """Return a chat without the tokens of its prompt; RequestError (400) for what the agent does not support."""
     if request.logprobs and agents.texts(agent) is None:
         raise wrong(f"The engine of '{agent}' returns no tokens, and so no log-probs.", "logprobs")
     if request.top_logprobs and not request.logprobs:

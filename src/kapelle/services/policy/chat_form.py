@@ -170,7 +170,7 @@ class StreamOptions(Body):
 
 
 class ChatRequest(Body):
-    """One request; other parameters raise a Rejection."""
+    """One request; other parameters raise a RequestError."""
 
     model: str
     messages: list[ChatMessage] = Field(min_length=1, max_length=4096)
@@ -262,7 +262,7 @@ class ChatRequest(Body):
 
 
 def read_request(body: Mapping[str, Json]) -> ChatRequest:
-    """Return a request; Rejection (400) names the first parameter that is incorrect or not supported."""
+    """Return a request; RequestError (400) names the first parameter that is incorrect or not supported."""
     return read_body(ChatRequest, body)
 
 
@@ -310,7 +310,7 @@ class MessageReader:
         return read
 
     def messages(self, messages: Sequence[ChatMessage], start: int = 0) -> tuple[Message, ...]:
-        """Return the messages from `start` on as an agent reads them; Rejection (400) for tool calls of other roles than assistants."""
+        """Return the messages from `start` on as an agent reads them; RequestError (400) for tool calls of other roles than assistants."""
         called = {call.id: call.function.name for message in messages for call in message.tool_calls or ()}
         return tuple(self._message(message, called) for message in messages[start:])
 

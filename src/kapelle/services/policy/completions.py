@@ -37,7 +37,7 @@ Tokens = Annotated[list[TokenId], Field(min_length=1)]
 
 
 class CompletionRequest(Body):
-    """One request; other parameters raise a Rejection."""
+    """One request; other parameters raise a RequestError."""
 
     model: str
     prompt: str | Tokens | Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
@@ -85,7 +85,7 @@ class CompletionForm:
 
     @classmethod
     def read(cls, body: Json) -> CompletionForm:
-        """Parse a call; Rejection (400) names the first parameter that is incorrect or not supported."""
+        """Parse a call; RequestError (400) names the first parameter that is incorrect or not supported."""
         if isinstance(body, dict):
             body = dict(body)
             if body.get("best_of") == (body.get("n") or 1):
@@ -105,7 +105,7 @@ class CompletionForm:
         return self.given.n * len(self.prompts)
 
     async def begin(self, agents: Agents, model: str) -> list[_Begun]:
-        """Return a chat for each prompt, with its answers; Rejection (400) for a prompt that the agent cannot read."""
+        """Return a chat for each prompt, with its answers; RequestError (400) for a prompt that the agent cannot read."""
         agent = model.rpartition("/")[2]
         renderer = agents.setup.engine.renderer(agents.setup.team.policy(agent).name)
         if not isinstance(renderer, ReadsPrompts):

@@ -23,7 +23,7 @@ MOST_TEXTS = 2048
 
 
 class EmbeddingRequest(Body):
-    """One request; other parameters raise a Rejection."""
+    """One request; other parameters raise a RequestError."""
 
     model: str
     input: str | list[Any]
@@ -36,7 +36,7 @@ class EmbeddingRequest(Body):
 
     @property
     def texts(self) -> list[str]:
-        """Its texts; Rejection (400) for anything else."""
+        """Its texts; RequestError (400) for anything else."""
         given = [self.input] if isinstance(self.input, str) else self.input
         if given and all(isinstance(each, int | list) for each in given):
             raise wrong(
@@ -61,7 +61,7 @@ class Embedder:
         self._one_at_a_time = Lock()
 
     async def answer(self, body: Json) -> Json:
-        """Return the vectors of a call's texts in OpenAI's form; Rejection (400) names the first incorrect parameter."""
+        """Return the vectors of a call's texts in OpenAI's form; RequestError (400) names the first incorrect parameter."""
         given = read_body(EmbeddingRequest, body)
         texts = given.texts
         vectors, tokens = await asyncio.to_thread(self._vectors, texts)

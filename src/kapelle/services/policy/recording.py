@@ -128,13 +128,13 @@ class Sessions:
         return None if name is None else self._open.get(name)
 
     def get(self, name: str) -> ChatSession:
-        """Return an open session; Rejection (404) if there is none of that name."""
+        """Return an open session; RequestError (404) if there is none of that name."""
         if name not in self._open:
             raise RequestError(404, "There is no open session of this name.", None, "session_not_found")
         return self._open[name]
 
     def begin(self, name: str | None = None) -> ChatSession:
-        """Return a new session, or the one of that name; Rejection (429) if there is no room."""
+        """Return a new session, or the one of that name; RequestError (429) if there is no room."""
         if (known := self.known(name)) is not None:
             known.called = self._clock()
             return known
@@ -301,7 +301,7 @@ class PostedReward(Body):
 def read_reward(
     body: Json, team: Sequence[str], bounds: tuple[float, float] = (-math.inf, math.inf)
 ) -> PostedReward:
-    """Parse a reward; Rejection (400) if no agent receives one, or for a value that an episode cannot hold.
+    """Parse a reward; RequestError (400) if no agent receives one, or for a value that an episode cannot hold.
 
     `bounds` are the least and the greatest reward of an agent.
     """
@@ -478,7 +478,7 @@ class Recorder:
     ) -> tuple[str, AsyncIterator[Spoken | TeamAnswer]]:
         """Return the session of a call of the whole team, and its answers; all turns are recorded before the answer is sent.
 
-        Rejection (400) for several answers at once: they would be one session with one reward.
+        RequestError (400) for several answers at once: they would be one session with one reward.
         """
         if request.n > 1:
             raise wrong(

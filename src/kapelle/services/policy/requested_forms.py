@@ -22,7 +22,7 @@ def constraint_of(
 ) -> Constraint | None:
     """Return the constraint of an answer, with calls in the form of the agent's `reader`; None for a free answer.
 
-    Raises Rejection (400) for constraints that no text satisfies, and for engines without constrained decoding.
+    Raises RequestError (400) for constraints that no text satisfies, and for engines without constrained decoding.
     """
     form, choice = request.response_format, request.tool_choice
     schema: dict[str, Json] | None = None

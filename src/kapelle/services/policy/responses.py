@@ -86,7 +86,7 @@ class StoredResponses:
         return JsonAnswer({"id": call.path, "object": "response", "deleted": True})
 
     def get(self, name: str, session: str | None, parameter: str | None = None) -> StoredResponse:
-        """Return a response; Rejection (404) if it is unknown, deleted, or of another session."""
+        """Return a response; RequestError (404) if it is unknown, deleted, or of another session."""
         kept = self._kept.get(name)
         if kept is not None and kept.session is not None and not self._under_way(kept.session):
             self._drop(name)
@@ -116,7 +116,7 @@ class ResponseForm:
     """One call of `POST /v1/responses` and its answer."""
 
     def __init__(self, call: Call, kept: StoredResponses) -> None:
-        """Parse a call; Rejection for an incorrect one (400), or one that continues an unknown response (404)."""
+        """Parse a call; RequestError for an incorrect one (400), or one that continues an unknown response (404)."""
         self._request: ResponseRequest = read_response_request(call.body)
         self._kept = kept
         earlier: Sequence[ChatMessage] = ()

@@ -149,7 +149,7 @@ class ResponseStreamOptions(Body):
 
 
 class ResponseRequest(Body):
-    """One request of `POST /v1/responses`; other parameters raise a Rejection."""
+    """One request of `POST /v1/responses`; other parameters raise a RequestError."""
 
     model: str
     input: str | Annotated[list[Item], Field(fail_fast=True)]
@@ -169,7 +169,7 @@ class ResponseRequest(Body):
     include: list[str] = Field(default=[], max_length=32)
     metadata: dict[str, str] = Field(default={}, max_length=64)
     reasoning: EffortWords | None = None
-    # With `auto` OpenAI drops the first items. Here a prompt that is too long raises a Rejection either way.
+    # With `auto` OpenAI drops the first items. Here a prompt that is too long raises a RequestError either way.
     truncation: Literal["auto", "disabled"] = "disabled"
     # Parameters of chat completions, beyond OpenAI's form.
     seed: int | None = None
@@ -194,7 +194,7 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 def read_response_request(body: Json) -> ResponseRequest:
-    """Return a request; Rejection (400) names the first parameter that is incorrect or not supported."""
+    """Return a request; RequestError (400) names the first parameter that is incorrect or not supported."""
     request = read_body(ResponseRequest, body)
     if request.top_logprobs and not request.wants_logprobs:
         raise wrong(f"`top_logprobs` needs `include: [{LOGPROBS}]`.", "top_logprobs")

@@ -61,7 +61,7 @@ class Ticket:
     """A reservation for the answers of one call until `release`; a second release has no effect."""
 
     def __init__(self, service: PolicyService, answers: int) -> None:
-        """Reserve; Rejection (429) beyond the limit."""
+        """Reserve; RequestError (429) beyond the limit."""
         limits = service.limits
         if service.under_way + answers > limits.calls:
             raise busy(
@@ -86,7 +86,7 @@ class Ticket:
         self._answers = 0
 
     async def bounded(self, pieces: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-        """Yield pieces within the call's time, then release; Rejection (504) after that time."""
+        """Yield pieces within the call's time, then release; RequestError (504) after that time."""
         async with AsyncExitStack() as closing:
             closing.callback(self.release)
             await closing.enter_async_context(aclosing(pieces))  # type: ignore[type-var]

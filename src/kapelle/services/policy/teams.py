@@ -94,7 +94,7 @@ def team_answers(
 ) -> AsyncIterator[Spoken | TeamAnswer]:
     """Yield a team's answers; with `listening` also yield the text of its agents as it comes.
 
-    Raises Rejection (400) at once for requests that only single agents support.
+    Raises RequestError (400) at once for requests that only single agents support.
     """
     setup = agents.setup
     names = ", ".join(setup.team.names)
