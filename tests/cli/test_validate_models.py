@@ -136,8 +136,8 @@ FULL = "team.sharing=shared"
 SPLIT = ("train_engine.name=fsdp", "train_engine.tensor_parallel=2", FULL)
 # Family (None: the embedded model), what is set, and a part of what is said.
 SHAPES: dict[str, tuple[str | None, tuple[str, ...], str]] = {
-    "nothing to replay": (None, ("model.routing=replayed",), "Qwen3ForCausalLM has no experts. Set `model.routing: free`"),
-    "replayed without a cache": ("minimax", ("model.routing=replayed",), "reads each text anew. Set `model.routing: free`"),
+    "nothing to replay": (None, ("model.routing=replayed",), "Qwen3ForCausalLM has none"),
+    "replayed without a cache": ("minimax", ("model.routing=replayed",), "reads each text again. Set `model.routing: free`"),
     "no router to train": (None, ("model.router=trained", FULL), "Set `model.router: frozen`"),
     "heads of uneven width": (None, ("model.embedded.heads=3",), "`hidden: 16` leaves 5 numbers to each of 3 heads"),
     "keys for a part of the heads": (

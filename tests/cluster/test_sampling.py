@@ -136,12 +136,12 @@ def test_pools_are_placed_once_and_rollout_workers_share_their_workers() -> None
             {"big": {"agents": ["bem"]}},
             r"`ray.pools.big.agents` names 'bem', which is no agent.*Did you mean 'ben'",
         ),
-        ({"a": {"agents": ["ben"]}, "b": {"agents": ["ben"]}}, r"whose model is in the pool 'a' already"),
+        ({"a": {"agents": ["ben"]}, "b": {"agents": ["ben"]}}, r"in the pool 'a'"),
         (
             {"big": {"agents": ["ada"]}},
-            r"leaves out 'cleo', which shares a model with the agents that it names",
+            r"'cleo', which shares a model",
         ),
-        ({"big": {"agents": ["dan"]}}, r"names 'dan', which a server plays \(http://127.0.0.1:9/v1\)"),
+        ({"big": {"agents": ["dan"]}}, r"names 'dan'"),
     ],
 )
 def test_impossible_pools_are_errors(pools: dict[str, Any], reason: str, model: str) -> None:

@@ -61,7 +61,7 @@ def test_a_warmed_up_model_depends_on_the_teachers_code(teacher: Path) -> None:
     }
     before = warmup_key(resolve(recipe))
     assert warmup_key(resolve(recipe)) == before
-    teacher.write_text(TEACHER.replace("new_messages", "read"))
+    teacher.write_text(TEACHER.replace("heard", "read"))
     assert warmup_key(resolve(recipe)) != before
 
 

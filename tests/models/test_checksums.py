@@ -173,4 +173,4 @@ class TestWarmup:
         assert same_bits(again, first)
         assert "no list of hashes" in said[1]
         flip(folder / "model.safetensors")
-        assert "deleted and made anew" in self.warmed()[1][1]
+        assert "deleted and trained again" in self.warmed()[1][1]

@@ -237,7 +237,7 @@ class TestFaults:
 
         found = await play(workflow=Stumbles())
         assert re.fullmatch(
-            r"ZeroDivisionError: in the workflow \(test_play.py, line \d+\)", str(found.error)
+            r"ZeroDivisionError: in the workflow \(test_setup.py, line \d+\)", str(found.error)
         )
         assert len(found.turns) == 1
 
@@ -256,7 +256,7 @@ class TestFaults:
                 raise OSError("no board")
 
         found = await play(environment=Closed())
-        assert re.fullmatch(r"OSError: no board \(test_play.py, line \d+\)", str(found.error))
+        assert re.fullmatch(r"OSError: no board \(test_setup.py, line \d+\)", str(found.error))
         assert found.turns == ()
 
     async def test_one_bad_episode_leaves_the_others_alone(self) -> None:
@@ -270,7 +270,7 @@ class TestFaults:
         assert 0 < len(failed) < 30
         assert len(members.valid) == 30 - len(failed)
         (error,) = {str(e.error) for e in failed}
-        assert re.fullmatch(r"ValueError: odd \(test_play.py, line \d+\)", error)
+        assert re.fullmatch(r"ValueError: odd \(test_setup.py, line \d+\)", error)
 
 
 async def test_a_task_that_stands_there_twice_is_played_by_other_seeds() -> None:

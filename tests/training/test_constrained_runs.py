@@ -139,4 +139,4 @@ def test_what_nothing_can_hold_to_is_refused_before_a_model_loads() -> None:
     served = {"endpoint": "http://127.0.0.1:9/v1", "model": "m"}
     agents = [{"name": "a"}, {"name": "b", "weights": served}]
     assert "'b' is an endpoint" in refused(team={**team(choices="legal"), "agents": agents})
-    assert "does not hold to" in refused(engine={"name": f"{__name__}:Unsure"})
+    assert "does not support the constraint" in refused(engine={"name": f"{__name__}:Unsure"})

@@ -270,7 +270,7 @@ def test_waiting_for_a_free_program_does_not_count() -> None:
 def test_settings_that_cannot_train_are_errors() -> None:
     with pytest.raises(ConfigError, match=r"environment.name: external"):
         Trainer(**sections(workflow={"name": "external"}))
-    with pytest.raises(ConfigError, match=r"episode.environment_workers: 0"):
+    with pytest.raises(ConfigError, match=r"episode.environment_workers"):
         trainer(Watching(), episode={"environment_workers": 1})
     with pytest.raises(ConfigError, match=r"training.overlap: false"):
         trainer(Watching(), training={"steps": 1, "overlap": True, "max_staleness": 1})

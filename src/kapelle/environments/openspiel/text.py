@@ -157,7 +157,7 @@ def _hanabi_move(raw: str) -> str:
 def open_words(short: str) -> str:
     """Return a move of Hanabi as OpenSpiel writes it, from the text of `_hanabi_move`."""
     if short[0] in "PD":
-        return f"{'RolloutSetup' if short[0] == 'P' else 'Discard'} {short[1:]}"
+        return f"{'Play' if short[0] == 'P' else 'Discard'} {short[1:]}"
     return f"Reveal player +{short[:-1]} {'rank' if short[-1].isdigit() else 'color'} {short[-1]}"
 
 
