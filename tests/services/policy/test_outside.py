@@ -272,7 +272,7 @@ def test_settings_that_cannot_train_are_errors() -> None:
         Trainer(**sections(workflow={"name": "external"}))
     with pytest.raises(ConfigError, match=r"episode.environment_workers"):
         trainer(Watching(), episode={"environment_workers": 1})
-    with pytest.raises(ConfigError, match=r"training.overlap: false"):
+    with pytest.raises(ConfigError, match=r"training.overlap"):
         trainer(Watching(), training={"steps": 1, "overlap": True, "max_staleness": 1})
 
 
