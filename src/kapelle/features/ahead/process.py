@@ -13,8 +13,8 @@ import json
 import logging
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Container, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import astuple, replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -23,9 +23,10 @@ from typing import Any
 from torch import Tensor, get_num_threads
 
 from kapelle.algorithm import Algorithm
+from kapelle.engines.rollout.protocol import Interruptible
 from kapelle.engines.train.protocol import TrainEngine
-from kapelle.errors import EngineError
-from kapelle.features.ahead.queue import Pending, begin_step
+from kapelle.errors import ConfigError, EngineError
+from kapelle.features.ahead.queue import Pending, RolloutsAhead, Sampler, begin_step
 from kapelle.models.lora_bank import copy_weights
 from kapelle.rollout.episodes import CollectsGroups
 from kapelle.rollout.partial import PartialGroup, dump_partial
@@ -39,7 +40,8 @@ from kapelle.runtime.ranks import ALONE, Ranks
 from kapelle.runtime.tensors import SharedTensors, layout_of
 from kapelle.settings.schema import RunConfig
 from kapelle.team import Team
-from kapelle.training.rollouts import StepShare, together
+from kapelle.training.feature import StartedRun
+from kapelle.training.rollouts import Rollouts, StepShare, together
 from kapelle.training.selection import Roles, tasks_of
 
 SERVER = "kapelle.features.ahead.server"
@@ -253,3 +255,47 @@ class SamplingWorkers:
             return played
 
         return wait
+
+
+def rollouts_ahead(
+    run: StartedRun,
+    acting: RolloutSetup,
+    bases: Mapping[str, str],
+    in_memory: Container[str],
+    closing: ExitStack,
+    *,
+    own_engine: bool,
+) -> Rollouts:
+    """Return what collects the episodes of a run ahead of its updates; arguments as in `make_rollouts`.
+
+    Raises ConfigError for an engine that cannot return unfinished completions, or that another process cannot build.
+    """
+    config, algorithm, player = run.config, run.algorithm, run.setup.engine
+    if not algorithm.plays:
+        return Rollouts(config, algorithm, acting, run.engine, run.players)
+    if config.training.partial_rollouts and not isinstance(player, Interruptible | CollectsGroups):
+        raise ConfigError(
+            f"`training.partial_rollouts` leaves episodes unfinished, but the engine {type(player).__name__} cannot return "
+            "unfinished completions. Let it inherit from `Interruptible`, or set it to 0."
+        )
+    sampler: Sampler | None = None
+    if config.training.overlap:
+        if isinstance(player, CollectsGroups):
+            sampler = SamplingWorkers(config, algorithm, run.setup, player)
+        else:
+            passed = [path for path in bases.values() if path in in_memory]
+            if passed:
+                raise ConfigError(
+                    f"`training.overlap` samples in another process, which reads models from the disk, but the model "
+                    f"'{passed[0]}' is in this process's memory. Save it and name its folder as `model.path`, or set "
+                    "`training.overlap: false`."
+                )
+            if own_engine:
+                raise ConfigError(
+                    "`training.overlap` samples in another process, but a rollout engine was passed to it. Name the engine in the "
+                    "recipe (`engine`), or set `training.overlap: false`."
+                )
+            ranks = run.setup.ranks
+            sampler = SamplingProcess(config, run.team, bases, run.base_hashes, run.engine, ranks)
+            closing.callback(sampler.close)
+    return RolloutsAhead(config, algorithm, acting, run.engine, players=run.players, sampler=sampler)

@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from kapelle.algorithm import Algorithm
-from kapelle.engines.rollout.protocol import Interruptible
 from kapelle.engines.train.protocol import TrainEngine
-from kapelle.errors import ConfigError
 from kapelle.features.ahead.settings import AheadSettings
 from kapelle.rollout.episodes import CollectsGroups, begun, collect_groups
 from kapelle.rollout.partial import EndOfStep, PartialGroup, dump_partial, load_partial, unfinished_turns
@@ -31,7 +28,7 @@ from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.randomness import derive_seed
 from kapelle.runtime.ranks import Meeting
 from kapelle.settings.schema import RunConfig, TrainingConfig
-from kapelle.training.feature import LoadsWeights, StartedRun, StepInProgress
+from kapelle.training.feature import LoadsWeights, StepInProgress
 from kapelle.training.rollouts import Rollouts, StepShare, begin_share, check_versions, together
 from kapelle.training.selection import Roles, TrainingTasks
 from kapelle.types import Group
@@ -287,49 +284,3 @@ class RolloutsAhead(Rollouts):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """See `Rollouts`."""
         self.queue.load_state(state)
-
-
-def rollouts_ahead(
-    run: StartedRun,
-    acting: RolloutSetup,
-    bases: Mapping[str, str],
-    in_memory: Container[str],
-    closing: ExitStack,
-    *,
-    own_engine: bool,
-) -> Rollouts:
-    """Return what collects the episodes of a run ahead of its updates; arguments as in `make_rollouts`.
-
-    Raises ConfigError for an engine that cannot return unfinished completions, or that another process cannot build.
-    """
-    config, algorithm, player = run.config, run.algorithm, run.setup.engine
-    if not algorithm.plays:
-        return Rollouts(config, algorithm, acting, run.engine, run.players)
-    if config.training.partial_rollouts and not isinstance(player, Interruptible | CollectsGroups):
-        raise ConfigError(
-            f"`training.partial_rollouts` leaves episodes unfinished, but the engine {type(player).__name__} cannot return "
-            "unfinished completions. Let it inherit from `Interruptible`, or set it to 0."
-        )
-    sampler: Sampler | None = None
-    if config.training.overlap:
-        from kapelle.features.ahead.process import SamplingProcess, SamplingWorkers
-
-        if isinstance(player, CollectsGroups):
-            sampler = SamplingWorkers(config, algorithm, run.setup, player)
-        else:
-            passed = [path for path in bases.values() if path in in_memory]
-            if passed:
-                raise ConfigError(
-                    f"`training.overlap` samples in another process, which reads models from the disk, but the model "
-                    f"'{passed[0]}' is in this process's memory. Save it and name its folder as `model.path`, or set "
-                    "`training.overlap: false`."
-                )
-            if own_engine:
-                raise ConfigError(
-                    "`training.overlap` samples in another process, but a rollout engine was passed to it. Name the engine in the "
-                    "recipe (`engine`), or set `training.overlap: false`."
-                )
-            ranks = run.setup.ranks
-            sampler = SamplingProcess(config, run.team, bases, run.base_hashes, run.engine, ranks)
-            closing.callback(sampler.close)
-    return RolloutsAhead(config, algorithm, acting, run.engine, players=run.players, sampler=sampler)

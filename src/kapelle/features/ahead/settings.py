@@ -42,4 +42,4 @@ class AheadSettings(FeatureSettings):
     @property
     def rollouts(self) -> str:
         """See `FeatureSettings`; partial rollouts need a `max_staleness` of 1."""
-        return "kapelle.features.ahead.queue:rollouts_ahead" if self.overlap or self.max_staleness else ""
+        return "kapelle.features.ahead.process:rollouts_ahead" if self.overlap or self.max_staleness else ""
