@@ -142,7 +142,7 @@ async def test_equal_answers_are_graded_once() -> None:
 async def test_a_spent_budget_stops_the_run() -> None:
     limited = {**RUBRIC, "judge": {**SERVER, "budget": 2}}
     environment = rewarded(limited, ask=Marker("VERDICT {seal}: clear=10 right=10"))
-    with pytest.raises(TrainingHalted, match="judge.budget"):
+    with pytest.raises(TrainingHalted, match="budget"):
         await played(environment, Parallel(), 3, a=says("x", "y", "z"))
     ranked = rewarded({**RANK, "judge": {**SERVER, "budget": 1}}, ask=Comparer(length))
     with pytest.raises(TrainingHalted):
