@@ -52,7 +52,7 @@ BUILTIN: Mapping[str, str] = {
     "remote": "kapelle.environments.remote:Remote",
     "siirl_env": "kapelle.environments.adapters.siirl_env:SiirlEnv",
 }
-"""Name in a recipe → `module:Class`, imported when asked for."""
+"""Name in a recipe → `module:Class`, imported on first use."""
 
 HOMES: Mapping[str, str] = {
     **classes(BUILTIN),

@@ -79,7 +79,7 @@ class Arithmetic(Questions):
     fractions: bool = False
     """True: operands can be fractions, with `digits` digits above and below. False: every division has a whole result."""
     carry_share: float | None = Field(default=None, ge=0.0, le=1.0)
-    """Share of tasks whose units column carries or borrows; null: random (45 % for `+`)."""
+    """Share of tasks with a carry or borrow in the units column; null: random (45 % for `+`)."""
     seed: int = 0
     """Another seed gives other tasks in another order; with the same split of the operand pairs."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("last_number",), min_length=1)

@@ -146,7 +146,7 @@ def without_tags(text: str) -> str:
 
 
 class Endless(Settings):
-    """Base of environments whose tasks are games: a task is one game, and its text is empty."""
+    """Base of environments with games as tasks: a task is one game, and its text is empty."""
 
     def size(self, split: Split) -> int | None:
         """Return None: the supply of games is endless."""

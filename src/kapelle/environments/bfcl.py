@@ -1,7 +1,7 @@
 """The single-turn questions of the Berkeley Function Calling Leaderboard.
 
 An agent reads a question and the schemas of tools, and writes tool calls, which are compared and never executed. BFCL lists
-the accepted calls (`grading.text.tool_call` has the rules). In the category `irrelevance`, whose tools cannot help, the correct
+the accepted calls (`grading.text.tool_call` has the rules). In the category `irrelevance` the tools cannot help, so the correct
 answer has no call.
 """
 

@@ -93,7 +93,7 @@ def mbpp_problem(row: DataRow) -> CodeProblem:
     """Return the problem of a row of MBPP, sanitized or not: its first assert is shown, all are graded. DataError for another form.
 
     The reference solution decides which names belong to the candidate. A program that defines `set` or `abs` changes their meaning in
-    the tests only if the problem asks for such a function.
+    the tests only if the problem requires such a function.
     """
     fields = row.fields
     try:
@@ -137,7 +137,7 @@ def _of_programs(
         pass  # the grade reports it: such tests can grade no program
 
     def grade(program: str, sandbox: Backend, limits: Limits) -> CodeGrade:
-        # The settings exclude problems whose tests are not literal, or allow them.
+        # The settings exclude or allow problems with tests that are not literal.
         return grade_program(headed(begun, program), tests, sandbox, limits, allow_untrusted=True)
 
     return CodeProblem(prompt, shown, grade, solution, begun, untrusted=untrusted)
@@ -153,7 +153,7 @@ def _shared_names(solution: str, programs: tuple[str, ...]) -> tuple[tuple[str, 
 
 
 def stdio_problem(row: DataRow, question: str, tests: str = "input_output") -> CodeProblem:
-    """Return a problem whose program reads standard input and prints; its text is in the field `question`.
+    """Return a problem for a program that reads standard input and prints; its text is in the field `question`.
 
     Tests are in `public_tests`, `private_tests` and `generated_tests` (CodeContests:
     `{"input": […], "output": […]}`, or a list of `{"input": …, "output": …}`) or as `input_output` (APPS:
@@ -387,7 +387,7 @@ SHOWN_CHARACTERS = 1000
 
 
 class CodeState(BaseState, Scorable, Retriable):
-    """One problem; every agent that acts writes programs of its own, and the last one gives its reward.
+    """One problem; every agent that acts writes its own programs, and the last one determines its reward.
 
     After an incorrect program an agent reads the report of the shown tests and may write another one. About the other
     tests it learns only that not all passed: what a program prints or raises there could reveal their inputs.
@@ -578,7 +578,7 @@ class Code(DataSettings, Answerable, Scripted):
     else the share of lines before the error; `style`: agreement with common conventions (`grading.code.style`), times `passed`.
     Success is always the score of the tests."""
     untrusted_tests: Literal["exclude", "allow"] = "exclude"
-    """`exclude`: problems whose tests a program could fool are excluded from training and evaluation. `allow`: their tests run
+    """`exclude`: problems are excluded from training and evaluation if a program could fool their tests. `allow`: their tests run
     beside the program, and their episodes record `trusted: false`. See the page of this environment."""
     sandbox: Annotated[str, FROM_HERE_ON] = "bubblewrap"
     """The sandbox of programs: `bubblewrap`, `docker`, or `unsafe_subprocess`, which contains nothing."""
@@ -744,7 +744,7 @@ class Code(DataSettings, Answerable, Scripted):
         require(backend(self.sandbox))
 
     def size(self, split: Split) -> int | None:
-        """Return the number of problems; None for generated ones, whose supply is endless."""
+        """Return the number of problems; None for generated ones, of which the supply is endless."""
         return None if self.format == "generated" else len(self._usable[split])
 
     def task(self, split: Split, index: int) -> Task:

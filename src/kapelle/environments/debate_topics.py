@@ -1,6 +1,6 @@
 """Debates of a motion before a judge: PRO and CON, or any number of sides.
 
-Agents take sides in turn (the first argues PRO, the second CON, a third PRO again). A rule-based judge scores evidence, structure
+Agents take sides in turn (the first argues PRO, the second CON, the third PRO). A rule-based judge scores evidence, structure
 and consistency and explains each score (`grading.text.argument`). A language model can judge instead; it compares every pair of
 sides in both orders.
 """
@@ -60,7 +60,7 @@ class DebateTopics(UsesJudges, Alive, Opposed, Scripted):
     """`win`: 1 for the winning side, 0 for the others, ties shared. `zero_sum`: winners gain what the losers lose, in [-1, 1].
     `score`: each side's own score in [0, 1]."""
     judge: Annotated[Literal["rules"] | EndpointJudge | ModelJudge, BeforeValidator(_judge)] = "rules"
-    """`rules`, an endpoint whose model judges (`endpoint`, `model`), or a frozen model in this process (`path`), with `cache`, `budget`
+    """`rules`, the model of an endpoint (`endpoint`, `model`), or a frozen model in this process (`path`), with `cache`, `budget`
     and `concurrency`; in Python also any engine, with `judged_by`."""
 
     @model_validator(mode="after")
@@ -88,8 +88,8 @@ class DebateTopics(UsesJudges, Alive, Opposed, Scripted):
     @property
     def sources(self) -> Mapping[Split, str]:
         """The motions of each split; a hash of each decides."""
-        whose = self.path or "kapelle's own motions"
-        return {"train": f"{whose}, 4 of 5", "test": f"{whose}, the others"}
+        motions = self.path or "kapelle's own motions"
+        return {"train": f"{motions}, 4 of 5", "test": f"{motions}, the others"}
 
     def _motions(self, split: Split) -> tuple[str, ...]:
         return tuple(motion for motion in _read(self.path) if split_of(motion) == split)
@@ -122,10 +122,10 @@ class DebateTopics(UsesJudges, Alive, Opposed, Scripted):
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> DebateState:
         """Start a debate of one motion."""
-        ask = self._ask
-        if ask is None and not isinstance(self.judge, str):
-            ask = self._judges.of(self.judge)
-        return DebateState(self, task, agents, ask)
+        query = self._ask
+        if query is None and not isinstance(self.judge, str):
+            query = self._judges.of(self.judge)
+        return DebateState(self, task, agents, query)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return a speech without substance, which demonstrates only the form."""

@@ -1,8 +1,8 @@
 """Diagnostic environments: small games with a known optimum, each with one difficulty that separates algorithms.
 
-A game has cases, one for each task. Agents (seats) write texts, most often a letter, in turn or at once, and each receives a
-reward from 0 to 1. An observation is all that a seat may know. `expected` is the exact return of a team whose probability of
-every text is known. `landmarks` are the returns of the best team, the best single agent, a team in which each agent replies to
+A game has one case for each task. Each agent is one player; the parameter `seat` of the methods is its number, from 0. The players
+write texts, most often a letter, in turn or at once, and each receives a reward from 0 to 1. An observation contains everything that a
+player may know. `expected` computes the exact return of a team from its probability of every text. `landmarks` are the returns of the best team, the best single agent, a team in which each agent replies to
 chance, and chance itself.
 
 | name | difficulty |
@@ -10,7 +10,7 @@ chance, and chance itself.
 | `sum_game` | many agents share a sum, in which the part of each is small; free riders, noise |
 | `relay` | each agent must answer the one before, and only the last one receives a reward |
 | `hidden_sign` | half of the reward depends on what one agent alone can see |
-| `speaker` | one agent writes, the others read and answer; the speaker knows the correct letter and helps or lies, or it leads |
+| `speaker` | one agent writes, the others read and answer; the speaker sees the correct letter and helps or misleads, or it leads |
 | `long_game` | many letters, with rewards one by one or at the end |
 | `essay` | texts of any length in which one letter decides |
 | `unequal` | tasks of unequal difficulty, with unequal rewards for any text |
@@ -34,9 +34,9 @@ from kapelle.runtime.randomness import derive_seed
 from kapelle.types import Message, Split, Task
 
 History = tuple[tuple[int, str], ...]
-"""The texts so far, in order: (seat from 0, text)."""
+"""The texts so far, in order: (player from 0, text)."""
 Say = Callable[[int, str], Mapping[str, float]]
-"""A policy: a seat and its observation → the probability of each text."""
+"""A policy: a player and its observation → the probability of each text."""
 
 
 class Diagnostic(BaseEnvironment, Scripted):
@@ -47,7 +47,7 @@ class Diagnostic(BaseEnvironment, Scripted):
     letters: int = Field(default=4, ge=2, le=26)
     """Number of letters, from `A` on."""
     noise: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Probability, for each seat independently, that its reward r becomes 1 − r, also if it can receive none. `expected` ignores
+    """Probability, for each player independently, that its reward r becomes 1 − r, also if it can receive none. `expected` ignores
     it."""
 
     @property
@@ -62,27 +62,27 @@ class Diagnostic(BaseEnvironment, Scripted):
 
     @property
     def texts(self) -> Sequence[str]:
-        """The sensible texts of a seat."""
+        """The texts that `landmarks` considers for a player."""
         return self.alphabet
 
     @abstractmethod
     def movers(self, case: int, history: History) -> tuple[int, ...]:
-        """Return the seats that write next, all at once; empty at the end."""
+        """Return the players that write next, all at once; empty at the end."""
 
     @abstractmethod
     def sees(self, case: int, seat: int, history: History) -> str:
-        """Return the observation of a seat."""
+        """Return the observation of a player."""
 
     @abstractmethod
     def right(self, case: int, seat: int, history: History) -> str:
-        """Return the text of a seat of the best team."""
+        """Return the text that a player of the best team writes."""
 
     @abstractmethod
     def earned(self, case: int, history: History) -> tuple[float, ...]:
-        """Return each seat's reward so far."""
+        """Return each player's reward so far."""
 
     def renamed(self, seat: int, seed: int) -> Mapping[str, str]:
-        """Return a letter of the game → its name for a seat in an episode; empty if all names are equal."""
+        """Return a letter of the game → its name for a player in an episode; empty if all names are equal."""
         return {}
 
     def success(self, case: int, history: History) -> float:
@@ -95,24 +95,24 @@ class Diagnostic(BaseEnvironment, Scripted):
     # -------- Exact values
 
     def expected(self, say: Say) -> tuple[float, ...]:
-        """Return each seat's expected reward over the cases, without noise."""
+        """Return each player's expected reward over the cases, without noise."""
         by_case = [self._expected(case, (), say) for case in range(self.cases)]
         return tuple(sum(column) / len(by_case) for column in zip(*by_case, strict=True))
 
-    def _expected(self, case: int, history: History, say: Say) -> tuple[float, ...]:
+    def _expected(self, case: int, history: History, policy: Say) -> tuple[float, ...]:
         movers = self.movers(case, history)
         if not movers:
             return self.earned(case, history)
         total = [0.0] * self.seats
-        policies = [say(seat, self.sees(case, seat, history)) for seat in movers]
+        policies = [policy(player, self.sees(case, player, history)) for player in movers]
         for joint in product(*(each.items() for each in policies)):
             probability = 1.0
             for _, share in joint:
                 probability *= share
             if probability:
                 now = (*history, *zip(movers, (text for text, _ in joint), strict=True))
-                for seat, reward in enumerate(self._expected(case, now, say)):
-                    total[seat] += probability * reward
+                for player, reward in enumerate(self._expected(case, now, policy)):
+                    total[player] += probability * reward
         return tuple(total)
 
     def landmarks(self) -> dict[str, float]:
@@ -120,26 +120,28 @@ class Diagnostic(BaseEnvironment, Scripted):
         chance = dict.fromkeys(self.texts, 1 / len(self.texts))
         best = self._best()
 
-        def mixed(seats: Sequence[int], replies: Mapping[tuple[int, str], str]) -> float:
+        def mixed(players: Sequence[int], replies: Mapping[tuple[int, str], str]) -> float:
             return sum(
-                self.expected(lambda seat, seen: {replies[seat, seen]: 1.0} if seat in seats else chance)
+                self.expected(
+                    lambda player, seen: {replies[player, seen]: 1.0} if player in players else chance
+                )
             )
 
         def value(view: tuple[int, str], text: str) -> float:
-            """Return the team's reward if one seat writes a text at one observation, and all else is chance."""
+            """Return the team's reward if one player writes a text at one observation, and all else is chance."""
             return sum(self.expected(lambda *other: {text: 1.0} if other == view else chance))
 
-        everybody = range(self.seats)
+        all_players = range(self.seats)
         replies = {view: max(self.texts, key=lambda text: value(view, text)) for view in best}
         return {
-            "optimum": mixed(everybody, best),
-            "best single agent": max(mixed([seat], best) for seat in everybody),
-            "each replies to chance": mixed(everybody, replies),
+            "optimum": mixed(all_players, best),
+            "best single agent": max(mixed([player], best) for player in all_players),
+            "each replies to chance": mixed(all_players, replies),
             "chance": mixed([], {}),
         }
 
     def _best(self) -> dict[tuple[int, str], str]:
-        """Return the texts of the best team, by seat and observation."""
+        """Return the texts of the best team, by player and observation."""
         found: dict[tuple[int, str], str] = {}
         for case in range(self.cases):
             waiting: list[History] = [()]
@@ -147,8 +149,8 @@ class Diagnostic(BaseEnvironment, Scripted):
             while waiting:
                 history = waiting.pop()
                 movers = self.movers(case, history)
-                for seat in movers:
-                    found[seat, self.sees(case, seat, history)] = self.right(case, seat, history)
+                for player in movers:
+                    found[player, self.sees(case, player, history)] = self.right(case, player, history)
                 following = [self.rightly(case, history)]
                 if len(movers) == 1:  # the others must also answer texts that are not the best
                     following = [(*history, (movers[0], text)) for text in self.texts]
@@ -159,7 +161,10 @@ class Diagnostic(BaseEnvironment, Scripted):
 
     def rightly(self, case: int, history: History) -> History:
         """Return the texts after the best team's next move."""
-        return (*history, *((seat, self.right(case, seat, history)) for seat in self.movers(case, history)))
+        return (
+            *history,
+            *((player, self.right(case, player, history)) for player in self.movers(case, history)),
+        )
 
     # -------- As an environment
 
@@ -172,7 +177,7 @@ class Diagnostic(BaseEnvironment, Scripted):
         }
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError unless there is one agent for each seat."""
+        """Raise ConfigError unless there is one agent for each player."""
         if len(agents) != self.seats:
             raise ConfigError(
                 f"`environment.seats` is {self.seats}, and the team has {len(agents)} agents ({', '.join(agents)}). "
@@ -199,32 +204,32 @@ class DiagnosticState(BaseState):
     def __init__(self, game: Diagnostic, task: Task, agents: Sequence[str], seed: int) -> None:
         super().__init__(task, agents)
         self._game, self._case = game, int(task.data["case"])
-        self._said: History = ()
+        self._history: History = ()
         draw = random.Random(f"{seed}/noise")
-        names = [game.renamed(seat, seed) for seat, _ in enumerate(agents)]
-        self._to_seat = [str.maketrans(dict(own)) for own in names]
-        """By seat: a letter of the game → its name for the seat."""
+        names = [game.renamed(player, seed) for player, _ in enumerate(agents)]
+        self._to_player = [str.maketrans(dict(own)) for own in names]
+        """By player: a letter of the game → its name for the player."""
         self._to_game = [str.maketrans({name: letter for letter, name in own.items()}) for own in names]
         self._flipped = [draw.random() < game.noise for _ in agents] if game.noise else [False] * len(agents)
         self._earned = list(game.earned(self._case, ()))
 
     def observe(self, agent: str) -> str:
-        """Return the observation of the agent's seat."""
-        seat = self.agents.index(agent)
-        return self._game.sees(self._case, seat, self._said).translate(self._to_seat[seat])
+        """Return the agent's observation."""
+        player = self.agents.index(agent)
+        return self._game.sees(self._case, player, self._history).translate(self._to_player[player])
 
     def movers(self) -> tuple[str, ...]:
-        """Return who writes next."""
-        return tuple(self.agents[seat] for seat in self._game.movers(self._case, self._said))
+        """Return the agents that write next."""
+        return tuple(self.agents[player] for player in self._game.movers(self._case, self._history))
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Take the texts and return the new rewards; EpisodeError unless exactly the movers acted."""
         movers = self.movers()
         need_movers(actions, movers)
         for name in movers:
-            seat = self.agents.index(name)
-            self._said += ((seat, actions[name].strip().translate(self._to_game[seat])),)
-        before, self._earned = self._earned, list(self._game.earned(self._case, self._said))
+            player = self.agents.index(name)
+            self._history += ((player, actions[name].strip().translate(self._to_game[player])),)
+        before, self._earned = self._earned, list(self._game.earned(self._case, self._history))
         if not self.movers() and any(self._flipped):
             pairs = zip(self._earned, self._flipped, strict=True)
             self._earned = [1.0 - reward if flipped else reward for reward, flipped in pairs]
@@ -238,55 +243,57 @@ class DiagnosticState(BaseState):
         """Return the success; `step` has returned all rewards."""
         return Outcome(
             rewards=dict.fromkeys(self.agents, 0.0),
-            success=self._game.success(self._case, self._said),
+            success=self._game.success(self._case, self._history),
             truncated=bool(self.movers()),
         )
 
 
 class _OneText(Diagnostic):
-    """Every seat writes one text, all at once, and its reward depends on its own text alone."""
+    """Every player writes one text, all at once, and its reward depends on its own text alone."""
 
     @abstractmethod
     def reward(self, case: int, seat: int, text: str) -> float:
-        """Return the reward of a seat's text."""
+        """Return the reward of a player's text."""
 
     def movers(self, case: int, history: History) -> tuple[int, ...]:
-        """All at once, and then none."""
+        """Return all players at the start, and none after their texts."""
         return () if history else tuple(range(self.seats))
 
     def earned(self, case: int, history: History) -> tuple[float, ...]:
-        """Each seat's own reward."""
+        """Return each player's own reward."""
         if not history:
             return (0.0,) * self.seats
-        return tuple(self.reward(case, seat, text) for seat, text in history)
+        return tuple(self.reward(case, player, text) for player, text in history)
 
     def expected(self, say: Say) -> tuple[float, ...]:
-        """The same as for any game, without enumerating joint texts."""
+        """Return the same as `Diagnostic.expected`, without enumerating joint texts."""
         found = [0.0] * self.seats
-        for seat in range(self.seats):
+        for player in range(self.seats):
             for case in range(self.cases):
-                policy = say(seat, self.sees(case, seat, ()))
-                found[seat] += sum(share * self.reward(case, seat, text) for text, share in policy.items())
+                policy = say(player, self.sees(case, player, ()))
+                found[player] += sum(
+                    share * self.reward(case, player, text) for text, share in policy.items()
+                )
         return tuple(each / self.cases for each in found)
 
 
 class SumGame(_OneText):
-    """Each seat has a letter of its own, which it cannot observe; the seat receives its share of 1 for this letter.
+    """Each player has its own correct letter, which it cannot observe; it receives its share of 1 for this letter.
 
-    With `pays: all` all seats must be correct for any reward. In another case other letters are correct.
+    With `pays: all` all players must be correct for any reward. The correct letters differ between cases.
     """
 
     name: Literal["sum_game"] = "sum_game"
     pays: Literal["sum", "all"] = "sum"
-    """Whether each correct seat receives a reward, or all of them if all are correct."""
+    """Whether each correct player receives a reward, or all of them if all are correct."""
     riders: int = Field(default=0, ge=0)
-    """Number of seats, the last ones, that never receive a reward."""
+    """Number of players, the last ones, that never receive a reward."""
     number_of_cases: int = Field(default=1, ge=1)
-    """Tasks; each seat reads the task's number."""
+    """Tasks; each player reads the task's number."""
     roles: int | None = Field(default=None, ge=1)
-    """Number of seats with different correct letters; the next seats repeat them in order. null: all differ."""
+    """Number of players with different correct letters; the next players repeat them in order. null: all differ."""
     weights: tuple[Annotated[FiniteFloat, Field(gt=0)], ...] | None = None
-    """Shares of the 1 for the seats that receive a reward, up to a factor; null: equal shares."""
+    """Shares of the 1 for the players that receive a reward, up to a factor; null: equal shares."""
 
     @model_validator(mode="after")
     def _check_earners(self) -> SumGame:
@@ -307,151 +314,151 @@ class SumGame(_OneText):
         return self.number_of_cases
 
     def sees(self, case: int, seat: int, history: History) -> str:
-        """Its place, and the task's number."""
+        """Return the player's place and the task's number."""
         return f"{seat + 1}/{self.seats} {case}"
 
     def right(self, case: int, seat: int, history: History) -> str:
-        """Another letter for every role and case."""
+        """Return the correct letter, which differs by role and case."""
         return self.alphabet[(seat % (self.roles or self.seats) + case) % self.letters]
 
     def reward(self, case: int, seat: int, text: str) -> float:
-        """Its share for the correct letter."""
+        """Return the player's share for the correct letter."""
         return (text == self.right(case, seat, ())) * self._share(seat)
 
-    def _share(self, seat: int) -> float:
+    def _share(self, player: int) -> float:
         earners = self.seats - self.riders
-        if seat >= earners:
+        if player >= earners:
             return 0.0
-        return 1.0 / earners if self.weights is None else self.weights[seat] / sum(self.weights)
+        return 1.0 / earners if self.weights is None else self.weights[player] / sum(self.weights)
 
     def earned(self, case: int, history: History) -> tuple[float, ...]:
-        """A share of 1 for each correct seat; with `pays: all` for all or none."""
+        """Return a share of 1 for each correct player; with `pays: all`, shares for all players or none."""
         own = super().earned(case, history)
         if self.pays == "sum":
             return own
         correct = bool(history) and all(own[: self.seats - self.riders])
-        return tuple(correct * self._share(seat) for seat in range(self.seats))
+        return tuple(correct * self._share(player) for player in range(self.seats))
 
     def expected(self, say: Say) -> tuple[float, ...]:
-        """By enumeration if seats depend on each other."""
+        """Return the expected rewards, by enumeration if players depend on each other."""
         return Diagnostic.expected(self, say) if self.pays == "all" else super().expected(say)
 
 
 class Relay(Diagnostic):
-    """Each seat reads the letter before its own and must write the one that follows it; the last one receives 1 if all did.
+    """Each player reads the letter before its own and must write the one that follows it; the last one receives 1 if all did.
 
-    The first seat reads nothing, and writes `A`.
+    The first player reads nothing, and writes `A`.
     """
 
     name: Literal["relay"] = "relay"
 
     def movers(self, case: int, history: History) -> tuple[int, ...]:
-        """One after another."""
+        """Return the players one after another."""
         return (len(history),) if len(history) < self.seats else ()
 
     def sees(self, case: int, seat: int, history: History) -> str:
-        """Its place, and the last letter."""
+        """Return the player's place and the last letter."""
         return f"{seat + 1}/{self.seats} {history[-1][1] if history else ''}".strip()
 
     def right(self, case: int, seat: int, history: History) -> str:
-        """The letter that follows the last one, `A` after the last of the alphabet."""
+        """Return the letter that follows the last one, `A` after the last of the alphabet."""
         if not history:
             return "A"
         return self.alphabet[(self.alphabet.find(history[-1][1]) + 1) % self.letters]
 
     def earned(self, case: int, history: History) -> tuple[float, ...]:
-        """1 for the last seat, if all were correct."""
+        """Return 1 for the last player if all players were correct."""
         whole = len(history) == self.seats and all(
-            text == self.right(case, seat, history[:seat]) for seat, text in history
+            text == self.right(case, player, history[:player]) for player, text in history
         )
         return (*[0.0] * (self.seats - 1), float(whole))
 
 
 class HiddenSign(_OneText):
-    """Each seat has a letter to write, and half of the reward is a gift or missing: the first seat alone sees which."""
+    """Each player has a letter to write, and half of the reward is a gift or missing: the first player alone sees which."""
 
     name: Literal["hidden_sign"] = "hidden_sign"
 
     @property
     def cases(self) -> int:
-        """With the gift and without."""
+        """Two: with the gift and without."""
         return 2
 
     def sees(self, case: int, seat: int, history: History) -> str:
-        """Its place; the first seat sees the sign too."""
+        """Return the player's place; the first player also sees the sign."""
         return f"{seat + 1}/{self.seats}{' +-'[case + 1 if seat == 0 else 0]}".strip()
 
     def right(self, case: int, seat: int, history: History) -> str:
-        """A letter for every seat."""
+        """Return the player's letter."""
         return self.alphabet[seat % self.letters]
 
     def reward(self, case: int, seat: int, text: str) -> float:
-        """Half a share of 1 for the correct letter, and half for the gift."""
+        """Return half a share of 1 for the correct letter, and half for the gift."""
         return ((text == self.right(case, seat, ())) + (case == 0)) / (2 * self.seats)
 
 
 class Speaker(Diagnostic):
-    """The first seat sees the correct letter and writes one; the others read it, and each receives its share of 1 for the correct one.
+    """The first player sees the correct letter and writes one; the others read it and answer.
 
-    A speaker that helps receives their total r, one that lies 1 − r. A speaker that leads sees nothing: its own letter is
+    Each of the others receives its share of 1 for the correct letter. A speaker that helps receives their total r, one that lies 1 − r. A speaker that leads sees nothing: its own letter is
     correct, and it receives r. All letters are interchangeable: exchanging two of them everywhere changes nothing.
     """
 
     name: Literal["speaker"] = "speaker"
     speaker: Literal["helps", "lies", "leads"] = "helps"
-    """Whether the first seat is rewarded if the others are correct, or if they are incorrect, or chooses the correct letter."""
+    """Whether the first player is rewarded if the others are correct, or if they are incorrect, or chooses the correct letter."""
     other_play: bool = False
-    """Whether each seat but the first reads and writes the letters under other names, drawn in each episode. With such a partner
+    """Whether each player but the first reads and writes the letters under other names, drawn in each episode. With such a partner
     no letter can become a code for another one (other-play, 2003.02979). `expected` ignores it."""
 
     @model_validator(mode="after")
-    def _has_a_hearer(self) -> Speaker:
+    def _check_readers(self) -> Speaker:
         if self.seats < 2:
             raise ValueError("A speaker needs a hearer: set `seats: 2` or more.")
         return self
 
     @property
     def cases(self) -> int:
-        """One for each letter; a single one where the speaker leads."""
+        """One for each letter; a single one if the speaker leads."""
         return 1 if self.speaker == "leads" else self.letters
 
     def movers(self, case: int, history: History) -> tuple[int, ...]:
-        """The speaker, then all others at once."""
+        """Return the speaker, then all others at once."""
         if not history:
             return (0,)
         return tuple(range(1, self.seats)) if len(history) == 1 else ()
 
     def sees(self, case: int, seat: int, history: History) -> str:
-        """The correct letter for a speaker that helps or lies; the speaker's text for the others."""
+        """Return the correct letter for a speaker that helps or lies; the speaker's text for the others."""
         message = history[0][1] if history else ""
         secret = "" if self.speaker == "leads" else self.alphabet[case]
         return f"{seat + 1}/{self.seats} {message if seat else secret}".strip()
 
     def right(self, case: int, seat: int, history: History) -> str:
-        """A helper writes it and the others repeat it; a leader writes any letter; a liar's text carries no information."""
+        """Return the correct letter for a helper and its readers, any letter for a leader, a constant text with a liar."""
         if self.speaker == "lies":
             return "A"
         return history[0][1] if seat else self.alphabet[case]
 
     def earned(self, case: int, history: History) -> tuple[float, ...]:
-        """The rewards at the end."""
+        """Return the rewards at the end, and 0 before."""
         if len(history) < self.seats:
             return (0.0,) * self.seats
-        hearers = [hit / (self.seats - 1) for hit in self._hits(case, history)]
-        total = sum(hearers)
-        return (1.0 - total if self.speaker == "lies" else total, *hearers)
+        shares = [hit / (self.seats - 1) for hit in self._hits(case, history)]
+        total = sum(shares)
+        return (1.0 - total if self.speaker == "lies" else total, *shares)
 
     def success(self, case: int, history: History) -> float:
-        """Return the share of hearers with the correct letter."""
+        """Return the share of readers with the correct letter."""
         return sum(self._hits(case, history)) / (self.seats - 1)
 
     def _hits(self, case: int, history: History) -> list[bool]:
-        """Return whether each hearer is correct."""
+        """Return whether each reader is correct."""
         wanted = history[0][1] if history and self.speaker == "leads" else self.alphabet[case]
-        return [text == wanted and text in tuple(self.alphabet) for seat, text in history if seat]
+        return [text == wanted and text in tuple(self.alphabet) for player, text in history if player]
 
     def renamed(self, seat: int, seed: int) -> Mapping[str, str]:
-        """Return, with `other_play`, a letter of the game → its name for a seat in an episode."""
+        """Return, with `other_play`, a letter of the game → its name for a player in an episode."""
         letters = list(self.alphabet)
         if self.other_play and seat > 0:
             random.Random(derive_seed("other-play", seat, seed)).shuffle(letters)
@@ -459,51 +466,54 @@ class Speaker(Diagnostic):
 
 
 class LongGame(Diagnostic):
-    """Each seat writes a letter in each of several rounds, with another correct one each time, and receives its share of 1 for each."""
+    """Each player writes a letter in each of several rounds and receives its share of 1 for each correct one.
+
+    The correct letter changes from round to round.
+    """
 
     name: Literal["long_game"] = "long_game"
     rounds: int = Field(default=4, ge=1)
-    """Letters of each seat, one after another."""
+    """Letters of each player, one after another."""
     paid: Literal["at_once", "at_the_end"] = "at_once"
     """When the rewards are given."""
 
     def movers(self, case: int, history: History) -> tuple[int, ...]:
-        """All, until the last round is over."""
+        """Return all players until the last round ends."""
         return tuple(range(self.seats)) if len(history) < self.rounds * self.seats else ()
 
     def sees(self, case: int, seat: int, history: History) -> str:
-        """Its place, and the round."""
+        """Return the player's place and the round."""
         return f"{seat + 1}/{self.seats} {len(history) // self.seats}"
 
     def right(self, case: int, seat: int, history: History) -> str:
-        """Another letter in every round."""
+        """Return the correct letter of the round."""
         return self.alphabet[(seat + len(history) // self.seats) % self.letters]
 
     def earned(self, case: int, history: History) -> tuple[float, ...]:
-        """A share for every correct letter."""
+        """Return a share for every correct letter."""
         found = [0] * self.seats
         if self.paid == "at_once" or not self.movers(case, history):
-            for k, (seat, text) in enumerate(history):
-                found[seat] += text == self.alphabet[(seat + k // self.seats) % self.letters]
+            for k, (player, text) in enumerate(history):
+                found[player] += text == self.alphabet[(player + k // self.seats) % self.letters]
         return tuple(each / (self.rounds * self.seats) for each in found)
 
     def expected(self, say: Say) -> tuple[float, ...]:
-        """The same as for any game, without enumerating joint texts: each letter is rewarded independently."""
+        """Return the same as `Diagnostic.expected` without enumerating joint texts: each letter is rewarded independently."""
         found = [0.0] * self.seats
         for k in range(self.rounds):
             history = ((0, ""),) * (k * self.seats)
-            for seat in range(self.seats):
-                chance = say(seat, self.sees(0, seat, history)).get(self.right(0, seat, history), 0.0)
-                found[seat] += chance / (self.rounds * self.seats)
+            for player in range(self.seats):
+                chance = say(player, self.sees(0, player, history)).get(self.right(0, player, history), 0.0)
+                found[player] += chance / (self.rounds * self.seats)
         return tuple(found)
 
 
 class Essay(_OneText):
-    """Each seat writes a text of any length; it receives its share of 1 if the letter at one place is `A`."""
+    """Each player writes a text of any length; it receives its share of 1 if the letter at one place is `A`."""
 
     name: Literal["essay"] = "essay"
     place: int = Field(default=0, ge=0)
-    """Of the letter that decides, from 0."""
+    """Place of the letter that decides, from 0."""
     longest: int = Field(default=4, ge=1, le=64)
     """Letters of the longest text that `landmarks` considers."""
 
@@ -521,15 +531,15 @@ class Essay(_OneText):
         return [letter * (self.place + 1) for letter in self.alphabet]
 
     def sees(self, case: int, seat: int, history: History) -> str:
-        """Its place."""
+        """Return the player's place."""
         return f"{seat + 1}/{self.seats}"
 
     def right(self, case: int, seat: int, history: History) -> str:
-        """As many `A` as are needed."""
+        """Return as many `A` as needed."""
         return "A" * (self.place + 1)
 
     def reward(self, case: int, seat: int, text: str) -> float:
-        """A share of 1 for the letter."""
+        """Return a share of 1 for the letter `A` at the place."""
         return float(text[self.place : self.place + 1] == "A") / self.seats
 
 
@@ -558,15 +568,15 @@ class Unequal(_OneText):
         return len(self.right_letters)
 
     def sees(self, case: int, seat: int, history: History) -> str:
-        """Its place, and the task's number."""
+        """Return the player's place and the task's number."""
         return f"{seat + 1}/{self.seats} {case}"
 
     def right(self, case: int, seat: int, history: History) -> str:
-        """The first letter always is correct."""
+        """Return `A`, which is correct in every case."""
         return "A"
 
     def reward(self, case: int, seat: int, text: str) -> float:
-        """The reward for any text, and the rest for a correct letter."""
+        """Return the reward for any text, plus the rest for a correct letter."""
         gift = self.anyway[case] if self.anyway else 0.0
         correct = len(text) == 1 and text in self.alphabet[: self.right_letters[case]]
         return (gift + (1.0 - gift) * correct) / self.seats

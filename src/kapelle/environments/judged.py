@@ -51,7 +51,7 @@ class Rubric(Settings):
     reference: str | None = None
     """Column of the rows with a good answer, which the judge also reads; null shows none."""
     agent: str | None = None
-    """The agent whose last text is graded and rewarded; null grades the team's answer and rewards every agent."""
+    """The agent that is graded by its last text and rewarded; null grades the team's answer and rewards every agent."""
     weight: FiniteFloat = 1.0
     """Factor of its reward."""
 
@@ -81,7 +81,7 @@ class Ranking(Settings):
     reference: str | None = None
     """Column of the rows with a good answer, which the judge also reads; null shows none."""
     agent: str | None = None
-    """The agent whose last texts are compared and rewarded; null compares the team's answers and rewards every agent."""
+    """The agent that is compared by its last texts and rewarded; null compares the team's answers and rewards every agent."""
     weight: FiniteFloat = 1.0
     """Factor of its reward."""
 
@@ -97,7 +97,7 @@ class Judges:
     def __init__(self, ask: Ask | None = None, models: ModelsInPlace | None = None) -> None:
         """Take a replacement `ask` for every judge, or the frozen `models`."""
         self._ask, self._models = ask, models
-        self._asked: dict[AnyJudge, Asking] = {}
+        self._clients: dict[AnyJudge, Asking] = {}
         self._reported: dict[str, float] = {}
 
     def __eq__(self, other: object) -> bool:
@@ -109,19 +109,19 @@ class Judges:
 
     def of(self, judge: AnyJudge) -> Asking:
         """Return the client of a judge; DataError for a `cache` that cannot be read or written."""
-        if judge not in self._asked:
+        if judge not in self._clients:
             if self._ask is not None:
-                ask = self._ask
+                query = self._ask
             elif isinstance(judge, EndpointJudge):
-                ask = query_endpoint(judge)
+                query = query_endpoint(judge)
             elif self._models is None:
                 raise ConfigError(
                     f"The judge '{judge.path}' is a model of the process that runs episodes, and this process has none. Name an endpoint."
                 )
             else:
-                ask = self._models.ask(FrozenModel(judge.path, judge.max_tokens))
-            self._asked[judge] = Asking(judge, ask)
-        return self._asked[judge]
+                query = self._models.ask(FrozenModel(judge.path, judge.max_tokens))
+            self._clients[judge] = Asking(judge, query)
+        return self._clients[judge]
 
     def close(self) -> None:
         """Free the frozen models."""
@@ -130,7 +130,7 @@ class Judges:
 
     def costs(self) -> Mapping[str, float]:
         """Return the queries, cached replies and missing verdicts of judges since the last call."""
-        every = self._asked.values()
+        every = self._clients.values()
         now = {
             "judge/calls": float(sum(each.calls for each in every)),
             "judge/cached": float(sum(each.cached for each in every)),

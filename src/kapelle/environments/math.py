@@ -108,7 +108,7 @@ class Math(DataWithQuestions, Questions):
     sandbox: Annotated[str, FROM_HERE_ON] = "bubblewrap"
     """The sandbox of programs, with `answer_by: program`."""
     percent_is_unit: bool = True
-    """True: 50% is the answer 50, as in GSM8K, whose questions contain the unit. False: 50% is 0.5."""
+    """True: 50% is the answer 50, as in GSM8K, where the question contains the unit. False: 50% is 0.5."""
     roles: Mapping[str, Role] = Field(default={"reasoner": "work", "actor": "answer"})
     """Agent → the role of its script; any other agent solves."""
 

@@ -63,12 +63,12 @@ class Game:
 
     @property
     def optima(self) -> tuple[Joint, ...]:
-        """The joint moves whose payoffs have the greatest sum over players."""
+        """The joint moves with the greatest sum of payoffs over players."""
         best = max(sum(payoffs) for payoffs in self.payoffs.values())
         return tuple(joint for joint, payoffs in self.payoffs.items() if sum(payoffs) == best)
 
     def alike(self) -> list[str]:
-        """Return sets of letters whose exchange by all players at once changes no payoff."""
+        """Return sets of interchangeable letters: if all players exchange two of them, every payoff stays the same."""
         sets: list[str] = []
         for letter in dict.fromkeys("".join(self.moves)):
             place = next((k for k, own in enumerate(sets) if self._exchangeable(own[0], letter)), None)
@@ -89,7 +89,7 @@ class Game:
         return [joint for joint in map("".join, itertools.product(*self.moves)) if joint not in self.payoffs]
 
     def expected(self, joint: Sequence[str | None]) -> tuple[float, ...]:
-        """Return the payoffs of a joint move, averaged over the moves of players whose move is missing."""
+        """Return the payoffs of a joint move, averaged over the moves of players with a missing move."""
         choices = [moves if move is None else move for move, moves in zip(joint, self.moves, strict=True)]
         rows = [self.payoffs["".join(letters)] for letters in itertools.product(*choices)]
         return tuple(sum(column) / len(rows) for column in zip(*rows, strict=True))
@@ -127,7 +127,7 @@ GameName = Literal[
 
 
 MOST_LISTED = 64
-"""Most joint moves whose payoffs the rules list."""
+"""Largest number of joint moves that the rules list with their payoffs."""
 
 
 class Matrix(GameSettings, Enumerable, ListsMoves, Opposed, Scripted):
@@ -222,17 +222,19 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Opposed, Scripted):
             raise ConfigError(
                 f"`matrix` has exact values for one round, and this has {self.rounds}. Set `environment.rounds: 1`."
             )
-        names = tuple(f"agent_{seat}" for seat in range(self.players))
-        world = self.start(self.task("train", 0), names, 0)
-        for seat, (name, moves) in enumerate(zip(names, self.table.moves, strict=True)):
-            yield Decision(str(seat), seat, world.observe(name), tuple(range(len(moves))), tuple(moves), ())
+        names = tuple(f"agent_{player}" for player in range(self.players))
+        state = self.start(self.task("train", 0), names, 0)
+        for player, (name, moves) in enumerate(zip(names, self.table.moves, strict=True)):
+            yield Decision(
+                str(player), player, state.observe(name), tuple(range(len(moves))), tuple(moves), ()
+            )
 
     def exact_values(self, policy: Mapping[str, Mapping[int, float]]) -> tuple[tuple[float, ...], float]:
         """Return the expected payoff of each player and NashConv, by enumerating the table."""
-        values = [self._values(policy, seat) for seat in range(self.players)]
+        values = [self._values(policy, player) for player in range(self.players)]
         expected = [
-            sum(policy[str(seat)].get(move, 0.0) * value for move, value in enumerate(values[seat]))
-            for seat in range(self.players)
+            sum(policy[str(player)].get(move, 0.0) * value for move, value in enumerate(values[player]))
+            for player in range(self.players)
         ]
         gain = sum(max(each) - own for each, own in zip(values, expected, strict=True))
         return tuple(expected), max(0.0, gain)
@@ -246,19 +248,19 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Opposed, Scripted):
 
     def visits(self, policy: Mapping[str, Mapping[int, float]]) -> Mapping[str, float]:
         """Return 1 for every player: each moves once."""
-        return {str(seat): 1.0 for seat in range(self.players)}
+        return {str(player): 1.0 for player in range(self.players)}
 
-    def _values(self, policy: Mapping[str, Mapping[int, float]], seat: int) -> list[float]:
+    def _values(self, policy: Mapping[str, Mapping[int, float]], player: int) -> list[float]:
         """Return the expected payoff of each letter of a player against the others' policy."""
         game = self.table
-        values = dict.fromkeys(game.moves[seat], 0.0)
+        values = dict.fromkeys(game.moves[player], 0.0)
         for joint, payoffs in game.payoffs.items():
             chance = math.prod(
                 policy[str(other)].get(game.moves[other].index(letter), 0.0)
                 for other, letter in enumerate(joint)
-                if other != seat
+                if other != player
             )
-            values[joint[seat]] += chance * payoffs[seat]
+            values[joint[player]] += chance * payoffs[player]
         return list(values.values())
 
     @property
@@ -318,8 +320,8 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Opposed, Scripted):
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return a random legal move, which demonstrates only the form."""
-        seats = re.findall(r"\b([0-9]+)/[0-9]+ ", messages[-1].content if messages else "")
-        moves = self.table.moves[int(seats[-1]) - 1 if seats else 0]
+        places = re.findall(r"\b([0-9]+)/[0-9]+ ", messages[-1].content if messages else "")
+        moves = self.table.moves[int(places[-1]) - 1 if places else 0]
         return random.Random(f"{seed}/{agent}").choice(moves)
 
 
@@ -335,17 +337,17 @@ class MatrixState(BaseState, KnowsMoves):
         self._invalid = settings.invalid_payoff
         self._move_in = settings.move_in
         self._rules = rules
-        self._meant = {agent: settings.renamed(seat, seed) for seat, agent in enumerate(agents)}
+        self._meant = {agent: settings.renamed(player, seed) for player, agent in enumerate(agents)}
         """Agent → a letter that it writes → its meaning."""
         self._history: list[str] = []
 
     def observe(self, agent: str) -> str:
         """Return the rules, the place, the legal letters and the joint moves of the last rounds."""
         shown = self._history if self._memory is None else self._history[len(self._history) - self._memory :]
-        seat = f"{self.agents.index(agent) + 1}/{len(self.agents)}"
+        place = f"{self.agents.index(agent) + 1}/{len(self.agents)}"
         written = {meant: letter for letter, meant in self._meant[agent].items()}
         past = ["".join(written.get(letter, letter) for letter in joint) for joint in shown]
-        line = " ".join([seat, self._moves[agent], *past])
+        line = " ".join([place, self._moves[agent], *past])
         return f"{self._rules}\n{line}" if self._rules else line
 
     def legal(self, agent: str) -> Sequence[str]:

@@ -177,7 +177,7 @@ class Mixture(
         """Return the train task of its part after its share of the `played` tasks."""
         return self._task("train", index, played)
 
-    def _task(self, split: Split, index: int, played: int | None) -> Task:
+    def _task(self, split: Split, index: int, before: int | None) -> Task:
         if self.size(split) is None:
             draw = random.Random(f"mixture/{self.seed}/{split}/{index}")
             [name] = draw.choices(list(self.parts), [part.weight for part in self.parts.values()])
@@ -194,9 +194,9 @@ class Mixture(
             else:
                 raise IndexError(index)
         chosen = self.members[name]
-        if played is not None and offers(chosen, Progressive):
+        if before is not None and offers(chosen, Progressive):
             share = self.parts[name].weight / sum(part.weight for part in self.parts.values())
-            task = chosen.task_after(int(played * share), place)
+            task = chosen.task_after(int(before * share), place)
         else:
             task = chosen.task(split, place)
         data = {"part": name, "id": task.id, "data": task.data}
@@ -231,49 +231,49 @@ def _inner(task: Task) -> Task:
 
 
 class MixtureState(KnowsMoves, Resets, Scorable, Retriable):
-    """An episode of a part, whose outcome names the part."""
+    """An episode of a part; its outcome names the part."""
 
-    def __init__(self, name: str, world: EpisodeState) -> None:
+    def __init__(self, name: str, state: EpisodeState) -> None:
         self._name = name
-        self._world = world
+        self._state = state
 
     async def reset(self) -> None:
         """Reset the part's episode."""
-        await reset_state(self._world)
+        await reset_state(self._state)
 
     def allow_answers(self, most: int) -> None:
         """Allow several answers, if the part can."""
-        if isinstance(self._world, Retriable):
-            self._world.allow_answers(most)
+        if isinstance(self._state, Retriable):
+            self._state.allow_answers(most)
 
     def observe(self, agent: str) -> str:
         """Return the part's observation."""
-        return self._world.observe(agent)
+        return self._state.observe(agent)
 
     def legal(self, agent: str) -> Sequence[str]:
         """Return the part's legal moves."""
-        return self._world.legal(agent) if isinstance(self._world, KnowsMoves) else ()
+        return self._state.legal(agent) if isinstance(self._state, KnowsMoves) else ()
 
     def movers(self) -> tuple[str, ...]:
         """Return who may move."""
-        return self._world.movers()
+        return self._state.movers()
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Move in the part."""
-        return await self._world.step(actions, final)
+        return await self._state.step(actions, final)
 
     async def score(self, agent: str, text: str) -> float:
         """Return the score of a text; EpisodeError if the part cannot score texts."""
-        if not isinstance(self._world, Scorable):
+        if not isinstance(self._state, Scorable):
             raise EpisodeError(f"The part '{self._name}' cannot score a text before the end.")
-        return await self._world.score(agent, text)
+        return await self._state.score(agent, text)
 
     def outcome(self) -> Outcome:
         """Return the part's outcome; `info` has `part`, and `part/<name>` for the parts of an evaluation."""
-        outcome = self._world.outcome()
+        outcome = self._state.outcome()
         info: dict[str, Json] = {**outcome.info, "part": self._name, f"part/{self._name}": True}
         return Outcome(outcome.rewards, outcome.success, info, outcome.truncated, outcome.roles)
 
     async def close(self) -> None:
         """Close the part's episode."""
-        await self._world.close()
+        await self._state.close()

@@ -101,7 +101,7 @@ def solution(text: str) -> str | None:
 
 
 def _linear(draw: random.Random, level: int, kind: Kind) -> tuple[str, str]:
-    """Return a line whose two sides are p·x+q and r·x+s, and its solution."""
+    """Return an equation with the sides p·x+q and r·x+s, and its solution."""
     while True:
         left, p, q = _side(draw, level)
         right, r, s = _other_side(draw, level, p, q)

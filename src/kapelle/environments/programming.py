@@ -1,7 +1,7 @@
 """Programming problems that need no data: templates with drawn parameters, a solution, and tests that tell it from near misses.
 
-The templates stand in `programming.toml`. Each says what is asked, a program that does it, and slips: small changes of the program that
-someone could make by mistake. What a test expects is what the program returns (`template_programs`). Inputs are drawn until every slip
+The templates stand in `programming.toml`. Each contains a problem, a program that solves it, and slips: small changes of the program, as
+a programmer makes them by mistake. A test expects what the program returns (`template_programs`). Inputs are drawn until every slip
 fails a test, so that a program that passes all tests has understood the problem. Two tests are shown, the others are hidden.
 
     Return the numbers of a list that are greater than 7, in their order, as `chosen(numbers)`.
@@ -36,7 +36,7 @@ Arguments = tuple[Any, ...]
 SHOWN, HIDDEN = 2, 8
 """Tests that a solver reads, and others; an input that catches a slip is added to the hidden ones."""
 MOST_ALIKE = 0.7
-"""Greatest share of the tests with one result, or whose result is the argument itself."""
+"""Greatest share of the tests with one result, or with the argument itself as the result."""
 SEARCHED = 60
 """Most inputs that are drawn to catch one slip."""
 TRIES = 2_000
@@ -221,7 +221,7 @@ def with_tests(name: str, template: Drawn, draw: random.Random) -> Programming:
     calls: list[Arguments] = []
     while len(calls) < SHOWN:
         arguments = template.inputs(draw)
-        # Two shown results that differ say more than two that are equal or empty; but some problems have few results.
+        # Two different results show more of the problem than equal or empty ones; but some problems have few results.
         if arguments not in calls and (
             len(calls) == 0 or right(arguments) != right(calls[0]) or draw.random() < 0.1
         ):
@@ -237,7 +237,7 @@ def with_tests(name: str, template: Drawn, draw: random.Random) -> Programming:
         assert old in template.solution, f"the template '{name}' has no {old!r} to get wrong"
         program = template.solution.replace(old, new)
         slip = functools.partial(_result, program, function)
-        # A slip may be none for some parameters: then nothing tells it apart, and it is no wrong program.
+        # For some parameters a slip changes nothing: no input separates it, so it is not a wrong program.
         further = (each for each in (template.inputs(draw) for _ in range(SEARCHED)) if each not in calls)
         for place, arguments in enumerate(itertools.chain(tuple(calls), further)):
             if slip(arguments) != right(arguments):

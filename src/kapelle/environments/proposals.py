@@ -8,8 +8,8 @@ answer, and gives an accepted problem to all solvers at once. The share of corre
 The reward of a proposer is greatest for problems that the solvers solve sometimes, which keeps problems at the limit of their
 ability. Test problems are fixed and go to the solvers alone; a proposal from the test split is rejected.
 
-After R-Zero (2508.05004), whose proposer is rewarded by the solver's uncertainty, Absolute Zero (2505.03335), whose tasks an
-executor checks, and SPICE (2510.24684), whose proposer reads a different text each time. Deviations: the environment knows the
+After R-Zero (2508.05004: the solver's uncertainty rewards the proposer), Absolute Zero (2505.03335: an executor checks the tasks)
+and SPICE (2510.24684: the proposer reads a different text each time). Deviations: the environment knows the
 correct answer, where R-Zero takes the majority's. The given number replaces a penalty for repetition. Proposer and solvers learn
 in the same step, where R-Zero trains one while the other is frozen.
 """
@@ -147,7 +147,7 @@ class Proposals(BaseEnvironment, Scripted):
                 value = work_out(part)
                 if part.operator == "/" and value is not None and value.denominator != 1:
                     return "A division leaves a rest."
-                # A dividend is a product, whose first number also has the digits of the divisor.
+                # A dividend is a product; its first number also has the digits of the divisor.
                 wide = {"*": digits, "/": digits + kind.digits}.get(part.operator, kind.digits)
                 parts += [(part.right, kind.digits), (part.left, wide)]
             elif part.number.denominator != 1 or not 0 <= part.number < 10**digits:

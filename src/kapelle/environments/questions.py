@@ -54,13 +54,13 @@ RIGHT, WRONG = "This answer is right.", "This answer is wrong."
 """The only feedback on an answer; a grader's explanation may contain the gold answer."""
 
 
-def require_agents(actions: Collection[str], seats: Collection[str], did: str = "acted") -> None:
+def require_agents(actions: Collection[str], team: Collection[str], did: str = "acted") -> None:
     """Raise EpisodeError if no agent acted, or an unknown one did."""
     if not actions:
         raise EpisodeError(f"No agent {did}. Give the text of at least one.")
     for name in actions:
-        if name not in seats:
-            raise EpisodeError(f"'{name}' {did} and is not in the team.{did_you_mean(name, seats)}")
+        if name not in team:
+            raise EpisodeError(f"'{name}' {did} and is not in the team.{did_you_mean(name, team)}")
 
 
 _GRADING = "Grading an answer"
@@ -72,7 +72,7 @@ class QuestionState(BaseState, Scorable, Retriable):
     If more answers are allowed, it continues after an incorrect `final` text: all agents read that it was incorrect, and the
     last answers give the rewards.
 
-    Each agent that acts receives the score of its own text. The team's success is the score of `final`, or the mean over the
+    Each agent that acts receives the score of its text. The team's success is the score of `final`, or the mean over the
     agents that acted if no text counts as the team's.
     """
 
@@ -169,7 +169,7 @@ class Answers:
 
 
 class Questions(Graded, Answerable, Scripted):
-    """Base of environments whose tasks have one answer each. An episode is a `QuestionState`."""
+    """Base of environments with one answer for each task. An episode is a `QuestionState`."""
 
     @property
     @abstractmethod

@@ -208,7 +208,7 @@ class Preferences(RecordedData, Recorded):
         {"messages": […], "completion": "…", "reward": 1.0, …}               what `kapelle collect` writes, without further settings
 
     Collected rows with the same conversation are compared: the answer with the greatest reward is chosen over the one with the
-    least. Conversations whose answers all have the same reward are excluded.
+    least. A conversation is excluded if all its answers have the same reward.
 
     A group of two episodes is a pair: the first has the chosen answer and reward 1, the second the rejected one and reward 0,
     for each agent of the team.

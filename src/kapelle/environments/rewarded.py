@@ -6,7 +6,7 @@
       rewards: [{function: "my_rewards:exact"}, {function: "my_rewards.py:short", agent: planner, weight: 0.1}]
 
 Each row is a question. The functions see the completions and the row, and compute rewards at the end of the episode. An agent's
-reward is the weighted sum of its own rewards and those of the team. A function may return any number, so `success` is undefined
+reward is the weighted sum of its rewards and those of the team. A function may return any number, so `success` is undefined
 unless the setting `success` defines it. Judges can compute rewards too (`judged.py`): a rubric grades each episode, a ranking
 compares those of a group.
 """
@@ -304,7 +304,7 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
     function with the arguments of a reward function that returns it, as a truth value or a share in [0, 1]. null: `success` is
     undefined, and returns measure a team."""
     tools: tuple[AnyTool, ...] = ()
-    """What agents can call before they answer; each entry says which `tool` it is, as in the environment `tools`."""
+    """What agents can call before they answer; each entry names its `tool`, as in the environment `tools`."""
     eval_path: str = "own"
     """`own`: the data's test split, or `test_share` of a single file. `share`: `test_share` of the train rows, also if there is a
     test split. `none`: every row is for training and none for evaluation. Otherwise another data set, like `path`."""
@@ -545,8 +545,8 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> RewardedState | ToolsState:
         """Start an episode."""
-        world = RewardedState(task, agents)
-        return self.around(world, agents) if self.tools else world
+        state = RewardedState(task, agents)
+        return self.around(state, agents) if self.tools else state
 
     def extract(self, text: str) -> str | None:
         """Return the whole text, so that votes and debates compare texts; None for an empty one."""
@@ -557,7 +557,7 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
     async def reward_episode(self, episode: Episode, outcome: Outcome) -> Outcome:
         """Call every function and rubric, and add up each agent's reward; an exception fails the episode.
 
-        So does a rubric whose judge returns no verdict. Rankings are computed when the group is complete.
+        So does a rubric if its judge returns no verdict. Rankings are computed when the group is complete.
         """
         row = split_of(self.rows, episode.task.id)
         texts, answer = last_texts(episode), answer_of(episode, outcome.info)
@@ -594,12 +594,12 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
         self, rubric: Rubric, episode: Episode, text: Any, row: DataRow, label: str, info: dict[str, Json]
     ) -> float:
         """Return a rubric's grade of a text; the scores of its criteria go into `info`."""
-        ask = self.judge_of(rubric)
+        judge = self.judge_of(rubric)
         verdict = await judge_rubric(
-            ask, episode.task.question, spoken_of(episode, text), rubric.criteria, _reference(rubric, row)
+            judge, episode.task.question, spoken_of(episode, text), rubric.criteria, _reference(rubric, row)
         )
         if verdict.grade.status == "ungraded":
-            ask.ungraded += 1
+            judge.ungraded += 1
             raise EpisodeError(
                 f"`{label.removeprefix(REWARD_PREFIX)}`: {verdict.grade.explanation}", {label: FAILED}
             )
@@ -704,11 +704,11 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
                 )
                 for k in part
             ]
-            ask, reference = self.judge_of(each), _reference(each, split_of(self.rows, task.id))
-            found = await judge_attempts(ask, task.question, compared, each.rank, reference)
+            judge, reference = self.judge_of(each), _reference(each, split_of(self.rows, task.id))
+            found = await judge_attempts(judge, task.question, compared, each.rank, reference)
             missed = next((grade for grade in found.grades if grade.status == "ungraded"), None)
             if missed is not None:
-                ask.ungraded += 1
+                judge.ungraded += 1
                 raise EpisodeError(f"`{label.removeprefix(REWARD_PREFIX)}`: {missed.explanation}")
             for k, grade in zip(part, found.grades, strict=True):
                 infos[k][label] = grade.score

@@ -1,6 +1,6 @@
 """Run the statements and programs of `programming.toml` by walking their trees: a small part of Python, within a bound of steps.
 
-`kapelle.environments.programming` needs the results of its own programs, and of programs with a slip in them, which may never end.
+`kapelle.environments.programming` needs the results of its programs, and of programs with a slip, which may run forever.
 Python never executes the texts. A program may use statements, operators, comprehensions, and the functions and methods below;
 anything else is a mistake in a template (`AssertionError`). Tests check that Python itself gives the same results.
 """

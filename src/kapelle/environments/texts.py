@@ -60,7 +60,7 @@ class _Referenced(DataSettings, Questions):
     extraction: tuple[ExtractionRule, ...] = Field(default=("tag", "whole"), min_length=1)
     """Rules that extract the text from an agent's answer."""
 
-    if TYPE_CHECKING:  # settings of each subclass, which have defaults of their own
+    if TYPE_CHECKING:  # settings of each subclass, with its own defaults
         text_field: str
         reference_field: str
 

@@ -72,7 +72,7 @@ class CallSettings(Settings):
 
 
 class OffersTools(CallSettings, Alive, Holding):
-    """Settings of an environment whose agents call tools before they answer."""
+    """Settings of an environment in which agents call tools before they answer."""
 
     tools: tuple[AnyTool, ...] = Field(default=(Calculator(),), min_length=1)
     """The tools of the agents; each entry names its `tool`."""

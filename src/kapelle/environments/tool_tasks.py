@@ -115,8 +115,8 @@ class ToolTasks(CallSettings, Graded, Answerable, Scripted, Holding):
         boxes = {agent: self._open(task) for agent in agents}
         first = next(iter(boxes.values()))
         schemas: list[ToolSchema] = [tool.schema for box in first.values() for tool in box.tools]
-        world = ToolTaskState(self, task, boxes)
-        return ToolsState(world, {agent: list(own.values()) for agent, own in boxes.items()}, schemas, self)
+        state = ToolTaskState(self, task, boxes)
+        return ToolsState(state, {agent: list(own.values()) for agent, own in boxes.items()}, schemas, self)
 
     def _open(self, task: Task) -> dict[ToolKind, Toolbox]:
         """Return the tools of one agent, with the task's documents, notes and events."""
@@ -146,7 +146,7 @@ class ToolTasks(CallSettings, Graded, Answerable, Scripted, Holding):
         if flawed(self.flaws, agent, seed):
             guess = self.answers.written(str(random.Random(seed).randint(0, 99)))
             return guess if "answer" in data else "Done."
-        # The last step whose result is in the message is done; the prompt, which ends with the question, has no result.
+        # The message shows the result of the last finished step; the prompt ends with the question and has no result.
         taken = 0
         if messages and not last.endswith(task.question):
             taken = max(

@@ -58,7 +58,7 @@ class DataSet:
     test: tuple[str, ...] = ()
     """Likewise. Empty without a published test split: a hash of each question then holds `test_share` out."""
     key: tuple[str, ...] = ("question",)
-    """The written field whose values train and test do not share: the first of these that a row has."""
+    """The written field that separates train from test: no value occurs in both. The first of these that a row has."""
     environment: str = "math"
     """The environment that reads it."""
     by_id: bool = False

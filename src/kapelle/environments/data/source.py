@@ -283,7 +283,7 @@ def hub_rows(
         with bars_for_people(), offline_hub() if fault else nullcontext():
             rows = load_dataset(path, config, split=split)
     except Exception as error:
-        # The hub's client raises the exceptions of its own libraries.
+        # The hub's client raises the exceptions of the libraries that it uses.
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise AbsentData(
             f"'{path}' is no local file or folder, and the hub did not give its split '{split}': "
@@ -368,7 +368,7 @@ class DataSettings(DataFiles, Graded, Reporting):
         return read_question(row, key, setting)
 
     def _key(self) -> tuple[str, str, Words]:
-        """Return the field whose values train and test do not share, its setting, and how it is read."""
+        """Return the field that separates train from test, its setting, and the function that reads it."""
         return "question", "path", question_in
 
     def _read(self, row: DataRow) -> object:
@@ -385,7 +385,7 @@ class DataWithQuestions(DataSettings):
     tokens as they are, and agents have neither a prompt nor a system message."""
 
     def remarks(self) -> Sequence[str]:
-        """Return how many prompts are rendered already, if the model's template would render them again."""
+        """Return the number of prompts that are rendered already, if the model's template would render them twice."""
         key, setting, words = self._key()
         if self.rendered_prompts or words is not question_in:
             return ()

@@ -154,7 +154,7 @@ class ServerConnection:
 # -------- One server
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-"""Seconds before an unavailable server is called again; they double with each failure."""
+"""Seconds until the next call to an unavailable server; they double with each failure."""
 
 
 class EnvironmentServerLink:
@@ -204,7 +204,7 @@ class EnvironmentServerLink:
         return answer
 
     def stops(self, rejected: RequestRejected) -> ConfigError:
-        """Return the error that stops a run whose request is rejected."""
+        """Return the error that stops a run after its request is rejected."""
         return ConfigError(f"The environment server at {self.address} rejects the run: {rejected.reason}")
 
     def current(self) -> ServerConnection:
@@ -347,7 +347,7 @@ class Servers:
             f"{before}: episodes that begin from here on play the new one"
         )
         with self._guard:
-            self._description = None  # read again when needed
+            self._description = None  # fetched when next needed
 
     def close(self) -> None:
         """End all connections."""
