@@ -120,7 +120,7 @@ class Environment(Protocol):
 
 
 class Answerable:
-    """An environment whose tasks are questions with one answer: it can compare answers."""
+    """An environment with one answer for each task: it can compare answers."""
 
     def extract(self, text: str) -> str | None:
         """Return the final answer of a text in a normal form, None if it has none."""
@@ -128,7 +128,7 @@ class Answerable:
 
 
 class ShowsImages:
-    """An environment whose episodes show images (`StateWithImages`): every agent needs a vision-language model."""
+    """An environment that shows images in its episodes (`StateWithImages`): every agent needs a vision-language model."""
 
 
 class StateWithImages:
@@ -143,7 +143,7 @@ class StateWithImages:
 
 
 class ListsMoves:
-    """An environment whose episodes list the legal moves (`KnowsMoves`): `sampling.choices: legal`."""
+    """An environment that lists the legal moves in its episodes (`KnowsMoves`): `sampling.choices: legal`."""
 
 
 class KnowsMoves:
@@ -155,7 +155,7 @@ class KnowsMoves:
 
 
 class Mixed:
-    """An environment whose tasks belong to several environments; `Task.part` names the one."""
+    """An environment with the tasks of several environments; `Task.part` names the environment of a task."""
 
     @property
     def members(self) -> Mapping[str, Environment]:
@@ -171,7 +171,7 @@ def offers(environment: object, capability: type[C]) -> TypeIs[C]:
 
 
 def has_comparable_answers(environment: Environment) -> bool:
-    """Return whether all tasks, in all members of a mixture, are questions whose answers can be compared."""
+    """Return whether all tasks, in all members of a mixture, are questions with comparable answers."""
     members = environment.members.values() if offers(environment, Mixed) else ()
     return offers(environment, Answerable) and all(has_comparable_answers(member) for member in members)
 
@@ -208,14 +208,14 @@ class Resets:
         raise NotImplementedError
 
 
-async def reset_state(world: object) -> None:
+async def reset_state(state: object) -> None:
     """Reset an episode inside another one, if it `Resets`."""
-    if isinstance(world, Resets):
-        await world.reset()
+    if isinstance(state, Resets):
+        await state.reset()
 
 
 class Alive:
-    """An environment that may call something whose answers vary, so that its episodes cannot be replayed."""
+    """An environment that may call services with varying answers, so that its episodes cannot be replayed."""
 
     @property
     def alive(self) -> Sequence[str]:
@@ -237,7 +237,7 @@ class ExternalServer:
 
 
 class UsesServers:
-    """Settings, of an environment or of a part of one, whose episodes call servers: they are tested before models load."""
+    """Settings, of an environment or of a part of one, that call servers in episodes: they are tested before models load."""
 
     def servers(self) -> Sequence[ExternalServer]:
         """Return the servers."""
@@ -257,7 +257,7 @@ class StartsProgram:
 
 
 class DrivenByPrograms:
-    """An environment whose episodes are run by an outside program: it calls this process, which serves."""
+    """An environment with episodes that an outside program runs: it calls this process, which serves."""
 
     @property
     def demonstrates(self) -> bool:
@@ -285,7 +285,7 @@ class InMemory:
         raise NotImplementedError
 
     def keep(self, folder: Path) -> None:
-        """Write what can be read again into a run's folder."""
+        """Write into a run's folder what `recall` can read."""
         raise NotImplementedError
 
     def recall(self, folder: Path) -> None:
@@ -294,7 +294,7 @@ class InMemory:
 
 
 class Progressive:
-    """An environment whose train tasks change during a run, such as a game that begins small (a curriculum)."""
+    """An environment that changes its train tasks during a run, such as a game that begins small (a curriculum)."""
 
     def task_after(self, played: int, index: int) -> Task:
         """Return the train task at an index that follows `played` earlier tasks of the run."""
@@ -306,12 +306,12 @@ class Opposed:
 
     @property
     def constant_sum(self) -> bool:
-        """Return whether one agent wins what the others lose: a shared reward then carries no signal."""
+        """Return whether one agent wins what the others lose; a shared reward then carries no signal."""
         raise NotImplementedError
 
 
 class HasPlayers:
-    """An environment with players of its own for an agent's role: random, search, or an equilibrium.
+    """An environment that provides players for an agent's role: random, search, or an equilibrium.
 
     Its `start` assigns them the roles of `Task.environment_players`. The agents of these roles never move and receive the
     same rewards as others.
@@ -350,7 +350,7 @@ class Reads:
 
 
 class Holding:
-    """An environment whose episodes hold pipes or connections open; episodes wait when there are too many."""
+    """An environment that holds pipes or connections open during episodes; episodes wait when there are too many."""
 
     def descriptors(self, agents: int) -> int:
         """Return the most descriptors that one episode of a team of this many agents holds open."""
@@ -394,7 +394,7 @@ class RewardsEpisodes:
 
     @property
     def compared(self) -> Sequence[str]:
-        """Return the settings that compare episodes; empty (the default) if `pay` computes all rewards."""
+        """Return the settings that compare episodes; empty (the default) if `reward_episode` computes all rewards."""
         return ()
 
     async def reward_group(self, episodes: Sequence[Episode]) -> Sequence[Outcome]:
@@ -509,7 +509,7 @@ class Decision:
     key: str
     """Its name in the game."""
     seat: int
-    """The player who moves, from 0."""
+    """The player to move, from 0."""
     text: str
     """The observation of this player."""
     actions: tuple[int, ...]
@@ -532,7 +532,7 @@ class Enumerable:
         raise NotImplementedError
 
     def check_moves(self) -> None:
-        """Raise ConfigError unless each move is one text, whose probability is that of its tokens."""
+        """Raise ConfigError unless each move is one text, with the probability of its tokens."""
         raise NotImplementedError
 
     def exact_values(self, policy: Mapping[str, Mapping[int, float]]) -> tuple[tuple[float, ...], float]:
@@ -751,7 +751,7 @@ def report_change(line: str) -> None:
         listen(line)
 
 
-# -------- Checks of what an environment declares, before training: its code may be anybody's
+# -------- Checks of what an environment declares, before training: its code may come from any user
 
 
 def check_declared(environment: Environment, seconds: float = Patience.environment) -> None:

@@ -261,12 +261,12 @@ def _read(folder: Path, pair: tuple[str, str], deals: int) -> Encounter:
     file = _file(folder, pair)
     try:
         found = Encounter.of(json.loads(file.read_bytes()))
-        whose, count = {found.one, found.other}, len(found.games)
+        labels, count = {found.one, found.other}, len(found.games)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{file} cannot be read: {error}. Remove it to play the pair again.") from error
-    if whose != set(pair) or count != deals:
+    if labels != set(pair) or count != deals:
         raise DataError(
-            f"{file} holds {count} deals of {' and '.join(sorted(whose))}, not {deals} of {' and '.join(pair)}. Remove it to "
+            f"{file} holds {count} deals of {' and '.join(sorted(labels))}, not {deals} of {' and '.join(pair)}. Remove it to "
             "play the pair again."
         )
     return found

@@ -107,7 +107,7 @@ def read_contenders(
             "A comparison needs the evaluation after training. Set `evaluation.before_and_after=true`."
         )
     found = tuple(
-        _contender(recipe, label, name, [values for whose, values in own if whose == label])
+        _contender(recipe, label, name, [values for owner, values in own if owner == label])
         for label, name in named
     )
     for contender in found:

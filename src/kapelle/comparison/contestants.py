@@ -114,7 +114,7 @@ def enter(words: Sequence[str], environment: str | None, settings: Sequence[str]
         else:
             _check_there(word)
     config = _config(environment, settings, [run for run, _ in runs.values()])
-    names = _seats(config)
+    names = _role_names(config)
     entries, notes = [], []
     for label, word in named:
         if label in runs:
@@ -290,9 +290,9 @@ def _config(name: str | None, settings: Sequence[str], runs: Sequence[RunConfig]
     return config
 
 
-def _seats(config: RunConfig) -> tuple[str, ...]:
+def _role_names(config: RunConfig) -> tuple[str, ...]:
     """Return the names of the roles: the agents of the recipe or run if they fit, else as many players as the game needs."""
-    own = tuple(seat.name for seat in seats_of(config.team))
+    own = tuple(slot.name for slot in seats_of(config.team))
     reasons = []
     for names in (own, *(tuple(f"player_{k + 1}" for k in range(n)) for n in range(2, MOST_PLAYERS + 1))):
         if len(names) < 2:
@@ -353,7 +353,7 @@ def load(entries: Entries, report: Callable[[str], None]) -> Loaded:
         if entry.run is not None:
             teams[entry.label] = _of_run(entry, held, folders, report)
         elif not entry.player:
-            teams[entry.label] = _of_model(entry, config, len(entries.names))
+            teams[entry.label] = _of_model(entry, config)
     policies = {name: policy for team in teams.values() for name, policy in team.policies.items()}
     if not policies:
         whole = Team.alone(Agent("nobody"), Policy("nobody", ""))
@@ -419,7 +419,7 @@ def _of_run(
     return Team(team.agents, policies, renamed, bases, turns_of=turns, places=places)
 
 
-def _of_model(entry: Entry, config: RunConfig, seats: int) -> Team:
+def _of_model(entry: Entry, config: RunConfig) -> Team:
     """Return the team of one agent with a model or an endpoint, for any role."""
     from kapelle.models.adapters import base_and_adapter, read_lora
 

@@ -106,7 +106,7 @@ def plot(
     metric: str | None = None,
     seed: int = 0,
 ) -> Plotted:
-    """Draw the figure of `results` into `output`, whose suffix gives the format (.pdf, .png, .svg), and return its numbers.
+    """Draw the figure of `results` into `output` and return its numbers; the suffix gives the format (.pdf, .png, .svg).
 
     `results` are files of `kapelle compare` (`compare.json`, or its folder), each a task, or of `kapelle eval --output`, each a run;
     `LABEL=FILE` names the team of an evaluation. `against` is the axis of curves: tokens sampled for training, or steps.

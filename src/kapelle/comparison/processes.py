@@ -39,7 +39,7 @@ class Failure:
     reason: str
     """One line."""
     details: str
-    """The traceback, or the line again."""
+    """The traceback, or the same line if there is none."""
 
 
 @dataclass(slots=True)

@@ -55,7 +55,7 @@ class Measured:
     problems: int | None = None
     """Number of evaluated problems."""
     failed: int | None = None
-    """Number of problems whose episode ended in an error."""
+    """Number of problems with an episode that ended in an error."""
     reason: str = ""
     """The most frequent reason why problems failed or were not scored, and why fewer were evaluated than set."""
     curve: Sequence[Mapping[str, Json]] = ()

@@ -81,7 +81,7 @@ class UserConversation(BaseEnvironment, Scripted, Private):
     turn_cost: float = Field(default=0.02, ge=0.0, le=1.0)
     """Cost of each answer of an assistant; the reward is at least 0."""
     view: Literal["transcript", "latest"] = "transcript"
-    """What an agent reads: the whole conversation, or the new messages, for `play` with `memory: conversation`."""
+    """What an agent reads: the whole conversation, or the new messages, for the workflow `play` with `memory: conversation`."""
     wording: Literal["full", "short"] = "full"
     """Sentences, or few characters for a tiny model."""
     seed: int = 0

@@ -1,7 +1,7 @@
 """Episodes that an outside program drives: it calls the agents over HTTP and posts their reward.
 
-kapelle numbers the tasks; the program knows what they are. Episodes run in the event loop of the sampler, and a server on another
-thread receives the program's calls. Both meet at a `Switchboard`. Each method says which side calls it.
+kapelle numbers the tasks; the program defines their content. Episodes run in the event loop of the sampler, and a server on another
+thread receives the program's calls. A `Switchboard` connects both. The docstring of each method names the side that calls it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ProgramEnded(EpisodeError):
 
 
 News = OutsideCall | Outcome | EpisodeError | None
-"""An event of an episode: a call (again when its caller disconnects), the reward, a failure, or None to wake the episode."""
+"""An event of an episode: a call (repeated when its caller disconnects), the reward, a failure, or None to wake the episode."""
 
 
 @dataclass(eq=False)
@@ -99,7 +99,7 @@ class WaitingEpisode:
     def call(self, agent: str, request: Mapping[str, Json]) -> Future[Mapping[str, Json]]:
         """Pass a call to the episode and return the future of its answer; raise Over. Called by the server.
 
-        If the caller disconnects, the server cancels the future, and the episode gets the call again.
+        If the caller disconnects, the server cancels the future, and the episode receives the call a second time.
         """
         answer: Future[Mapping[str, Json]] = Future()
         with self._lock:
@@ -180,7 +180,7 @@ class Switchboard:
         self._closed = False
 
     def offer(self, episode: WaitingEpisode) -> None:
-        """Give the episode to the next program that asks for one. Called by the episode."""
+        """Assign the episode to the next program that requests one. Called by the episode."""
         with self._lock:
             if self._closed:
                 raise EpisodeError("The server for outside programs was closed.")
@@ -221,11 +221,11 @@ class Switchboard:
         return taken
 
     def seat(self, name: str) -> WaitingEpisode | None:
-        """Return a taken episode by the name of its session, or None. Called by the server."""
+        """Return a running episode by the name of its session, or None. Called by the server."""
         with self._lock:
             return self._taken.get(name)
 
-    def _may_say(self, kind: str, seconds: float) -> bool:
+    def _may_report(self, kind: str, seconds: float) -> bool:
         """Return whether a kind of message is due, at most once in so many seconds."""
         now = time.monotonic()
         if now < self._quiet_until.get(kind, 0.0):
@@ -239,7 +239,7 @@ class Switchboard:
             self._failures[episode.name] = why
             if len(self._failures) > MOST_REASONS:
                 self._failures.popitem(last=False)
-            if not self._may_say("failed", 10.0):
+            if not self._may_report("failed", 10.0):
                 self._unreported += 1
                 return
             others, self._unreported = self._unreported, 0
@@ -255,7 +255,7 @@ class Switchboard:
         """Report that episodes wait and no program has one; at most once in five minutes. Called by the episode."""
         with self._lock:
             waiting = len(self._free)
-            if not waiting or self._taken or not self._may_say("idle", 300.0):
+            if not waiting or self._taken or not self._may_report("idle", 300.0):
                 return
         self.say(
             f"{waiting} episodes wait for a program, and none has one. Start your program, or check that it calls POST {self.url}/v1/task."
@@ -341,7 +341,7 @@ class StartedProgram(Protocol):
 
 
 StartsIt = Callable[[WaitingEpisode, Callable[[], bool]], Awaitable[StartedProgram]]
-"""Starts the program of an episode. Takes the episode, and a function that tells whether the program waits for an answer."""
+"""Starts the program of an episode. Takes the episode, and a function that returns whether the program waits for an answer."""
 
 
 class Program:
@@ -452,7 +452,7 @@ class ExternalState:
         programs: int,
         least: float = 0.0,
     ) -> None:
-        """Use a program of its own if there is a `start`; at most so many `programs` run at once.
+        """Start a separate program if a `start` is given; at most so many `programs` run at once.
 
         `least` is the reward if the program ends after a truncated answer.
         """
@@ -468,12 +468,12 @@ class ExternalState:
         self._new: list[int] = []
         """Calls of the last step."""
         self._disconnected: list[OutsideCall] = []
-        """Calls whose callers disconnected during the last step."""
+        """Calls that lost their caller during the last step."""
         self._outcome: Outcome | None = None
         self._running: asyncio.Semaphore | None = None
 
     def observe(self, agent: str) -> str:
-        """Return an agent's new calls with their numbers, and the numbers of calls whose callers have disconnected."""
+        """Return an agent's new calls with their numbers, and the numbers of calls that lost their caller."""
         calls = [
             [number, self._open[number].request] for number in self._new if self._open[number].agent == agent
         ]

@@ -139,7 +139,7 @@ class _InTurn:
         return rewards
 
     def _skip_finished(self) -> None:
-        """Step past players whose part of the game is over, which removes them."""
+        """Step past players that have finished, which removes them."""
         made = self.made
         while made.agents and (
             made.terminations[made.agent_selection] or made.truncations[made.agent_selection]

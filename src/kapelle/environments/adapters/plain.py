@@ -116,7 +116,7 @@ class SteppingState(ABC):
 
 
 class _PlainState(SteppingState):
-    """The state of an object with `reset` and `step`, whose results are checked."""
+    """The state of an object with `reset` and `step`; their results are checked."""
 
     def __init__(self, made: Any, path: str, agent: str, max_steps: int, seed: int) -> None:
         self._made, self._path = made, path

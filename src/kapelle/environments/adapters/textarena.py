@@ -18,7 +18,7 @@ from kapelle.types import Json, Split, Task
 
 
 class TextArena(GameSettings):
-    """A game by its id; agents are its players in order and write moves as the game explains them.
+    """A game by its id; agents are its players in order and write moves in the form that the game describes.
 
     An observation repeats all that the game has shown the player, its rules first. So the workflow `play` needs no memory. `rules`
     adds your own text before it.
@@ -77,7 +77,7 @@ class TextArena(GameSettings):
 
 
 class ArenaState(BaseState):
-    """The state of one game with rewards at its end. A move that makes the game raise is invalid: its player loses, and no one wins."""
+    """The state of one game with rewards at its end. A move that makes the game raise is invalid: its player loses, without a winner."""
 
     def __init__(self, game: Any, task: Task, agents: Sequence[str], settings: TextArena, seed: int) -> None:
         super().__init__(task, agents)
@@ -101,7 +101,7 @@ class ArenaState(BaseState):
         return "\n".join(part for part in (self._head, self._seen[agent]) if part)
 
     def movers(self) -> tuple[str, ...]:
-        """Return the player whose turn it is."""
+        """Return the player to move."""
         return () if self.over or not self._left else (self._mover,)
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:

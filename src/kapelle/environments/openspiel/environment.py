@@ -65,9 +65,9 @@ class Level(Settings):
 
 
 class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, HasPlayers, Progressive, Scripted):
-    """A game by name; agents are the players that no opponent is, in order.
+    """A game by name; agents are the players without an opponent, in order.
 
-    The team has one agent per player, or one agent for all of them. A player observes OpenSpiel's string of its own
+    The team has one agent per player, or one agent for all of them. A player observes OpenSpiel's string of its
     information, and writes a legal move; of several lines the last one counts.
     """
 
@@ -545,13 +545,13 @@ class GameState(KnowsMoves):
         if not self._forfeited:
             self._move(joint)
             self._advance()
-        paid = {agent: self._rules.penalty * times for agent, times in charged.items()}
+        rewards = {agent: self._rules.penalty * times for agent, times in charged.items()}
         if self._rules.step_rewards:
             self._add_rewards()
             for agent in sorted(self._acted):
-                paid[agent] = paid.get(agent, 0.0) + self._pending[agent]
+                rewards[agent] = rewards.get(agent, 0.0) + self._pending[agent]
                 self._pending[agent] = 0.0
-        return paid
+        return rewards
 
     def _move(self, joint: Mapping[int, int]) -> None:
         for player, action in joint.items():

@@ -133,7 +133,7 @@ PROBES, ABOVE, FACTOR = 16, 4, 1000
 
 
 def check_size(game: Any, most: int) -> None:
-    """Raise ConfigError for a game whose tree surely has more than `most` nodes, without walking it.
+    """Raise ConfigError if a game's tree surely has more than `most` nodes, without walking it.
 
     A game of random moves with b₁, b₂, … legal moves estimates the nodes as 1 + b₁ + b₁b₂ + …, without bias (Knuth 1975,
     "Estimating the efficiency of backtrack programs"). By Markov's inequality such an estimate exceeds c times the true number with
@@ -169,7 +169,7 @@ def as_played(game: Any, state: Any) -> Any:
 
 
 def too_large(game: Any, most: int) -> ConfigError:
-    """Return the error for a game whose tree has more than `most` nodes."""
+    """Return the error for a game with more than `most` nodes in its tree."""
     return ConfigError(
         f"The game {game} has more than {most} nodes, too many to solve exactly. Take a smaller one, "
         "or the opponents `random` or `mcts`."
@@ -210,8 +210,8 @@ def rules_of(game: Any) -> tuple[str, str]:
             cards, moves = int(has["num_chance"]), int(has["num_actions"])
             has["table"] = ""
             if players == 2:
-                pays = str(has["payoff"]).split(";")
-                rows = [" ".join(pays[k : k + moves]) for k in range(0, len(pays), moves)]
+                payoffs = str(has["payoff"]).split(";")
+                rows = [" ".join(payoffs[k : k + moves]) for k in range(0, len(payoffs), moves)]
                 deals = [
                     f"cards {one} and {other} pay {' / '.join(rows[(one * cards + other) * moves :][:moves])}"
                     for one in range(cards)
@@ -320,7 +320,7 @@ class ScriptedOpponent(Settings):
 
 
 class _OnlyHanabi(Settings):
-    """Base of what plays Hanabi."""
+    """Base of the players of Hanabi."""
 
     name: Literal["hanabi"] = "hanabi"
 
@@ -492,7 +492,7 @@ def regret_policy(written: str, iterations: int) -> Chances:
 
 @cache
 def equilibrium(written: str, tolerance: float) -> Chances:
-    """Return a policy whose NashConv is at most `tolerance`; cached.
+    """Return a policy with a NashConv of at most `tolerance`; cached.
 
     Raises ConfigError if 20,000 iterations of CFR+ do not reach it.
     """
@@ -523,7 +523,7 @@ def play_table(chances: Chances, seed: int) -> Choose:
 
     def choose(state: Any, player: int) -> int:
         key = str(state.information_state_string(player))
-        if state.is_simultaneous_node():  # the table is of `in_turns(game)`, whose states name the player
+        if state.is_simultaneous_node():  # the table is of `in_turns(game)`, where states name the player
             key = f"Current player: {player}\n{key}"
         own = chances[key]
         return int(draw.choices(list(own), list(own.values()))[0])

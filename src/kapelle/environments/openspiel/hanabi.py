@@ -91,9 +91,9 @@ class Table:
 def read_card(written: str) -> Card:
     """Return a card from how OpenSpiel writes it."""
     face, _, knowledge = written.partition(" || ")
-    told, _, possible = knowledge.partition("|")
+    revealed, _, possible = knowledge.partition("|")
     letters = "".join(sign for sign in possible if sign.isalpha())
-    return Card(face, told, letters, "".join(sign for sign in possible if sign.isdigit()))
+    return Card(face, revealed, letters, "".join(sign for sign in possible if sign.isdigit()))
 
 
 def read_table(raw: str) -> Table:

@@ -20,7 +20,7 @@ class GameTally(Protocol):
     """Counts in one game."""
 
     shares: frozenset[str]
-    """Names whose numbers are averaged, in place of summed, over the players of one agent."""
+    """Names of counts that are averaged over the players of one agent; the others are summed."""
 
     def note(self, state: Any, player: int, action: int) -> None:
         """Count a move before it is made."""

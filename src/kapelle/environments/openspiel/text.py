@@ -91,10 +91,10 @@ def _hanabi_view(raw: str) -> str:
     ]
     for k, hand in enumerate(seen.hands):
         cards = [_card(card, own=k == 0) for card in hand]
-        whose = (
+        owner = (
             "Your hand (unseen; what each card may be)" if k == 0 else f"Player +{k} (what they may think)"
         )
-        lines.append(f"{whose}: {', '.join(cards)}")
+        lines.append(f"{owner}: {', '.join(cards)}")
     return "\n".join(lines)
 
 

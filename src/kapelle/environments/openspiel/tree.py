@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MOST_HISTORIES = 4_000_000
 """Most histories of a tree: 40 seconds to build, 1.3 GB of memory."""
 MOST_IN_TURNS = 400_000
-"""The same for simultaneous moves in turns, whose states are wrapped and slower to copy."""
+"""The same for simultaneous moves in turns: their states are wrapped and slower to copy."""
 
 Table = Mapping[str, Mapping[int, float]]
 """Information state → legal action → its probability."""
@@ -59,7 +59,7 @@ class GameTree:
         owner, own_depth = array("b"), array("i")
         parent, column, state_of, depth = array("i"), array("i"), array("i"), array("i")
         chance = array("d")
-        paid: list[float] = []
+        returns: list[float] = []
         ends = array("i")
         # A history, its parent's number, the policy entry that leads to it (-1: chance), the probability of that chance, its depth,
         # and the number of moves of each player before it.
@@ -80,7 +80,7 @@ class GameTree:
             here = -1
             if state.is_terminal():
                 ends.append(number)
-                paid.extend(state.returns())
+                returns.extend(state.returns())
             elif state.is_chance_node():
                 for action, likely in reversed(state.chance_outcomes()):
                     open_.append((state.child(action), number, -1, likely, level + 1, made))
@@ -119,9 +119,9 @@ class GameTree:
         self._first = np.array([*first, entries], np.int64)
         """Where each information state's entries begin."""
         self._state_of_entry = np.repeat(np.arange(len(first)), np.diff(self._first))
-        pays = np.zeros((self.histories, self.players))
-        pays[np.frombuffer(ends, np.int32)] = np.array(paid).reshape(-1, self.players)
-        self._paid = pays[order]
+        by_history = np.zeros((self.histories, self.players))
+        by_history[np.frombuffer(ends, np.int32)] = np.array(returns).reshape(-1, self.players)
+        self._returns = by_history[order]
         self._levels = [slice(*each) for each in pairwise([0, *np.cumsum(np.bincount(levels)).tolist()])]
         self._moved = np.flatnonzero(self._entry >= 0)
         """Histories that a player's move leads to."""
@@ -154,11 +154,11 @@ class GameTree:
             reach[level] = reach[self._parent[level]] * steps[level]
         return reach
 
-    def _values(self, steps: Floats, paid: Floats) -> Floats:
+    def _values(self, steps: Floats, returns: Floats) -> Floats:
         """Return the expected reward after every history, `H`, given the reward of each end."""
         import numpy as np
 
-        values = paid.copy()
+        values = returns.copy()
         for level in reversed(self._levels[1:]):
             above = self._parent[level]
             begin, end = above.min(), above.max() + 1
@@ -170,7 +170,9 @@ class GameTree:
     def values(self, policy: Table) -> tuple[float, ...]:
         """Return the expected return of each player."""
         steps = self._steps(self._flat(policy))
-        return tuple(float(self._values(steps, self._paid[:, player])[0]) for player in range(self.players))
+        return tuple(
+            float(self._values(steps, self._returns[:, player])[0]) for player in range(self.players)
+        )
 
     def visits(self, policy: Table) -> dict[str, float]:
         """Return the expected number of visits of each information state per game."""
@@ -199,7 +201,7 @@ class GameTree:
         states = np.flatnonzero(self._owner == player)
         # Last moves first: the values of earlier ones depend on them.
         for made in sorted(set(self._own_depth[states].tolist()), reverse=True):
-            values = self._values(self._steps(flat), self._paid[:, player])
+            values = self._values(self._steps(flat), self._returns[:, player])
             gain = np.bincount(self._entry[mine], others[mine] * values[mine], minlength=self.entries)
             for state in states[self._own_depth[states] == made].tolist():
                 begin, end = self._first[state], self._first[state + 1]
@@ -207,6 +209,6 @@ class GameTree:
                 flat[begin:end] = 0.0
                 flat[begin + best] = 1.0
                 chosen[state] = self.actions[state][best]
-        value = float(self._values(self._steps(flat), self._paid[:, player])[0])
+        value = float(self._values(self._steps(flat), self._returns[:, player])[0])
         names = list(self.states)
         return value, {names[state]: action for state, action in sorted(chosen.items())}

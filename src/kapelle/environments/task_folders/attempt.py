@@ -178,7 +178,7 @@ class Workplace:
                 self.close()
 
     def close(self) -> None:
-        """End the sandbox; may be called again."""
+        """End the sandbox; repeated calls have no effect."""
         with self._lock:
             self._over = True
             if self._session is not None:
@@ -330,21 +330,22 @@ def grade(
     lines = done.stdout.split(b"\n")
     texts = [base64.b64decode(line).decode("utf-8", "replace") for line in lines[: len(layout.report)]]
     output, files = texts[0], dict(zip(reported, texts[1:], strict=False))
-    said = re.sub(r" in [0-9.]+s\b", "", output)[-2000:]  # so that equal files give an equal record
+    # Remove durations, so that equal files give an equal record.
+    tail = re.sub(r" in [0-9.]+s\b", "", output)[-2000:]
     if summary:
         reward, why = summary_passed(output, task.expected)
-        return TaskRunResult(reward, why, said)
+        return TaskRunResult(reward, why, tail)
     for path in reported:
         if text := files[path].strip():
             found = read_reward(posixpath.basename(path), text)
             if isinstance(found, str):
-                return TaskRunResult(rewards[0], found, said)
+                return TaskRunResult(rewards[0], found, tail)
             if not rewards[0] <= found["reward"] <= rewards[1]:
                 return TaskRunResult(
-                    rewards[0], f"{path} holds {found['reward']}, outside of `rewards`.", said
+                    rewards[0], f"{path} holds {found['reward']}, outside of `rewards`.", tail
                 )
-            return TaskRunResult(found["reward"], f"{path} holds {found['reward']}.", said, found)
-    return TaskRunResult(rewards[0], f"The tests wrote no {' or '.join(reported)}.", said)
+            return TaskRunResult(found["reward"], f"{path} holds {found['reward']}.", tail, found)
+    return TaskRunResult(rewards[0], f"The tests wrote no {' or '.join(reported)}.", tail)
 
 
 def read_reward(name: str, text: str) -> dict[str, float] | str:
@@ -458,7 +459,7 @@ def package_paths(names: tuple[str, ...]) -> tuple[Path, ...]:
 
 
 def _check_python(shown: str, visible: Sequence[str]) -> None:
-    """Raise ConfigError for a virtual environment whose Python is not in the sandbox, such as one of pyenv, conda or uv."""
+    """Raise ConfigError for a virtual environment if its Python is outside the sandbox, such as one of pyenv, conda or uv."""
     started = Path(shown, "bin", "python")
     found = started.resolve()
     if started.is_symlink() and not any(

@@ -106,7 +106,7 @@ class CodingAgent(FolderSettings, WithTeacher, Alive, Holding, DrivenByPrograms,
     def serve(self, setup: Any, say: Callable[[str, str], None]) -> Iterator[None]:
         """Run the server for programs, with a socket for sandboxes, while the block runs."""
         with tempfile.TemporaryDirectory(prefix="kapelle-") as folder:
-            Path(folder).chmod(0o711)  # the socket has a random name, which only kapelle tells the sandboxes
+            Path(folder).chmod(0o711)  # the socket has a random name; sandboxes receive it from kapelle alone
             door = Path(folder) / secrets.token_hex(8)
             served: AbstractContextManager[None] = find_object(SERVER, "server")(
                 self._server(), setup, say, key=self.key, door=door

@@ -141,22 +141,22 @@ def _harbor(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFolder:
         _table(settings, name, where) for name in ("environment", "agent", "verifier")
     )
     if settings.get("steps"):
-        raise _refused(where, "[[steps]]", "a task has one instruction and one set of tests")
+        raise _unsupported(where, "[[steps]]", "a task has one instruction and one set of tests")
     for name in ("mcp_servers", "healthcheck", "skills_dir", "gpus"):
         if environment.get(name):
-            raise _refused(where, f"environment.{name}", "the sandbox has none")
+            raise _unsupported(where, f"environment.{name}", "the sandbox has none")
     if environment.get("os", "linux") != "linux":
-        raise _refused(where, "environment.os", "the sandbox is Linux")
+        raise _unsupported(where, "environment.os", "the sandbox is Linux")
     if verifier.get("environment_mode", "shared") != "shared" or verifier.get("collect"):
-        raise _refused(
+        raise _unsupported(
             where, "verifier.environment_mode or collect", "tests run on a copy of the agent's folders"
         )
     place = folder / "environment"
     for name in ("docker-compose.yaml", "docker-compose.yml"):
         if (place / name).exists():
-            raise _refused(place / name, "services", "a task has one sandbox")
+            raise _unsupported(place / name, "services", "a task has one sandbox")
     if (folder / "tests" / "Dockerfile").exists():
-        raise _refused(folder / "tests" / "Dockerfile", "an image of the tests", "none can be built here")
+        raise _unsupported(folder / "tests" / "Dockerfile", "an image of the tests", "none can be built here")
     dockerfile = place / "Dockerfile"
     if not dockerfile.is_file():
         raise DataError(
@@ -197,9 +197,9 @@ def _terminal_bench(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFo
     if not isinstance(settings, dict) or not isinstance(settings.get("instruction"), str):
         raise DataError(f"{where} has no text `instruction`. Add it.")
     if settings.get("parser_name", "pytest") != "pytest":
-        raise _refused(where, f"parser_name: {settings['parser_name']}", "only pytest's summary is read")
+        raise _unsupported(where, f"parser_name: {settings['parser_name']}", "only pytest's summary is read")
     if settings.get("run_tests_in_same_shell"):
-        raise _refused(where, "run_tests_in_same_shell", "tests run in a sandbox of their own")
+        raise _unsupported(where, "run_tests_in_same_shell", "tests run in a sandbox of their own")
     compose = folder / "docker-compose.yaml"
     if compose.is_file():
         try:
@@ -207,7 +207,7 @@ def _terminal_bench(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFo
         except (ValueError, AttributeError):
             raise DataError(f"{compose} is no YAML of services.") from None
         if len(services) > 1:
-            raise _refused(compose, f"services {', '.join(sorted(services))}", "a task has one sandbox")
+            raise _unsupported(compose, f"services {', '.join(sorted(services))}", "a task has one sandbox")
     hidden = frozenset([
         "tests", "run-tests.sh", "solution.sh", "solution.yaml", "solution", "task.yaml", "docker-compose.yaml",
     ])  # fmt: skip
@@ -523,7 +523,7 @@ def _table(settings: Mapping[str, Any], name: str, where: Path) -> Mapping[str, 
     return found
 
 
-def _refused(where: Path, what: str, why: str) -> DataError:
+def _unsupported(where: Path, what: str, why: str) -> DataError:
     return DataError(f"{where}: `{what}` is not supported: {why}. Change or remove this task.")
 
 

@@ -65,7 +65,7 @@ class Toolbox:
         self.tools = tools
 
     def close(self) -> None:
-        """Release the tools' resources (none by default); may be called again."""
+        """Release the tools' resources (none by default); repeated calls have no effect."""
 
 
 class ToolSettings(Settings):

@@ -153,12 +153,12 @@ async def _until(
 
 # -------- The HTTP transport to an MCP server on the network: limited answers, and checked addresses only (see `web`)
 #
-# The package follows redirects only within the server's own origin; each is checked again.
+# The package follows redirects only within the server's origin; each is checked like the first request.
 
 GOODBYE_S = 2.0
 """Seconds for a server to answer that a session is over."""
 MAX_STREAMS = 100
-"""Times that a connection opens the stream of a server's own requests; the package opens a broken one again."""
+"""Times that a connection opens the stream of the server's requests; the package reopens a broken one."""
 _HEADERS = {"Accept-Encoding": "identity", "User-Agent": "kapelle"}
 
 
@@ -288,7 +288,7 @@ for _name in ("mcp", "client"):
     logging.getLogger(_name).addHandler(logging.NullHandler())
 LOG = logging.getLogger(__name__)
 _warned = set[str]()
-"""Programs whose invalid lines were logged."""
+"""Programs with invalid lines that were logged."""
 
 
 class Pipes:
