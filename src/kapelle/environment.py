@@ -1,7 +1,7 @@
 """The interface of environments: tasks, and a single-use episode state (`EpisodeState`) for each episode.
 
 An environment is a value: the same settings give the same task for the same split and index in every process. All
-episodes of a group therefore have the same task. A `EpisodeState` holds the state of one episode: what each agent
+episodes of a group therefore have the same task. An `EpisodeState` holds the state of one episode: what each agent
 observes, who may move, and the reward of each move. The observation of one agent never contains what is private to
 another agent.
 
@@ -102,7 +102,7 @@ class Environment(Protocol):
         """Check the data and the team before anything expensive happens.
 
         Raises DataError for data that are missing or corrupt, ConfigError when these agents (names in team
-        order) do not fit. Cheap: it may read the data, never a model.
+        order) do not fit. Must be cheap: it may read the data, but loads no model.
         """
         ...
 
@@ -516,7 +516,7 @@ class Decision:
     """The legal moves by number, and in the same order by text."""
     moves: tuple[str, ...]
     before: tuple[tuple[str, int], ...]
-    """The player's own earlier moves on the way here: information state and action."""
+    """The player's earlier moves that lead here: information state and action."""
 
 
 class Enumerable:
@@ -570,7 +570,7 @@ class Described:
 
     @property
     def offered(self) -> frozenset[type]:
-        """The capabilities that it has beside those that its class declares."""
+        """The capabilities in addition to those that its class declares."""
         raise NotImplementedError
 
 
@@ -619,7 +619,7 @@ class WorkerLost(Exception):
     """The process or the server that held an episode has ended, and the episode with it."""
 
     def __init__(self, how: str, *, blamed: bool) -> None:
-        """Take how it ended, and whether this episode was at work when it did."""
+        """Take the reason, and whether this episode was running a call at the time."""
         super().__init__(how)
         self.blamed = blamed
 

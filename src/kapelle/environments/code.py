@@ -428,7 +428,9 @@ class CodeState(BaseState, Scorable, Retriable):
         """Return the agents without a correct program that may write another one."""
         if self.over:
             return ()
-        if self._most > 1 and self._finals:  # the team writes another program, whoever has a correct one
+        if (
+            self._most > 1 and self._finals
+        ):  # the team writes another program, even if an agent has a correct one
             return tuple(self._attempts)
         return tuple(
             agent

@@ -111,7 +111,7 @@ class UserConversation(BaseEnvironment, Scripted, Private):
         return describe(f"users' wishes ({', '.join(self.errands)})", self.difficulty)
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError if the user is not in the team, or is alone."""
+        """Raise ConfigError if the user is missing from the team, or is its only agent."""
         check_flaws(self.flaws, agents)
         if self.user != SCRIPT and self.user not in agents:
             raise ConfigError(

@@ -55,7 +55,7 @@ class DebateTopics(UsesJudges, Alive, Opposed, Scripted):
     rounds: int = Field(default=2, ge=1)
     """Speeches of every agent."""
     together: bool = False
-    """True: simultaneous speeches in a round. False: one after another, each after reading the earlier ones."""
+    """True: simultaneous speeches in a round. False: one after another; each agent reads the earlier ones."""
     reward: Reward = "win"
     """`win`: 1 for the winning side, 0 for the others, ties shared. `zero_sum`: winners gain what the losers lose, in [-1, 1].
     `score`: each side's own score in [0, 1]."""

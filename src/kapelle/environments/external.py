@@ -482,7 +482,7 @@ class ExternalState:
         )
 
     def movers(self) -> tuple[str, ...]:
-        """Return the agents with news; none when the program has posted its reward."""
+        """Return the agents with new events; none after the program has posted its reward."""
         if self._outcome is not None:
             return ()
         news = [*(self._open[number] for number in self._new), *self._disconnected]

@@ -355,7 +355,7 @@ class MatrixState(BaseState, KnowsMoves):
         return tuple(self._moves[agent]) if self.movers() else ()
 
     def movers(self) -> tuple[str, ...]:
-        """Return all players until the last round is over."""
+        """Return all players until the last round ends."""
         return self.agents if len(self._history) < self._rounds else ()
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:

@@ -1,8 +1,8 @@
 """Programming problems that need no data: templates with drawn parameters, a solution, and tests that tell it from near misses.
 
-The templates stand in `programming.toml`. Each contains a problem, a program that solves it, and slips: small changes of the program, as
+The templates are in `programming.toml`. Each contains a problem, a program that solves it, and slips: small changes of the program, as
 a programmer makes them by mistake. A test expects what the program returns (`template_programs`). Inputs are drawn until every slip
-fails a test, so that a program that passes all tests has understood the problem. Two tests are shown, the others are hidden.
+fails a test, so that only a program for the described problem passes all tests. Two tests are shown, the others are hidden.
 
     Return the numbers of a list that are greater than 7, in their order, as `chosen(numbers)`.
 
@@ -32,7 +32,7 @@ from kapelle.errors import DataError
 from kapelle.types import Split
 
 Arguments = tuple[Any, ...]
-"""Of one call: numbers, texts, lists and dictionaries of them."""
+"""Arguments of one call: numbers, texts, lists and dictionaries of them."""
 SHOWN, HIDDEN = 2, 8
 """Tests that a solver reads, and others; an input that catches a slip is added to the hidden ones."""
 MOST_ALIKE = 0.7
@@ -104,7 +104,7 @@ def _functions(draw: random.Random) -> dict[str, Any]:
         return {2: "second", 3: "third", 4: "fourth", 5: "fifth"}.get(number, f"{number}th")
 
     def condition() -> tuple[str, str, str]:
-        """Return something that is true of some numbers: as it stands behind `numbers that …`, as code of `x`, and as a slip."""
+        """Return a condition on numbers: its text after `numbers that …`, its code in `x`, and its slip."""
         k, r = draw.randint(-5, 20), draw.randint(2, 9)
         rest = draw.randrange(1, r) if r > 2 else 1
         return draw.choice(
@@ -208,7 +208,7 @@ def problem(
 
 
 def tells_apart(found: Programming) -> bool:
-    """Return whether tests are fit for rewards: programs with a slip fail, and no constant or echo is right for most calls."""
+    """Return whether tests are fit for rewards: programs with a slip fail, and no constant or echo is correct for most calls."""
     results = Counter(repr(expected) for _, expected in found.tests)
     echoed = sum(arguments[0] == expected for arguments, expected in found.tests)
     return len(found.wrong) > 1 and max(echoed, *results.values()) <= MOST_ALIKE * len(found.tests)
@@ -254,7 +254,7 @@ def with_tests(name: str, template: Drawn, draw: random.Random) -> Programming:
 
 
 def _result(program: str, function: str, arguments: Arguments) -> tuple[str, Any]:
-    """Return what a call returns or raises, and its type: `True` is no 1 to a test."""
+    """Return what a call returns or raises, and its type, which separates `True` from 1."""
     try:
         value = call(program, function, copy.deepcopy(arguments))
     except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as error:

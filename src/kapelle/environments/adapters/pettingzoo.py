@@ -213,7 +213,7 @@ class ZooState(KnowsMoves):
         )
 
     def movers(self) -> tuple[str, ...]:
-        """Return the agents that may move; none if the episode is over or out of rounds."""
+        """Return the agents that may move; none after the end of the episode or its last round."""
         return tuple(self._agent[player] for player in self._order.movers()) if self._left else ()
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:

@@ -34,7 +34,7 @@ from kapelle.types import Json, Split, Task
 
 
 class Plain(Endless, StatedRewards):
-    """One agent in an environment class that knows nothing of kapelle."""
+    """One agent in an environment class that is independent of kapelle."""
 
     name: Literal["plain"] = "plain"
     path: str

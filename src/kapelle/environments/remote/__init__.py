@@ -1,4 +1,4 @@
-"""The environment `remote`: its tasks, grading and episodes live on environment servers."""
+"""The environment `remote`: environment servers hold its tasks, grading and episodes."""
 
 from kapelle.environments.remote.environment import Remote
 

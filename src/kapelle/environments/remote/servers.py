@@ -1,4 +1,4 @@
-"""Environment servers as a run sees them: connections, several servers behind one recipe, and episodes on them.
+"""Environment servers from the side of a run: connections, several servers behind one recipe, and episodes on them.
 
 Each episode goes to the server with the fewest, and to another one if its server fails.
 """
@@ -93,7 +93,7 @@ class ServerConnection:
         number = next(self._numbers)
         text = to_text({"id": number, **request}, LARGEST)
         future: Future[Any] = Future()
-        future.set_running_or_notify_cancel()  # the answer arrives even if its caller has gone
+        future.set_running_or_notify_cancel()  # the answer may arrive after its caller is cancelled
         with self._guard:
             if self.lost is not None:
                 raise WorkerLost(self.lost, blamed=False)
@@ -216,7 +216,7 @@ class EnvironmentServerLink:
 
     @property
     def available(self) -> bool:
-        """Whether the pause after its last failure is over."""
+        """Whether the pause after its last failure has ended."""
         return time.monotonic() >= self._available_at
 
     def failed(self, why: str) -> None:
@@ -251,7 +251,7 @@ def _tls_context(certificate: str | None) -> ssl.SSLContext:
 # -------- Several servers behind one recipe
 
 POLL_SECONDS = 0.05
-"""Seconds between two looks for an available server."""
+"""Seconds between two searches for an available server."""
 
 
 class Servers:
@@ -288,7 +288,7 @@ class Servers:
     def _attempts(self) -> Iterator[EnvironmentServerLink | None]:
         """Yield available servers, the one with the fewest episodes first, and None for each pause.
 
-        Raises EngineError when `retry_seconds` are over.
+        Raises EngineError after `retry_seconds`.
         """
         until = time.monotonic() + self._retry_seconds
         while True:

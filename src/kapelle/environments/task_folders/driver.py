@@ -154,7 +154,7 @@ def run(command: list[str], cwd: str, env: dict[str, str], seconds: float, most:
         if piece:
             room = most // 2 - len(first)
             first, last = first + piece[:room], (last + piece[room:])[-(most // 2) :]
-        # A background process may hold the pipe open or fill it for ever; the command has ended anyway.
+        # A background process may hold the pipe open or fill it forever; the command has ended anyway.
         elif ended or ready:
             break
         if ended and time.monotonic() > until + 1.0:

@@ -156,7 +156,7 @@ async def _until(
 # The package follows redirects only within the server's origin; each is checked like the first request.
 
 GOODBYE_S = 2.0
-"""Seconds for a server to answer that a session is over."""
+"""Seconds for a server to confirm the end of a session."""
 MAX_STREAMS = 100
 """Times that a connection opens the stream of the server's requests; the package reopens a broken one."""
 _HEADERS = {"Accept-Encoding": "identity", "User-Agent": "kapelle"}
@@ -200,7 +200,7 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         return _limited(answer, self.failed)
 
     async def _optional_stream(self, request: httpx2.Request) -> httpx2.Response:
-        """Open the stream of a server's own requests, so that the package can decline them.
+        """Open the stream of a server's requests, so that the package can decline them.
 
         A connection works without it: if it fails, breaks or is too long, it ends quietly.
         """
