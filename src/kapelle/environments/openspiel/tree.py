@@ -121,7 +121,7 @@ class GameTree:
         self._state_of_entry = np.repeat(np.arange(len(first)), np.diff(self._first))
         by_history = np.zeros((self.histories, self.players))
         by_history[np.frombuffer(ends, np.int32)] = np.array(returns).reshape(-1, self.players)
-        self._returns = by_history[order]
+        self._paid = by_history[order]
         self._levels = [slice(*each) for each in pairwise([0, *np.cumsum(np.bincount(levels)).tolist()])]
         self._moved = np.flatnonzero(self._entry >= 0)
         """Histories that a player's move leads to."""
@@ -170,9 +170,7 @@ class GameTree:
     def values(self, policy: Table) -> tuple[float, ...]:
         """Return the expected return of each player."""
         steps = self._steps(self._flat(policy))
-        return tuple(
-            float(self._values(steps, self._returns[:, player])[0]) for player in range(self.players)
-        )
+        return tuple(float(self._values(steps, self._paid[:, player])[0]) for player in range(self.players))
 
     def visits(self, policy: Table) -> dict[str, float]:
         """Return the expected number of visits of each information state per game."""
@@ -201,7 +199,7 @@ class GameTree:
         states = np.flatnonzero(self._owner == player)
         # Last moves first: the values of earlier ones depend on them.
         for made in sorted(set(self._own_depth[states].tolist()), reverse=True):
-            values = self._values(self._steps(flat), self._returns[:, player])
+            values = self._values(self._steps(flat), self._paid[:, player])
             gain = np.bincount(self._entry[mine], others[mine] * values[mine], minlength=self.entries)
             for state in states[self._own_depth[states] == made].tolist():
                 begin, end = self._first[state], self._first[state + 1]
@@ -209,6 +207,6 @@ class GameTree:
                 flat[begin:end] = 0.0
                 flat[begin + best] = 1.0
                 chosen[state] = self.actions[state][best]
-        value = float(self._values(self._steps(flat), self._returns[:, player])[0])
+        value = float(self._values(self._steps(flat), self._paid[:, player])[0])
         names = list(self.states)
         return value, {names[state]: action for state, action in sorted(chosen.items())}
