@@ -54,11 +54,11 @@ async def open_state(
     """Open the state of one episode, in its own thread if the environment blocks."""
     if offers(environment, OpensStates):
         return await environment.open_state(task, agents, seed, patience)
-    world = (ThreadState if getattr(environment, "blocking", False) else BoundedState)(
+    state = (ThreadState if getattr(environment, "blocking", False) else BoundedState)(
         environment.name, patience
     )
     try:
-        started = await world.start(lambda: environment.start(task, agents, seed))
+        started = await state.start(lambda: environment.start(task, agents, seed))
         what = f"`start` of environment '{environment.name}'"
         if isinstance(started, Coroutine):
             started.close()
@@ -75,13 +75,13 @@ async def open_state(
                 f"{what} returns a {type(started).__name__}, which has no `{'`, no `'.join(missing)}`. A world has all of "
                 f"{', '.join(METHODS)} (`kapelle.EpisodeState`)."
             )
-        world.inner = cast("EpisodeState", started)
+        state.inner = cast("EpisodeState", started)
         if isinstance(started, Resets):
-            await world.reset()
+            await state.reset()
     except BaseException:
-        world.end()
+        state.end()
         raise
-    return world
+    return state
 
 
 @lru_cache(maxsize=64)
@@ -142,8 +142,8 @@ class BoundedState:
 
     def reset(self) -> Awaitable[None]:
         """See `environment.Resets`."""
-        world = cast("Resets", self.inner)
-        return self._waiting("reset", world.reset)
+        state = cast("Resets", self.inner)
+        return self._waiting("reset", state.reset)
 
     def step(self, actions: Mapping[str, str], final: str | None = None) -> Awaitable[Mapping[str, float]]:
         """See `environment.EpisodeState`."""
@@ -156,8 +156,8 @@ class BoundedState:
 
     def score(self, agent: str, text: str) -> Awaitable[float]:
         """See `environment.Scorable`."""
-        world = cast("Scorable", self.inner)
-        return self._waiting("score", lambda: world.score(agent, text), "grader")
+        state = cast("Scorable", self.inner)
+        return self._waiting("score", lambda: state.score(agent, text), "grader")
 
     def allow_answers(self, most: int) -> None:
         """See `environment.Retriable`; does nothing for other states."""

@@ -75,23 +75,23 @@ async def roll_out_episode(
     blamed, lost, replayed = 0, 0, record
     turns: tuple[Turn, ...] = ()
     while True:
-        played = await _attempt(setup, task, seed, sample, replayed, sampling_seed, on_scene, branch)
-        if isinstance(played, Episode):
+        result = await _attempt(setup, task, seed, sample, replayed, sampling_seed, on_scene, branch)
+        if isinstance(result, Episode):
             if replayed is record or replayed is None or not replayed.diverged():
-                return played
+                return result
             replayed = None  # the environment does not repeat: sample again
             continue
         # An environment that was computing when its process died may have killed it, so it gets fewer repetitions.
-        blamed, lost = blamed + played.how.blamed, lost + 1
+        blamed, lost = blamed + result.how.blamed, lost + 1
         if blamed > REDONE or lost > LOST:
             times = (
                 f"{blamed} times while this episode's world was at work"
                 if blamed > REDONE
                 else f"{lost} times"
             )
-            reason = f"WorkerLost: {played.how}, {times}"
-            return Episode(task, seed, setup.team.names, played.turns, error=reason)
-        turns = max(turns, played.turns, key=len)
+            reason = f"WorkerLost: {result.how}, {times}"
+            return Episode(task, seed, setup.team.names, result.turns, error=reason)
+        turns = max(turns, result.turns, key=len)
         if record is not None:
             record.rewind()
         elif setup.tree is None:
@@ -108,8 +108,8 @@ async def continue_episode(
     if how is not None:
         error = does_not_repeat(setup.environment.name, how, "`training.partial_rollouts: 0`")
         return Episode(task, left.seed, setup.team.names, (), error=f"EpisodeError: {error}")
-    turns, paid = as_recorded(left, episode.turns, episode.reward_events)
-    return replace(episode, turns=turns, reward_events=paid)
+    turns, events = as_recorded(left, episode.turns, episode.reward_events)
+    return replace(episode, turns=turns, reward_events=events)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +132,14 @@ async def _attempt(
 ) -> Episode | _Lost:
     names, cancellations = setup.team.names, stop_signal_received()
     scene: LiveScene | None = None
-    world: BoundedState | RemoteState | None = None
+    state: BoundedState | RemoteState | None = None
     start = open_state if setup.workers is None else setup.workers.open_state
     try:
         patience_here.set(setup.patience)
-        world = await start(setup.environment, task, names, seed, setup.patience)
+        state = await start(setup.environment, task, names, seed, setup.patience)
         try:
             continuation = partial(roll_out_continuation, setup)
-            scene = LiveScene(setup, task, seed, world, continuation, sample, record, sampling_seed, branch)
+            scene = LiveScene(setup, task, seed, state, continuation, sample, record, sampling_seed, branch)
             if on_scene is not None:
                 on_scene(scene)
             await within("The episode", "episode", setup.patience.episode, setup.workflow.run(scene))
@@ -148,20 +148,20 @@ async def _attempt(
                     f"The workflow '{setup.workflow.name}' ended without a step of the environment. Write `await scene.step({{name: text}})` "
                     "in `run`."
                 )
-            found = await setup.timeline.during("grade", world.outcome())
+            found = await setup.timeline.during("grade", state.outcome())
             if setup.pays and offers(setup.environment, RewardsEpisodes):
                 ends_requests()  # nothing more is sampled: other episodes continue while a judge reads
-                played = Episode(task, seed, names, scene.turns, final=scene.final)
-                paying = setup.environment.reward_episode(played, found)
-                work = within("Paying the episode", "grader", setup.patience.grader, paying)
+                episode = Episode(task, seed, names, scene.turns, final=scene.final)
+                rewarding = setup.environment.reward_episode(episode, found)
+                work = within("Paying the episode", "grader", setup.patience.grader, rewarding)
                 found = await setup.timeline.during("grade", work)
             outcome = scene.settle(found)
         finally:
             ends_requests()  # the sampler does not wait for this episode while its environment closes
-            await world.close()
+            await state.close()
         outcome = accepted(outcome, scene.turns, setup.environment.reward_range, names)
     except BaseException as error:  # noqa: BLE001 - the one boundary where a bad episode becomes data
-        lost = world.lost if isinstance(world, RemoteState) else None
+        lost = state.lost if isinstance(state, RemoteState) else None
         lost = error if isinstance(error, WorkerLost) else lost
         reason = fault(error, cancellations)
         turns, continued = (scene.turns, dict(scene.continued)) if scene else ((), {})
@@ -256,7 +256,7 @@ async def compare_episodes(setup: RolloutSetup, groups: Sequence[Group]) -> list
     if not (setup.pays and offers(environment, RewardsEpisodes) and environment.compared):
         return list(groups)
 
-    async def paid(group: Group) -> Group:
+    async def rewarded(group: Group) -> Group:
         valid, cancellations = group.valid, stop_signal_received()
         if not valid:
             return group
@@ -279,7 +279,7 @@ async def compare_episodes(setup: RolloutSetup, groups: Sequence[Group]) -> list
     def given_up(place: int, why: DeadlineExceeded) -> Group:
         return _failed(groups[place], f"DeadlineExceeded: {why}")
 
-    return await gather_abandonable([partial(paid, group) for group in groups], given_up)
+    return await gather_abandonable([partial(rewarded, group) for group in groups], given_up)
 
 
 def _failed(group: Group, reason: str) -> Group:

@@ -201,10 +201,10 @@ async def continue_forks(forks: Sequence[Fork], times: int, roll_out_all: RollOu
         for fork in forks
         for number in range(times)
     ]
-    played = await roll_out_all(runs)
+    episodes = await roll_out_all(runs)
     found = []
     for begin in range(0, len(runs), times):
-        own = list(zip(runs[begin : begin + times], played[begin : begin + times], strict=True))
+        own = list(zip(runs[begin : begin + times], episodes[begin : begin + times], strict=True))
         tokens = sum((run.record.sampled(episode) for run, episode in own), Counter[str]())
         diverged = [how for run, episode in own if (how := run.record.diverged(episode)) is not None]
         found.append(ContinuedFork(tuple(episode for _, episode in own), tokens, next(iter(diverged), None)))
@@ -275,7 +275,10 @@ async def intervene(
 
 
 def _with(
-    episode: Episode, became: Sequence[tuple[Change, ContinuedFork]], asked: Interventions, environment: str
+    episode: Episode,
+    became: Sequence[tuple[Change, ContinuedFork]],
+    settings: Interventions,
+    environment: str,
 ) -> Episode:
     if not became:
         return episode
@@ -290,7 +293,7 @@ def _with(
             change.what,
             change.agents,
             _first_turn(episode, change),
-            tuple(asked.returns(ended) for ended in found.valid),
+            tuple(settings.returns(ended) for ended in found.valid),
         )
         for change, found in became
     )
@@ -318,8 +321,8 @@ def affordable(group: Group, number: int, asked: Interventions, team: Team, step
         room = min(room, asked.tokens / (step * len(group.episodes)))
     slots = list(costs)
     if asked.says is not None:
-        says = asked.says(others)
-        slots.sort(key=lambda slot: -says(slot))
+        informative = asked.says(others)
+        slots.sort(key=lambda slot: -informative(slot))
     fitting: set[Slot] = set()
     for slot in slots:
         cost = sum(costs[slot]) / len(others.valid)
@@ -392,7 +395,7 @@ async def choose(
     environment: str,
     roll_out_all: RollOutAll,
 ) -> list[tuple[Turn, list[Turn]]]:
-    """Return the chosen candidate of each agent that moves, and its siblings, each with its value `worth`.
+    """Return the chosen candidate of each agent that moves, and its siblings, each with its value in `continuation_return`.
 
     `drafts` are the candidates of every agent that moves after the turns `so_far`: one for a frozen agent, which has no value. The
     value of a candidate is its agent's mean return over valid continuations. Candidates of the same tokens are continued once. Raises
@@ -408,12 +411,12 @@ async def choose(
 
     seeds = (so_far.seed, "continuation", len(so_far.turns))
     forks: dict[tuple[tuple[int, ...], ...], Fork] = {}
-    said: dict[JointAction, tuple[tuple[int, ...], ...]] = {}
+    tokens_of: dict[JointAction, tuple[tuple[int, ...], ...]] = {}
     for action in dict.fromkeys(action for actions in judged_by.values() for action in actions):
         joint = [drafts[m][k] for m, k in enumerate(action)]
-        said[action] = tuple(turn.completion_ids for turn in joint)
-        if said[action] not in forks:
-            forks[said[action]] = Fork(so_far, sample, Record(so_far.turns, joint), seeds)
+        tokens_of[action] = tuple(turn.completion_ids for turn in joint)
+        if tokens_of[action] not in forks:
+            forks[tokens_of[action]] = Fork(so_far, sample, Record(so_far.turns, joint), seeds)
     found = dict(
         zip(forks, await continue_forks(list(forks.values()), tree.continuations, roll_out_all), strict=True)
     )
@@ -421,25 +424,25 @@ async def choose(
         if became.diverged is not None:
             raise does_not_repeat(environment, became.diverged, "`algorithm.tree: false`")
     # Each agent's mean return over the continuations of one joint action.
-    paid: dict[tuple[tuple[int, ...], ...], dict[str, float]] = {}
+    returns: dict[tuple[tuple[int, ...], ...], dict[str, float]] = {}
     for words, became in found.items():
         valid = [tree.returns(episode) for episode in became.valid]
         if not valid:
             raise EpisodeError(
                 f"All continuations of a candidate failed. The error of the first: {became.episodes[0].error}"
             )
-        paid[words] = {agent: fmean(each.get(agent, 0.0) for each in valid) for agent in valid[0]}
+        returns[words] = {agent: fmean(each.get(agent, 0.0) for each in valid) for agent in valid[0]}
     chosen = []
     for m, candidates in enumerate(drafts):
         if len(candidates) == 1:
             chosen.append((candidates[0], list[Turn]()))
             continue
-        worths = [
-            fmean(paid[said[action]].get(turn.agent, 0.0) for action in judged_by[m, k])
+        values = [
+            fmean(returns[tokens_of[action]].get(turn.agent, 0.0) for action in judged_by[m, k])
             for k, turn in enumerate(candidates)
         ]
         known = [
-            replace(turn, continuation_return=worth) for turn, worth in zip(candidates, worths, strict=True)
+            replace(turn, continuation_return=value) for turn, value in zip(candidates, values, strict=True)
         ]
-        chosen.append((known.pop(tree.chosen(worths)), known))
+        chosen.append((known.pop(tree.chosen(values)), known))
     return chosen

@@ -136,14 +136,14 @@ def accepted(
     """Return the outcome in plain values; EpisodeError for a value that cannot be converted or a reward out of range."""
     rewards = checked_rewards(outcome.rewards, names)
     for name in names:
-        paid = [turn.reward for turn in turns if turn.agent == name] + [rewards.get(name, 0.0)]
-        total = sum(paid)
+        amounts = [turn.reward for turn in turns if turn.agent == name] + [rewards.get(name, 0.0)]
+        total = sum(amounts)
         if not in_range(total, bounds):
             raise EpisodeError(
                 f"Agent '{name}' has the return {total}, outside the declared range [{bounds[0]}, {bounds[1]}]."
             )
-        if max(map(abs, paid)) > MOST_REWARDED:
-            far = next(reward for reward in paid if abs(reward) > MOST_REWARDED)
+        if max(map(abs, amounts)) > MOST_REWARDED:
+            far = next(reward for reward in amounts if abs(reward) > MOST_REWARDED)
             raise EpisodeError(
                 f"Agent '{name}' has the reward {far:g}, beyond ±{MOST_REWARDED:g}, the limit of sums in float32. Use smaller rewards."
             )

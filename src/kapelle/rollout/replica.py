@@ -50,8 +50,8 @@ class TeamReplica:
         own = [
             policy for name, policy in team.policies.items() if others is None or name not in others.policies
         ]
-        played = {policy.base for policy in own}
-        team = replace(team, bases={base: path for base, path in bases.items() if base in played})
+        needed = {policy.base for policy in own}
+        team = replace(team, bases={base: path for base, path in bases.items() if base in needed})
         models = load_models(team, self.config.model, {})
         self.hashes = {base: hash_of_base(model) for base, model in models.items()} | hashes
         """Base name → hash of its weights."""

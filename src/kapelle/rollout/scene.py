@@ -404,11 +404,11 @@ class LiveScene:
         self.continued: Counter[str] = Counter()
         """Policy → tokens sampled to continue from candidates."""
         self._play_continuation = roll_out_continuation
-        self._world = world
-        self._seats = {agent.name: LiveAgentSession(self, agent) for agent in setup.team.agents}
+        self._state = world
+        self._sessions = {agent.name: LiveAgentSession(self, agent) for agent in setup.team.agents}
         without = record is not None and isinstance(setup.workflow, GoesOnWithout)
         absent = record.absent if without and record is not None else frozenset[str]()
-        self.names = tuple(name for name in self._seats if name not in absent) or tuple(self._seats)
+        self.names = tuple(name for name in self._sessions if name not in absent) or tuple(self._sessions)
         """Agent names in order, without absent ones if the workflow can run without them."""
         self._turns: list[Turn] = []
         self._open: dict[str, list[Turn]] = {}
@@ -437,11 +437,11 @@ class LiveScene:
         return len({turn.completed_before for turn in self._turns if turn.trained})
 
     def __getitem__(self, name: str) -> LiveAgentSession:
-        if name not in self._seats:
+        if name not in self._sessions:
             raise EpisodeError(
-                f"The workflow uses an agent {name!r:.60}, which does not exist.{did_you_mean(str(name), self._seats)}"
+                f"The workflow uses an agent {name!r:.60}, which does not exist.{did_you_mean(str(name), self._sessions)}"
             )
-        return self._seats[name]
+        return self._sessions[name]
 
     def commit(self, drafts: Sequence[Turn]) -> list[Turn]:
         """Record turns in the order given and return them with their index."""
@@ -470,7 +470,7 @@ class LiveScene:
             return None
         sampled = {id(each.request): each for each in broken}
         begun = []
-        for agent in self._seats:
+        for agent in self._sessions:
             if agent not in self.requested or agent in self.completed:
                 continue
             turn = self.requested[agent]
@@ -481,7 +481,7 @@ class LiveScene:
                 constraint = turn.request.sampling.constraint
                 sample = (more.ids, more.logprobs, more.version, more.weights_hash)
                 begun.append(turn.completed(*sample, constraint=constraint))
-        drafts = [self.completed[agent] for agent in self._seats if agent in self.completed]
+        drafts = [self.completed[agent] for agent in self._sessions if agent in self.completed]
         return PartialEpisode(
             self.seed, self.turns, tuple(drafts), tuple(begun), reward_events=tuple(self.reward_events)
         )
@@ -514,9 +514,9 @@ class LiveScene:
             self._open |= {turn.agent: siblings for turn, siblings in settled if siblings}
             chosen = [turn for turn, _ in settled]
         for turn in chosen:
-            seat = self._seats[turn.agent]
-            seat.last = turn
-            seat.messages.append(said(turn, seat.read_by))
+            session = self._sessions[turn.agent]
+            session.last = turn
+            session.messages.append(said(turn, session.read_by))
         shares = self.setup.share_thoughts
         return {
             turn.agent: replace(turn, text=turn.words, thoughts=0) if turn.thoughts and not shares else turn
@@ -540,33 +540,35 @@ class LiveScene:
         assert self.setup.tree is None, "`check_run` allows no tree here"
         drafts = await asyncio.gather(
             *(
-                self._seats[name].draft_after(each, None if each.after is None else self._turns[each.after])
+                self._sessions[name].draft_after(
+                    each, None if each.after is None else self._turns[each.after]
+                )
                 for name, each in asked.items()
             )
         )
         turns = self.commit([turn for turn, _ in drafts])
         for turn, (_, whole) in zip(turns, drafts, strict=True):
-            seat = self._seats[turn.agent]
-            seat.ended[turn.index] = [*whole, said(turn, seat.read_by)]
+            session = self._sessions[turn.agent]
+            session.ended[turn.index] = [*whole, said(turn, session.read_by)]
         return {turn.agent: turn for turn in turns}
 
     def allow_answers(self, most: int) -> None:
         """Let a question stay open after an incorrect answer; see `workflow.Scene`."""
-        self._world.allow_answers(most)
+        self._state.allow_answers(most)
 
     def observe(self, agent: str) -> str:
         """Return the agent's observation."""
-        return text(self._world.observe(agent), f"The observation of '{agent}'")
+        return text(self._state.observe(agent), f"The observation of '{agent}'")
 
     def legal(self, agent: str) -> Sequence[str]:
         """Return the legal moves that the environment lists; empty for an agent that is not to move."""
-        return self._world.legal(agent)
+        return self._state.legal(agent)
 
     def shown(self, agent: str, read: list[Message], known: Sequence[Image]) -> list[Message]:
         """Return what an agent reads, with the pictures of its observation that are not in the conversation yet."""
-        if isinstance(self._world, RemoteState) or not read:
+        if isinstance(self._state, RemoteState) or not read:
             return read
-        new = [image for image in dict.fromkeys(self._world.images(agent)) if image not in known]
+        new = [image for image in dict.fromkeys(self._state.images(agent)) if image not in known]
         if not new:
             return read
         first = read[0]  # without the token ids of a `Written`, which have no place for a picture
@@ -574,7 +576,7 @@ class LiveScene:
 
     def movers(self) -> tuple[str, ...]:
         """Return the agents that may move now."""
-        movers = self._world.movers()
+        movers = self._state.movers()
         found: object = movers
         if isinstance(found, str):
             raise EpisodeError(
@@ -595,9 +597,9 @@ class LiveScene:
         self.stepped = True
         self.final = self.final if final is None else final
         with Participant():
-            rewards = await self.setup.timeline.during("environment", self._world.step(actions, final))
-        paid = checked_rewards(rewards, self._seats)  # absent agents may be rewarded too
-        for agent, reward in paid.items():
+            rewards = await self.setup.timeline.during("environment", self._state.step(actions, final))
+        checked = checked_rewards(rewards, self._sessions)  # absent agents may be rewarded too
+        for agent, reward in checked.items():
             self.reward_events.append(RewardEvent(agent, len(self._turns), reward))
             last = max((turn.index for turn in self._turns if turn.agent == agent), default=None)
             if last is None:
@@ -605,14 +607,14 @@ class LiveScene:
             else:
                 turn = self._turns[last]
                 self._turns[last] = placed(turn, last, turn.reward + reward)
-        return paid
+        return checked
 
     def settle(self, outcome: Outcome) -> Outcome:
         """Return the outcome; the terminal reward of an agent without a turn includes its earlier rewards."""
         found: object = outcome
         if not isinstance(found, Outcome):
             raise EpisodeError(f"`outcome` returns {found!r:.60}; return a kapelle.Outcome.")
-        rewards = checked_rewards(outcome.rewards, self._seats)
+        rewards = checked_rewards(outcome.rewards, self._sessions)
         for agent, reward in self._owed.items():
             rewards[agent] = rewards.get(agent, 0.0) + reward
         return Outcome(rewards, outcome.success, outcome.info, outcome.truncated, outcome.roles)
@@ -633,13 +635,13 @@ class LiveScene:
 
     async def score(self, turn: Turn) -> float:
         """Score a recorded turn's text as an answer; see `workflow.Scene`."""
-        if not self._world.scorable:
+        if not self._state.scorable:
             raise EpisodeError(
                 f"`{self.setup.environment.name}` scores no text before the end of an episode. Set `workflow.score_rounds: false`, or "
                 "use another environment."
             )
         with Participant():
-            value = await self.setup.timeline.during("grade", self._world.score(turn.agent, turn.text))
+            value = await self.setup.timeline.during("grade", self._state.score(turn.agent, turn.text))
         score = share(value, f"The environment's score of a text of '{turn.agent}'")
         self._turns[turn.index] = replace(self._turns[turn.index], score=score)
         return score

@@ -30,12 +30,12 @@ def at_once(environment: Environment, agents: int, tree: Tree | None, most: int,
     The resources of an episode include those of its continuations, so that it never waits for itself.
     """
     # In a tree, the candidates of every agent are continued in their own environments.
-    worlds = 1 + tree.candidates * agents if tree else 1
+    states = 1 + tree.candidates * agents if tree else 1
     if getattr(environment, "blocking", False):
-        most = min(most, processes * max(1, bounded_states.WORKERS // worlds))
+        most = min(most, processes * max(1, bounded_states.WORKERS // states))
     if not offers(environment, Holding):
         return most
-    return min(most, processes * most_open(worlds * environment.descriptors(agents), most))
+    return min(most, processes * most_open(states * environment.descriptors(agents), most))
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,8 +93,8 @@ def _read_table() -> Iterator[Alias]:
         for reason, names in kinds.get("unsupported", {}).items():
             for name, values in names.items():
                 words: dict[str, dict[str, Any]] = {**{_word(each): {} for each in values}, "null": {}}
-                says = f"{', '.join(f'`{each}`' for each in words)} only: {reason}"
-                yield Alias(name, (), library, says, words, reason)
+                note = f"{', '.join(f'`{each}`' for each in words)} only: {reason}"
+                yield Alias(name, (), library, note, words, reason)
 
 
 def _flat(values: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:

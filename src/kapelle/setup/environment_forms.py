@@ -26,9 +26,9 @@ def environment_form(environment: Environment) -> dict[str, Any]:
         made = environment_from(form)
         same = isinstance(made, Settings) and made.model_dump(mode="json") == settings
     except (pydantic.ValidationError, ConfigError) as error:
-        raise _refused(environment, f"cannot be made from its settings: {error}") from None
+        raise _not_importable(environment, f"cannot be made from its settings: {error}") from None
     if not same:
-        raise _refused(environment, "differs when it is made from its settings")
+        raise _not_importable(environment, "differs when it is made from its settings")
     return form
 
 
@@ -46,14 +46,14 @@ def _importable_name(environment: Settings, name: object) -> str:
     own = type(environment)
     found = f"{own.__module__}:{own.__qualname__}"
     if own.__module__ == "__main__" or "<locals>" in own.__qualname__:
-        raise _refused(environment, "is defined in a function or in the main program")
+        raise _not_importable(environment, "is defined in a function or in the main program")
     for each in (name, found):
         try:
             if isinstance(each, str) and _is(own, environment_class(each)):
                 return each
         except ConfigError:  # its name finds another class
             pass
-    raise _refused(environment, f"is not what `{found}` imports")
+    raise _not_importable(environment, f"is not what `{found}` imports")
 
 
 def _is(own: type, found: type) -> bool:
@@ -64,7 +64,7 @@ def _is(own: type, found: type) -> bool:
     )
 
 
-def _refused(environment: Settings, why: str) -> ConfigError:
+def _not_importable(environment: Settings, why: str) -> ConfigError:
     kind = type(environment)
     return ConfigError(
         f"`episode.environment_workers` needs an importable environment, but {kind.__qualname__} {why}. Define it in a module, and name it "

@@ -97,9 +97,9 @@ def problems_of(
 ) -> Iterator[tuple[str, str]]:
     """Yield each problem of a test set, with its question: of a finite split all, else those that an evaluation draws."""
     size = environment.size("test")
-    played = max(settings.problems, settings.problems_while_training)
+    count = max(settings.problems, settings.problems_while_training)
     tasks = (
-        choose_tasks(environment, "test", played, fits=fits)
+        choose_tasks(environment, "test", count, fits=fits)
         if size is None
         else (task_of(environment, "test", index) for index in range(size))
     )

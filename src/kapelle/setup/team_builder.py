@@ -38,26 +38,26 @@ def build_team(config: RunConfig, algorithm: Algorithm, absent: list[str] | None
 
     With `absent`, missing devices are added to it instead.
     """
-    seats = seats_of(config.team)
+    roles = seats_of(config.team)
     bases = Bases(config.model, config.team, absent)
     policies: dict[str, Policy] = {}
     policy_of: dict[str, str] = {}
     turns_of: dict[str, tuple[str, ...]] = {}
-    for seat in seats:
-        own = _policies(seat, config.team, bases)
+    for role in roles:
+        own = _policies(role, config.team, bases)
         for policy in own:
             known = policies.setdefault(policy.name, policy)
             if known != policy:
                 raise ConfigError(
-                    f"Agent '{seat.name}' gives policy '{policy.name}' other settings than an earlier agent: set the same `lora` and `optimizer`."
+                    f"Agent '{role.name}' gives policy '{policy.name}' other settings than an earlier agent: set the same `lora` and `optimizer`."
                 )
-        policy_of[seat.name] = own[0].name
-        if isinstance(seat.weights, PerTurn):
-            turns_of[seat.name] = tuple(policy.name for policy in own)
+        policy_of[role.name] = own[0].name
+        if isinstance(role.weights, PerTurn):
+            turns_of[role.name] = tuple(policy.name for policy in own)
     learners = {name: policies[name] for name in dict.fromkeys(policy_of.values()) if policies[name].trained}
     for plan in plans_of(config):
         policies |= plan.policies(config, learners, bases)
-    critics, critic_of = _critics(config.team, seats, algorithm, policies, policy_of, bases)
+    critics, critic_of = _critics(config.team, roles, algorithm, policies, policy_of, bases)
     verifier = algorithm.need(VerifierScores)
     if verifier is not None:
         model = config.reward_model
@@ -75,16 +75,16 @@ def build_team(config: RunConfig, algorithm: Algorithm, absent: list[str] | None
             lora = read_lora(Path(folder))
             critics[name] = Critic(name, base, lora, trained=refresh is not None, rate=rate)
     agents = []
-    for seat in seats:
-        sampling = (seat.sampling or config.team.sampling).build()
-        if seat.chat_template_kwargs and policies[policy_of[seat.name]].endpoint is not None:
+    for role in roles:
+        sampling = (role.sampling or config.team.sampling).build()
+        if role.chat_template_kwargs and policies[policy_of[role.name]].endpoint is not None:
             raise ConfigError(
-                f"Agent '{seat.name}' is an endpoint, whose server renders prompts. Remove its `chat_template_kwargs`."
+                f"Agent '{role.name}' is an endpoint, whose server renders prompts. Remove its `chat_template_kwargs`."
             )
         # Arguments of the section `model` are for its own chat template.
-        shared = bases.paths.get(policies[policy_of[seat.name]].base) == config.model.path
-        arguments = {**(config.model.chat_template_kwargs if shared else {}), **seat.chat_template_kwargs}
-        agents.append(Agent(seat.name, seat.system, seat.prompt, sampling, arguments))
+        shared = bases.paths.get(policies[policy_of[role.name]].base) == config.model.path
+        arguments = {**(config.model.chat_template_kwargs if shared else {}), **role.chat_template_kwargs}
+        agents.append(Agent(role.name, role.system, role.prompt, sampling, arguments))
     team = Team(
         tuple(agents), policies, policy_of, bases.paths, critics, critic_of, turns_of, places=bases.places
     )
@@ -102,23 +102,23 @@ def seats_of(team: TeamConfig) -> tuple[AgentConfig, ...]:
     return team.agents
 
 
-def _policies(seat: AgentConfig, team: TeamConfig, bases: Bases) -> tuple[Policy, ...]:
+def _policies(role: AgentConfig, team: TeamConfig, bases: Bases) -> tuple[Policy, ...]:
     """Return the policies of an agent with their rates: one, or one for each of its turns."""
-    weights = seat.weights or team.sharing
+    weights = role.weights or team.sharing
     if isinstance(weights, PerTurn):
         listed = weights.per_turn
         # No agent's name has "@", so these names are unique.
-        names = [f"{seat.name}@{k + 1}" for k in range(listed)] if isinstance(listed, int) else listed
-        made = tuple(Policy(name, BASE, _lora(seat.lora or team.lora)) for name in names)
+        names = [f"{role.name}@{k + 1}" for k in range(listed)] if isinstance(listed, int) else listed
+        made = tuple(Policy(name, BASE, _lora(role.lora or team.lora)) for name in names)
     else:
-        made = (policy_for(seat, weights, team, bases),)
-    if seat.optimizer is None:
+        made = (policy_for(role, weights, team, bases),)
+    if role.optimizer is None:
         return made
     if not all(policy.trained for policy in made):
         raise ConfigError(
-            f"`optimizer` of agent '{seat.name}' sets a learning rate, but nothing trains its weights. Remove it."
+            f"`optimizer` of agent '{role.name}' sets a learning rate, but nothing trains its weights. Remove it."
         )
-    return tuple(replace(policy, rate=_rate(seat.optimizer, seat.optimizer.lr)) for policy in made)
+    return tuple(replace(policy, rate=_rate(role.optimizer, role.optimizer.lr)) for policy in made)
 
 
 def policy_for(seat: AgentConfig, weights: OneForAll, team: TeamConfig, bases: Bases) -> Policy:
@@ -151,13 +151,13 @@ def policy_for(seat: AgentConfig, weights: OneForAll, team: TeamConfig, bases: B
 
 def _critics(
     team: TeamConfig,
-    seats: tuple[AgentConfig, ...],
+    roles: tuple[AgentConfig, ...],
     algorithm: Algorithm,
     policies: Mapping[str, Policy],
     policy_of: Mapping[str, str],
     bases: Bases,
 ) -> tuple[dict[str, Critic], dict[str, str]]:
-    sharers = [seat.name for seat in seats if seat.share_critic_with is not None]
+    sharers = [role.name for role in roles if role.share_critic_with is not None]
     if algorithm.critic is None:
         if sharers or team.critic_sharing is not None:
             raise ConfigError(
@@ -176,57 +176,57 @@ def _critics(
         )
     if algorithm.critic.everyone:
         judge = Critic(VERIFIER, bases.frozen(BASE), _lora(team.critic_lora))
-        return {VERIFIER: judge}, {seat.name: VERIFIER for seat in seats}
-    learning = [seat for seat in seats if policies[policy_of[seat.name]].trained]
+        return {VERIFIER: judge}, {role.name: VERIFIER for role in roles}
+    learning = [role for role in roles if policies[policy_of[role.name]].trained]
     shared = (team.critic_sharing or algorithm.critic.sharing) == "shared"
     first = learning[0].name if learning else ""
     critics: dict[str, Critic] = {}
     critic_of: dict[str, str] = {}
-    for seat in learning:
-        owner = _critic_owner(seat, seats)  # checks the setting, even if all share one critic
+    for role in learning:
+        owner = _critic_owner(role, roles)  # checks the setting, even if all share one critic
         owner = first if shared else owner
         name = f"critic:{owner}"  # no policy can have this name
-        critic_of[seat.name] = name
+        critic_of[role.name] = name
         policy, whole = policies[policy_of[owner]], team.critic_train == "full"
         base = bases.moving(policy, name) if whole else bases.untrained(policy)
         lora = _lora(team.critic_lora) if team.critic_train == "lora" else None
-        critics[name] = Critic(name, base, lora, rate=_critic_rate(owner, critic_of, seats), whole=whole)
+        critics[name] = Critic(name, base, lora, rate=_critic_rate(owner, critic_of, roles), whole=whole)
     for name, critic in critics.items():
         read = (
-            seats
+            roles
             if algorithm.critic.view == "central"
             else [s for s in learning if critic_of[s.name] == name]
         )
-        models = {bases.paths.get(policies[policy_of[seat.name]].base) for seat in read}
+        models = {bases.paths.get(policies[policy_of[role.name]].base) for role in read}
         critics[name] = replace(critic, reads_text=models != {bases.paths[critic.base]})
     return critics, critic_of
 
 
-def _critic_owner(seat: AgentConfig, seats: tuple[AgentConfig, ...]) -> str:
-    names = [other.name for other in seats]
-    owner, wanted = seat.name, seat.share_critic_with
-    for _ in seats:
+def _critic_owner(role: AgentConfig, roles: tuple[AgentConfig, ...]) -> str:
+    names = [other.name for other in roles]
+    owner, wanted = role.name, role.share_critic_with
+    for _ in roles:
         if wanted is None:  # 0 is an index too
             return owner
         if isinstance(wanted, int):
-            if not 0 <= wanted < len(seats):
+            if not 0 <= wanted < len(roles):
                 raise ConfigError(
-                    f"`share_critic_with: {wanted}` of agent '{seat.name}': seats go from 0 to {len(seats) - 1}."
+                    f"`share_critic_with: {wanted}` of agent '{role.name}': seats go from 0 to {len(roles) - 1}."
                 )
             wanted = names[wanted]
         if wanted not in names:
             raise ConfigError(
-                f"`share_critic_with` of agent '{seat.name}' names '{wanted}'.{did_you_mean(wanted, names)}"
+                f"`share_critic_with` of agent '{role.name}' names '{wanted}'.{did_you_mean(wanted, names)}"
             )
-        owner, wanted = wanted, seats[names.index(wanted)].share_critic_with
+        owner, wanted = wanted, roles[names.index(wanted)].share_critic_with
     if wanted is None:
         return owner
-    raise ConfigError(f"`share_critic_with` of agent '{seat.name}' goes in a circle. Remove one of them.")
+    raise ConfigError(f"`share_critic_with` of agent '{role.name}' goes in a circle. Remove one of them.")
 
 
-def _critic_rate(owner: str, critic_of: Mapping[str, str], seats: tuple[AgentConfig, ...]) -> Rate:
+def _critic_rate(owner: str, critic_of: Mapping[str, str], roles: tuple[AgentConfig, ...]) -> Rate:
     """Return the rate of an agent's critic; raise ConfigError if another agent of that critic sets a different one."""
-    of = {seat.name: seat.optimizer for seat in seats}
+    of = {role.name: role.optimizer for role in roles}
     own = of[owner]
     for agent, critic in critic_of.items():
         other = of[agent]

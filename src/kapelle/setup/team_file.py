@@ -124,26 +124,26 @@ def write_team(
     if left_out:
         return f"the weights of {', '.join(left_out)} are missing"
     whole = [name for name in folder_of if form_of[name] != "peft"]
-    seats = []
-    for seat in seats_of(config.team):
-        names = team.policies_of(seat.name)
+    roles = []
+    for role in seats_of(config.team):
+        names = team.policies_of(role.name)
         policy = team.policies[names[0]]
-        if isinstance(seat.weights, PastAdapter):
-            return f"{seat.name} acts with the adapter {seat.weights.past}, which is elsewhere"
+        if isinstance(role.weights, PastAdapter):
+            return f"{role.name} acts with the adapter {role.weights.past}, which is elsewhere"
         if len(names) > 1 and names[0] in whole:
-            return f"{seat.name} has different weights in each turn, which only adapters support. Export adapters"
+            return f"{role.name} has different weights in each turn, which only adapters support. Export adapters"
         if names[0] in whole:
             model = OwnModel(model=folder_of[names[0]], train="none")
-            seats.append(seat.model_copy(update={"weights": model, "lora": None, "optimizer": None}))
+            roles.append(role.model_copy(update={"weights": model, "lora": None, "optimizer": None}))
             continue
         if policy.endpoint is None and policy.base in unpublished:
             if policy.base not in bases:
-                return f"{seat.name} acts with a base that only this run has. Export adapters"
-            if isinstance(seat.weights, OwnModel):
-                own = OwnModel(model=f"./{bases[policy.base].name}", train=seat.weights.train)
-                seats.append(seat.model_copy(update={"weights": own}))
+                return f"{role.name} acts with a base that only this run has. Export adapters"
+            if isinstance(role.weights, OwnModel):
+                own = OwnModel(model=f"./{bases[policy.base].name}", train=role.weights.train)
+                roles.append(role.model_copy(update={"weights": own}))
                 continue
-        seats.append(seat)
+        roles.append(role)
 
     # The path of the team's base is read even if every agent has its own model.
     path = config.model.path
@@ -154,7 +154,7 @@ def write_team(
     values = config.model_copy(
         update={
             "model": config.model.model_copy(update={"path": path, "device": None}),
-            "team": config.team.model_copy(update={"agents": tuple(seats), "critic_device": None}),
+            "team": config.team.model_copy(update={"agents": tuple(roles), "critic_device": None}),
         }
     ).model_dump(mode="json")
     own_engine = ("engine",) if values["engine"]["name"] == "local" else ()

@@ -260,11 +260,11 @@ def _without_moves(environment: Environment) -> str | None:
 def _check_images(run: RunToCheck) -> Iterator[str]:
     """Yield settings that do not support the images of an environment."""
     config, algorithm, team = run.config, run.algorithm, run.team
-    played = {"environment": config.environment}
-    played |= {f"evaluation.sets.{name}": each for name, each in config.evaluation.sets.items()}
+    environments = {"environment": config.environment}
+    environments |= {f"evaluation.sets.{name}": each for name, each in config.evaluation.sets.items()}
     shown = [
         (key, at, getattr(part, "name", at))
-        for key, environment in played.items()
+        for key, environment in environments.items()
         for at, part in parts_of(environment)
         if offers(part, ShowsImages)
     ]
@@ -451,9 +451,9 @@ def _check_turn_scores(run: RunToCheck) -> None:
     config, algorithm, environment = run.config, run.algorithm, run.config.environment
     if not algorithm.data.scores:
         return
-    world = environment.start(task_of(environment, "train", 0), run.team.names, 0)
-    scorable = isinstance(world, Scorable)
-    run_async(world.close)
+    state = environment.start(task_of(environment, "train", 0), run.team.names, 0)
+    scorable = isinstance(state, Scorable)
+    run_async(state.close)
     if not scorable:
         raise ConfigError(
             f"`{algorithm.name}` needs a score at every turn, which '{environment.name}' cannot give. Use an environment of questions, or `algorithm.verifier`."

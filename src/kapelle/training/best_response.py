@@ -108,7 +108,7 @@ def exploit(
     """
     folder, _ = split_run(run)
     config = config_of_run(folder, (*LEARNS, f"training.steps={steps}", *settings))
-    names = [seat.name for seat in seats_of(config.team)]
+    names = [role.name for role in seats_of(config.team)]
     agents = [own_name(agent, config.name) for agent in agents]
     for agent in agents:
         if agent not in names:
@@ -121,18 +121,18 @@ def exploit(
 
 
 def _respond(
-    config: RunConfig, run: str, agent: str, games: int, doubt: float, say: Callable[[str], None]
+    config: RunConfig, run: str, agent: str, games: int, doubt: float, report: Callable[[str], None]
 ) -> Found:
-    seats, own = [], weights_of(agent, run, "exploit")
-    for seat in seats_of(config.team):
-        kept = weights_of(seat.name, run, "exploit")
+    roles, own = [], weights_of(agent, run, "exploit")
+    for role in seats_of(config.team):
+        kept = weights_of(role.name, run, "exploit")
         if not (kept / "adapter_config.json").is_file():
             raise ConfigError(
-                f"{run} trains all weights of '{seat.name}', and a best response needs adapters. Name a run with `team.sharing: lora`."
+                f"{run} trains all weights of '{role.name}', and a best response needs adapters. Name a run with `team.sharing: lora`."
             )
-        weights = "lora" if seat.name == agent else PastAdapter(past=str(kept))
-        seats.append(seat.model_copy(update={"weights": weights}))
-    team = config.team.model_copy(update={"agents": tuple(seats), "sharing": "lora"})
+        weights = "lora" if role.name == agent else PastAdapter(past=str(kept))
+        roles.append(role.model_copy(update={"weights": weights}))
+    team = config.team.model_copy(update={"agents": tuple(roles), "sharing": "lora"})
     with Trainer(
         config.model_copy(update={"team": team, "start_from": {}, "trackers": ()}),
         start_from={agent: str(own)},
@@ -140,10 +140,10 @@ def _respond(
         before = _earned(trainer.evaluate(games).groups, agent)
         curve, episodes = [], 0
         for step in trainer.steps():
-            played = _earned(step.groups, agent)
+            returns = _earned(step.groups, agent)
             episodes += sum(len(group.episodes) for group in step.groups)
-            curve.append(fmean(played.values()) if played else 0.0)
-            say(f"{agent}: step {step.number} of {config.training.steps}, earns {curve[-1]:+.3f} a game")
+            curve.append(fmean(returns.values()) if returns else 0.0)
+            report(f"{agent}: step {step.number} of {config.training.steps}, earns {curve[-1]:+.3f} a game")
         after = _earned(trainer.evaluate(games).groups, agent)
         steps = trainer.done
     # Both evaluations have the same deals, so that luck cancels in the difference.

@@ -66,8 +66,8 @@ def blame_team(
         }
         file = None if run is None else BlameFile(run, measured)
         chosen = choose_episodes(groups, episodes)
-        say = trainer.observer.phase
-        return measure_blame(trainer.setup, chosen, measured, file, lambda line: say("blame", line))
+        report = trainer.observer.phase
+        return measure_blame(trainer.setup, chosen, measured, file, lambda line: report("blame", line))
     finally:
         restore_random(drawn)
 

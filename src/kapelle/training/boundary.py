@@ -36,7 +36,7 @@ def gather_signals(algorithm: Algorithm, step: Sampled, engine: Learners) -> Sig
         found: object = _called(algorithm, who, signal.gather, step, engine)
         if not isinstance(found, Mapping) or not all(isinstance(own, Mapping) for own in found.values()):
             raise AlgorithmError(
-                f"Algorithm '{algorithm.name}': `gather` of {who} returned {_said(found)}. Return a dict from the name "
+                f"Algorithm '{algorithm.name}': `gather` of {who} returned {_described(found)}. Return a dict from the name "
                 "of a result, such as 'values', to a dict from `TurnKey` to the result of that turn."
             )
         for name in found:
@@ -76,7 +76,7 @@ def give_credit(
     credit: object = _called(algorithm, "`credit`", give, groups, signals, step=step)
     if not isinstance(credit, Mapping):
         raise AlgorithmError(
-            f"Algorithm '{algorithm.name}': `credit` returned {_said(credit)}. Return a dict from `TurnKey` to `Credit`."
+            f"Algorithm '{algorithm.name}': `credit` returned {_described(credit)}. Return a dict from `TurnKey` to `Credit`."
         )
     critic = algorithm.critic
     for key, turn in step.turns:
@@ -90,7 +90,7 @@ def give_credit(
         given: object = credit[key]
         if not isinstance(given, Credit):
             raise AlgorithmError(
-                f"Algorithm '{algorithm.name}' gave {_name(key, turn)} {_said(given)}. Give it a `kapelle.Credit`."
+                f"Algorithm '{algorithm.name}' gave {_name(key, turn)} {_described(given)}. Give it a `kapelle.Credit`."
             )
         tokens = len(turn.completion_ids)
         advantage_T: object = given.advantage_T
@@ -106,12 +106,12 @@ def give_credit(
         weight: object = given.weight
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
             raise AlgorithmError(
-                f"Algorithm '{algorithm.name}' gave {_name(key, turn)} the weight {_said(weight)}. Give a number of at least 0.0."
+                f"Algorithm '{algorithm.name}' gave {_name(key, turn)} the weight {_described(weight)}. Give a number of at least 0.0."
             )
         pair: object = given.pair
         if pair is not None and (isinstance(pair, bool) or not isinstance(pair, int)):
             raise AlgorithmError(
-                f"Algorithm '{algorithm.name}' gave {_name(key, turn)} the pair {_said(pair)}. Give a whole number, or None."
+                f"Algorithm '{algorithm.name}' gave {_name(key, turn)} the pair {_described(pair)}. Give a whole number, or None."
             )
         if stop and weight > 0:
             for name, tensor, _ in shaped:
@@ -123,7 +123,7 @@ def give_credit(
     known = {key for key, _ in step.turns}
     if invented := [key for key in credit if key not in known]:
         raise AlgorithmError(
-            f"Algorithm '{algorithm.name}' gave credit to {_said(invented[0])}, which is no turn of a valid episode of this step. Use the "
+            f"Algorithm '{algorithm.name}' gave credit to {_described(invented[0])}, which is no turn of a valid episode of this step. Use the "
             "keys of `kapelle.rows.turns_of(groups)`."
         )
     return credit
@@ -141,13 +141,13 @@ def checked_loss(algorithm: str, kind: str, loss: Callable[P, Loss]) -> Callable
             raise
         if not isinstance(found, Loss):
             raise AlgorithmError(
-                f"{who} returned {_said(found)}. Return `kapelle.algorithm.Loss(total, weight)`."
+                f"{who} returned {_described(found)}. Return `kapelle.algorithm.Loss(total, weight)`."
             )
         for name, value in (("total", found.total), ("weight", found.weight)):
             scalar: object = value
             if not isinstance(scalar, Tensor) or scalar.ndim:
                 raise AlgorithmError(
-                    f"{who} returned a `{name}` that is {_said(scalar)}. Return a scalar tensor: the sum over the batch."
+                    f"{who} returned a `{name}` that is {_described(scalar)}. Return a scalar tensor: the sum over the batch."
                 )
         if not found.total.requires_grad:
             raise AlgorithmError(
@@ -175,7 +175,7 @@ def _need_floats(
         else f"shape {list(shape)}"
     )
     raise AlgorithmError(
-        f"Algorithm '{algorithm.name}' gave {_name(key, turn)} {_said(value)} as {what}. Give a tensor of floats with {wanted}."
+        f"Algorithm '{algorithm.name}' gave {_name(key, turn)} {_described(value)} as {what}. Give a tensor of floats with {wanted}."
     )
 
 
@@ -184,7 +184,7 @@ def _name(key: TurnKey, turn: Turn) -> str:
     return f"agent '{turn.agent}' for turn {key.turn} of episode {key.episode} of group {key.group}"
 
 
-def _said(value: object) -> str:
+def _described(value: object) -> str:
     """Return a short description of a value."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {list(value.shape)} and type {value.dtype}".replace("torch.", "")
@@ -219,11 +219,11 @@ def _raise_named(who: str, error: Exception, step: Sampled | None = None) -> Non
     where = place_of(error)
     if not where or isinstance(error, MemoryError | torch.OutOfMemoryError | KapelleError):
         return
-    said = words_of(error)
+    message = words_of(error)
     if step is not None and isinstance(error, KeyError) and error.args and isinstance(error.args[0], TurnKey):
         turns = dict(step.turns)
         key = error.args[0]
-        said = f"there is no value for {_name(key, turns[key])}" if key in turns else said
+        message = f"there is no value for {_name(key, turns[key])}" if key in turns else message
     raise AlgorithmError(
-        f"{who} raised {type(error).__name__} ({where}){f': {said}' if said else ''}."
+        f"{who} raised {type(error).__name__} ({where}){f': {message}' if message else ''}."
     ) from error

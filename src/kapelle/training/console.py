@@ -90,8 +90,8 @@ class Point:
     def counts(self, what: str = "") -> str:
         """Return what that is the mean of: `scored 500 of 500`, in games `played 16 of 16`, followed by `what`."""
         if self.is_game:
-            played = f"played {self.problems - self.failed} of {self.problems}{what}"
-            return f"{played}{missing_text(self.failed, self.fewer)}"
+            counted = f"played {self.problems - self.failed} of {self.problems}{what}"
+            return f"{counted}{missing_text(self.failed, self.fewer)}"
         if self.success is not None and self.scored is None:
             return f"of {self.problems}{what}, how many were scored is not recorded"
         return self.rate.counts(what)
@@ -274,10 +274,10 @@ def conversation(episode: Episode) -> ShownConversation:
     texts = tuple((turn.agent, turn.text) for turn in episode.turns)
     if episode.error is not None:
         return ShownConversation(episode.task.question, texts, None, note="failed")
-    paid = bool(episode.rewards) or any(turn.reward for turn in episode.turns)
+    rewarded = bool(episode.rewards) or any(turn.reward for turn in episode.turns)
     # Games without a question show the agents' returns.
-    score = episode.success if episode.task.question or not paid else None
-    earned = {name: episode.total(name) for name in episode.agents} if paid and score is None else {}
+    score = episode.success if episode.task.question or not rewarded else None
+    earned = {name: episode.total(name) for name in episode.agents} if rewarded and score is None else {}
     return ShownConversation(episode.task.question, texts, score, earned)
 
 

@@ -166,12 +166,12 @@ class Loop:
     def _greedily(self, step: StepInProgress, groups: Sequence[Group]) -> Sequence[Group]:
         """Collect one episode of each task with greedy sampling, rewarded as the step's are."""
         seed = derive_seed(self._config.seed, "greedy", step.number)
-        played: Sequence[Group] = shared_rollout(
+        greedy: Sequence[Group] = shared_rollout(
             greedy_setup(step.setup), [group.task for group in groups], 1, seed
         )
         for feature in self.features.values():
-            played = feature.rewarded(played, None)
-        return played
+            greedy = feature.rewarded(greedy, None)
+        return greedy
 
     def _learn(self, step: StepInProgress, sampled: Sampled, signals: Signals) -> Learned:
         """Give credit to a step's turns, update policies and critics, and add metrics."""

@@ -112,7 +112,7 @@ class Progress:
         self._pieces = pieces
         self._held_out = held_out
         self._run = run
-        self._say = say
+        self._report = say
         self._warned = False
         """Whether a warning was given that no checkpoint has the metric of `checkpoint.best` yet."""
         self._ranks = ranks
@@ -228,7 +228,7 @@ class Progress:
         metric, best = self._config.checkpoint.best, self.best()
         if metric is not None and best is None and done > 0 and not self._warned:
             self._warned = True
-            self._say(why_no_best(run.path, metric))
+            self._report(why_no_best(run.path, metric))
         run.prune(self._config.checkpoint.keep, newest, best)
         left = [step for each in list_checkpoints(run.checkpoints) if (step := step_of(each)) is not None]
         for feature in self._pieces.loop.features.values():
@@ -295,7 +295,7 @@ class Progress:
         self.settle(wait=True)
         made, take = self._pieces, self._pieces.loop.load_state
         found = broadcast(
-            self._ranks, "checkpoint", lambda: str(find_checkpoint(folder, self._say).absolute())
+            self._ranks, "checkpoint", lambda: str(find_checkpoint(folder, self._report).absolute())
         )
         place = folder if step_of(folder) is None else folder.parent
         whole = Path(found) if self._ranks.rank else place / Path(found).name

@@ -127,8 +127,8 @@ class Records:
     def track(self, config: RunConfig) -> None:
         """Open the trackers that the settings name; they need a run directory."""
         if self.run is not None:
-            say = partial(self._observer.phase, "tracker")
-            self._trackers = open_trackers(config.trackers, self.run.path, config.model_dump(), say)
+            report = partial(self._observer.phase, "tracker")
+            self._trackers = open_trackers(config.trackers, self.run.path, config.model_dump(), report)
             self._transcripts = [tracker.transcripts for tracker in config.trackers]
 
     def phase(self, done: int, name: str, detail: str) -> None:

@@ -238,13 +238,13 @@ def together(ranks: Ranks, meeting: Meeting, collect: Callable[[], StepShare | b
     raised in every rank; other processes at the `meeting` receive it, and stop waiting.
     """
     if ranks.size == 1:
-        played = collect()
-        return played if isinstance(played, StepShare) else load_share(played)
+        collected = collect()
+        return collected if isinstance(collected, StepShare) else load_share(collected)
 
     def share() -> bytes:
         try:
-            played = collect()
-            return played if isinstance(played, bytes) else dump_share(played)
+            collected = collect()
+            return collected if isinstance(collected, bytes) else dump_share(collected)
         except BaseException as error:
             meeting.fail(error)
             raise

@@ -228,8 +228,8 @@ def _with_verifier(stage: Stage, earlier: Sequence[Stage], folders: Mapping[str,
     config = stage.recipe.config
     model = config.reward_model
     scored = _algorithm(config).need(VerifierScores)
-    paying = [] if scored is None else [*scored.folders.values()]
-    judges = paying if model is None else [model.path]
+    rewarding = [] if scored is None else [*scored.folders.values()]
+    judges = rewarding if model is None else [model.path]
     key = "algorithm.verifier" if model is None else "reward_model.path"
     if not any(judge.startswith(FROM_STAGE) for judge in judges):
         return config

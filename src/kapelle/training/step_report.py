@@ -76,18 +76,18 @@ class IdleSteps:
     """Counts idle steps, and values of reward functions; `say` gets each line once."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+        self._report = say
         self._row = 0
         self._unscored = 0
         self._named: set[str] = set()
 
     def note(self, step: Step) -> None:
         """Count a step; TrainingHalted if `LONG` steps in a row scored no episode."""
-        for name, (paid, asked) in rewarded_counts(step.groups).items():
-            if paid < asked and name not in self._named:
+        for name, (scored, requested) in rewarded_counts(step.groups).items():
+            if scored < requested and name not in self._named:
                 self._named.add(name)
-                self._say(
-                    f"the reward function `{name}` scored {paid} of {asked} episodes of step {step.number}, and returned None for the others"
+                self._report(
+                    f"the reward function `{name}` scored {scored} of {requested} episodes of step {step.number}, and returned None for the others"
                 )
         self._row = self._row + 1 if step.idle else 0
         self._unscored = self._unscored + 1 if step.idle == NOT_SCORED else 0
@@ -100,7 +100,7 @@ class IdleSteps:
                 "number for every answer, 0.0 for an incorrect one."
             )
         if self._row == LONG:
-            self._say(f"{LONG} steps in a row had nothing to learn from: {step.idle}. See {WHERE}")
+            self._report(f"{LONG} steps in a row had nothing to learn from: {step.idle}. See {WHERE}")
 
 
 # -------- Metrics of credit and critics

@@ -143,7 +143,7 @@ class CustomMetrics:
                 f"`metrics` is {type(function).__name__}. Give a function of a list of episodes that returns numbers by name."
             )
         self._function = function
-        self._say = say
+        self._report = say
         self._reported: set[str] = set()
 
     def of(self, groups: Sequence[Group]) -> dict[str, float]:
@@ -167,7 +167,7 @@ class CustomMetrics:
     def _once(self, what: str) -> None:
         if what not in self._reported:
             self._reported.add(what)
-            self._say(f"the function of `metrics=` {what}; this is left out")
+            self._report(f"the function of `metrics=` {what}; this is left out")
 
 
 def _recipe(
@@ -304,9 +304,9 @@ class Trainer:
                 if run_dir is not None:
                     self._closing.enter_context(rank_log(Path(run_dir), ranks))
                 doing("loading the models")
-                say = partial(self._records.phase, 0)
+                report = partial(self._records.phase, 0)
                 place = None if run_dir is None else Path(run_dir)
-                made = load_pieces(prepared, engine, starts, self.observer.warmup, say, ranks, place)
+                made = load_pieces(prepared, engine, starts, self.observer.warmup, report, ranks, place)
                 self._closing.push(made.closing)
                 self.models, self.base_hashes = made.models, made.base_hashes
                 self.engine, self.setup, self._loop = made.engine, made.setup, made.loop

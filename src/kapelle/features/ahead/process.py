@@ -250,9 +250,9 @@ class SamplingWorkers:
         self._busy = True
 
         def wait() -> StepShare:
-            played = together(ranks, meeting, rest)
+            groups = together(ranks, meeting, rest)
             self._busy = False
-            return played
+            return groups
 
         return wait
 

@@ -66,8 +66,8 @@ def _collect(
 ) -> dict[int, PartialGroup]:
     """Collect this process's share of groups until the others may stay unfinished; return all of them by place."""
     own = range(meeting.rank, len(groups), meeting.size)
-    played = run_async(lambda: collect_groups(setup, [groups[place] for place in own], enough, meeting))
-    return dict(zip(own, played, strict=True))
+    collected = run_async(lambda: collect_groups(setup, [groups[place] for place in own], enough, meeting))
+    return dict(zip(own, collected, strict=True))
 
 
 def _as_share(collected: Callable[[], Mapping[int, PartialGroup]]) -> StepShare:

@@ -262,26 +262,26 @@ class League(Feature):
         }
         names = [each.name for each in self._everybody if each.kind == "past" and each.name in met]
         self.sit(names, self._players_of_steps)
-        seats: dict[str, tuple[OpponentEntry, ...]] = {}
+        entries: dict[str, tuple[OpponentEntry, ...]] = {}
         for level, (learner, each) in enumerate(zip(self._line, drawn, strict=True)):
             found = []
             for member in self.pool.before(level):
                 chance = {home: own.get(member.name, 0.0) for home, own in each.items()}
                 if any(chance.values()):
                     found.append(OpponentEntry(member.name, chance, self._policies(member), member.plays))
-            seats[learner] = tuple(found)
+            entries[learner] = tuple(found)
         exploiter = self._settings.exploiter
         return Assignments(
             self._homes,
-            seats[MAIN],
+            entries[MAIN],
             self._settings.population.share,
             self._play.team.names,
-            self._own_seats(EXPLOITER) if exploiter else {},
+            self._own_roles(EXPLOITER) if exploiter else {},
             exploiter.share if exploiter else 0.0,
-            tuple(self._own_seats(learner) for learner in self._learners if learner.startswith(PARTNER)),
+            tuple(self._own_roles(learner) for learner in self._learners if learner.startswith(PARTNER)),
             self._partners_until,
             tuple(
-                Follower(learner, self._own_seats(learner), seats[learner])
+                Follower(learner, self._own_roles(learner), entries[learner])
                 for learner in self._learners
                 if learner.startswith(FOLLOWER)
             ),
@@ -304,7 +304,7 @@ class League(Feature):
         room, seed = slots if alike else slots // len(drawn), derive_seed(self._seed, "seated", number)
         return {home: seated(own, past, room, seed) for home, own in drawn.items()}
 
-    def _own_seats(self, learner: str) -> dict[str, str]:
+    def _own_roles(self, learner: str) -> dict[str, str]:
         """Return the learner's policy in the role of each learning agent."""
         own = self._learners[learner]
         return {agent: own[self._play.team.policy_of[agent]] for agent in self._homes}
@@ -339,15 +339,15 @@ class League(Feature):
         for slot, name in enumerate(names):
             if self._in_slot.get(slot) != name:
                 for policy, weights in self._snapshots.of(name, self._learners[MAIN]).items():
-                    seat = slot_name(slot, policy)
-                    self._engine.load_weights(seat, self._placed(seat, weights))
+                    loaded = slot_name(slot, policy)
+                    self._engine.load_weights(loaded, self._placed(loaded, weights))
                 self._in_slot[slot] = name
             for player in players:
                 if player.holds.get(slot) != name:
                     serial = next(member.serial for member in self._everybody if member.name == name)
                     for policy in self._learners[MAIN]:
-                        seat = slot_name(slot, policy)
-                        player.load(seat, self._engine.weights(seat), serial)
+                        loaded = slot_name(slot, policy)
+                        player.load(loaded, self._engine.weights(loaded), serial)
                     player.holds[slot] = name
 
     def _policies(self, member: LeagueMember) -> dict[str, str]:
@@ -369,7 +369,7 @@ class League(Feature):
         Turns of members that are no longer loaded, and of endpoints, which return no log-probs, are excluded.
         """
         team = self._play.team
-        seated = {
+        by_slot = {
             slot_name(slot, own): member
             for slot, member in self._in_slot.items()
             for own in self._learners[MAIN]
@@ -382,7 +382,7 @@ class League(Feature):
                     continue
                 policy = team.policies[turn.policy]
                 own = chosen.setdefault(policy.name, [])
-                loaded = seated.get(policy.name, cast.player)
+                loaded = by_slot.get(policy.name, cast.player)
                 if policy.endpoint is None and loaded == cast.player and len(own) < most:
                     columns: dict[str, Tensor] = {Column.BEHAVIOUR: torch.tensor(turn.logprobs)}
                     own.append(policy_sample(turn, team, policy.name, columns))
@@ -395,14 +395,14 @@ class League(Feature):
         team, invalid, turns = self._play.team, 0.0, 0
         earned: dict[str, list[float]] = {}
         among_selves: list[float] = []
-        alike, paid = True, False
+        alike, rewarded = True, False
         for group in groups:
             met = met_in(group.task.cast, team.names, self._homes)
             ahead = []
             for episode in group.valid:
                 totals = [episode.total(agent) for agent in team.names]
                 alike = alike and math.isclose(min(totals), max(totals), abs_tol=SMALL)
-                paid = paid or any(totals)  # in a zero-sum game only draws are equal
+                rewarded = rewarded or any(totals)  # in a zero-sum game only draws are equal
                 if isinstance(made := episode.info.get("invalid"), Mapping):
                     own = [agent for agent in made if any(turn.trained for turn in episode.by(agent))]
                     invalid += sum(float(made[agent]) for agent in own)
@@ -426,7 +426,7 @@ class League(Feature):
         }
         if turns:
             row["league/invalid"] = invalid / turns
-        if alike and paid and among_selves and MAIN in earned:
+        if alike and rewarded and among_selves and MAIN in earned:
             row["league/cross_play_gap"] = fmean(among_selves) - fmean(earned[MAIN])
         entered = [learner for learner in self._learners if self._enters(learner, number)]
         for learner in entered:
@@ -525,9 +525,11 @@ class League(Feature):
                 for other in members:
                     key = home, one.name, other.name
                     if key not in self.pool.payoffs:
-                        self.pool.payoffs[key], self.pool.payoff_games[key] = self._worth(home, one, other)
+                        self.pool.payoffs[key], self.pool.payoff_games[key] = self._mean_return(
+                            home, one, other
+                        )
 
-    def _worth(self, home: str, one: LeagueMember, other: LeagueMember) -> tuple[float, int]:
+    def _mean_return(self, home: str, one: LeagueMember, other: LeagueMember) -> tuple[float, int]:
         """Return the mean return of an agent whose role one member has and all other roles another one, and the number of games.
 
         The number is 0 for an exact value.
@@ -535,12 +537,12 @@ class League(Feature):
         team = self._play.team
         if self._exact is not None and "past" == one.kind == other.kind:
             table, rest = self._table(one), self._table(other)
-            seat = team.names.index(home)
+            role = team.names.index(home)
             joint = {
-                decision.key: (table if decision.seat == seat else rest).chances[decision.key]
+                decision.key: (table if decision.seat == role else rest).chances[decision.key]
                 for decision in self._exact.decisions()
             }
-            return self._exact.exact_values(joint)[0][seat], 0
+            return self._exact.exact_values(joint)[0][role], 0
         past = [each.name for each in (one, other) if each.kind == "past"]
         self.sit(list(dict.fromkeys(past)), self._players_of_steps[:1])
         owned = {agent: one if agent == home else other for agent in team.names}
@@ -631,11 +633,11 @@ class League(Feature):
         known = self.pool.names
         places = {member: place for place, member in enumerate(known)}
         results: dict[tuple[int, int], tuple[float, float, float]] = {}
-        worth = 1.0 / dependence(self.pool.met.values())
+        weight = 1.0 / dependence(self.pool.met.values())
         for (entrant, member), score in self.pool.met.items():
             if entrant in places and member in places and entrant != member:
                 one, other = places[entrant], places[member]
-                counts = (score.wins * worth, score.draws * worth, score.losses * worth)
+                counts = (score.wins * weight, score.draws * weight, score.losses * weight)
                 results[min(one, other), max(one, other)] = counts if one < other else counts[::-1]
         own = next((group for group in linked(len(known), results) if len(known) - 1 in group), [])
         if len(own) < 2:
@@ -693,13 +695,13 @@ class League(Feature):
         mixed = average(game, tables)
         if strategies := self._strategy():
             # Each role is mixed by the strategy that its opponents answer.
-            seats = {
+            roles = {
                 self._play.team.names.index(agent): next((o for o in self._homes if o != agent), agent)
                 for agent in self._homes
             }
             by_seat = {
-                seat: average(game, tables, [strategies[other][member.name] + SMALL for member in past])
-                for seat, other in seats.items()
+                role: average(game, tables, [strategies[other][member.name] + SMALL for member in past])
+                for role, other in roles.items()
             }
             mixed = replace(
                 mixed,

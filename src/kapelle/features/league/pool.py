@@ -99,18 +99,18 @@ def dependence(scores: Iterable[MatchScore]) -> float:
     It is the design effect (Kish 1965) over all pairs: the variance of the tasks' shares of points divided by that of independent
     games, corrected by Student's quantile for few tasks. Without variance a task counts as one game.
     """
-    played = [score for score in scores if score.groups >= 2.0]
-    groups, games = sum(score.groups for score in played), sum(score.games for score in played)
+    measured = [score for score in scores if score.groups >= 2.0]
+    groups, games = sum(score.groups for score in measured), sum(score.games for score in measured)
     if games <= groups:
         return 1.0
     between = within = 0.0
-    for score in played:
+    for score in measured:
         share = (score.wins + score.draws / 2) / score.games
         between += max(0.0, score.squares - score.groups * share**2) * score.groups / (score.groups - 1.0)
         varied = max(0.0, share * (1.0 - share) - score.draws / score.games / 4)
         within += varied * score.groups**2 / score.games
     known = min(games / groups, max(1.0, between / within)) if within > 0.0 else games / groups
-    few = t_quantile(0.975, int(groups) - len(played)) / NormalDist().inv_cdf(0.975)
+    few = t_quantile(0.975, int(groups) - len(measured)) / NormalDist().inv_cdf(0.975)
     return known * few**2
 
 

@@ -144,18 +144,18 @@ class Assignments:
         met = self._opposite(point, home, follower.seats)
         return {home: own[home], **met} if met else own
 
-    def _opposite(self, point: float, home: str, seats: Sequence[OpponentEntry]) -> dict[str, Cast]:
+    def _opposite(self, point: float, home: str, entries: Sequence[OpponentEntry]) -> dict[str, Cast]:
         """Return who takes all roles but `home`; empty if the learner plays itself."""
-        if not seats or point >= self.share:
+        if not entries or point >= self.share:
             return {}
         reached = 0.0
-        for seat in seats:
-            reached += seat.chances[home] * self.share
+        for entry in entries:
+            reached += entry.chances[home] * self.share
             if point < reached:
                 break
         others = [agent for agent in self.agents if agent != home]
         return {
-            agent: Cast(seat.policies.get(agent, ""), seat.member if seat.policies else seat.plays)
+            agent: Cast(entry.policies.get(agent, ""), entry.member if entry.policies else entry.plays)
             for agent in others
         }
 

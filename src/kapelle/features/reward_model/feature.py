@@ -115,8 +115,8 @@ class RefreshedVerifier(Feature):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
         self._remembered = tuple(
-            GradedAnswer(tuple(Message(r, c, structured=more) for r, c, more in asked), text, label)
-            for asked, text, label in state["remembered"]
+            GradedAnswer(tuple(Message(r, c, structured=more) for r, c, more in messages), text, label)
+            for messages, text, label in state["remembered"]
         )
         self._labels = int(state["labels"])
 

@@ -234,16 +234,16 @@ def warmed_bases(
     return {**team.bases, **dict.fromkeys(warmed, folder)}
 
 
-def _is_sound(folder: Path, say: Callable[[str], None]) -> bool:
+def _is_sound(folder: Path, report: Callable[[str], None]) -> bool:
     """Return whether a cached model's files are intact; remove it otherwise."""
     try:
         if not verify_folder(folder):
             shapes_of(folder)  # raises for truncated files
-            say("the cached model has no list of hashes; they are written now")
+            report("the cached model has no list of hashes; they are written now")
             with suppress(OSError):  # the cache may be read-only
                 write_checksums(folder)
     except ModelError as error:
-        say(f"the cached model is deleted and trained again: {error}")
+        report(f"the cached model is deleted and trained again: {error}")
         aside = _beside(folder)
         with _saving_in(folder.parent), suppress(FileNotFoundError):  # another process removed it
             folder.rename(aside)

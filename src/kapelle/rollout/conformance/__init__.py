@@ -82,9 +82,9 @@ async def conform(
     try:
         teams = [tuple(f"agent_{k}" for k in range(size)) for size in range(1, 9)]
         # If it accepts none of these, its own `check` below raises an error with the team it needs.
-        seats = tuple(agents or next((names for names in teams if accepts(environment, names)), teams[0]))
-        asked("check", SECONDS, environment.check, seats)
-        check_capabilities(environment, len(seats), SECONDS)
+        roles = tuple(agents or next((names for names in teams if accepts(environment, names)), teams[0]))
+        asked("check", SECONDS, environment.check, roles)
+        check_capabilities(environment, len(roles), SECONDS)
         chosen = {split: first_tasks(environment, split, tasks) for split in SPLITS}
     except (Unfit, EpisodeError) as error:
         return [*found, Finding("tasks", "failed", str(error))]
@@ -99,11 +99,11 @@ async def conform(
         "tasks": lambda: same_tasks(environment, chosen),
         "other process": lambda: same_in_another_process(environment, chosen),
         "splits": lambda: splits_apart(environment, chosen),
-        "determinism": lambda: same_states(environment, train, seats),
-        "private views": lambda: private_views(environment, train, seats),
-        "rewards": lambda: rewards_in_range(environment, train, seats),
-        "records": lambda: outcomes_kept(environment, train, seats),
-        "seats": lambda: roles_alike(environment, train, seats),
+        "determinism": lambda: same_states(environment, train, roles),
+        "private views": lambda: private_views(environment, train, roles),
+        "rewards": lambda: rewards_in_range(environment, train, roles),
+        "records": lambda: outcomes_kept(environment, train, roles),
+        "seats": lambda: roles_alike(environment, train, roles),
         "gold": lambda: gold_is_rewarded(environment, chosen),
     }
     for name, each in work.items():
@@ -256,8 +256,8 @@ async def same_states(environment: Environment, tasks: Sequence[Task], agents: S
     """Return whether one seed and equal texts give equal episodes."""
     name = "determinism"
     for task in tasks[:4]:
-        for say in (scripted(environment, task), always("?")):
-            first, second = [await attempt(environment, task, agents, say, seed=5) for _ in range(2)]
+        for respond in (scripted(environment, task), always("?")):
+            first, second = [await attempt(environment, task, agents, respond, seed=5) for _ in range(2)]
             if first != second:
                 return Finding(
                     name, "failed", f"task {task.id}, played twice with one seed and the same texts, differs"
@@ -275,7 +275,7 @@ async def private_views(environment: Environment, tasks: Sequence[Task], agents:
     speakers = [(task, nonsense) for task in tasks]
     if offers(environment, Scripted):
         speakers += [(task, scripted(environment, task)) for task in tasks]
-    for task, say in speakers:
+    for task, respond in speakers:
         secrets: list[tuple[str, str]] = []
         if offers(environment, Private):
             for owner in agents:
@@ -288,12 +288,12 @@ async def private_views(environment: Environment, tasks: Sequence[Task], agents:
                     )
                 secrets += [(owner, each) for each in own]
         moves = dict.fromkeys(agents, 0)
-        world = await DrivenState.open(environment, task, agents, 0)
+        state = await DrivenState.open(environment, task, agents, 0)
         try:
             for steps in range(LONGEST):
                 when = f"after step {steps}" if steps else "at the start"
-                views = {agent: world.observe(agent) for agent in agents}
-                if {agent: world.observe(agent) for agent in reversed(agents)} != views:
+                views = {agent: state.observe(agent) for agent in agents}
+                if {agent: state.observe(agent) for agent in reversed(agents)} != views:
                     return Finding(
                         name,
                         "failed",
@@ -309,17 +309,17 @@ async def private_views(environment: Environment, tasks: Sequence[Task], agents:
                             "failed",
                             f"'{agent}' sees a secret of '{owner}' in task {task.id} {when}: {secret[:60]!r} in {shown[:200]!r}",
                         )
-                movers = world.movers()
+                movers = state.movers()
                 if not movers:
                     break
-                actions = {agent: say(agent, views[agent], moves[agent]) for agent in movers}
-                await world.step(actions)
+                actions = {agent: respond(agent, views[agent], moves[agent]) for agent in movers}
+                await state.step(actions)
                 moves |= {agent: moves[agent] + 1 for agent in movers}
                 secrets = [each for each in secrets if not any(each[1] in text for text in actions.values())]
         except EpisodeError:
             continue  # "rewards" and "records" report failed episodes
         finally:
-            await world.close()
+            await state.close()
     note = "" if offers(environment, Private) else "; it names no secrets (`Private`) to look for"
     return Finding(name, "ok", f"looking changes nothing{note}")
 
@@ -327,33 +327,33 @@ async def private_views(environment: Environment, tasks: Sequence[Task], agents:
 async def rewards_in_range(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
     """Return whether all rewards are finite, in the declared range, and of agents of the team."""
     low, high = environment.reward_range
-    name, refused = "rewards", 0
+    name, failed = "rewards", 0
     slack = 1e-9 * max(1.0, abs(low), abs(high))
     for task in tasks[:4]:
-        for say in (scripted(environment, task), *map(always, NOTHING)):
-            played = await attempt(environment, task, agents, say)
-            if isinstance(played, str):
-                refused += 1
+        for respond in (scripted(environment, task), *map(always, NOTHING)):
+            episode = await attempt(environment, task, agents, respond)
+            if isinstance(episode, str):
+                failed += 1
                 continue
-            for agent, total in played.paid.items():
+            for agent, total in episode.paid.items():
                 if agent not in agents:
                     return Finding(name, "failed", f"task {task.id} pays '{agent}', who is not in the team")
                 if not math.isfinite(total) or not low - slack <= total <= high + slack:
                     return Finding(name, "failed", f"task {task.id} pays {total}, outside {[low, high]}")
-            success = played.outcome.success
+            success = episode.outcome.success
             if success is not None and not 0.0 <= success <= 1.0:
                 return Finding(name, "failed", f"task {task.id} reports success {success}, outside [0, 1]")
-    note = f"; {refused} texts made an episode fail" if refused else ""
+    note = f"; {failed} texts made an episode fail" if failed else ""
     return Finding(name, "ok", f"finite and within {[low, high]} for every text{note}")
 
 
 async def outcomes_kept(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
     """Return whether outcomes are equal after they were written and read."""
     for task in tasks[:4]:
-        played = await attempt(environment, task, agents, scripted(environment, task))
-        if isinstance(played, str):
-            return Finding("records", "failed", f"task {task.id}, played by its script, fails: {played}")
-        o = played.outcome
+        driven = await attempt(environment, task, agents, scripted(environment, task))
+        if isinstance(driven, str):
+            return Finding("records", "failed", f"task {task.id}, played by its script, fails: {driven}")
+        o = driven.outcome
         episode = Episode(task, 0, tuple(agents), (), dict(o.rewards), o.success, dict(o.info), o.truncated)
         try:
             read = load_episode(json.loads(dump_episode(episode)))
@@ -370,11 +370,11 @@ async def roles_alike(environment: Environment, tasks: Sequence[Task], agents: S
     """Return whether exchanging the texts of two symmetric roles exchanges their rewards."""
     name = "seats"
     if offers(environment, TeamMoves):
-        said = (
+        note = (
             "it has one seat, so agents have no views and no pay of their own. Several work on each move by `workflow.name: chain`; "
             "`play` and `tool_use` train one"
         )
-        return Finding(name, "not checked", said)
+        return Finding(name, "not checked", note)
     if len(agents) < 2 and has_comparable_answers(environment):
         agents = ("agent_0", "agent_1")
         if not accepts(environment, agents):
@@ -412,13 +412,13 @@ async def gold_is_rewarded(environment: Environment, chosen: Mapping[Split, Sequ
         return [Finding("gold", "not checked", why), Finding("cheating", "not checked", why)]
     high = environment.reward_range[1]
     for task in (*chosen["train"], *chosen["test"]):
-        played = await attempt(environment, task, names, scripted(environment, task))
-        if isinstance(played, str):
-            return [Finding("gold", "failed", f"task {task.id}, solved by the script, fails: {played}")]
-        if played.paid["solver"] != high or played.outcome.success not in (None, 1.0):
-            said = f"{played.paid} (success {played.outcome.success})"
+        episode = await attempt(environment, task, names, scripted(environment, task))
+        if isinstance(episode, str):
+            return [Finding("gold", "failed", f"task {task.id}, solved by the script, fails: {episode}")]
+        if episode.paid["solver"] != high or episode.outcome.success not in (None, 1.0):
+            result = f"{episode.paid} (success {episode.outcome.success})"
             return [
-                Finding("gold", "failed", f"task {task.id}, solved by the script, pays {said}, not {high}")
+                Finding("gold", "failed", f"task {task.id}, solved by the script, pays {result}, not {high}")
             ]
     found = [Finding("gold", "ok", "the script's solution earns the full reward")]
     for task in chosen["train"]:
@@ -434,9 +434,9 @@ async def gold_is_rewarded(environment: Environment, chosen: Mapping[Split, Sequ
             for text in (*NOTHING, task.question, *solutions)
             if asked("extract", SECONDS, environment.extract, text) != gold
         ]:
-            played = await attempt(environment, task, names, always(text))
-            if not isinstance(played, str) and (
-                played.paid["solver"] >= high or played.outcome.success == 1.0
+            episode = await attempt(environment, task, names, always(text))
+            if not isinstance(episode, str) and (
+                episode.paid["solver"] >= high or episode.outcome.success == 1.0
             ):
                 return [
                     *found,

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Print the fingerprint of the environment whose settings are read from standard input."""
-    asked = json.load(sys.stdin)
-    settings = asked["settings"]
+    request = json.load(sys.stdin)
+    settings = request["settings"]
     environment = timed(environment_class(settings["name"]), "environment")(**settings)
-    json.dump(fingerprint(cast("Environment", environment), asked["count"]), sys.stdout)
+    json.dump(fingerprint(cast("Environment", environment), request["count"]), sys.stdout)
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ class DrivenState:
     """An episode state with time limits and checks of every result; Unfit describes a wrong one."""
 
     def __init__(self, world: BoundedState | RemoteState, task: Task, agents: Sequence[str]) -> None:
-        self._world, self._task, self._agents = world, task, agents
+        self._state, self._task, self._agents = world, task, agents
 
     @classmethod
     async def open(
@@ -95,11 +95,11 @@ class DrivenState:
 
     def observe(self, agent: str) -> str:
         """Return an agent's observation."""
-        return self._now("observe", lambda: text(self._world.observe(agent), f"`observe('{agent}')`"))
+        return self._now("observe", lambda: text(self._state.observe(agent), f"`observe('{agent}')`"))
 
     def movers(self) -> tuple[str, ...]:
         """Return who may move."""
-        found: object = self._now("movers", self._world.movers)
+        found: object = self._now("movers", self._state.movers)
         if isinstance(found, str) or not isinstance(found, Sequence):
             raise Unfit(
                 f"`movers` returns {found!r:.60}; return a tuple of agents' names, empty when it is over."
@@ -111,12 +111,12 @@ class DrivenState:
 
     async def step(self, actions: Mapping[str, str]) -> dict[str, float]:
         """Take a step; return the rewards."""
-        paid = await _awaited("step", self._task, self._world.step(dict(actions), None))
-        return self._now("step", lambda: checked_rewards(paid, self._agents))
+        rewards = await _awaited("step", self._task, self._state.step(dict(actions), None))
+        return self._now("step", lambda: checked_rewards(rewards, self._agents))
 
     async def outcome(self) -> Outcome:
         """Return the outcome."""
-        found: object = await _awaited("outcome", self._task, self._world.outcome())
+        found: object = await _awaited("outcome", self._task, self._state.outcome())
         if not isinstance(found, Outcome):
             raise Unfit(
                 f"`outcome` returns {found!r:.60}, a {type(found).__name__}; return a kapelle.Outcome."
@@ -133,7 +133,7 @@ class DrivenState:
 
     async def close(self) -> None:
         """Close it."""
-        await _awaited("close", self._task, self._world.close())
+        await _awaited("close", self._task, self._state.close())
 
     def _now(self, method: str, work: Callable[[], T]) -> T:
         try:
@@ -161,10 +161,10 @@ async def _awaited(method: str, task: Task, work: Awaitable[T]) -> T:
 
 
 def _blame(method: str, task: Task, error: BaseException) -> str:
-    said = reason(error).removesuffix(".")
+    message = reason(error).removesuffix(".")
     if isinstance(error, EpisodeError | DeadlineExceeded):
-        return f"{said} (task {task.id})."
-    return f"`{method}` raises {said} in task {task.id}."
+        return f"{message} (task {task.id})."
+    return f"`{method}` raises {message} in task {task.id}."
 
 
 def _plain(outcome: Outcome, agents: Sequence[str]) -> Outcome:
@@ -187,30 +187,30 @@ async def drive(
 
     Raises Unfit for a method that is missing, raises, or returns a wrong type.
     """
-    world = await DrivenState.open(environment, task, agents, seed)
+    state = await DrivenState.open(environment, task, agents, seed)
     seen: list[tuple[str, str]] = []
-    paid = dict.fromkeys(agents, 0.0)
+    totals = dict.fromkeys(agents, 0.0)
     moves = dict.fromkeys(agents, 0)
     try:
         for _ in range(LONGEST):
-            movers = world.movers()
+            movers = state.movers()
             if not movers:
                 break
-            views = [(agent, world.observe(agent)) for agent in movers]
+            views = [(agent, state.observe(agent)) for agent in movers]
             seen += views
             actions = {agent: say(agent, view, moves[agent]) for agent, view in views}
-            for agent, reward in (await world.step(actions)).items():
-                paid[agent] = paid.get(agent, 0.0) + reward
+            for agent, reward in (await state.step(actions)).items():
+                totals[agent] = totals.get(agent, 0.0) + reward
             for agent in movers:
                 moves[agent] += 1
         else:
             raise Unfit(f"the episode of task {task.id} has not ended after {LONGEST:,} steps.")
-        outcome = await world.outcome()
+        outcome = await state.outcome()
     finally:
-        await world.close()
+        await state.close()
     for agent, reward in outcome.rewards.items():
-        paid[agent] = paid.get(agent, 0.0) + reward
-    return DrivenEpisode(tuple(seen), paid, outcome)
+        totals[agent] = totals.get(agent, 0.0) + reward
+    return DrivenEpisode(tuple(seen), totals, outcome)
 
 
 async def attempt(
@@ -238,7 +238,7 @@ def scripted(environment: Environment, task: Task, role: str | None = None) -> S
     if not offers(environment, Scripted):
         return always("?")
 
-    def say(agent: str, view: str, move: int) -> str:
+    def respond(agent: str, view: str, move: int) -> str:
         text: object = asked(
             "script", SECONDS, environment.script, role or agent, task, [Message("user", view)], move
         )
@@ -246,4 +246,4 @@ def scripted(environment: Environment, task: Task, role: str | None = None) -> S
             raise Unfit(f"`script` returns {text!r:.60}, a {type(text).__name__} and no text.")
         return text
 
-    return say
+    return respond

@@ -108,8 +108,8 @@ class Encounter:
 
     def counts(self, deal: int | None = None) -> tuple[int, int, int]:
         """Return how many deals `one` won, drew and lost over all assignments, as in duplicate bridge: of one deal, or of all."""
-        paid = self.deals if deal is None else (_over_seatings(self.games[deal]),)
-        ahead = [pair[0] - pair[1] for pair in paid if pair is not None]
+        results = self.deals if deal is None else (_over_seatings(self.games[deal]),)
+        ahead = [pair[0] - pair[1] for pair in results if pair is not None]
         wins, losses = sum(each > CLOSE for each in ahead), sum(each < -CLOSE for each in ahead)
         return wins, len(ahead) - wins - losses, losses
 
@@ -186,8 +186,8 @@ async def meet(
         if episode.error is not None:
             games.append(None)
             continue
-        paid = payoffs(episode, names, graded=graded)
-        one_s, other_s = ([paid[name] for name in names if side[name] == k] for k in (0, 1))
+        by_agent = payoffs(episode, names, graded=graded)
+        one_s, other_s = ([by_agent[name] for name in names if side[name] == k] for k in (0, 1))
         games.append((fmean(one_s), fmean(other_s or one_s)))
         for turn in episode.turns:
             turns[side[turn.agent]] += 1
@@ -219,18 +219,18 @@ def payoffs(episode: Episode, names: Sequence[str], *, graded: bool) -> dict[str
     If a question is `graded` and only the answering agents are rewarded, the others get their mean: the payoff is the team's.
     """
     own = {name: payoff_of(episode, name) for name in names}
-    paid = [own[name] for name in names if name in episode.rewards]
-    if not graded or not paid or any(turn.reward for turn in episode.turns):
+    rewards = [own[name] for name in names if name in episode.rewards]
+    if not graded or not rewards or any(turn.reward for turn in episode.turns):
         return own
-    return {name: own[name] if name in episode.rewards else fmean(paid) for name in names}
+    return {name: own[name] if name in episode.rewards else fmean(rewards) for name in names}
 
 
 def payoff_of(episode: Episode, agent: str) -> float:
     """Return the game's payoff of an agent, without penalties for invalid moves; its return if the environment reports none."""
-    returns, seats = episode.info.get("returns"), episode.info.get("seats")
-    own = seats.get(agent) if isinstance(seats, Mapping) else None
+    returns, slots = episode.info.get("returns"), episode.info.get("seats")
+    own = slots.get(agent) if isinstance(slots, Mapping) else None
     if isinstance(returns, Sequence) and isinstance(own, Sequence):
-        values = [finite(returns[seat - 1]) for seat in own if 0 < seat <= len(returns)]
+        values = [finite(returns[slot - 1]) for slot in own if 0 < slot <= len(returns)]
         known = [value for value in values if value is not None]
         if known and len(known) == len(values):
             return fmean(known)
@@ -577,8 +577,8 @@ def _matrix(result: Arena) -> list[str]:
     for k, _ in enumerate(order, start=1):
         table.add_column(str(k), justify="right")
     for k, one in enumerate(order, start=1):
-        paid = (result.payoff(one, other) for other in order)
-        cells = [_signed(each).split()[0] if len(order) > WIDE else _signed(each) for each in paid]
+        row = (result.payoff(one, other) for other in order)
+        cells = [_signed(each).split()[0] if len(order) > WIDE else _signed(each) for each in row]
         table.add_row(f"{k} {_short(one)}", *cells)
     return _drawn(table)
 

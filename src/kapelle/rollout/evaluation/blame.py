@@ -174,16 +174,16 @@ def measure_blame(
     say(f"{len(chosen) - solved} failed and {solved} solved episodes: {total:,} continuations, about {tokens:,} tokens"
         + (f"; {len(chosen) - len(left)} episodes are measured already" if len(left) < len(chosen) else ""))  # fmt: skip
 
-    began = said = time.monotonic()
+    began = reported = time.monotonic()
     done = sampled = 0
     left_out: Counter[str] = Counter()
 
     def ended(run: Continuation, episode: Episode) -> None:
-        nonlocal done, sampled, said
+        nonlocal done, sampled, reported
         done, sampled = done + 1, sampled + run.record.sampled(episode).total()
         now = time.monotonic()
-        if now - said >= SAY_EVERY or done == total:
-            said = now
+        if now - reported >= SAY_EVERY or done == total:
+            reported = now
             wait = (now - began) / done * (total - done)
             say(
                 f"{done:,} of {total:,} continuations, {sampled:,} tokens, {_time(now - began)} so far, about {_time(wait)} left"
@@ -194,7 +194,7 @@ def measure_blame(
         batch = [fork for place in places for fork in forks[place].values()]
         found = iter(run_async(partial(continue_forks, batch, samples, roll_out_all)))
         setup.engine.release_caches()
-        fresh: list[BlamedEpisode] = []
+        added: list[BlamedEpisode] = []
         for place in places:
             became = {key: next(found) for key in forks[place]}
             how = next((each.diverged for each in became.values() if each.diverged is not None), None)
@@ -203,9 +203,9 @@ def measure_blame(
                 continue
             summed = _summed(keys[place], chosen[place][1], became)
             known[summed.key] = summed
-            fresh.append(summed)
-        if file is not None and fresh:
-            file.append(fresh)
+            added.append(summed)
+        if file is not None and added:
+            file.append(added)
         if not known:
             raise EpisodeError(
                 f"No episode of '{setup.environment.name}' repeats with the same seed and turns: {left_out.most_common(1)[0][0]}. Derive all "
@@ -267,12 +267,12 @@ def _summed(
                 )
             )
     assert episode.success is not None, "only scored episodes are chosen"
-    task, sample, seed, said = key
+    task, sample, seed, completions = key
     return BlamedEpisode(
         task=task,
         sample=sample,
         seed=seed,
-        said=said,
+        said=completions,
         question=episode.task.question[:LONGEST],
         agents=episode.agents,
         success=episode.success,

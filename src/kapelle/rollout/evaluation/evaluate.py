@@ -109,15 +109,17 @@ class Evaluation:
         """Return the success rate, or each agent's mean return in games without one."""
         if self.success is not None or not self.reward:
             return str(self.rate)
-        paid = ", ".join(f"{agent} {value:.3f}" for agent, value in self.reward.items())
+        returns = ", ".join(f"{agent} {value:.3f}" for agent, value in self.reward.items())
         missing = missing_text(self.failed, self.fewer) + (f": {self.reason}" if self.failed else "")
-        return f"return {paid}, played {self.problems - self.failed} of {self.problems}{missing}"
+        return f"return {returns}, played {self.problems - self.failed} of {self.problems}{missing}"
 
     def _repr_html_(self) -> str:
         """Return the result as a table, for notebooks."""
         parts = [(name, str(part)) for name, part in self.parts.items()]
-        paid = [(f"return of {agent}", f"{value:.4g}") for agent, value in self.reward.items()]
-        return as_table([("result", str(self)), *parts, *paid, ("tokens per problem", f"{self.tokens:.4g}")])
+        returns = [(f"return of {agent}", f"{value:.4g}") for agent, value in self.reward.items()]
+        return as_table(
+            [("result", str(self)), *parts, *returns, ("tokens per problem", f"{self.tokens:.4g}")]
+        )
 
     def row(self) -> dict[str, Any]:
         """Return the numbers as plain JSON."""
@@ -360,7 +362,7 @@ def summarise(groups: Sequence[Group], returns: Returns = own_returns) -> Evalua
         rate = rate_of(means, len(groups), sum(not group.valid for group in groups), reason)
     # The return of an episode without rewards and score is unknown, unless the environment rewards turns.
     by_turn = any(turn.reward for group in groups for e in group.valid for turn in e.turns)
-    paid = [
+    rewarded = [
         Group(g.task, tuple(e for e in g.valid if by_turn or e.rewards or e.success is not None))
         for g in groups
     ]
@@ -370,7 +372,7 @@ def summarise(groups: Sequence[Group], returns: Returns = own_returns) -> Evalua
         for name, value in episode.info.items():
             if isinstance(value, bool) and episode.error is None:
                 members.setdefault(str(name) if value else f"not {name}", []).append(episode)
-    metrics = rollout_metrics(paid, returns)
+    metrics = rollout_metrics(rewarded, returns)
     agents = episodes[0].agents if episodes else ()
     earned = {agent: metrics.get(f"return/{agent}") for agent in agents}
     return Evaluation(
@@ -397,7 +399,7 @@ def summarise(groups: Sequence[Group], returns: Returns = own_returns) -> Evalua
         paid={
             name.removeprefix("paid/"): value for name, value in metrics.items() if name.startswith("paid/")
         },
-        counts={name: count for name, count in reported_counts(paid).items() if name in metrics},
+        counts={name: count for name, count in reported_counts(rewarded).items() if name in metrics},
         games=bool(episodes) and not any(episode.task.question for episode in episodes),
         groups=tuple(groups),
     )
@@ -417,10 +419,10 @@ def _own(groups: Sequence[Group], earned: Callable[[Episode, str], float]) -> di
     episodes = [episode for group in groups for episode in group.episodes]
     whole = [episode for episode in episodes if episode.error is None]
     failed = len(episodes) - len(whole)
-    paid = dict.fromkeys(agent for episode in whole for agent in episode.rewards)
+    rewarded = dict.fromkeys(agent for episode in whole for agent in episode.rewards)
     return {
         agent: rate_of([earned(e, agent) for e in whole if agent in e.rewards], len(episodes), failed)
-        for agent in paid
+        for agent in rewarded
     }
 
 
@@ -545,7 +547,7 @@ def chosen_by_majority(environment: object, group: Group, seed: int) -> Episode:
 
 def _alone(setup: RolloutSetup, agent: str, sampling: Sampling) -> RolloutSetup:
     """Return the same play with one agent, which reads only the question."""
-    seat = replace(setup.team[agent], prompt="{question}")
+    solver = replace(setup.team[agent], prompt="{question}")
     policy = setup.team.policy(agent)
-    team = Team.alone(seat, policy, setup.team.bases)
+    team = Team.alone(solver, policy, setup.team.bases)
     return replace(setup, team=team, workflow=Solo(), sampling={agent: sampling})

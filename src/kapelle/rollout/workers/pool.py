@@ -420,9 +420,9 @@ class EnvironmentWorkers(AbstractContextManager["EnvironmentWorkers"]):
                 worker = self._workers[place] = Worker(self._begin, self._hold(place))
                 reader.add(worker)
             worker.sessions += 1
-        world = WorkerState(self, worker, next(self._numbers), environment.name, patience)
-        await world.reset({"task": task_form(task), "agents": list(agents), "seed": seed})
-        return world
+        state = WorkerState(self, worker, next(self._numbers), environment.name, patience)
+        await state.reset({"task": task_form(task), "agents": list(agents), "seed": seed})
+        return state
 
     async def ask(self, worker: Worker, session: int, request: Mapping[str, Any]) -> Any:
         """Return a worker's answer, or raise its error; WorkerLost if it ended, EngineError if it could not start."""

@@ -68,7 +68,7 @@ class WorkerSession:
     ) -> None:
         """Take what opens the state, its environment, the time limits of its calls, and the agents in order."""
         self._opened, self.environment, self.patience, self._agents = opened, environment, patience, agents
-        self._world: BoundedState | RemoteState | None = None
+        self._state: BoundedState | RemoteState | None = None
         self.shown: dict[str, Mapping[str, Any]] = {}
         """The last observation of each agent."""
         self._calls: list[asyncio.Task[Any] | None] = []
@@ -76,19 +76,19 @@ class WorkerSession:
     @property
     def begun(self) -> bool:
         """Whether the state is open."""
-        return self._world is not None
+        return self._state is not None
 
     @property
     def world(self) -> BoundedState | RemoteState:
         """The open state."""
-        assert self._world is not None, "`reset` is called first"
-        return self._world
+        assert self._state is not None, "`reset` is called first"
+        return self._state
 
     async def reset(self, task: Task, seed: int) -> dict[str, Any]:
         """Open the state; return whether it can score, and the observations."""
         patience_here.set(self.patience)
         with listed(asyncio.current_task(), self._calls):
-            self._world = await self._opened(self.environment, task, self._agents, seed, self.patience)
+            self._state = await self._opened(self.environment, task, self._agents, seed, self.patience)
         return {"scorable": self.world.scorable, "view": self.view()}
 
     async def answer(self, question: Mapping[str, Any]) -> Any:
@@ -98,8 +98,8 @@ class WorkerSession:
             if (most := question.get("allow_answers")) is not None:
                 self.world.allow_answers(most)
             if question["call"] == "act":
-                paid = await self.world.step(question["actions"], question["final"])
-                return {"rewards": checked_rewards(paid, self._agents), "view": self.view()}
+                rewards = await self.world.step(question["actions"], question["final"])
+                return {"rewards": checked_rewards(rewards, self._agents), "view": self.view()}
             if question["call"] == "observe":
                 return {**self.view(), "shown": dict(self.shown)}
             if question["call"] == "score":
@@ -113,7 +113,7 @@ class WorkerSession:
     def view(self) -> dict[str, Any]:
         """Return who may move, and changed observations; an error replaces a value that could not be computed."""
         shown = {
-            agent: _asked(lambda who: text(self.world.observe(who), f"The observation of '{who}'"), agent)
+            agent: _called(lambda who: text(self.world.observe(who), f"The observation of '{who}'"), agent)
             for agent in self._agents
         }
         for agent, each in shown.items():
@@ -121,7 +121,7 @@ class WorkerSession:
                 shown[agent] = {**each, "legal": list(moves)}
         changed = {agent: each for agent, each in shown.items() if self.shown.get(agent) != each}
         self.shown.update(shown)
-        return {"movers": _asked(lambda: list(self.world.movers())), "shown": changed}
+        return {"movers": _called(lambda: list(self.world.movers())), "shown": changed}
 
     async def close(self) -> None:
         """Cancel running calls and close the state."""
@@ -131,8 +131,8 @@ class WorkerSession:
             task.cancel()
         if under_way:
             await asyncio.wait(under_way)
-        if self._world is not None:
-            await self._world.close()
+        if self._state is not None:
+            await self._state.close()
 
 
 class OpenSessions:
@@ -160,8 +160,8 @@ class OpenSessions:
         return await self._run(lambda: self.open[number].answer(question))
 
 
-def _asked(ask: Callable[..., object], *given: object) -> dict[str, Any]:
+def _called(call: Callable[..., object], *given: object) -> dict[str, Any]:
     try:
-        return {"value": ask(*given)}
+        return {"value": call(*given)}
     except BaseException as error:  # noqa: BLE001 - raised in the other process
         return {"error": error_form(error)}
