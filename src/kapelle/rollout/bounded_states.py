@@ -37,7 +37,7 @@ from kapelle.types import Image, Task
 T = TypeVar("T")
 
 WORKERS = 256
-"""Most threads of blocking environments; further episodes wait before they begin (`rollout/play.py`)."""
+"""Most threads of blocking environments; further episodes wait before they begin (`rollout/setup.py`)."""
 METHODS = ("observe", "movers", "step", "outcome", "close")
 """Methods of every episode state."""
 _RESULTS = frozenset({str, tuple, type(None), Outcome})

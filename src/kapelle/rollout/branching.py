@@ -61,4 +61,4 @@ class Branch(NamedTuple):
 
     answers: SharedAnswers
     ways: tuple[int, ...]
-    """Its branch at each moment. A shared turn is counted in the episode whose later branches are all 0."""
+    """Its branch at each moment. A shared turn counts for the episode with branch 0 at all later moments."""

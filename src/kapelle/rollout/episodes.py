@@ -62,15 +62,15 @@ async def roll_out_episode(
     on_scene: Callable[[LiveScene], None] | None = None,
     branch: Branch | None = None,
 ) -> Episode:
-    """Play one episode, `sample` of its group; whatever goes wrong inside becomes its `error`.
+    """Roll out one episode, `sample` of its group; an error inside it becomes its `error`.
 
     With a `record`, replay it and continue from there, sampling with `sampling_seed`. `on_scene` is called with the episode's scene.
     A `branch` shares its first turns with other episodes of the group.
 
     Raises only errors that are not the fault of one episode: EngineError, KeyboardInterrupt, and a cancellation from outside.
 
-    If the environment is lost with its process, the episode starts again with the same seed and replays the turns sampled so far. A
-    tree, and an environment that does not repeat, are sampled again.
+    If the environment's process ends, the episode restarts with the same seed and replays the turns sampled so far. An episode with
+    a tree or with an environment that does not repeat is sampled from the start.
     """
     blamed, lost, replayed = 0, 0, record
     turns: tuple[Turn, ...] = ()
@@ -79,7 +79,7 @@ async def roll_out_episode(
         if isinstance(result, Episode):
             if replayed is record or replayed is None or not replayed.diverged():
                 return result
-            replayed = None  # the environment does not repeat: sample again
+            replayed = None  # the environment does not repeat: sample from the start
             continue
         # An environment that was computing when its process died may have killed it, so it gets fewer repetitions.
         blamed, lost = blamed + result.how.blamed, lost + 1
@@ -114,7 +114,7 @@ async def continue_episode(
 
 @dataclass(frozen=True, slots=True)
 class _Lost:
-    """An episode whose environment was lost with its process, and the turns recorded by then."""
+    """The end of an environment's process during an episode, and the turns recorded until then."""
 
     how: WorkerLost
     turns: tuple[Turn, ...]
@@ -187,7 +187,7 @@ async def _attempt(
 
 
 class ScheduledEpisode(NamedTuple):
-    """One episode to play: `sample` of the group of its task."""
+    """One episode to roll out: `sample` of the group of its task."""
 
     task: Task
     sample: int
@@ -221,9 +221,9 @@ async def rollout(
     max_concurrent: int = 4096,
     own: Sequence[int] | None = None,
 ) -> list[Group]:
-    """Play `samples` episodes of every task at once and return one group per task, in order.
+    """Roll out `samples` episodes of every task at once and return one group per task, in order.
 
-    With `own`, only the tasks at these places are played, with the seeds that they have among all tasks.
+    With `own`, roll out only the tasks at these places, with the seeds that they have among all tasks.
     """
     step = len(tasks)
     scheduled = seats_of(tasks, samples, seed, same_world=bool(setup.widths))
@@ -283,7 +283,7 @@ async def compare_episodes(setup: RolloutSetup, groups: Sequence[Group]) -> list
 
 
 def _failed(group: Group, reason: str) -> Group:
-    """Return a group whose valid episodes failed for this reason."""
+    """Return a copy of a group in which all valid episodes failed for this reason."""
     episodes = [
         each
         if each.error is not None
@@ -294,7 +294,7 @@ def _failed(group: Group, reason: str) -> Group:
 
 
 def _rewarded(group: Group, outcomes: Sequence[Outcome]) -> Group:
-    """Return a group whose valid episodes have these outcomes."""
+    """Return a copy of a group in which the valid episodes have these outcomes."""
     left = iter(outcomes)
     episodes = []
     for episode in group.episodes:
@@ -380,7 +380,7 @@ async def collect_scheduled(
     return await gather_abandonable(coroutines, given_up)
 
 
-# -------- Partial rollouts: groups are played until enough of them are done; a later step continues the others.
+# -------- Partial rollouts: groups are rolled out until enough of them are done; a later step continues the others.
 #
 # The result does not depend on time: requests are interrupted when every coroutine waits for a completion. It is part of this
 # module, and not of a feature, because rollout workers and the scene share it.
@@ -403,7 +403,7 @@ async def collect_groups(
 ) -> list[PartialGroup]:
     """Continue groups until enough of them are done, and return all of them as they are then, in order.
 
-    The engine of `play` is `Interruptible`. At a `meeting` of several processes, groups are dealt to them in turn, `groups` are
+    The engine of `setup` is `Interruptible`. At a `meeting` of several processes, groups are dealt to them in turn, `groups` are
     those of this process, and `enough` decides about all. They meet after every `PAUSE` tokens of each row, so that the end depends
     on tokens alone.
     """
@@ -491,10 +491,10 @@ async def collect_groups(
 
 
 class CollectsGroups:
-    """A rollout engine that plays whole groups in other processes, instead of single requests.
+    """A rollout engine that collects whole groups in other processes, instead of single requests.
 
-    Its methods request groups and return a function that waits for them. It leaves the global random generators as if the groups
-    had been played here.
+    Its methods request groups and return a function that waits for them. It leaves the global random generators as if this process
+    had collected the groups.
     """
 
     def request_groups(
@@ -525,7 +525,10 @@ class CollectsGroups:
 def request_groups(
     setup: RolloutSetup, tasks: Sequence[Task], samples: int, seed: int, own: Sequence[int]
 ) -> Callable[[], list[Group]]:
-    """Let rollout workers begin with the tasks at the places `own`; return a function that waits for them, or plays them here."""
+    """Let rollout workers begin with the tasks at the places `own`; return a function that waits for their groups.
+
+    Without workers, the returned function rolls the tasks out in this process.
+    """
     if not own:
         return list
     if isinstance(setup.engine, CollectsGroups):

@@ -11,7 +11,7 @@ turns token for token (`Record`), applies the change, and samples everything aft
 
 An algorithm's change (`algorithm.Change`) is one of:
 
-- `resample`: one turn is sampled again;
+- `resample`: one turn has a new sample;
 - `replace`: another turn replaces it, such as that of another episode with the same prompt;
 - `remove`: agents have empty turns, from their first turn on;
 - `swap`: another policy samples for an agent, from its first turn on.
@@ -20,9 +20,9 @@ Other agents' turns of the same moment are replayed. The n-th continuations of a
 reduces the variance of their difference and changes no expectation.
 
 **Budget.** With a bound on tokens each episode has an equal part of it. The *other* episodes of its group decide which changes are
-played: what each slot (an agent's turn of a number) costs them, how often they have it, and how informative it is. The most
+rolled out: what each slot (an agent's turn of a number) costs them, how often they have it, and how informative it is. The most
 informative slots are chosen as long as they are expected to fit. If the episode's own turns decided, the baseline would depend on
-what it is compared with, and the update would no longer follow ∇J. A slot that fits partly is played in that share of the episodes,
+what it is compared with, and the update would no longer follow ∇J. A slot that fits partly is rolled out in that share of the episodes,
 drawn by their seeds. `Episode.continued` counts the sampled tokens.
 """
 
@@ -59,8 +59,8 @@ class Record:
     ) -> None:
         """Take the recorded turns, one candidate of each agent that moves next, and unfinished turns of others.
 
-        After them `absent` agents have empty turns, and `swapped` policies (by agent) sample. Agents in `anew` move next too, and
-        sample their turn.
+        After them `absent` agents have empty turns, and `swapped` policies (by agent) sample. Agents in `anew` also move next, and
+        their turns are sampled.
         """
         self.absent, self.swapped = frozenset(absent), swapped
         self._anew = frozenset(anew)
@@ -87,7 +87,7 @@ class Record:
     def take(self, agent: str, number: int, prompt_ids: Sequence[int], turns: Sequence[Turn]) -> Turn | None:
         """Return the agent's recorded turn of this number (from 0), or None if it samples.
 
-        `turns` are those played so far. Raises EpisodeError if prompt or rewards differ from the record.
+        `turns` are those recorded so far. Raises EpisodeError if prompt or rewards differ from the record.
         """
         given = self._given.pop((agent, number), None)
         if given is None and agent not in self._waits_for:
@@ -135,7 +135,7 @@ class Record:
 
 
 def does_not_repeat(environment: str, how: str, off: str) -> EpisodeError:
-    """Return the error of an episode whose replay diverged, which names the setting `off`."""
+    """Return the error of an episode that diverged from its record; it names the setting `off`."""
     return EpisodeError(
         f"An episode of '{environment}' does not repeat with the same seed and turns: {how}. Set {off}, or derive all randomness of "
         "environment and workflow from their seeds."
@@ -301,7 +301,7 @@ def _with(
 
 
 def affordable(group: Group, number: int, asked: Interventions, team: Team, step: int) -> list[Change]:
-    """Return the changes of an episode that are played: all, or those in slots that are expected to fit its budget."""
+    """Return the changes of an episode to roll out: all, or those in slots that are expected to fit its budget."""
     changes = list(asked.change(group, number, team))
     if asked.share is None and asked.tokens is None:
         return changes

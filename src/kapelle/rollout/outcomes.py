@@ -72,7 +72,7 @@ def checked_rewards(paid: object, names: Collection[str]) -> dict[str, float]:
 
 
 _PLAIN = frozenset({str, float, bool, type(None)})
-"""Types whose values stay as they are."""
+"""Types of values that are kept unchanged."""
 
 
 def plain(value: object, place: str, depth: int = 0) -> Json:

@@ -72,7 +72,7 @@ def placed(turn: Turn, index: int, reward: float) -> Turn:
 
 @dataclass(frozen=True, slots=True)
 class RequestedTurn:
-    """A turn whose completion was requested: what is known of it before the completion."""
+    """A turn with a requested completion: what is known of it before the completion."""
 
     request: Request
     trained: bool
@@ -222,7 +222,7 @@ class LiveAgentSession:
         if not begins and (rule := self._scene.setup.compaction) is not None:
             most = rule.over or renderer.context - sampling.max_tokens
             if len(prompt) > most and len(self.messages) > len(self._opening) + rule.keep_first + 1:
-                # The prompt is rendered again, so earlier completions are read as text and not as their token ids.
+                # Rendering the whole prompt tokenises earlier completions as text, in place of their sampled token ids.
                 self.messages, dropped = compacted(
                     plain(self.messages), rule, lambda shorter: len(renderer.start(shorter)) <= most
                 )
@@ -334,7 +334,7 @@ class LiveAgentSession:
             others = [replace(request, seed=derive_seed(request.seed, "branch", k)) for k in range(1, count)]
             answers = await asyncio.gather(*(self._complete(each) for each in (request, *others)))
         elif branch is None or depth >= len(branch.ways):
-            answers = [await self._complete(request)]  # awaited here, without a task of its own
+            answers = [await self._complete(request)]  # awaited here, without a separate task
         else:
             key = (way, name, number, prompt)
             answers = [await branch.answers.once(key, partial(self._complete, request))]
@@ -388,7 +388,7 @@ class LiveScene:
     ) -> None:
         """Begin an episode with a seed; a continuation first replays a `record` and has its own `sampling_seed`.
 
-        `roll_out_continuation` plays the continuations that judge a tree's candidates. A `branch` shares turns with other episodes.
+        `roll_out_continuation` rolls out the continuations that judge a tree's candidates. A `branch` shares turns with other episodes.
         """
         self.setup = setup
         self.task = task
@@ -498,7 +498,7 @@ class LiveScene:
         tree = self.setup.tree
         past = () if tree is None else self.turns
         if len(words) == 1:
-            # A task of its own would cost more than the rest of the turn. `sleep` lets other coroutines record their turns first.
+            # A separate task would cost more than the rest of the turn. `sleep` lets other coroutines record their turns first.
             await asyncio.sleep(0)
             [(name, new_messages)] = words.items()
             drafts = [await self[name].draft(new_messages, fresh)]

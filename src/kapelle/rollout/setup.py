@@ -1,4 +1,4 @@
-"""How a team's episodes are played: environment, workflow, engine, limits."""
+"""How a team's episodes are rolled out: environment, workflow, engine, limits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def at_once(environment: Environment, agents: int, tree: Tree | None, most: int,
 
 @dataclass(frozen=True, slots=True)
 class RolloutSetup:
-    """How an episode is played."""
+    """How an episode is rolled out."""
 
     team: Team
     environment: Environment
@@ -55,7 +55,7 @@ class RolloutSetup:
     pays: bool = True
     """Whether environments reward whole episodes and groups; a plan needs only the samples."""
     interventions: Interventions | None = None
-    """The changes with which every episode is continued again; None for none."""
+    """The changes with which finished episodes are continued; None for none."""
     timeline: Timeline = field(default_factory=Timeline, compare=False)
     """Records the time of each phase."""
     patience: Patience = field(default_factory=Patience)
@@ -84,11 +84,11 @@ class RolloutSetup:
         return (self.sampling or {}).get(agent.name, agent.sampling)
 
     def for_algorithm(self, data: Data) -> RolloutSetup:
-        """Return how an algorithm's training episodes are played."""
+        """Return the setup of an algorithm's training episodes."""
         return replace(self, tree=data.tree, widths=data.widths, interventions=data.interventions)
 
     def plainly(self) -> RolloutSetup:
-        """Return how episodes are played without branches and continuations."""
+        """Return the setup of episodes without branches and continuations."""
         return self.for_algorithm(Data())
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class RolloutSetup:
 def make_rollout_setup(
     config: RunConfig, team: Team, engine: RolloutEngine, ranks: Ranks = ALONE, hold: Hold = HeldHere
 ) -> RolloutSetup:
-    """Return how a team's episodes are played, by the settings; `hold` starts the processes of environments."""
+    """Return the rollout setup of a team by the settings; `hold` starts the processes of environments."""
     environment: Any = config.environment  # its settings, or a copy with models in place
     if offers(environment, UsesModels) and environment.frozen_models:
         from kapelle.setup.frozen_models import FrozenModels  # slow: torch

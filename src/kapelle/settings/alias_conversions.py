@@ -1,4 +1,4 @@
-"""Conversions of other libraries' settings whose units differ: `aliases.toml` names these functions.
+"""Conversions of other libraries' settings with other units: `aliases.toml` names these functions.
 
     value under their name, what else is set → {setting of ours: value}
 

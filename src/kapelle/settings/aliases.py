@@ -125,7 +125,7 @@ class Reading:
     """How names of other libraries were read."""
 
     notes: tuple[str, ...] = ()
-    """One line that says so; empty without such names."""
+    """One line about this; empty without such names."""
     by: Mapping[str, str] = field(default_factory=dict)
     """Our name → theirs."""
     faults: tuple[ConfigError, ...] = ()

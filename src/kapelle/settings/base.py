@@ -174,7 +174,7 @@ class AlgorithmSettings(Section, Protocol):
 
 
 class Plugged:
-    """Marks a field whose type states what a plug-in can do: it holds any `Settings` and is written with all their fields."""
+    """Marks a field with a type that states what a plug-in can do: it holds any `Settings` and is written with all their fields."""
 
     def __get_pydantic_core_schema__(self, _source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Return how pydantic validates and writes the field."""

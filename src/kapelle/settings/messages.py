@@ -1,4 +1,4 @@
-"""Errors of wrong settings: they name the key, its source and the closest known key."""
+"""Errors of invalid settings: they name the key, its source and the closest known key."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PLAIN = {
 _RARELY_MEANT = ("warmup", "trackers", "ray")
 """Sections that are suggested last for a key without its section."""
 _NAMES = ("name", "path")
-"""Keys whose value people write in place of the whole section."""
+"""Keys for which people write the value in place of the whole section."""
 
 
 MISSING = " is missing. Add it to the recipe."
@@ -52,9 +52,9 @@ def checked(
     faults: list[ConfigError],
     at: str = "",
 ) -> S | None:
-    """Return the settings that values make; None if they are wrong, with every fault added to `faults`.
+    """Return the settings that values make; None if they are invalid, with every fault added to `faults`.
 
-    A wrong value is removed, and the rest validated again. Null in place of a mapping with defaults is removed too.
+    An invalid value is removed, and the rest is validated. Null in place of a mapping with defaults is removed too.
     """
     left: Any = dict(values)
     taken: list[str] = []
@@ -149,7 +149,7 @@ def _likeliest(
     ranked = [
         (_keys(p["loc"], values, missing=p["type"] == "missing"), -beside[p["loc"][:-1]], p) for p in found
     ]
-    # If one member knows the key, its value is wrong.
+    # If one member knows the key, its value is invalid.
     known = {tuple(reached) for reached, _, p in ranked if p["type"] != "extra_forbidden"}
     keys, _, problem = max(
         ranked,
@@ -219,7 +219,7 @@ def _sentence(phrase: str) -> str:
 
 
 def settings_named(key: str, most: int = 2) -> list[str]:
-    """Return the dotted settings of a run whose last part is this key, those nearest the top first; `most` of them."""
+    """Return the dotted settings of a run that end with this key, those nearest the top first; `most` of them."""
     from kapelle.settings.schema import RunConfig
 
     left: list[tuple[str, type[Settings]]] = [("", RunConfig), ("algorithm.", algorithm_class("grpo"))]
@@ -381,7 +381,7 @@ _OPTION = re.compile(rf"`kapelle [^`]*`|(?<![\w`])({'|'.join(_ARGUMENTS)})(?![\w
 
 @contextmanager
 def in_python(arguments: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Let errors say "call" in place of "command line"; the outermost call or `for_command` decides.
+    """Let errors name the "call" in place of the "command line"; the outermost call or `for_command` decides.
 
     `arguments` are settings that have their own names in that call: `training.steps` → `steps`.
     """

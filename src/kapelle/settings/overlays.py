@@ -23,7 +23,7 @@ PLUGGED = (
     "algorithm.order",
     "algorithm.base.order",
 )
-"""Sections whose keys belong to the class of their `name`; with another name they start empty."""
+"""Sections with keys that belong to the class of their `name`; with another name they start empty."""
 
 MOST_VALUES = 100_000
 MOST_CHARACTERS = 10_000_000

@@ -60,8 +60,8 @@ class CheckpointConfig(Settings):
     keep: int = Field(default=2, ge=1)
     """Newest checkpoints that are kept."""
     best: str | None = None
-    """Metric of evaluations, or else of steps, whose best checkpoint is kept beside the newest: `success`, `reward/solver`. One is
-    saved after every evaluation that is better than all before."""
+    """Metric of evaluations, or else of steps, that selects the best checkpoint, which is kept beside the newest: `success`,
+    `reward/solver`. One is saved after every evaluation that is better than all before."""
     best_is: Literal["highest", "lowest"] = "highest"
     """Whether the best value of `best` is the highest or the lowest."""
     background: bool = False
@@ -73,9 +73,9 @@ class EpisodesConfig(Settings):
     """How long recorded episodes are kept; older ones are deleted after a checkpoint, in whole files of up to 16 steps."""
 
     keep: int | None = Field(default=None, ge=1)
-    """Newest training steps whose episodes and traces are always kept; null keeps all."""
+    """Number of newest training steps for which episodes and traces are always kept; null keeps all."""
     keep_evaluations: int | None = Field(default=None, ge=1)
-    """Newest training steps whose evaluations' episodes are always kept; null keeps all."""
+    """Number of newest training steps for which the episodes of evaluations are always kept; null keeps all."""
 
 
 class RecordConfig(Settings):
@@ -114,7 +114,7 @@ class SamplingPool(Settings):
     """Sampling workers that hold the models of some agents only."""
 
     agents: tuple[Annotated[str, Field(pattern=NAME)], ...] = Field(min_length=1)
-    """The agents whose models they hold; agents that share a model belong to one pool."""
+    """The agents that use the models of this pool; agents that share a model belong to one pool."""
     workers: int = Field(default=1, ge=1)
     """Number of workers; rollout workers are assigned to them in turn."""
     cpus: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
@@ -320,7 +320,7 @@ class AgentConfig(Settings):
     chat_template_kwargs: dict[str, object] = Field(default_factory=dict)
     """Arguments of its model's chat template, over those of the section `model`."""
     share_critic_with: str | int | None = None
-    """Name or index (from 0) of the agent whose critic this one shares."""
+    """Name or index (from 0) of the agent with which this one shares a critic."""
     optimizer: Annotated[RateConfig | None, FROM_HERE_ON] = None
     """None uses the section `optimizer`."""
 
@@ -341,7 +341,7 @@ class TeamConfig(Settings):
     """Base model of critics and of a verifier (`reward_model`): a folder or a name on a hub, of any family. They then read text in its
     tokens. Null is each agent's own model."""
     critic_train: Literal["lora", "full", "head"] = "lora"
-    """What critics train: an adapter (`critic_lora`), all weights of their own copy of the model, or only the head."""
+    """What critics train: an adapter (`critic_lora`), all weights of a copy of the model, or only the head."""
     critic_dtype: DType | None = None
     """With this or `critic_device`, critics and a verifier use their own copy of the base."""
     critic_device: Annotated[str | None, FROM_HERE_ON] = None
@@ -370,7 +370,7 @@ class OptimizerConfig(Settings):
     warmup_steps: int = Field(default=0, ge=0)
     """Optimiser steps over which the learning rate rises from 0, its value at the first step, as in transformers, TRL and verl."""
     warmup_share: float = Field(default=0.0, ge=0, lt=1)
-    """The same as a share of all optimiser steps, rounded up; for runs whose length is `training.epochs`."""
+    """The same as a share of all optimiser steps, rounded up; for runs with a length of `training.epochs`."""
 
     @model_validator(mode="after")
     def _one_warmup(self) -> OptimizerConfig:
@@ -500,7 +500,7 @@ class EvaluationConfig(Settings):
     """Answers to each problem, sampled where there are several. The success is then the mean over problems (avg@k);
     pass@k (2107.03374) and, where answers can be compared, maj@k (2203.11171) stand beside it."""
     sets: dict[str, TestSet] = Field(default={})
-    """Further sets of problems, each by a name and the settings of the environment whose test split it is: `{aime: {name: math, …}}`.
+    """Further sets of problems. Each has a name, and the settings of an environment with this test split: `{aime: {name: math, …}}`.
     Each has its own rates; a problem that is also in the training rows is an error."""
     for_set: dict[str, SetConfig] = Field(default={})
     """Settings of single sets, by name: `{aime: {samples: 32, temperature: 0.6}}`."""

@@ -50,7 +50,7 @@ class PerTurn(Settings):
 
 
 class PastAdapter(Settings):
-    """An adapter saved by a run, which is not trained any more: a past self to play against."""
+    """An adapter saved by a run, which is frozen: a past self, for example as an opponent."""
 
     past: str
     """The run that saved it: `runs/mine`, `runs/mine@best` or `runs/mine@10` is the agent's own there. Or a PEFT folder, such as

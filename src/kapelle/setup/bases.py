@@ -44,7 +44,7 @@ class Bases:
         return self._copy(policy.base)
 
     def moving(self, policy: Policy, critic: str) -> str:
-        """Return a base whose weights one critic trains: a copy of the critics' model, or of the policy's."""
+        """Return a base for one critic that trains all weights: a copy of the critics' model, or of the policy's."""
         return self._copy(policy.base or BASE, f"{critic}@model")
 
     def _copy(self, base: str, name: str | None = None) -> str:

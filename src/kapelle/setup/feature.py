@@ -59,7 +59,7 @@ class FeaturePlan(Generic[S]):
         return {}
 
     def check(self, run: RunToCheck) -> Iterator[str]:
-        """Yield what prevents training with it: what is wrong and where, and how to fix it."""
+        """Yield a message for each reason that prevents training with it: what is wrong and where, and how to fix it."""
         yield from ()
 
     def bases(

@@ -25,7 +25,7 @@ class FrozenModels:
     """Frozen models, each in its own engine, which samples greedily."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Take the section `model`, whose settings hold for these models too."""
+        """Take the section `model`; its settings apply to these models too."""
         self._config = config
         self._engines: dict[str, RolloutEngine] = {}
 

@@ -86,7 +86,7 @@ def looked_into(
 
 
 def _tried(config: RunConfig, path: str, outline: Outline) -> str:
-    """Return a phrase that says what was checked of a model's files."""
+    """Return a phrase about the checks of a model's files."""
     later = [] if check_files(path, outline) else ["names and shapes (accelerate is not installed)"]
     if outline_of_settings(read_settings(path)) is None:
         replays = config.model.routing == "replayed"
@@ -254,7 +254,7 @@ def _check_form(agent: Agent, renderer: ChatRenderer) -> tuple[str, ...]:
 
 
 def _check_readers(config: RunConfig, team: Team, renderers: Mapping[str, ChatRenderer]) -> None:
-    """Raise ConfigError for references and critics whose token ids differ from those of the policies that they read."""
+    """Raise ConfigError for references and critics with other token ids than the policies that they read."""
     for signal in config.algorithm.build().needs:
         pairs = signal.readers(team) if isinstance(signal, ReadsTokens) else {}
         for policy, reader in pairs.items():
@@ -327,7 +327,7 @@ async def _fault(server: ExternalServer) -> str | None:
 # -------- The preparation
 
 PROMPTS = 64
-"""Tasks of each split whose first prompts are checked for length."""
+"""Number of tasks per split to check the first prompt's length of."""
 
 DOUBT = "doubt"
 """In place of a check's name: the run can train, but may do something else than intended."""

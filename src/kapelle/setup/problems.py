@@ -132,7 +132,7 @@ def untested(config: RunConfig, fits: Fits | None = None) -> Fits | None:
 def check_sets(config: RunConfig, team: Team) -> list[str]:
     """Check the further test sets; return notes on the problems that training excludes.
 
-    Raises ConfigError for a set that this team cannot play, that holds training rows, or all problems of a generator.
+    Raises ConfigError for a set that does not suit this team, that holds training rows, or all problems of a generator.
     """
     if not config.evaluation.sets:
         return []
@@ -181,5 +181,5 @@ def check_sets(config: RunConfig, team: Team) -> list[str]:
 
 
 def drawn(seed: int, cursor: int, *again: int) -> int:
-    """Return the index of a task that training draws from a generated split; `again` gives replacements."""
+    """Return the index of a task that training draws from a generated split; `again` selects replacements."""
     return derive_seed(seed, "task", cursor, *again) >> 16

@@ -158,7 +158,7 @@ SECTIONS = {
     "engine": engine_class,
     "train_engine": train_engine_class,
 }
-"""Sections whose settings belong to a class found by `name`."""
+"""Sections with the settings of a class found by `name`."""
 
 RESOLVED = RunConfig.model_fields.keys()
 """Sections that all resolved settings of a run have."""
@@ -181,7 +181,7 @@ class Recipe:
     """How names of other libraries were read."""
 
     def yaml(self) -> str:
-        """Return the resolved settings; reading them again gives the same run."""
+        """Return the resolved settings; from them a recipe gives the same run."""
         return to_yaml(self.config)
 
     def with_seed(self, seed: int) -> Recipe:
@@ -367,7 +367,7 @@ def _resolved(
         key: origin.get(key, teacher if key.startswith("algorithm.teacher.") else "default")
         for key in leaves(dump)
     }
-    # A null that resets a section to its defaults leaves no value of its own.
+    # A null that resets a section to its defaults is not recorded as a value.
     for key in origin:
         if key in found and _value_at(merged, key) is None and _value_at(dump, key) is not None:
             found[key] = "default"
@@ -500,7 +500,10 @@ def _without_sections(missing: Sequence[str], origin: Mapping[str, str]) -> Conf
 
 
 def _with_folders(config: RunConfig) -> RunConfig:
-    """Return the settings with folders in place of runs that name past selves and teachers, whose newest checkpoint may change."""
+    """Return the settings with folders in place of runs that name past selves and teachers.
+
+    The newest checkpoint of a run may change.
+    """
     team, algorithm = config.team, config.algorithm
     if isinstance(team.agents, tuple):
         agents = tuple(map(_with_folder, team.agents))

@@ -2,7 +2,7 @@
 
     format: 1
     step: 50                                   updates behind the weights
-    policies:                                  policies whose weights lie beside, as they act
+    policies:                                  policies as they act, with their weights in the folders beside
       planner: {folder: ./planner, form: peft, rank: 16, base: ./base, agents: [planner]}
     settings: {name: …, model: {path: ./base}, team: …, workflow: …, environment: …, …}      sections of a recipe
 
@@ -64,7 +64,7 @@ def is_team(folder: Path) -> bool:
 
 
 def read_team(folder: Path, settings: Sequence[str] = ()) -> TeamFile:
-    """Read a folder's `team.yaml`, with `settings` merged over the team's; raise DataError for another form, ConfigError for a wrong setting."""
+    """Read a folder's `team.yaml`, with `settings` merged over the team's; raise DataError for another form, ConfigError for an invalid setting."""
     file = folder / TEAM_FILE
     values, step, policies = _read(file)
     for section in _models_in(values):

@@ -187,7 +187,7 @@ def _check_models(run: RunToCheck) -> None:
 
 
 def _check_installed(run: RunToCheck) -> None:
-    """Raise AbsentPackage for optimisers and trackers whose packages are missing."""
+    """Raise AbsentPackage for optimisers and trackers with missing packages."""
     config = run.config
     if run.elsewhere:
         return
@@ -332,7 +332,7 @@ def _check_outside(run: RunToCheck) -> Iterator[str]:
 
 
 MOST_EPISODES = 1_000_000
-"""Of one step, whose episodes are in memory together, or of one evaluation."""
+"""Of one step or of one evaluation; its episodes are in memory together."""
 
 
 def _check_amount(run: RunToCheck) -> Iterator[str]:
@@ -399,7 +399,7 @@ def _check_pools(run: RunToCheck) -> None:
 
 
 def demonstrates(environment: Environment) -> bool:
-    """Return whether an environment has demonstrations: a script, records, or an outside program that plays them."""
+    """Return whether an environment has demonstrations: a script, records, or an outside program that acts."""
     if offers(environment, DrivenByPrograms):
         return environment.demonstrates
     return offers(environment, Scripted) or offers(environment, Recorded)
@@ -422,7 +422,7 @@ def _check_demonstrations(run: RunToCheck) -> Iterator[str]:
 
 
 def _check_selection(run: RunToCheck) -> Iterator[str]:
-    """Yield why tasks cannot be chosen as the settings say."""
+    """Yield why tasks cannot be chosen by the settings."""
     config, tasks = run.config, run.config.tasks
     if tasks.difficulty is not None:
         if config.environment.size("train") is None:
@@ -496,7 +496,7 @@ def _check_shared_rewards(config: RunConfig, environment: Environment, team: Tea
 
 
 def _check_one_tokeniser(algorithm: Algorithm, team: Team) -> None:
-    """Raise ConfigError for a central critic whose view would mix the token ids of different tokenisers."""
+    """Raise ConfigError for a central critic that would read token ids of different tokenisers."""
     kinds: dict[str, str] = {}
     for agent in team.names:
         policy = team.policy(agent)
@@ -510,7 +510,7 @@ def _check_one_tokeniser(algorithm: Algorithm, team: Team) -> None:
 
 
 def _check_sampling(team: Team) -> None:
-    """Raise ConfigError for sampling whose log-probs the trainer cannot compute."""
+    """Raise ConfigError for sampling with log-probs that the trainer cannot compute."""
     for agent in team.agents:
         sampling = agent.sampling
         if not team.policy(agent.name).trained:

@@ -35,7 +35,7 @@ LEARNS = (
 """Default settings of the training of a best response."""
 
 DOUBT = 0.05
-"""Probability that the bound on NashConv is wrong."""
+"""Probability that NashConv exceeds the bound."""
 
 
 @dataclass(frozen=True)

@@ -82,10 +82,10 @@ def check_blame(episodes: int, samples: int, split: str) -> None:
 
 
 def _groups(trainer: Trainer, run: Path | None, split: str) -> Sequence[Group]:
-    """Return the recorded evaluation of these weights, without further sets; or else play one, or training tasks."""
+    """Return the recorded evaluation of these weights, without further sets; or else roll out one, or training tasks."""
     config, setup = trainer.config, trainer.setup
     if split == "eval" and run is not None:
-        # Without a readable recording the episodes are played again.
+        # Without a readable recording the episodes are rolled out once more.
         with suppress(RunDirectoryError, DataError):
             found = read_groups(run, trainer.done, "test")
             own = [group for group in found if group.task.part not in config.evaluation.sets]

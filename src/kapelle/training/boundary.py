@@ -70,7 +70,7 @@ def give_credit(
     With `stop`, advantages and returns must be finite; without it, the engine skips an update that is not.
 
     Raises:
-        AlgorithmError: `give` raises, omits or invents a turn, or returns a wrong type or shape.
+        AlgorithmError: `give` raises, omits or invents a turn, or returns an invalid type or shape.
         NumericsError: an advantage or return is not finite.
     """
     credit: object = _called(algorithm, "`credit`", give, groups, signals, step=step)
@@ -130,7 +130,7 @@ def give_credit(
 
 
 def checked_loss(algorithm: str, kind: str, loss: Callable[P, Loss]) -> Callable[P, Loss]:
-    """Return an algorithm's loss (`policy_loss` or `critic_loss`) with checks; a wrong one raises AlgorithmError."""
+    """Return an algorithm's loss (`policy_loss` or `critic_loss`) with checks; an invalid one raises AlgorithmError."""
     who = f"Algorithm '{algorithm}': `{kind}`"
 
     def checked(*given: P.args, **named: P.kwargs) -> Loss:

@@ -30,7 +30,7 @@ SHOWN = 3
 RECENT = 30
 """Number of the last steps from which the remaining time is estimated."""
 REMEMBERED = 1000
-"""Number of the last steps whose successes are kept."""
+"""Number of last steps with kept successes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,11 @@ class Point:
     verifier: Mapping[str, Any] | None = None
     """How well a trained verifier judges (`training.held_out.Judgement`)."""
     games: bool = False
-    """Whether no task asks a question (`Evaluation.games`)."""
+    """Whether no task has a question (`Evaluation.games`)."""
     part_reward: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Part of a mixture → return of each agent."""
     fewer: str = ""
-    """Why fewer problems were played than requested (`Rate.fewer`)."""
+    """Why fewer problems were evaluated than requested (`Rate.fewer`)."""
 
     @property
     def rate(self) -> MeanScore:
@@ -80,11 +80,11 @@ class Point:
 
     @property
     def is_game(self) -> bool:
-        """Whether seats were paid and there is no success."""
+        """Whether agents received rewards and there is no success."""
         return self.success is None and bool(self.reward)
 
     def text(self) -> str:
-        """Return what was measured: the success, or in games what each seat earned."""
+        """Return what was measured: the success, or in games each agent's return."""
         return returns(self.reward) if self.is_game else share_text(self.success, self.interval)
 
     def counts(self, what: str = "") -> str:

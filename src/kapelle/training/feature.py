@@ -1,6 +1,6 @@
 """What an optional feature of training does: the phases of a step, and its state.
 
-`settings/feature.py` says how a feature is found; `features/entropy` is the smallest one.
+`settings/feature.py` explains how a feature is found; `features/entropy` is the smallest one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LoadsWeights(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StartedRun:
-    """A run whose models are loaded."""
+    """A run with loaded models."""
 
     config: RunConfig
     algorithm: Algorithm
@@ -51,7 +51,7 @@ class StartedRun:
     """How episodes are collected."""
     run_dir: Path | None = None
     players: Sequence[LoadsWeights] = ()
-    """Everything that samples for training: first the engine of `play`, then samplers in other processes."""
+    """Everything that samples for training: first the engine of `setup`, then samplers in other processes."""
 
 
 @dataclass(slots=True)
@@ -64,14 +64,14 @@ class StepInProgress:
     groups: list[Group] = field(default_factory=list)
     """The episodes that the step has collected."""
     earlier: list[Group] = field(default_factory=list)
-    """Groups of earlier steps that this one learns from as well."""
+    """Groups of earlier steps that are part of this step's batch."""
     assign: Assign | None = None
-    """Who takes which role in the tasks of steps that are collected from now on; None follows the team map."""
+    """Assigns roles in the tasks of steps that are collected from now on; None follows the team map."""
     metrics: dict[str, float] = field(default_factory=dict)
     parity: Mapping[str, float] = field(default_factory=dict)
     """Gaps between the log-probs of sampler and trainer, where they are compared before the update."""
     restarted: bool = False
-    """Whether a policy started again from earlier weights, so that nothing that was sampled so far is learned from."""
+    """Whether a policy restarted from earlier weights, so that all samples so far are dropped."""
 
 
 class Feature:
@@ -84,7 +84,7 @@ class Feature:
         """Read `step.groups`, add metrics or earlier groups."""
 
     def before_update(self, step: StepInProgress) -> None:
-        """Act on what the step learns from, `step.groups` and `step.earlier`, before weights change."""
+        """Act on the batch of the step, `step.groups` and `step.earlier`, before weights change."""
 
     def rewarded(self, groups: Sequence[Group], signals: Signals | None) -> Sequence[Group]:
         """Return groups with the rewards that credit reads; `signals` are the step's, None for groups without them."""
@@ -114,7 +114,7 @@ class Feature:
         """Restore what `state` returned."""
 
     def pruned(self, steps: Collection[int]) -> None:
-        """Release what only deleted checkpoints need; `steps` are those whose checkpoints are left."""
+        """Release what only deleted checkpoints need; `steps` are those with remaining checkpoints."""
 
 
 def started(run: StartedRun) -> dict[str, Feature]:

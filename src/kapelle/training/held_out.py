@@ -29,7 +29,7 @@ from kapelle.types import Group, Task
 
 # -------- How well a verifier judges answers to held-out questions
 #
-# The questions are those of the test split whose text is in no training step. The team answers each several times as in training, and
+# The questions are those of the test split that no training step contains. The team answers each several times as in training, and
 # the environment grades. Answers to one question are not independent, so intervals count questions.
 #
 # There are two areas under the curve. `auc` is over all answers: it is high if the verifier knows which questions are hard, even if it
@@ -135,7 +135,7 @@ def _judgement(judged: Sequence[Judged]) -> Judgement:
         area_under_curve([each.probability for each in answers], [each.right for each in answers])
         for answers in by_question.values()
     ]
-    within = [area for area in areas if area is not None]  # of questions with right and wrong answers
+    within = [area for area in areas if area is not None]  # of questions with correct and incorrect answers
     spread = mean_interval(within)
     return Judgement(
         questions=len(set(questions)),

@@ -79,7 +79,7 @@ class Loop:
         learners: Learners | None = None,
         features: Mapping[str, Feature] | None = None,
     ) -> None:
-        """Take how episodes are played, what is trained, and what collects episodes.
+        """Take the rollout setup, what is trained, and what collects episodes.
 
         `learners` answers signals and hooks; None for the engine. `features` are by the path of their section.
         """
@@ -152,7 +152,7 @@ class Loop:
         step.metrics = (metrics if algorithm.plays else demonstrated(metrics)) | step.metrics
 
     def _score(self, step: StepInProgress) -> tuple[Sampled, Signals]:
-        """Return what is learned from, and the signals of its turns: values, reference log-probs, scores."""
+        """Return the batch, and the signals of its turns: values, reference log-probs, scores."""
         algorithm = self._algorithm
         groups = [*step.groups, *step.earlier]
         if algorithm.returns is not None and not self._judged:
@@ -236,7 +236,7 @@ class Loop:
         return replace(self._objective, policy_loss=checked_loss(algorithm.name, "annealed", loss))
 
     def _settle(self, step: StepInProgress) -> None:
-        """Wait for episodes that are collected during the update; drop samples of a policy that started again."""
+        """Wait for episodes that are collected during the update; drop samples of a policy that restarted."""
         self.rollouts.settle(step)
         if step.restarted:
             self.rollouts.forget()

@@ -104,7 +104,7 @@ class Progress:
         say: Callable[[str], None],
         ranks: Ranks = ALONE,
     ) -> None:
-        """Take the pieces of a run and where it is saved; `say` gets a line for each damaged checkpoint.
+        """Take the pieces of a run and where it is saved; `say` receives a line for each damaged checkpoint.
 
         Of several `ranks` only the first one has a `run`.
         """
@@ -315,7 +315,7 @@ class Progress:
         self._saved = self.done
 
     def _any(self) -> bool:
-        """Return whether there are checkpoints; without any the run starts again."""
+        """Return whether there are checkpoints; without any the run starts from step 0."""
         assert self._run is not None, "the first rank has the run directory"
         found = bool(list_checkpoints(self._run.checkpoints))
         if not found:

@@ -253,7 +253,7 @@ def config_of_run(folder: Path, settings: Sequence[str] = ()) -> RunConfig:
 def open_run(
     path: Path, config: RunConfig, origin: Mapping[str, str], say: Callable[[str], None], *, resume: bool
 ) -> RunDirectory:
-    """Open a run directory as `RunDirectory.create` does; `say` gets a line for each changed setting.
+    """Open a run directory as `RunDirectory.create` does; `say` receives a line for each changed setting.
 
     The recorded origin of a changed value names the step and the former value.
     """

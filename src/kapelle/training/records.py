@@ -174,7 +174,7 @@ class Records:
             self._ended()
 
     def report_end_repeated(self) -> bool:
-        """Report the end of training again after an evaluation; return False if training has not ended."""
+        """Repeat the report of the end of training after an evaluation; return False if training has not ended."""
         if self._ended is None:
             return False
         self._ended()

@@ -38,7 +38,7 @@ from kapelle.training.selection import TrainingTasks, tasks_of
 from kapelle.types import Group, Turn
 
 COMPARED = 16
-"""Turns of each policy whose log-probs are compared with the trainer's when samples of older weights are collected."""
+"""Number of turns per policy to compare with the trainer's log-probs when samples of older weights are collected."""
 
 
 class Rollouts:
@@ -61,7 +61,7 @@ class Rollouts:
         """Whether steps learn from samples of the current weights alone; the update then compares trainer and sampler."""
 
     def collect(self, step: StepInProgress) -> list[Group]:
-        """Return the groups that a step learns from, and add metrics of how they were collected.
+        """Collect and return the groups of a step, and add metrics of how they were collected.
 
         Raises ParityError if other weights than the published ones sampled them.
         """
@@ -77,7 +77,7 @@ class Rollouts:
         return groups
 
     def prepared(self, step: StepInProgress) -> RolloutSetup:
-        """Prepare the tasks of a step, and return how its episodes are played."""
+        """Prepare the tasks of a step, and return the setup of its episodes."""
         self.tasks.measure(step.setup)
         self.tasks.assign = step.assign
         return step.setup.for_algorithm(self._algorithm.data)
@@ -119,7 +119,7 @@ def make_rollouts(
     *,
     own_engine: bool,
 ) -> Rollouts:
-    """Return what collects the episodes of a run, played by `acting`; `closing` releases what it starts.
+    """Return what collects the episodes of a run with the setup `acting`; `closing` releases what it starts.
 
     `bases` are the paths of the team's bases by name, `in_memory` those of models that were passed, and `own_engine` is whether a
     rollout engine was.

@@ -26,12 +26,12 @@ from kapelle.types import Cast, Task
 REDRAWN = 1000
 """Draws from an infinite split after which the search for a fitting task stops."""
 LOOKED_AT = 512
-"""Tasks of an infinite split whose difficulties a curriculum compares."""
+"""Number of tasks of an infinite split that a curriculum compares by difficulty."""
 PLAYED = 256
-"""Tasks whose solve rates are measured at once."""
+"""Number of tasks to measure solve rates of at once."""
 
 Roles = Sequence[Mapping[str, Cast]]
-"""For each task of a step the agents whose role another policy or player takes."""
+"""For each task of a step, the agents with a role that another policy or player has."""
 Assign = Callable[[int, int], Roles]
 """(Number of a step, number of its tasks) → the roles."""
 
@@ -66,7 +66,7 @@ class TrainingTasks:
         return [replace(task, cast=cast) for task, cast in zip(tasks, roles, strict=True)]
 
     def roles(self, step: int) -> Roles | None:
-        """Return the roles that other policies or players take in each task of a step; None without any."""
+        """Return the roles that other policies or players have in each task of a step; None without any."""
         return None if self.assign is None else self.assign(step, self._config.training.tasks_per_step)
 
     def _of(self, step: int, attempt: int) -> list[Task]:
@@ -101,7 +101,7 @@ class TrainingTasks:
         if wanted is None or self._rates is not None:
             return
         doing("measuring how hard the tasks are")
-        drawn = capture_random()  # a resumed run does not measure again and must draw the same afterwards
+        drawn = capture_random()  # a resumed run skips the measurement and must draw the same afterwards
         rates: dict[int, float] = {}
         left = self._finite()
         for begin in range(0, len(left), PLAYED):

@@ -60,9 +60,9 @@ class Pieces:
     engine: TrainEngine
     """Holds what is trained."""
     setup: RolloutSetup
-    """How the team plays."""
+    """How the team's episodes are rolled out."""
     acting: RolloutSetup
-    """How the loop's episodes are played: by the team, or by a teacher."""
+    """How the loop's episodes are rolled out: by the team, or by a teacher."""
     loop: Loop
     closing: ExitStack
     """Closes the engines that the run has built."""

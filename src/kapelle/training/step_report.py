@@ -73,7 +73,7 @@ def why_idle(algorithm: Algorithm, metrics: Mapping[str, float], *, updated: boo
 
 
 class IdleSteps:
-    """Counts idle steps, and values of reward functions; `say` gets each line once."""
+    """Counts idle steps, and values of reward functions; `say` receives each line once."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._report = say

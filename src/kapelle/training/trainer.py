@@ -125,7 +125,7 @@ class Summary:
         return as_table([("steps", str(self.steps)), *measured, *stopped])
 
 
-# -------- Custom metrics: a function of a step's episodes, whose numbers are recorded as `custom/NAME`
+# -------- Custom metrics: a function of a step's episodes; its numbers are recorded as `custom/NAME`
 
 Metrics = Callable[[Sequence[Episode]], Mapping[str, float]]
 """Episodes of a step or an evaluation, including failed ones → number by name."""
@@ -137,7 +137,7 @@ class CustomMetrics:
     """Calls the function; each of its faults is reported once and does not stop the run."""
 
     def __init__(self, function: Metrics | None, say: Callable[[str], None]) -> None:
-        """Take the function, if there is one; `say` gets its faults. ConfigError for anything that is no function."""
+        """Take the function, if there is one; `say` receives its errors. Raises ConfigError if it is not callable."""
         if function is not None and not callable(function):
             raise ConfigError(
                 f"`metrics` is {type(function).__name__}. Give a function of a list of episodes that returns numbers by name."
@@ -335,7 +335,7 @@ class Trainer:
     ) -> Trainer:
         """Build a trainer from a built-in recipe or a YAML file, with `key.path=value` settings.
 
-        `real` takes the recipe's values for a pretrained model. The observer or a warning reports values that do not suit
+        `real` selects the recipe's values for a pretrained model. The observer or a warning reports values that do not suit
         `model.path`.
         """
         with in_python():

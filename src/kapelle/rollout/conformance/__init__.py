@@ -2,7 +2,7 @@
 
     findings = await conform(environment)
 
-Each finding names the check and its result. Episodes are played with the environment's own script, with nonsense, and with texts
+Each finding names the check and its result. Episodes are rolled out with the environment's own script, with nonsense, and with texts
 that should get no reward.
 """
 
@@ -66,7 +66,7 @@ SPLITS: tuple[Split, Split] = ("train", "test")
 async def conform(
     environment: Environment, agents: Sequence[str] | None = None, tasks: int = TASKS
 ) -> list[Finding]:
-    """Return the finding of every check; raises the errors of `Environment.check` (missing data, wrong teams).
+    """Return the finding of every check; raise the errors of `Environment.check` (missing data, unsuitable teams).
 
     `agents` are names in order; None uses the smallest possible team.
     """
@@ -268,7 +268,7 @@ async def same_states(environment: Environment, tasks: Sequence[Task], agents: S
 async def private_views(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
     """Return whether observations change nothing and contain no secret of another agent, at the start and after every step.
 
-    Episodes are played by the script and by nonsense. A secret in an agent's text is no secret any more.
+    Actions come from the script, or are nonsense. A secret that an agent wrote in its text counts as public from then on.
     """
     name = "private views"
     nonsense = always("?")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Print the fingerprint of the environment whose settings are read from standard input."""
+    """Read an environment's settings from standard input and print its fingerprint."""
     request = json.load(sys.stdin)
     settings = request["settings"]
     environment = timed(environment_class(settings["name"]), "environment")(**settings)

@@ -80,7 +80,7 @@ def accepts(environment: Environment, names: Sequence[str]) -> bool:
 
 
 class DrivenState:
-    """An episode state with time limits and checks of every result; Unfit describes a wrong one."""
+    """An episode state with time limits and checks of every result; Unfit describes an invalid one."""
 
     def __init__(self, world: BoundedState | RemoteState, task: Task, agents: Sequence[str]) -> None:
         self._state, self._task, self._agents = world, task, agents
@@ -183,9 +183,9 @@ def _plain(outcome: Outcome, agents: Sequence[str]) -> Outcome:
 async def drive(
     environment: Environment, task: Task, agents: Sequence[str], say: Speaker, seed: int = 0
 ) -> DrivenEpisode:
-    """Play one episode with the texts of `say`; EpisodeError if it fails or does not end.
+    """Roll out one episode with the actions that `say` returns. Raises EpisodeError if it fails or does not end.
 
-    Raises Unfit for a method that is missing, raises, or returns a wrong type.
+    Raises Unfit for a method that is missing, raises, or returns a value of an invalid type.
     """
     state = await DrivenState.open(environment, task, agents, seed)
     seen: list[tuple[str, str]] = []

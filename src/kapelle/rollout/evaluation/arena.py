@@ -78,7 +78,7 @@ class Encounter:
     turns: tuple[NonNegativeInt, NonNegativeInt]
     """Turns of each player."""
     invalid: tuple[NonNegativeInt | None, NonNegativeInt | None]
-    """Turns without a legal move; None where the environment does not count them, or plays itself."""
+    """Turns without a legal move; None if the environment does not count them, or moves by its own player."""
     tokens: tuple[NonNegativeInt, NonNegativeInt]
     """Tokens that each player sampled."""
     failed: NonNegativeInt = 0
@@ -159,7 +159,7 @@ async def meet(
 ) -> Encounter:
     """Play all assignments of all deals at once, so that completions of both players share batches.
 
-    `play` has the engine with the policies of all players, and the environment; its team is not used.
+    `setup` has the environment, and the engine with the policies of all players; its team is not used.
     """
     assignments = role_orders(len(names), alone=pair[0].label == pair[1].label)
     plays: list[RolloutSetup] = []
@@ -385,7 +385,7 @@ class Arena:
 
     @cached_property
     def gap(self) -> Payoff | None:
-        """Mean self-play minus mean cross-play, over deals: the gain from conventions that the others do not share."""
+        """Mean self-play minus mean cross-play, over deals: the gain from conventions that other players do not share."""
         alone = [met for one, other in self.meetings if one == other and (met := self.meeting(one, other))]
         mixed = [met for one, other in self.meetings if one != other and (met := self.meeting(one, other))]
         if not (self.together and alone and mixed):
@@ -513,7 +513,7 @@ def _by_deal(meetings: Sequence[Encounter]) -> dict[int, float]:
 NAMES = 40
 """Most characters of a player's name."""
 WIDE = 12
-"""Most players whose payoffs are shown with their intervals."""
+"""Most players for which the table of payoffs shows intervals."""
 
 
 def lines(result: Arena) -> list[str]:

@@ -4,7 +4,7 @@ An episode is continued from each of its moments (`rollout.interventions.continu
 and everything after them is sampled with the measured weights. The mean success of these continuations is the probability of success
 at that moment,
 
-    before turn t: this turn and all later ones are sampled again; other turns of the moment are replayed
+    before turn t: this turn and all later ones are resampled; other turns of the moment are replayed
     after turn t:  this turn and all of its moment are replayed; after the last moment it is the episode's own outcome
     drop of turn t = before − after
 
@@ -52,7 +52,7 @@ from kapelle.runtime.event_loop import run_async
 from kapelle.types import Episode, Group, Turn
 
 AT_ONCE = 512
-"""About how many continuations are played at once; the results of their episodes are saved together."""
+"""About how many continuations are rolled out at once; the results of their episodes are saved together."""
 ALTERNATIVES = 8
 """Most alternative texts that are kept of a turn."""
 LONGEST = 4000
@@ -61,11 +61,11 @@ SAY_EVERY = 5.0
 """Seconds between two reports of the progress."""
 
 Key = tuple[int, int | None]
-"""Index of the first turn of a moment, and of the only turn that is sampled again; None for the whole moment."""
+"""Index of the first turn of a moment, and of the only turn that is resampled; None for the whole moment."""
 
 
 def check_repeatable(environment: Environment) -> None:
-    """Raise ConfigError for an environment whose episodes cannot be replayed.
+    """Raise ConfigError if the episodes of an environment cannot be replayed.
 
     Outside programs are allowed: many repeat, and differences are noticed in their prompts.
     """
@@ -124,9 +124,9 @@ def moments_of(turns: Sequence[Turn]) -> list[range]:
 
 
 def forks_of(episode: Episode, sample: int, seed: int) -> dict[Key, Fork]:
-    """Return the forks of an episode: each moment, sampled again as a whole or one turn of it alone.
+    """Return the forks of an episode: each moment, resampled as a whole or one turn of it alone.
 
-    All later turns are sampled again, also those whose prompts were fixed before: only then is the probability after one moment that
+    All later turns are resampled, even if their prompts were fixed before. So the probability after one moment equals the probability
     before the next.
     """
     found: dict[Key, Fork] = {}
@@ -149,8 +149,8 @@ def measure_blame(
 ) -> Blame:
     """Return the probability of success around each turn of these episodes, each given with its place in its group.
 
-    `measured` has the settings (`samples`, `seed`, …). Results in `file` are reused, and new ones appended to it. `say` gets the
-    expected cost and the progress. Raises EpisodeError if no episode repeats.
+    `measured` has the settings (`samples`, `seed`, …). Results in `file` are reused, and new ones appended to it. `say` receives
+    the expected cost and the progress. Raises EpisodeError if no episode repeats.
     """
     check_repeatable(setup.environment)
     samples, seed = int(measured["samples"]), int(measured["seed"])

@@ -77,7 +77,7 @@ class Evaluation:
     games: bool = False
     """True if no task has a question: the score is then the share of the greatest reward."""
     fewer: str = ""
-    """Why fewer problems were played than requested (`Rate.fewer`); empty if none is missing."""
+    """Why fewer problems were evaluated than requested (`Rate.fewer`); empty if none is missing."""
     groups: tuple[Group, ...] = field(default=(), repr=False)
     """The episodes."""
     verifier: Mapping[str, Any] | None = None
@@ -200,7 +200,7 @@ def why_fewer(environment: Environment, split: Split, asked: int, found: int) ->
 
 
 def greedy_setup(setup: RolloutSetup) -> RolloutSetup:
-    """Return the same play with greedy sampling for every agent."""
+    """Return the same rollout setup with greedy sampling for every agent."""
     return replace(
         setup,
         sampling={
@@ -211,7 +211,7 @@ def greedy_setup(setup: RolloutSetup) -> RolloutSetup:
 
 
 def decoded(setup: RolloutSetup, settings: EvaluationConfig) -> RolloutSetup:
-    """Return the same play with the sampling of evaluations."""
+    """Return the same rollout setup with the sampling of evaluations."""
     own = {
         "temperature": 0.0 if settings.always_greedy else settings.temperature,
         "top_p": settings.top_p,
@@ -482,7 +482,7 @@ async def compute_matched(
 ) -> list[Baseline]:
     """Return every agent alone, then every vote of at least two answers, at `tokens` per problem.
 
-    A single answer is sampled as the team's are in `play`. `seed` breaks ties of a vote. A team of one has no baseline.
+    A single answer has the team's sampling in `setup`. `seed` breaks ties of a vote. A team of one has no baseline.
     """
     found: list[Baseline] = []
     votes: list[Baseline] = []
@@ -546,7 +546,7 @@ def chosen_by_majority(environment: object, group: Group, seed: int) -> Episode:
 
 
 def _alone(setup: RolloutSetup, agent: str, sampling: Sampling) -> RolloutSetup:
-    """Return the same play with one agent, which reads only the question."""
+    """Return the same rollout setup with one agent, which reads only the question."""
     solver = replace(setup.team[agent], prompt="{question}")
     policy = setup.team.policy(agent)
     team = Team.alone(solver, policy, setup.team.bases)

@@ -17,7 +17,7 @@ from kapelle.setup.recipe import lay_over, load_recipe, names_environment
 from kapelle.setup.team_builder import seats_of
 
 MAX_TOKENS = 512
-"""Default limit of an answer of a model that plays an environment alone, in tokens."""
+"""Default limit of a completion of a model that acts alone in an environment, in tokens."""
 
 ALONE = {"tools": "tool_use"}
 """Environments in which a single agent uses another workflow than `solo` or `parallel`."""
@@ -31,11 +31,11 @@ def model_config(
     real: bool = False,
     report: Callable[[str], None] = lambda _: None,
 ) -> RunConfig:
-    """Return the settings of a model that plays an environment alone, or all agents of a recipe's team.
+    """Return the settings of a model that acts alone in an environment, or as all agents of a recipe's team.
 
     `model` is a model, or the folder of a PEFT adapter for every agent on the base that it names. `environment` is the name of an
-    environment (built in, or `module:Class`) or of a recipe, whose agents except endpoints use the model without warm-up. `real`
-    takes a recipe's values for a pretrained model; `report` gets a line for each that does not suit this model.
+    environment (built in, or `module:Class`) or of a recipe. A recipe's agents, except endpoints, use the model without warm-up. `real`
+    selects a recipe's values for a pretrained model; `report` receives a line for each that does not suit this model.
     """
     path, adapter = named_base(model, settings)
     if names_environment(environment):
@@ -94,7 +94,7 @@ def _acting_with(adapter: str | None, config: RunConfig) -> RunConfig:
 
 
 def open_rollout_setup(config: RunConfig) -> RolloutSetup:
-    """Check the settings, load the models and return how the team plays; raises the errors of `errors.py`."""
+    """Check the settings, load the models and return the team's rollout setup; raise the errors of `errors.py`."""
     from kapelle.setup.model_loading import build_engine, load_weights
 
     prepared = prepare(without_features(config), training=False)

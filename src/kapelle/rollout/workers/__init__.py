@@ -1,1 +1,1 @@
-"""Episode states in processes of their own: a pool of workers, and the messages between them and this process."""
+"""Episode states in separate processes: a pool of workers, and the messages between them and this process."""

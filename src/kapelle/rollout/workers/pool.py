@@ -350,7 +350,7 @@ DEATHS = 20
 class EnvironmentWorkers(AbstractContextManager["EnvironmentWorkers"]):
     """Opens episode states in worker processes, each in the one with the fewest, from any event loop.
 
-    Processes start when they are first needed, and again after a death. They end when the pool is closed or collected, or with this
+    Processes start when they are first needed, and restart when they have died. They end when the pool is closed or collected, or with this
     process.
     """
 
@@ -412,7 +412,7 @@ class EnvironmentWorkers(AbstractContextManager["EnvironmentWorkers"]):
                     f"{lost[0] if lost else 'it died'}. See their output above, check the machine's memory, or set "
                     "`episode.environment_workers: 0`."
                 )
-            # The process with the fewest episode states, started again if it has died.
+            # The process with the fewest episode states, restarted if it has died.
             busy = [0 if w is None or w.lost is not None else w.sessions for w in self._workers]
             place = busy.index(min(busy))
             worker = self._workers[place]
