@@ -1,4 +1,4 @@
-"""Optional features of training, one package each; `settings/feature.py` says how they are found.
+"""Optional features of training, one package each; `settings/feature.py` explains how they are found.
 
 Constrained decoding and images are none: every layer reads them as fields of `Sampling` and `Message`.
 """

@@ -502,7 +502,7 @@ def _without_sections(missing: Sequence[str], origin: Mapping[str, str]) -> Conf
 def _with_folders(config: RunConfig) -> RunConfig:
     """Return the settings with folders in place of runs that name past selves and teachers.
 
-    The newest checkpoint of a run may change.
+    A folder fixes the checkpoint: the newest one of a run may change.
     """
     team, algorithm = config.team, config.algorithm
     if isinstance(team.agents, tuple):

@@ -14,7 +14,7 @@ class AheadPlan(FeaturePlan[AheadSettings]):
     """The checks of older samples, of another sampling process and of unfinished groups."""
 
     def check(self, run: RunToCheck) -> Iterator[str]:
-        """Yield why episodes cannot be collected as the settings say."""
+        """Yield why episodes cannot be collected by the settings."""
         algorithm = run.algorithm
         exchanges = any(hook.moves_weights for hook in algorithm.after_update)
         if self.settings.max_staleness and (exchanges or not algorithm.plays):

@@ -108,8 +108,8 @@ class SamplingProcess:
     def begin(self, number: int, left: Sequence[PartialGroup] = (), roles: Roles | None = None) -> Pending:
         """Begin to collect step `number`; see `Sampler`.
 
-        The returned function leaves the global random generators as if the episodes had been played here. It raises EngineError if the
-        process is lost twice, or has read other weights from the disk than this one.
+        The returned function leaves the global random generators as if this process had collected the episodes. It raises EngineError if
+        the process is lost twice, or has read other weights from the disk than this one.
         """
         if self._busy:  # its step was interrupted and is not needed
             self._end()
@@ -224,7 +224,7 @@ class SamplingWorkers:
     def __init__(
         self, config: RunConfig, algorithm: Algorithm, setup: RolloutSetup, engine: CollectsGroups
     ) -> None:
-        """Take a play whose engine is these workers."""
+        """Take a rollout setup; these workers are its engine."""
         self._config, self._algorithm, self._engine = config, algorithm, engine
         self._play = setup.for_algorithm(algorithm.data)
         self._tasks = tasks_of(setup, config)

@@ -1,9 +1,9 @@
-"""Rollouts that run ahead of the update: a bounded queue of steps that are collected and not yet learned from.
+"""Rollouts ahead of the update: a bounded queue of collected steps that wait for their update.
 
-With a `max_staleness` of k, a step learns from episodes that were sampled by the weights of k steps before. With
+With a `max_staleness` of k, a step trains on episodes that were sampled by the weights of k steps before. With
 `partial_rollouts` a step may leave groups unfinished, which the next collected step continues with its own weights. Queue and
-unfinished groups are part of the checkpoint: episodes of old weights cannot be sampled again. With `overlap` another process
-collects the last step of the queue while this one learns from the first.
+unfinished groups are part of the checkpoint, because episodes of old weights cannot be resampled. With `overlap` another process
+collects the last step of the queue while this one trains on the first.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _as_share(collected: Callable[[], Mapping[int, PartialGroup]]) -> StepShare:
 
 
 def steps_ahead(training: AheadSettings) -> int:
-    """Return how many steps are collected before the one that is learned from.
+    """Return how many steps are collected before the one that is trained on.
 
     These are all that `max_staleness` allows, but at most one with `partial_rollouts`: the others are for unfinished groups.
     """
@@ -103,7 +103,7 @@ class Sampler(LoadsWeights, Protocol):
     def begin(self, number: int, left: Left, roles: Roles | None = None) -> Pending:
         """Begin to collect step `number` with the weights of the last `load`; return what waits for its episodes.
 
-        `left` are unfinished groups of the step before, `roles` the roles that other policies take in each task.
+        `left` are unfinished groups of the step before, `roles` the roles that other policies have in each task.
         """
         ...
 
@@ -227,7 +227,7 @@ class RolloutsAhead(Rollouts):
         self.sampler = sampler
 
     def collect(self, step: StepInProgress) -> list[Group]:
-        """Return the groups that a step learns from; see `Rollouts`."""
+        """Return the groups that a step trains on; see `Rollouts`."""
         setup, versions = self.prepared(step), dict(self._engine.versions)
         begin = None if self.sampler is None else self._begin
         groups = self.queue.take(step.number, versions, partial(self._here, step, setup), begin)

@@ -93,8 +93,8 @@ class _Player:
     ) -> dict[str, Any]:
         """Collect this rank's share of a step and of unfinished groups (JSON lines).
 
-        `place` is the number of the call at the meeting; `roles` has policy and name of who takes an agent's role in each task. Returns
-        the share (`dump_share`) and its seconds.
+        `place` is the number of the call at the meeting; `roles` has the policy and the name of the player in an agent's role in each
+        task. Returns the share (`dump_share`) and its seconds.
         """
         from kapelle.features.ahead.queue import begin_step
         from kapelle.rollout.partial import load_partial

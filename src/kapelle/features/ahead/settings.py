@@ -20,7 +20,7 @@ class AheadSettings(FeatureSettings):
 
     max_staleness: int = Field(default=0, ge=0)
     """Steps by which rollouts may run ahead of the update; 0 is on-policy. Above 0, every step but the first ones
-    learns from samples of older weights: see `algorithm.loss.importance_cap` and `algorithm.gae.vtrace`."""
+    trains on samples of older weights: see `algorithm.loss.importance_cap` and `algorithm.gae.vtrace`."""
     overlap: Annotated[bool, FREE] = False
     """Whether a second process samples during the update. It takes a second copy of the base models, and saves time with a
     `max_staleness` of 1 or more. The results are bitwise the same."""

@@ -83,7 +83,7 @@ Save = Callable[[Path, str, Mapping[str, Tensor]], None]
 SMALL = 1e-12
 """Added to the weights of a mixture, which is undefined if the meta-strategy draws only members that are no tables."""
 START = "start"
-"""Name of the snapshot of all learners at the start, for those that start again."""
+"""Name of the snapshot of all learners at the start, for those that restart."""
 COMPARED = 16
 """Turns of each member that are compared with the train engine in each step."""
 
@@ -197,9 +197,9 @@ class League(Feature):
         """Current members → the meta-strategy of their table, by learning agent."""
         self._begun = False
         self.restarted = False
-        """Whether a learner started again after the last step, so that samples collected ahead are of other weights."""
+        """Whether a learner restarted after the last step, so that samples collected ahead are of other weights."""
         self._step = 0
-        """The last step whose games are counted."""
+        """The last step with counted games."""
         self._exact = _tabulated(setup, self._settings.exact)
         if self.has_pair_games and len(run.players) > 1 and isinstance(setup.engine, CollectsGroups):
             raise ConfigError(
@@ -231,7 +231,7 @@ class League(Feature):
         step.assign = lambda number, count: seating.casts(self._seed, number, count)
 
     def after_rollouts(self, step: StepInProgress) -> None:
-        """Compare the log-probs of members' turns with the train engine's: no update would notice wrong weights of a member."""
+        """Compare the log-probs of members' turns with the train engine's: no update would notice incorrect weights of a member."""
         gaps = self._engine.check_parity(self.parity_samples(step.groups, COMPARED))
         step.metrics |= {"league/parity": gaps["parity/max"]} if gaps else {}
 
@@ -468,13 +468,13 @@ class League(Feature):
         return row
 
     def _take_snapshot(self, member: LeagueMember, learner: str) -> None:
-        """Keep a learner's weights for a member, by the policies whose role it can take."""
+        """Keep a learner's weights for a member, by the policies that it can replace."""
         self.pool.gone.pop(member.name, None)  # a failed step may have left weights of this name
         own = self._learners[learner]
         self._snapshots.put(member.name, {policy: self._engine.weights(mine) for policy, mine in own.items()})
 
     def _restart(self, learner: str, *, last: bool) -> None:
-        """Move a learner that has entered to the end of its line, and restore its weights of the start if the settings say so.
+        """Move a learner that has entered to the end of its line, and restore its weights of the start if the settings require it.
 
         After the `last` step it keeps its weights, which are the result of the run.
         """
@@ -499,7 +499,7 @@ class League(Feature):
         self._fill_payoffs(self._everybody)
 
     def admit(self, member: LeagueMember, weights: Weights) -> None:
-        """Add a snapshot that was made elsewhere, with its weights by the policies whose role it takes."""
+        """Add a snapshot that was made elsewhere, with its weights by the policies that it replaces."""
         self.pool.members.append(member)
         self.pool.entered = max(self.pool.entered, member.serial)
         self._snapshots.put(member.name, weights)
@@ -530,7 +530,7 @@ class League(Feature):
                         )
 
     def _mean_return(self, home: str, one: LeagueMember, other: LeagueMember) -> tuple[float, int]:
-        """Return the mean return of an agent whose role one member has and all other roles another one, and the number of games.
+        """Return the mean return of one member in an agent's role, with another in all other roles, and the number of games.
 
         The number is 0 for an exact value.
         """

@@ -33,7 +33,7 @@ from kapelle.workflows.play import PlayWorkflow
 
 
 def members(league: LeagueConfig, run: RunToCheck) -> Iterator[str]:
-    """Yield what is wrong with the members that are named."""
+    """Yield the faults of the members that are named."""
     environment = run.config.environment
     players: dict[str, str] = {}
     for member, weights in league.members.items():
@@ -77,7 +77,7 @@ def _other_game(config: RunConfig, where: str, run: Path) -> Iterator[str]:
 
 
 def games(league: LeagueConfig, run: RunToCheck) -> Iterator[str]:
-    """Yield why no games against members can be played or learned from."""
+    """Yield why no games against members can be played or trained on."""
     config, algorithm, team = run.config, run.algorithm, run.team
     if len(team.names) < 2:
         yield "`league`: the team has one agent, so there is no opponent's role. Name two agents."

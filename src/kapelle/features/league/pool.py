@@ -18,7 +18,7 @@ from kapelle.functional.statistics import t_quantile, wilson_interval
 MAIN = "self"
 """The learners of the team map."""
 EXPLOITER = "exploiter"
-"""The learner whose only opponents are the learners of the team map (`league.exploiter`)."""
+"""The learner with only the learners of the team map as opponents (`league.exploiter`)."""
 PARTNER = "partner_"
 """Prefix of learners that learn first, each with itself alone (`fcp`)."""
 FOLLOWER = "follower_"
@@ -233,7 +233,7 @@ class MemberPool:
                 scored = learner if learner.startswith(FOLLOWER) else MAIN
                 return max(past, key=lambda each: self.scores.get((scored, each.name), MatchScore()).points)
             case "thinned" if len(past) > 2:
-                # The one whose neighbours are nearest in time; the first and the last stay.
+                # The one with the nearest neighbours in time; the first and the last stay.
                 gaps = [after.step - before.step for before, after in zip(past, past[2:], strict=False)]
                 return past[1 + gaps.index(min(gaps))]
             case _:

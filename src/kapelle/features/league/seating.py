@@ -110,7 +110,7 @@ class Assignments:
     """Further learners, each in as many tasks as the learners of the team map."""
 
     def casts(self, seed: int, step: int, count: int) -> list[dict[str, Cast]]:
-        """Return the agents of each of a step's `count` tasks whose role another policy or player takes.
+        """Return the roles of each of a step's `count` tasks that other policies or players have, by agent.
 
         A step follows shares and probabilities as exactly as `count` allows.
         """
@@ -145,7 +145,7 @@ class Assignments:
         return {home: own[home], **met} if met else own
 
     def _opposite(self, point: float, home: str, entries: Sequence[OpponentEntry]) -> dict[str, Cast]:
-        """Return who takes all roles but `home`; empty if the learner plays itself."""
+        """Return the players in all roles but `home`; empty if the learner plays itself."""
         if not entries or point >= self.share:
             return {}
         reached = 0.0
@@ -166,7 +166,7 @@ class Pairing:
 
     learner: str
     home: str
-    """The agent whose role the learner has."""
+    """The agent that the learner acts as."""
     opponent: str
     """A member, or a player of the environment by its `plays`."""
     speaks: bool = True
@@ -176,7 +176,7 @@ class Pairing:
 def met_in(cast: Mapping[str, Cast], agents: Sequence[str], learning: Sequence[str]) -> Pairing | None:
     """Return the learner and opponent of a task; None if learners play themselves or one another.
 
-    `learning` are the agents whose policy in the team map is trained.
+    `learning` are the agents with a trained policy in the team map.
     """
     own = {
         agent: each.player

@@ -1,4 +1,4 @@
-"""The section `league` of a recipe: whom the learners play beside one another."""
+"""The section `league` of a recipe: opponents and partners of the learners in addition to one another."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kapelle.settings.weights import NAME, EndpointConfig, OwnModel, PastAdapter
 
 
 class SelfPlayPopulation(Settings):
-    """The learners play their present selves alone; past selves are kept and measured, and drawn by no one."""
+    """The learners play only their present selves; past selves are kept and measured, but never drawn."""
 
     name: Literal["self_play"] = "self_play"
     share: float = Field(default=0.0, ge=0.0, le=0.0)
@@ -48,12 +48,12 @@ class PsroPopulation(Settings):
     by: Literal["nash", "alpha_rank", "prd", "uniform"] = "nash"
     """The meta-strategy: a Nash equilibrium of the table, α-Rank (1903.01373), projected replicator dynamics, or all alike."""
     games: int = Field(default=64, ge=2)
-    """Games of each pair and seat for the table, where the game is too large to compute them exactly."""
+    """Games of each pair in each role for the table, if the game is too large to compute payoffs exactly."""
     learners: int = Field(default=1, ge=1)
     """How many learn at once, in a line (pipeline PSRO, 2006.08555): the first answers the members, each further one the members and the
     learners before it. The first enters, and goes to the end of the line."""
     refresh: int = Field(default=5, ge=1)
-    """Steps after which learners of a line see again what those before them have become, and the table is filled for it."""
+    """Steps after which learners of a line get the current weights of those before them, and the table is filled for these."""
 
 
 class FcpPopulation(Settings):
@@ -66,12 +66,13 @@ class FcpPopulation(Settings):
     share: float = Field(default=1.0, gt=0.0, le=1.0)
     """As in `fictitious`."""
     partners: int = Field(default=4, ge=1)
-    """How many learn by self-play, each with adapters of its own."""
+    """How many learn by self-play, each with its own adapters."""
     alone: float = Field(default=0.5, gt=0.0, lt=1.0)
     """Share of the run's steps in which they do; in the others the learner learns."""
     spread: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
     """Standard deviation of the noise on the matrices B of each partner's adapters at the start. Adapters that all begin as their base
-    settle on one convention, and the learner then meets no other; a spread lets partners begin apart, as networks drawn again do."""
+    settle on one convention, and the learner then meets no other. With a spread, partners begin apart, as networks with different
+    random weights do."""
 
 
 def _named(value: object) -> object:
@@ -100,8 +101,8 @@ class EnterConfig(Settings):
     at_latest: int | None = Field(default=None, ge=1)
     """Steps after which it enters even if it has not beaten the pool, `every` or more; null waits for ever."""
     restart: bool = False
-    """Whether the learner then begins at its start again, so that each member is a fresh answer to those before it, as in PSRO; a policy
-    that has become certain of its moves hardly finds another one."""
+    """Whether the learner then restarts from its first weights, so that each member is a new best response to those before it, as in
+    PSRO. A policy of low entropy hardly finds other moves."""
 
     @model_validator(mode="after")
     def _waiting(self) -> EnterConfig:
@@ -114,12 +115,12 @@ class EnterConfig(Settings):
 
 
 class ExploiterConfig(Settings):
-    """A second learner whose only opponent is the first one as it is now; both enter the pool (AlphaStar's main exploiter)."""
+    """A second learner with only the present first one as opponent; both enter the pool (AlphaStar's main exploiter)."""
 
     share: float = Field(default=0.25, gt=0.0, lt=1.0)
     """Share of the tasks in which it learns."""
     restart: bool = True
-    """Whether it begins at its start again each time it has entered."""
+    """Whether it restarts from its first weights each time it has entered."""
 
 
 MemberConfig = PastAdapter | OwnModel | EndpointConfig | str
@@ -136,23 +137,23 @@ class LeagueConfig(FeatureSettings):
     """Members that are always there, by name: `frozen` (the base), `{past: RUN@10}`, `{model: FOLDER}`, `{endpoint: …, model: …}`, or a
     player of the environment such as `nash`, `random` or `mcts(simulations=200)`."""
     enter: EnterConfig | None = EnterConfig()
-    """When past selves enter; null lets no one enter."""
+    """When past selves enter; null for never."""
     start: bool = True
     """Whether the learners as they are at the start are the first member, where past selves enter at all."""
     keep: int = Field(default=16, ge=1)
     """Most past selves in the pool."""
     leaves: Literal["oldest", "weakest", "thinned"] = "thinned"
-    """Who leaves when there are more: the oldest, the one that the learner beats most surely, or the one whose neighbours in time are
-    nearest, so that those that stay are spread over the run."""
+    """Which one leaves when there are more: the oldest, the one that the learner beats most surely, or the one with the nearest
+    neighbours in time, so that those that stay are spread over the run."""
     slots: int = Field(default=4, ge=1)
     """Most past selves that are in the memory of the models, and so in one step's games; the others rest."""
     in_memory: int = Field(default=8, ge=1)
-    """Most past selves whose weights are in the machine's memory, where a run directory can hold the others."""
+    """Most past selves with weights in the machine's memory, if a run directory can hold the others."""
     forget: float = Field(default=0.9, gt=0.0, le=1.0)
     """Weight of earlier games, per step, in the win rates by which members are drawn: the learner changes."""
     exact: int = Field(default=2000, ge=0)
     """Most information states of a game for which payoffs and NashConv are computed exactly from the policies; 0 computes none."""
     pair_games: int = Field(default=0, ge=0)
-    """Games that each pair of past selves plays when one enters, for the table of payoffs and the pool's diversity, where nothing is
-    exact; 0 plays none. `psro` has `games` of its own."""
+    """Games that each pair of past selves plays when one enters, for the table of payoffs and the pool's diversity, if payoffs are not
+    exact; 0 plays none. `psro` has its own `games`."""
     exploiter: ExploiterConfig | None = None

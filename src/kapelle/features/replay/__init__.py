@@ -1,1 +1,1 @@
-"""Replay: groups of earlier steps in which some episodes succeeded and others did not are learned from again."""
+"""Replay: a step trains on groups of earlier steps in which some episodes succeeded and others did not."""

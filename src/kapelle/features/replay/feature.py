@@ -1,4 +1,4 @@
-"""Groups of earlier steps that are learned from again: which are kept, and which a step draws."""
+"""Groups of earlier steps for replay: which are kept, and which a step draws."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from kapelle.training.feature import Feature, StartedRun, StepInProgress
 from kapelle.types import Group
 
 Kept = tuple[tuple[int, Group], ...]
-"""Step → a group that it played, oldest first."""
+"""Pairs of a step and a group that it collected, oldest first."""
 
 
 def replayed(kept: Kept, settings: ReplayConfig, step: int, seed: int, fresh: Sequence[Group]) -> Kept:
-    """Return the past groups that a step learns from beside its `fresh` ones: a seeded draw, of other tasks than these."""
+    """Return the past groups that a step trains on beside its new groups `fresh`: a seeded draw, of other tasks than these."""
     now = {group.task.id for group in fresh}
     free = [
         (when, group) for when, group in kept if group.task.id not in now and _young(settings, step, when)
@@ -48,7 +48,7 @@ def _young(settings: ReplayConfig, step: int, when: int) -> bool:
 
 
 class EpisodeReplay(Feature):
-    """Adds a draw of earlier groups to what a step learns from."""
+    """Adds a draw of earlier groups to the batch of a step."""
 
     def __init__(self, settings: ReplayConfig, run: StartedRun) -> None:
         self._settings, self._run = settings, run

@@ -12,7 +12,7 @@ class ReplayPlan(FeaturePlan[ReplayConfig]):
     """The checks of replay."""
 
     def check(self, run: RunToCheck) -> Iterator[str]:
-        """Yield why past episodes cannot be learned from."""
+        """Yield why past episodes cannot be trained on."""
         algorithm = run.algorithm
         if not algorithm.plays:
             yield f"`tasks.replay` learns from past episodes of the team, and `{algorithm.name}` collects none. Remove it."

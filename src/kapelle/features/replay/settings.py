@@ -1,4 +1,4 @@
-"""The section `tasks.replay` of a recipe: past groups that are learned from again."""
+"""The section `tasks.replay` of a recipe: past groups that later steps train on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kapelle.settings.feature import FeatureSettings
 
 
 class ReplayConfig(FeatureSettings):
-    """Past groups in which some episodes succeeded and others did not, learned from again.
+    """Replay of past groups in which some episodes succeeded and others did not.
 
     Their ratios are to the weights that sampled them, as for `training.max_staleness`.
     """
@@ -19,7 +19,7 @@ class ReplayConfig(FeatureSettings):
     feature: ClassVar[str] = "kapelle.features.replay.feature:EpisodeReplay"
 
     groups: int = Field(default=1, ge=1)
-    """Most past groups that a step learns from, beside its own."""
+    """Most past groups that a step trains on, beside its own."""
     capacity: int = Field(default=64, ge=1)
     """Newest such groups that are kept, one for each task."""
     max_age: int | None = Field(default=None, ge=1)

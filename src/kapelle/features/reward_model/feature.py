@@ -1,8 +1,8 @@
 """A reward model in training, and a verifier that is refreshed on graded answers of the team that it rewards.
 
 A fixed verifier was trained on answers of an earlier team. The team that it rewards moves to answers with high scores, correct or
-not (2210.10760). So after each step the environment grades a few of the team's answers, and the verifier learns from the remembered
-ones. Grades are labels with a cost, so they are counted. `verifier_auc` of a step is of answers before the verifier learns from them.
+not (2210.10760). So after each step the environment grades a few of the team's answers, and the verifier trains on the remembered
+ones. Grades are labels with a cost, so they are counted. `verifier_auc` of a step is of answers before the verifier trains on them.
 Answers of evaluations are never graded.
 """
 

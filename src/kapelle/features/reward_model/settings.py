@@ -12,7 +12,7 @@ from kapelle.settings.weights import DType
 
 
 class RefreshConfig(FeatureSettings):
-    """How a verifier continues learning while it pays: from answers of the team of now that the environment grades."""
+    """How a verifier continues to train while it scores the team: on new answers of the team that the environment grades."""
 
     feature: ClassVar[str] = "kapelle.features.reward_model.feature:RefreshedVerifier"
 
@@ -42,6 +42,6 @@ class RewardModelConfig(FeatureSettings):
     device: Annotated[str | None, FROM_HERE_ON] = None
     """The device on which it runs with its own copy of the base; null shares the team's base."""
     dtype: DType | None = None
-    """The compute type of a copy of its own; null is that of the section `model`."""
+    """The compute type of its own copy; null is that of the section `model`."""
     refresh: RefreshConfig | None = None
-    """Lets it continue learning from graded answers of the team that it pays; null leaves it as it was saved."""
+    """Lets it continue to train on graded answers of the team that it scores; null leaves it as it was saved."""

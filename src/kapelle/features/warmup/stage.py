@@ -78,7 +78,7 @@ def _here() -> dict[str, Any]:
 
 # -------- The stage: `sft` on demonstrations, with one set of weights for all agents
 #
-# The training loop trains it. The script plays a fixed number of episodes once, and each step samples turns of them.
+# The training loop trains it. The script acts in a fixed number of episodes once, and each step samples turns of them.
 
 
 def train_stage(
@@ -144,7 +144,7 @@ def demonstrations(setup: RolloutSetup, config: RunConfig, count: int) -> list[G
 
 
 class DrawnTurns:
-    """Samples `batch` turns of demonstrations for each step, each as an episode of its own; call it for steps in order."""
+    """Samples `batch` turns of demonstrations for each step, each as a separate episode; call it for steps in order."""
 
     def __init__(self, demonstrations: Sequence[Group], batch: int, seed: int) -> None:
         self._turns = [
@@ -181,7 +181,7 @@ def warmed_up(
 ) -> Path:
     """Return the folder of the warmed-up model; train it unless it is cached and its files are intact.
 
-    If the disk has no room, the model goes into `hold` under the folder's path; without `hold` raises CheckpointError. `say` gets
+    If the disk has no room, the model goes into `hold` under the folder's path; without `hold` raises CheckpointError. `say` receives
     a line about each problem.
     """
     assert config.warmup is not None
