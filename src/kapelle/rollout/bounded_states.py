@@ -160,7 +160,7 @@ class BoundedState:
         return self._waiting("score", lambda: state.score(agent, text), "grader")
 
     def allow_answers(self, most: int) -> None:
-        """See `environment.Retriable`; does nothing for other states."""
+        """See `environment.Retriable`; has no effect on other states."""
         if isinstance(self.inner, Retriable):
             self._now("allow_answers", self.inner.allow_answers, most)
 

@@ -1,6 +1,6 @@
 """Collecting episodes: tasks in, groups of episodes out.
 
-Every episode is a coroutine. All of them run at once, and the engine batches their requests. `_attempt` turns a fault inside an
+Every episode is a coroutine. All of them run at once, and the engine batches their requests. `_roll_out_once` turns a fault inside an
 episode into its `error`.
 """
 
@@ -75,7 +75,7 @@ async def roll_out_episode(
     blamed, lost, replayed = 0, 0, record
     turns: tuple[Turn, ...] = ()
     while True:
-        result = await _attempt(setup, task, seed, sample, replayed, sampling_seed, on_scene, branch)
+        result = await _roll_out_once(setup, task, seed, sample, replayed, sampling_seed, on_scene, branch)
         if isinstance(result, Episode):
             if replayed is record or replayed is None or not replayed.diverged():
                 return result
@@ -120,7 +120,7 @@ class _Lost:
     turns: tuple[Turn, ...]
 
 
-async def _attempt(
+async def _roll_out_once(
     setup: RolloutSetup,
     task: Task,
     seed: int,
@@ -150,7 +150,7 @@ async def _attempt(
                 )
             found = await setup.timeline.during("grade", state.outcome())
             if setup.pays and offers(setup.environment, RewardsEpisodes):
-                ends_requests()  # nothing more is sampled: other episodes continue while a judge reads
+                ends_requests()  # sampling has ended: other episodes continue while a judge model reads
                 episode = Episode(task, seed, names, scene.turns, final=scene.final)
                 rewarding = setup.environment.reward_episode(episode, found)
                 work = within("Paying the episode", "grader", setup.patience.grader, rewarding)
@@ -272,7 +272,7 @@ async def compare_episodes(setup: RolloutSetup, groups: Sequence[Group]) -> list
                 accepted(outcome, episode.turns, environment.reward_range, setup.team.names)
                 for outcome, episode in zip(found, valid, strict=True)
             ]
-        except BaseException as error:  # noqa: BLE001 - as for one episode, in `_attempt`
+        except BaseException as error:  # noqa: BLE001 - as for one episode, in `_roll_out_once`
             return _failed(group, fault(error, cancellations))
         return _rewarded(group, outcomes)
 
@@ -403,8 +403,8 @@ async def collect_groups(
 ) -> list[PartialGroup]:
     """Continue groups until enough of them are done, and return all of them as they are then, in order.
 
-    The engine of `setup` is `Interruptible`. At a `meeting` of several processes, groups are dealt to them in turn, `groups` are
-    those of this process, and `enough` decides about all. They meet after every `PAUSE` tokens of each row, so that the end depends
+    The engine of `setup` is `Interruptible`. At a `meeting` of several processes, groups are assigned to them in turn, `groups` are
+    those of this process, and `enough` decides about all. They synchronise after every `PAUSE` tokens of each row, so that the end depends
     on tokens alone.
     """
     alone = meeting is None or meeting.size == 1
@@ -462,7 +462,7 @@ async def collect_groups(
         if not alone:
             setup.engine.pause_every(PAUSE, at_pause)
         await asyncio.wait({playing, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        # A process without unfinished groups meets the others until all end.
+        # A process without unfinished groups synchronises with the others until all end.
         while not (alone or stop.is_set() or playing.cancelled() or playing.exception()):
             if agreed():
                 stop.set()
@@ -485,7 +485,7 @@ async def collect_groups(
     return as_they_are()
 
 
-# -------- Rollouts that ranks share: whole groups are dealt in a fixed order, and every rank gets all of them
+# -------- Rollouts that ranks share: whole groups are assigned in a fixed order, and every rank receives all of them
 #
 # A group's seeds depend on its task alone, so its tokens do not depend on the rank that samples them.
 

@@ -63,19 +63,19 @@ class Record:
         their turns are sampled.
         """
         self.absent, self.swapped = frozenset(absent), swapped
-        self._anew = frozenset(anew)
+        self._moving = frozenset(anew)
         self._all = dict(numbered((*past, *now, *begun)))
         self.begun = {turn.agent: turn for turn in begun}
         """Agent → its unfinished turn, which is sampled further."""
         self._past = tuple(past)
-        self._now = {turn.agent for turn in (*now, *begun)} | self._anew
+        self._now = {turn.agent for turn in (*now, *begun)} | self._moving
         self._tokens = _tokens((*past, *now))
         self.rewind()
 
     def rewind(self) -> None:
         """Restart the replay."""
         self._given = dict(self._all)
-        self._waits_for = set(self._anew)
+        self._waits_for = set(self._moving)
         self._diverged: str | None = None
 
     def again(self) -> Self:
@@ -216,15 +216,15 @@ def turns_until(episode: Episode, count: int) -> tuple[Turn, ...]:
     turns = episode.turns
     own = {turn.agent: k for k, turn in reversed(list(enumerate(turns)))}
     earned, by_then, begun = [0.0] * len(turns), None, 0
-    # Summed in the order of the payments, as in the scene, so that sums are bitwise equal.
-    for payment in episode.reward_events:
-        if payment.after > count and by_then is None:
+    # Summed in the order of the reward events, as in the scene, so that sums are bitwise equal.
+    for event in episode.reward_events:
+        if event.after > count and by_then is None:
             by_then = list(earned)
-        while begun < min(payment.after, len(turns)):
+        while begun < min(event.after, len(turns)):
             own[turns[begun].agent] = begun
             begun += 1
-        if payment.agent in own:
-            earned[own[payment.agent]] += payment.reward
+        if event.agent in own:
+            earned[own[event.agent]] += event.reward
     if by_then is None:
         return turns[:count]
     return tuple(
@@ -286,8 +286,8 @@ def _with(
     for _, found in became:
         if found.diverged is not None:
             fault = does_not_repeat(environment, found.diverged, "another algorithm")
-            who = (episode.task, episode.seed, episode.agents, episode.turns)
-            return Episode(*who, error=f"EpisodeError: {fault}", continued=spent)
+            recorded = (episode.task, episode.seed, episode.agents, episode.turns)
+            return Episode(*recorded, error=f"EpisodeError: {fault}", continued=spent)
     made = tuple(
         Intervention(
             change.what,

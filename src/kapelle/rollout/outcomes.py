@@ -32,7 +32,7 @@ LONGEST = 4000
 
 
 def number(value: object, what: str) -> float:
-    """Return a number as a float, NumPy's and torch's scalars too; EpisodeError for anything else."""
+    """Return a number as a float, also of a scalar of NumPy or torch; raise EpisodeError for other values."""
     if type(value) is float:  # nearly always
         return value
     value = _scalar(value)
@@ -42,7 +42,7 @@ def number(value: object, what: str) -> float:
 
 
 def share(value: object, what: str) -> float:
-    """Return a number in [0, 1] as a float; EpisodeError for anything else."""
+    """Return a number in [0, 1] as a float; raise EpisodeError for other values."""
     known = number(value, what)
     if not 0.0 <= known <= 1.0:
         raise EpisodeError(f"{what} is {known}, outside [0, 1].")
@@ -50,7 +50,7 @@ def share(value: object, what: str) -> float:
 
 
 def text(value: object, what: str) -> str:
-    """Return a text as plain `str`; EpisodeError for anything else."""
+    """Return a text as plain `str`; raise EpisodeError for other values."""
     if not isinstance(value, str):
         raise EpisodeError(f"{what} is {_shown(value)}, a {type(value).__name__} and not a text.")
     return str.__str__(value)
@@ -78,7 +78,7 @@ _PLAIN = frozenset({str, float, bool, type(None)})
 def plain(value: object, place: str, depth: int = 0) -> Json:
     """Return a copy of a value in plain types that JSON represents exactly; `place` names it in errors.
 
-    Scalars of NumPy and torch become Python's. EpisodeError for anything that cannot be converted.
+    Scalars of NumPy and torch become Python's. Raises EpisodeError for values that cannot be converted.
     """
     if type(value) in _PLAIN:  # nearly always
         return value

@@ -89,7 +89,7 @@ def grown(turn: Turn, ids: Sequence[int], logprobs: Sequence[float], version: in
 def as_recorded(
     left: PartialEpisode, turns: Sequence[Turn], reward_events: Sequence[RewardEvent]
 ) -> tuple[tuple[Turn, ...], tuple[RewardEvent, ...]]:
-    """Return turns and payments of a continued episode, the earlier ones in the order of their recording.
+    """Return turns and reward events of a continued episode, the earlier ones in the order of their recording.
 
     A replay does not wait for the sampler, so that agents that act independently may be recorded in another order.
     """

@@ -1,6 +1,6 @@
 """One preparation for training, validating, comparing and playing: every check, before a model is loaded.
 
-prepared = prepare(config, given)      raises the first error that the run would meet
+prepared = prepare(config, given)      raises the first error that the run would raise
 models = prepared.load()               this takes memory
 engine = build_engine(config, models, prepared.team)
 """

@@ -562,7 +562,7 @@ def _validated(
     faults: list[ConfigError],
     at: str = "",
 ) -> M | None:
-    """Return the settings that values make; None if they are wrong, which is added to `faults`."""
+    """Return the settings that values make; if they are invalid, add the faults to `faults` and return None."""
     try:
         return checked(model, values, origin, faults, at)
     except Exception as error:

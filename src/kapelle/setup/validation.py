@@ -349,7 +349,7 @@ def _check_amount(run: RunToCheck) -> Iterator[str]:
 
 
 def _check_learners(run: RunToCheck) -> None:
-    """Raise ConfigError if nothing trains, or something that the algorithm does not train."""
+    """Raise ConfigError if no weights are trained, or weights that the algorithm does not train."""
     config, algorithm, team = run.config, run.algorithm, run.team
     judging = algorithm.critic is not None and algorithm.critic.everyone
     if judging and team.trained:
@@ -447,7 +447,7 @@ def _check_replays(run: RunToCheck) -> Iterator[str]:
 
 
 def _check_turn_scores(run: RunToCheck) -> None:
-    """Raise ConfigError if the algorithm needs scores of turns and nothing gives them."""
+    """Raise ConfigError if the algorithm needs scores of turns, and environment or workflow has none."""
     config, algorithm, environment = run.config, run.algorithm, run.config.environment
     if not algorithm.data.scores:
         return

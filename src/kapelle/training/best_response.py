@@ -137,14 +137,14 @@ def _respond(
         config.model_copy(update={"team": team, "start_from": {}, "trackers": ()}),
         start_from={agent: str(own)},
     ) as trainer:
-        before = _earned(trainer.evaluate(games).groups, agent)
+        before = _returns_of(trainer.evaluate(games).groups, agent)
         curve, episodes = [], 0
         for step in trainer.steps():
-            returns = _earned(step.groups, agent)
+            returns = _returns_of(step.groups, agent)
             episodes += sum(len(group.episodes) for group in step.groups)
             curve.append(fmean(returns.values()) if returns else 0.0)
             report(f"{agent}: step {step.number} of {config.training.steps}, earns {curve[-1]:+.3f} a game")
-        after = _earned(trainer.evaluate(games).groups, agent)
+        after = _returns_of(trainer.evaluate(games).groups, agent)
         steps = trainer.done
     # Both evaluations have the same deals, so that luck cancels in the difference.
     both = sorted(before.keys() & after.keys())
@@ -166,7 +166,7 @@ def _respond(
     )
 
 
-def _earned(groups: Sequence[Group], agent: str) -> dict[tuple[str, int], float]:
+def _returns_of(groups: Sequence[Group], agent: str) -> dict[tuple[str, int], float]:
     """Return an agent's payoff by task and number of the episode, without failed ones and penalties for invalid moves."""
     return {
         (group.task.id, number): payoff_of(episode, agent)

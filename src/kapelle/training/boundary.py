@@ -28,7 +28,7 @@ def gather_signals(algorithm: Algorithm, step: Sampled, engine: Learners) -> Sig
     """Return the results of the algorithm's signals for a step.
 
     Raises:
-        AlgorithmError: a signal raises, or returns something else than a mapping of mappings with tensors of the right shape.
+        AlgorithmError: a signal raises, or its result is not a mapping of mappings with tensors of the correct shape.
     """
     rows: dict[str, Any] = {}
     for signal in algorithm.needs:

@@ -88,7 +88,7 @@ class Point:
         return returns(self.reward) if self.is_game else share_text(self.success, self.interval)
 
     def counts(self, what: str = "") -> str:
-        """Return what that is the mean of: `scored 500 of 500`, in games `played 16 of 16`, followed by `what`."""
+        """Return the number of episodes behind the mean: `scored 500 of 500`, in games `played 16 of 16`, followed by `what`."""
         if self.is_game:
             counted = f"played {self.problems - self.failed} of {self.problems}{what}"
             return f"{counted}{missing_text(self.failed, self.fewer)}"
@@ -142,7 +142,7 @@ class ProgressLine:
     learning: Mapping[str, float] = field(default_factory=dict)
     """Metrics of the loss in the last step, by the names in `LEARNING`."""
     idle: str = ""
-    """Why the last step had nothing to learn from; empty otherwise."""
+    """Why the last step had no learning signal; empty otherwise."""
     history: tuple[float, ...] = ()
     """The team's success or mean return in the last `REMEMBERED` steps that had one."""
     points: tuple[Point, ...] = ()

@@ -57,10 +57,10 @@ Phase = Literal["before_rollouts", "after_rollouts", "before_update", "after_upd
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What an update has done, beside the metrics that it adds."""
+    """The result of an update, in addition to its metrics."""
 
     updated: bool
-    """Whether there was anything to learn from."""
+    """Whether the step had a learning signal."""
     traces: tuple[Trace, ...] = ()
     distributions: Mapping[str, Histogram] = field(default_factory=dict)
     """Distributions of advantages and of the traced tokens."""

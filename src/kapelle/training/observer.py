@@ -35,7 +35,7 @@ class Observer(Protocol):
 
 
 class Silent:
-    """An observer that shows nothing."""
+    """An observer without output."""
 
     def phase(self, name: str, detail: str) -> None:
         """Ignore it."""

@@ -186,7 +186,7 @@ def begin_share(
 ) -> Callable[[], StepShare]:
     """Begin with this process's share of a step, and return a function that finishes it.
 
-    Groups are dealt in turn to all processes at the `meeting`. Rollout workers begin now; an engine of this process begins when
+    Groups are assigned in turn to all processes at the `meeting`. Rollout workers begin now; an engine of this process begins when
     the function is called.
     """
     seed, tasks = derive_seed(config.seed, "rollout", number), source.of(number)

@@ -59,7 +59,7 @@ class TrainingTasks:
         """Assigns roles in the tasks of the next steps; None follows the team map."""
 
     def of(self, step: int, attempt: int = 0) -> list[Task]:
-        """Return the tasks of a step (from 1) with their assigned roles; each `attempt` is another draw for the same step."""
+        """Return the tasks of a step (from 1) with their assigned roles; each `attempt` (from 0) is another draw for the same step."""
         tasks, roles = self._of(step, attempt), self.roles(step)
         if roles is None:
             return tasks

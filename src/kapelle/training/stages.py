@@ -120,7 +120,7 @@ def stages_yaml(stages: Sequence[Stage]) -> str:
 def is_done(stage: Stage, run_dir: Path) -> bool:
     """Return whether a stage has finished all its steps, and its last checkpoint is intact or all checkpoints were removed.
 
-    A stage with a damaged last checkpoint continues from an earlier one, so that the next stage starts from the right weights.
+    A stage with a damaged last checkpoint continues from an earlier one, so that the next stage starts from the correct weights.
     """
     folder = run_dir / stage.folder
     if not is_run(folder):

@@ -1,4 +1,4 @@
-"""What a step reports: why it had nothing to learn from, metrics of credit, distributions, traces of a few episodes.
+"""What a step reports: why it had no learning signal, metrics of credit, distributions, traces of a few episodes.
 
 Nothing here changes training. Shapes: T completion tokens of one turn, K tokens of one agent or critic in a step.
 """
@@ -36,12 +36,12 @@ class Step:
     traces: tuple[Trace, ...] = ()
     """The credit of the tokens of a few episodes (`record.credit_episodes`)."""
     idle: str = ""
-    """Why it had nothing to learn from; empty if it learned."""
+    """Why it had no learning signal; empty if it learned."""
     distributions: Mapping[str, Histogram] = field(default_factory=dict)
     """Distributions of rewards, advantages, lengths and tokens, by kind and agent or policy."""
 
 
-# -------- Steps with nothing to learn from
+# -------- Steps without a learning signal
 
 LONG = 10
 """Idle steps in a row after which a warning is reported; if no episode was scored, the run ends."""
@@ -50,7 +50,7 @@ WHERE = "docs/howto/reward_does_not_move.md"
 
 
 def why_idle(algorithm: Algorithm, metrics: Mapping[str, float], *, updated: bool, judged: bool) -> str:
-    """Return why a step had nothing to learn from; empty if it learned.
+    """Return why a step had no learning signal; empty if it learned.
 
     `updated` is whether anything had credit, `judged` whether turns have rewards beside the environment's. A critic learns from
     equal rewards, but not without any.

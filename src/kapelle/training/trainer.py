@@ -99,7 +99,7 @@ class Summary:
     last: Mapping[str, float] = field(default_factory=dict)
     """Metrics of the last step of this call; empty without steps."""
     idle: str = ""
-    """Why that step had nothing to learn from; empty if it learned."""
+    """Why that step had no learning signal; empty if it learned."""
 
     def __str__(self) -> str:
         """Return steps, the evaluations before and after, the last step's metrics, and the run directory."""
@@ -134,7 +134,7 @@ CUSTOM = "custom/"
 
 
 class CustomMetrics:
-    """Calls the function; each of its faults is reported once and does not stop the run."""
+    """Calls the function; each of its errors is reported once, and the run continues."""
 
     def __init__(self, function: Metrics | None, say: Callable[[str], None]) -> None:
         """Take the function, if there is one; `say` receives its errors. Raises ConfigError if it is not callable."""

@@ -226,7 +226,7 @@ class SamplingWorkers:
     ) -> None:
         """Take a rollout setup; these workers are its engine."""
         self._config, self._algorithm, self._engine = config, algorithm, engine
-        self._play = setup.for_algorithm(algorithm.data)
+        self._setup = setup.for_algorithm(algorithm.data)
         self._tasks = tasks_of(setup, config)
         self._busy = False
 
@@ -240,7 +240,7 @@ class SamplingWorkers:
 
     def begin(self, number: int, left: Sequence[PartialGroup] = (), roles: Roles | None = None) -> Pending:
         """Let the workers begin with step `number`; see `Sampler`."""
-        ranks, setup = self._play.ranks, replace(self._play, timeline=Timeline())
+        ranks, setup = self._setup.ranks, replace(self._setup, timeline=Timeline())
         meeting = ranks.meeting()
         meeting.begin()
         if self._busy:  # their step was interrupted

@@ -170,7 +170,7 @@ class League(Feature):
         """Keep weights in the folder `league` of the run directory. Raises ConfigError for workers that cannot play pairs."""
         config, setup, engine = run.config, run.setup, run.engine
         self._settings, self._seed, self._steps = settings, config.seed, config.training.steps
-        self._play, self._engine = setup, engine
+        self._setup, self._engine = setup, engine
         self._players_of_steps = [SlotHolder(player.load) for player in run.players]
         folder = None if run.run_dir is None else run.run_dir / "league"
         team = setup.team
@@ -275,7 +275,7 @@ class League(Feature):
             self._homes,
             entries[MAIN],
             self._settings.population.share,
-            self._play.team.names,
+            self._setup.team.names,
             self._own_roles(EXPLOITER) if exploiter else {},
             exploiter.share if exploiter else 0.0,
             tuple(self._own_roles(learner) for learner in self._learners if learner.startswith(PARTNER)),
@@ -307,7 +307,7 @@ class League(Feature):
     def _own_roles(self, learner: str) -> dict[str, str]:
         """Return the learner's policy in the role of each learning agent."""
         own = self._learners[learner]
-        return {agent: own[self._play.team.policy_of[agent]] for agent in self._homes}
+        return {agent: own[self._setup.team.policy_of[agent]] for agent in self._homes}
 
     @property
     def _partners_until(self) -> int:
@@ -352,7 +352,7 @@ class League(Feature):
 
     def _policies(self, member: LeagueMember) -> dict[str, str]:
         """Return the policy that plays each agent's role for a loaded member."""
-        team = self._play.team
+        team = self._setup.team
         if member.kind != "past":
             return dict(member.policies)
         slot = next(slot for slot, name in self._in_slot.items() if name == member.name)
@@ -368,7 +368,7 @@ class League(Feature):
 
         Turns of members that are no longer loaded, and of endpoints, which return no log-probs, are excluded.
         """
-        team = self._play.team
+        team = self._setup.team
         by_slot = {
             slot_name(slot, own): member
             for slot, member in self._in_slot.items()
@@ -392,7 +392,7 @@ class League(Feature):
         """Count the games of step `number`, let learners enter, and return metrics; called after the step's update."""
         self._step, self.restarted = number, False
         self.pool.fade()
-        team, invalid, turns = self._play.team, 0.0, 0
+        team, invalid, turns = self._setup.team, 0.0, 0
         earned: dict[str, list[float]] = {}
         among_selves: list[float] = []
         alike, rewarded = True, False
@@ -534,7 +534,7 @@ class League(Feature):
 
         The number is 0 for an exact value.
         """
-        team = self._play.team
+        team = self._setup.team
         if self._exact is not None and "past" == one.kind == other.kind:
             table, rest = self._table(one), self._table(other)
             role = team.names.index(home)
@@ -555,12 +555,12 @@ class League(Feature):
         # Every pair has the same deals.
         tasks = [
             replace(
-                self._play.environment.task("train", derive_seed(self._seed, "table", k) >> 16), cast=cast
+                self._setup.environment.task("train", derive_seed(self._seed, "table", k) >> 16), cast=cast
             )
             for k in range(games)
         ]
         drawn = capture_random()
-        groups = shared_rollout(self._play, tasks, 1, derive_seed(self._seed, "table"))
+        groups = shared_rollout(self._setup, tasks, 1, derive_seed(self._seed, "table"))
         restore_random(drawn)
         found = [episode.total(home) for group in groups for episode in group.valid]
         if not found:
@@ -588,7 +588,7 @@ class League(Feature):
             return {}
         self._fill_payoffs(members)
         names, homes = [member.name for member in members], self._homes
-        if len(homes) == len({self._play.team.policy_of[home] for home in homes}) == 2:
+        if len(homes) == len({self._setup.team.policy_of[home] for home in homes}) == 2:
             # Rows are the first agent's members, columns the second's.
             first, second = (np.array(self._payoffs(home, names)) for home in homes)
             one, other = meta_strategy([first, second.T], population.by)
@@ -676,10 +676,10 @@ class League(Feature):
     def _table(self, member: LeagueMember) -> TabularPolicies:
         if member.name not in self._tables:
             self.sit([member.name])
-            team = self._play.team
+            team = self._setup.team
             owned = {**team.policy_of, **self._policies(member)}
             self._tables[member.name] = language_table(
-                replace(self._play, team=replace(team, policy_of=owned)), self._engine.score
+                replace(self._setup, team=replace(team, policy_of=owned)), self._engine.score
             )
         return self._tables[member.name]
 
@@ -688,25 +688,25 @@ class League(Feature):
         past = self.pool.past
         if self._exact is None or not past:
             return {}
-        newest = evaluate_table(self._play.environment, self._table(past[-1]))
+        newest = evaluate_table(self._setup.environment, self._table(past[-1]))
         row = {"league/nash_conv": newest.nash_conv, "league/legal": newest.legal}
-        game = self._play.environment
+        game = self._setup.environment
         tables = [self._table(member) for member in past]
         mixed = average(game, tables)
         if strategies := self._strategy():
             # Each role is mixed by the strategy that its opponents answer.
             roles = {
-                self._play.team.names.index(agent): next((o for o in self._homes if o != agent), agent)
+                self._setup.team.names.index(agent): next((o for o in self._homes if o != agent), agent)
                 for agent in self._homes
             }
-            by_seat = {
+            by_role = {
                 role: average(game, tables, [strategies[other][member.name] + SMALL for member in past])
                 for role, other in roles.items()
             }
             mixed = replace(
                 mixed,
                 chances={
-                    decision.key: by_seat.get(decision.seat, mixed).chances[decision.key]
+                    decision.key: by_role.get(decision.seat, mixed).chances[decision.key]
                     for decision in self._exact.decisions()
                 },
             )

@@ -266,7 +266,7 @@ async def same_states(environment: Environment, tasks: Sequence[Task], agents: S
 
 
 async def private_views(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
-    """Return whether observations change nothing and contain no secret of another agent, at the start and after every step.
+    """Return whether observations keep the state unchanged and contain no secret of another agent, at the start and after each step.
 
     Actions come from the script, or are nonsense. A secret that an agent wrote in its text counts as public from then on.
     """

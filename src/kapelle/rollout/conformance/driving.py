@@ -98,7 +98,7 @@ class DrivenState:
         return self._now("observe", lambda: text(self._state.observe(agent), f"`observe('{agent}')`"))
 
     def movers(self) -> tuple[str, ...]:
-        """Return who may move."""
+        """Return the agents that may move."""
         found: object = self._now("movers", self._state.movers)
         if isinstance(found, str) or not isinstance(found, Sequence):
             raise Unfit(
@@ -154,7 +154,7 @@ async def _awaited(method: str, task: Task, work: Awaitable[T]) -> T:
             raise Unfit(_blame(method, task, error)) from None
         raise
     except BaseException as error:
-        # A cancellation from outside is no fault of the environment.
+        # A cancellation from outside is not the environment's error.
         if isinstance(error, asyncio.CancelledError) and stop_signal_received():
             raise
         raise Unfit(_blame(method, task, error)) from None

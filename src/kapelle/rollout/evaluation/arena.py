@@ -402,9 +402,9 @@ class Arena:
         """Return how many of a player's turns had no legal move, and how many turns were checked."""
         turns = wrong = 0
         for (one, other), met in self.meetings.items():
-            for side, who in enumerate((one, other)):
+            for side, player in enumerate((one, other)):
                 count = met.invalid[side]
-                if who == label and count is not None and met.turns[side]:
+                if player == label and count is not None and met.turns[side]:
                     wrong, turns = wrong + count, turns + met.turns[side]
         return wrong, turns
 

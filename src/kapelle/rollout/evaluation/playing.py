@@ -85,10 +85,10 @@ def _acting_with(adapter: str | None, config: RunConfig) -> RunConfig:
     if adapter is None:
         return config
     agents = tuple(
-        seat
-        if isinstance(seat.weights, EndpointConfig)
-        else seat.model_copy(update={"weights": PastAdapter(past=adapter)})
-        for seat in seats_of(config.team)
+        role
+        if isinstance(role.weights, EndpointConfig)
+        else role.model_copy(update={"weights": PastAdapter(past=adapter)})
+        for role in seats_of(config.team)
     )
     return config.model_copy(update={"team": config.team.model_copy(update={"agents": agents})})
 

@@ -444,7 +444,7 @@ def _end_own(reader: WorkerReader, owner: int) -> None:
 
 
 class WorkerState(RemoteState):
-    """An episode state in a worker, which limits each call; here only the time limit of the episode holds."""
+    """An episode state in a worker, which limits each call; here only the time limit of the episode applies."""
 
     def __init__(
         self, pool: EnvironmentWorkers, worker: Worker, session: int, name: str, patience: Patience

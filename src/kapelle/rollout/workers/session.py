@@ -111,7 +111,7 @@ class WorkerSession:
             return {field.name: getattr(outcome, field.name) for field in fields(outcome)}
 
     def view(self) -> dict[str, Any]:
-        """Return who may move, and changed observations; an error replaces a value that could not be computed."""
+        """Return the agents that may move, and changed observations; an error replaces a value that could not be computed."""
         shown = {
             agent: _called(lambda who: text(self.world.observe(who), f"The observation of '{who}'"), agent)
             for agent in self._agents
