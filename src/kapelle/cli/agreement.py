@@ -91,7 +91,7 @@ class JudgeAgreement:
     auc: Estimate | None = None
     """Probability that a good answer scores above a bad one, whatever their questions; only for grades of true and false."""
     accuracy: Estimate | None = None
-    """Share of answers on whose side of ½ the judge's score is, ½ itself counted half; only for grades of true and false."""
+    """Share of answers whose score is on the correct side of ½, where a score of ½ counts half; only for grades of true and false."""
     spearman: Estimate | None = None
     """Mean rank correlation within questions; over those where grades differ."""
     pairs: Estimate | None = None
@@ -170,11 +170,11 @@ def _estimated(
     # A resample may miss one kind of answers altogether; it then counts as the whole.
     numbers = list(range(len(by_question)))
 
-    def again(drawn: Sequence[float]) -> float:
+    def resampled(drawn: Sequence[float]) -> float:
         value = statistic([by_question[int(k)] for k in drawn])
         return found if value is None else value
 
-    return Estimate(found, bootstrap_interval(numbers, SEED, again, resamples=1000))
+    return Estimate(found, bootstrap_interval(numbers, SEED, resampled, resamples=1000))
 
 
 def _interval(values: Sequence[float]) -> Interval | None:
@@ -225,20 +225,20 @@ async def judge_answers(
     for reward, label in zip(environment.rewards, environment.labels, strict=True):
         name = label.removeprefix("reward/")
         if isinstance(reward, Rubric):
-            found += await _ask_rubric(environment, reward, name, graded)
+            found += await _grade_by_rubric(environment, reward, name, graded)
         elif isinstance(reward, Ranking):
-            found.append(await _ask_ranking(environment, reward, name, graded))
+            found.append(await _grade_by_ranking(environment, reward, name, graded))
     return found
 
 
-async def _ask_rubric(
+async def _grade_by_rubric(
     environment: Rewarded, reward: Rubric, name: str, graded: Mapping[str, Sequence[GradedText]]
 ) -> list[JudgeAgreement]:
-    ask = environment.judge_of(reward)
+    judge = environment.judge_of(reward)
     every = [each for answers in graded.values() for each in answers]
     verdicts = await asyncio.gather(
         *(
-            judge_rubric(ask, each.question, each.text, reward.criteria, _reference(reward, each))
+            judge_rubric(judge, each.question, each.text, reward.criteria, _reference(reward, each))
             for each in every
         )
     )
@@ -258,10 +258,10 @@ async def _ask_rubric(
     return found
 
 
-async def _ask_ranking(
+async def _grade_by_ranking(
     environment: Rewarded, reward: Ranking, name: str, graded: Mapping[str, Sequence[GradedText]]
 ) -> JudgeAgreement:
-    ask = environment.judge_of(reward)
+    judge = environment.judge_of(reward)
     groups = [answers for answers in graded.values() if len(answers) > 1]
     if not groups:
         raise ConfigError(
@@ -270,7 +270,7 @@ async def _ask_ranking(
     compared = await asyncio.gather(
         *(
             judge_attempts(
-                ask,
+                judge,
                 answers[0].question,
                 [each.text for each in answers],
                 reward.rank,

@@ -61,5 +61,5 @@ def run(arguments: argparse.Namespace) -> int:
         say(str(error), stream)
         picture = ""
     say(f"kept in {folder}{picture}", stream)
-    played = sum(len(deal) for met in result.meetings.values() for deal in met.games)
-    return FAILED if result.failed == played else 0
+    total = sum(len(deal) for met in result.meetings.values() for deal in met.games)
+    return FAILED if result.failed == total else 0

@@ -54,7 +54,7 @@ def positional(name: str, metavar: str, meaning: str, **more: Any) -> Argument:
 
 
 def words(metavar: str, meaning: str) -> Argument:
-    """Return the positional words of a command; `parser.split_words` tells settings from the others."""
+    """Return the positional words of a command; `parser.split_words` separates the settings."""
     return positional("words", metavar, meaning, nargs="*")
 
 

@@ -95,7 +95,7 @@ def _of_run(arguments: argparse.Namespace) -> RolloutSetup:
     from kapelle.training.provenance import config_of_run
 
     config = config_of_run(folder)
-    names = [seat.name for seat in seats_of(config.team)]
+    names = [role.name for role in seats_of(config.team)]
     arguments.agent = _agent(arguments.agent, names, config.name)  # before anything is loaded
     if not exported:
         named_checkpoint(folder, which)
@@ -127,7 +127,7 @@ def _of_model(arguments: argparse.Namespace) -> RolloutSetup | None:
         real=arguments.real,
         report=lambda note: say(note, sys.stderr),
     )
-    names = [seat.name for seat in seats_of(config.team)]
+    names = [role.name for role in seats_of(config.team)]
     arguments.agent = _agent(arguments.agent, names, config.name)
     if alone and len(names) == 1:  # it reads the whole conversation
         arguments.agent = names[0]
@@ -193,8 +193,8 @@ async def _answer(agents: Agents, agent: str | None, messages: list[dict[str, An
     request = read_request({"model": "team", "messages": messages})
     try:
         return await (_of_team(agents, request) if agent is None else _of_agent(agents, agent, request))
-    except RequestError as refusal:
-        say(f"kapelle: {refusal.message}", sys.stderr)
+    except RequestError as error:
+        say(f"kapelle: {error.message}", sys.stderr)
         return None
 
 

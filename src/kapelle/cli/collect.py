@@ -162,12 +162,12 @@ def _collect_episodes(arguments: argparse.Namespace) -> int:
 
         with writing(out, "--out"):
             write_all(file.fileno(), dump_rows(rows, out))
-    played = len(rewards) + failed
+    episodes = len(rewards) + failed
     least = "" if arguments.min_reward is None else f" with a reward of {arguments.min_reward:g} or more"
     _report(
         arguments,
         {
-            "played": played,
+            "played": episodes,
             "kept": kept,
             "turns": len(rows),
             "best": max(rewards, default=None),
@@ -175,7 +175,7 @@ def _collect_episodes(arguments: argparse.Namespace) -> int:
             "error": error,
             "stopped_by": stopped,
         },
-        f"{out}: {len(rows)} turns of {kept} episodes out of {played}{least}"
+        f"{out}: {len(rows)} turns of {kept} episodes out of {episodes}{least}"
         + (f"; {failed} failed: {' '.join(error.split())}" if failed else ""),
     )
     return stopped

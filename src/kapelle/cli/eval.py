@@ -79,7 +79,7 @@ def _alone(arguments: argparse.Namespace, name: str, names: Sequence[str]) -> ar
 
 
 def lines_of(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the episodes of evaluations as JSON Lines, each with who played where."""
+    """Return the episodes of evaluations as JSON Lines, each with its player, steps and environment."""
     return "".join(
         json.dumps(
             {"player": row["player"], "steps": row["steps"], "environment": row["environment"], **each}

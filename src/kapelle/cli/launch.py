@@ -140,7 +140,7 @@ def _check_recipe(arguments: argparse.Namespace) -> str:
     return staged.stages[0].recipe.config.name
 
 
-# -------- A manifest for Kubernetes: an indexed job whose pods meet at the first one; no operator is needed
+# -------- A manifest for Kubernetes: an indexed job whose pods connect to the first one, without an operator
 
 PORT = 29500
 RECIPES = "/recipe"

@@ -57,7 +57,7 @@ def writing(path: Path, other: str) -> Iterator[None]:
 def new_file(out: Path, option: str) -> Iterator[IO[bytes]]:
     """Yield a file to write to; it becomes `out` when the block ends, and is removed when the block fails.
 
-    A missing folder of `out` is made, and removed again with the file. Raises OutputError, which names the `option`, before the
+    Creates a missing folder of `out`, and removes it with the file. Raises OutputError, which names the `option`, before the
     block begins if `out` exists or cannot be written.
     """
     beside = out.with_name(f".{out.name}.{os.getpid()}.partial")

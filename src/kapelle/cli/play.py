@@ -48,7 +48,7 @@ class GameTable:
     environment: Environment
     workflow: Workflow
     trained: RolloutSetup | None
-    """The run whose team plays the other roles; None for scripts and solvers."""
+    """The trained run that plays the other roles; None for scripts and solvers."""
     in_sentences: bool = True
     """Whether the person reads full sentences, even if the team reads a shorter wording."""
     agents: tuple[Agent, ...] = ()
@@ -130,7 +130,7 @@ def _open(arguments: argparse.Namespace) -> GameTable:
     return GameTable(environment, _workflow(environment), None, sentences)
 
 
-def _against_solver(environment: Environment, solver: str, seat: int) -> Environment:
+def _against_solver(environment: Environment, solver: str, role: int) -> Environment:
     """Return a game of OpenSpiel in which a solver plays all roles but one."""
     from kapelle.environments.openspiel.environment import OpenSpiel
 
@@ -139,9 +139,9 @@ def _against_solver(environment: Environment, solver: str, seat: int) -> Environ
             f"--against {solver} is for games of OpenSpiel. Play '{environment.name}' --against random."
         )
     players = environment.loaded.num_players()
-    if seat > players:
-        raise ConfigError(f"--seat {seat}: {environment.game} has {players} players.")
-    return _with_opponents(environment, {k: solver for k in range(1, players + 1) if k != seat})
+    if role > players:
+        raise ConfigError(f"--seat {role}: {environment.game} has {players} players.")
+    return _with_opponents(environment, {k: solver for k in range(1, players + 1) if k != role})
 
 
 def _from_run(path: str, settings: Sequence[str]) -> GameTable:
@@ -216,15 +216,15 @@ def seated(table: GameTable, seat: int, read: Read) -> tuple[RolloutSetup, str]:
         raise ConfigError(f"--seat {seat}: there are seats 1 to {len(names)} ({', '.join(names)}).")
     person = names[place]
     alone = team is None and not offers(table.environment, Scripted) and bool(table.agents)
-    seats: dict[str, tuple[Team, str]] = {}
+    filled_by: dict[str, tuple[Team, str]] = {}
     for k, name in enumerate(names):
         if team is not None and k != place:
-            seats[name] = team, team.sitting(k, len(names))
+            filled_by[name] = team, team.sitting(k, len(names))
         else:
             policy = Policy(YOU if k == place or alone else SCRIPT, base="", trained=False)
             agent = table.agents[k] if table.agents else Agent(name)
-            seats[name] = Team.alone(agent, policy), name
-    filled = Team.gathered(seats)
+            filled_by[name] = Team.alone(agent, policy), name
+    filled = Team.gathered(filled_by)
     engines: list[RolloutEngine] = [
         Person(read, names=bool(table.agents), moves=not has_comparable_answers(table.environment))
     ]
@@ -275,7 +275,7 @@ def _speaker(environment: Environment) -> Callable[[Request], str]:
 
 
 class Person:
-    """A rollout engine whose only policy is the person at the terminal."""
+    """A rollout engine with one policy: the person at the terminal."""
 
     def __init__(self, read: Read, *, names: bool = False, moves: bool = True) -> None:
         """`names`: print which agent reads. `moves`: accept only a listed move."""
@@ -295,7 +295,7 @@ class Person:
     async def generate(self, request: Request) -> Completion:
         """Print the agent's prompt and return the line that the person types.
 
-        The first letters of a listed move are enough; any other line is read again. Raises EngineError at the end of the input.
+        The first letters of a listed move are enough; after any other line it prompts again. Raises EngineError at the end of the input.
         """
         from kapelle.environments.openspiel.text import match, read_listed
 
@@ -424,7 +424,7 @@ def _rows(path: Path, trainer: Trainer, play: RolloutSetup) -> Iterator[Row]:
         )
     if len(tables) > 1:
         yield ("average", evaluate_table(game, average(game, tables)))
-    if len(tables) > 3:  # the first ones play worst, and they weigh on the average for long
+    if len(tables) > 3:  # the first policies are the weakest and bias the average for long
         yield ("later half", evaluate_table(game, average(game, tables[len(tables) // 2 :])))
 
 

@@ -1,4 +1,4 @@
-"""`kapelle plot`: the figure for a paper, from results that are there."""
+"""`kapelle plot`: draw a paper's figure from existing results."""
 
 from __future__ import annotations
 

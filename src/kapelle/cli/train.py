@@ -123,9 +123,9 @@ def _dry_run(source: Source, *, as_json: bool, staged: bool = False) -> int:
 
 
 def annotated_yaml(values: Mapping[str, Any], origin: Mapping[str, str]) -> str:
-    """Return `values` as YAML; leaves whose origin is not `default` carry it as a comment.
+    """Return `values` as YAML; a comment names the origin of each leaf, except `default`.
 
-    `origin` is keyed by dotted path, like `Recipe.origin`. Read as YAML, the text gives `values` again.
+    `origin` is keyed by dotted path, like `Recipe.origin`. Parsing the text gives `values`.
     """
     return "\n".join(_mapping(values, origin, "", 0))
 

@@ -200,7 +200,7 @@ class _Launcher:
         """The rank that was lost first, and how."""
         self._until = float("inf")
         """Time at which those that still run are killed."""
-        self._asked: list[int] = []
+        self._stops: list[int] = []
         """Stop signals so far."""
 
     def follow(self) -> int:
@@ -227,19 +227,19 @@ class _Launcher:
             if still is not None:
                 self._lost(rank, f"stands still: {still}")
                 rank.kill()
-        elif code < 0 and not rank.gave_up and -code not in self._asked and not rank.left_when_asked:
+        elif code < 0 and not rank.gave_up and -code not in self._stops and not rank.left_when_asked:
             self._lost(rank, how_it_ended(code), memory_hint(code))
         else:
-            if code in STOPS and not self._asked and rank.pulse.doing != LAST:
+            if code in STOPS and not self._stops and rank.pulse.doing != LAST:
                 # Only this rank got a stop signal, before its last collective call; the others would wait for it.
-                self._asked.append(code - 128)
+                self._stops.append(code - 128)
                 for other in self._ranks:
                     other.stop(code - 128)
             self._end_soon(GRACE if code and code not in STOPS else LEAVING)
         return code is None
 
     def _lost(self, rank: Rank, how: str, why: str = "") -> None:
-        if self._cause is None and len(self._asked) < 2:
+        if self._cause is None and len(self._stops) < 2:
             self._cause = rank, how
             complain(
                 f"{rank} {how}, at: {rank.at}.{why} Resume the run: nothing is lost but the steps since its last checkpoint."
@@ -252,12 +252,12 @@ class _Launcher:
     @contextmanager
     def _signals(self) -> Iterator[None]:
         def stop(number: int, _frame: FrameType | None) -> None:
-            self._asked.append(number)
+            self._stops.append(number)
             for rank in self._ranks:
                 rank.stop(number)
             # Two SIGTERMs may come from two programs with the same wish; a second Ctrl-C comes from a person who waits.
-            if number == signal.SIGINT and len(self._asked) > 1:
-                self._end_soon(AT_ONCE if len(self._asked) == 2 else 0.0)
+            if number == signal.SIGINT and len(self._stops) > 1:
+                self._end_soon(AT_ONCE if len(self._stops) == 2 else 0.0)
 
         def pause(number: int, _frame: FrameType | None) -> None:
             for rank in self._ranks:
@@ -284,10 +284,10 @@ class _Launcher:
         codes = [rank.process.returncode for rank in self._ranks]
         if self._cause is not None:
             return EXIT_WRONG
-        if self._asked and any(code in STOPS or code < 0 for code in codes):
+        if self._stops and any(code in STOPS or code < 0 for code in codes):
             if self._ranks[0].gave_up and not self._ranks[0].pulse.beats:  # killed before it could print that
                 complain("stopped.")
-            return 128 + self._asked[0]
+            return 128 + self._stops[0]
         failed = [code for code in codes if code > 0 and code != EXIT_ALONE]
         if failed:
             return int(failed[0])
@@ -303,7 +303,7 @@ class _Launcher:
         return next((128 - code for code in codes if code < 0), 0)
 
 
-# -------- `--launch ray`: a run whose ranks and rollout workers are actors on a cluster (docs/ray.md).
+# -------- `--launch ray`: ranks and rollout workers as actors on a cluster (docs/ray.md).
 
 
 def launch_ray(arguments: argparse.Namespace) -> int:

@@ -156,7 +156,7 @@ def draw(words: list[str]) -> str:
         raise ConfigError(
             f"The workflow `{workflow.name}` cannot be drawn. Give its class a method `mermaid(names)`."
         )
-    return workflow.mermaid([seat.name for seat in seats_of(config.team)])
+    return workflow.mermaid([role.name for role in seats_of(config.team)])
 
 
 def _drawn_file(values: Mapping[str, Any], name: str) -> str:

@@ -37,7 +37,7 @@ REACHING = 5.0
 
 
 class ActorLost(Exception):
-    """An actor is gone; the message says how it ended."""
+    """An actor is gone; the message is how it ended."""
 
 
 class ActorCall:
@@ -86,7 +86,7 @@ def first_answered(calls: Sequence[ActorCall], seconds: float) -> ActorCall | No
     return next((each for each in calls if ready and each.reference == ready[0]), None)
 
 
-# -------- Answers of our actors: bytes that begin with `OK`, or an error that the caller raises again
+# -------- Answers of our actors: bytes that begin with `OK`, or an error that the caller reraises
 
 OK = b"+"
 
@@ -95,7 +95,7 @@ def answer_or_error(work: Callable[..., bytes], *arguments: Any) -> bytes:
     """Call `work` in an actor and return its result, or the error that it raised, as bytes for `read_answer`."""
     try:
         return OK + work(*arguments)
-    except Exception as error:  # noqa: BLE001 - the caller raises it again
+    except Exception as error:  # noqa: BLE001 - the caller reraises it
         return json.dumps(sent_error(error)).encode()
 
 

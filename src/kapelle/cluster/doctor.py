@@ -95,7 +95,7 @@ class RankFacts:
 # -------- Facts of this rank
 
 PACKAGES = ("kapelle", "torch", "transformers", "tokenizers", "safetensors", "numpy", "ray", "vllm")
-"""Packages whose versions must be equal on all machines."""
+"""Packages that must have the same version on all machines."""
 
 
 def examine(ranks: Ranks, folders: Sequence[Path], patience: float) -> list[RankFacts]:

@@ -64,7 +64,7 @@ def launch(config: RayConfig, processes: int, worlds: int, words: Sequence[str])
 
     `worlds` is the number of environment workers of each process that rolls out. Raises EngineError if the cluster is lost.
     """
-    # This folder has sockets, whose paths must be short.
+    # The paths of sockets in this folder must be short.
     folder = Path(tempfile.mkdtemp(prefix="kapelle-ray-", dir="/tmp"))
     order = {
         "ray": config.model_dump(mode="json"),
@@ -267,7 +267,7 @@ def _follow(ranks: list[_Rank]) -> int:
 # -------- The actor that holds the process of one rank, as `torchrun` would start it
 
 SHARED = ("kapelle", "torch", "transformers", "ray")
-"""Packages whose versions must be equal on all machines."""
+"""Packages that must have the same version on all machines."""
 TRAIN = (
     "import sys; sys.path[:] = {path!r}; from kapelle.runtime.process_tree import end_with_stdin; end_with_stdin(); "
     "from kapelle.cli import main; raise SystemExit(main())"

@@ -110,7 +110,7 @@ def check_pools(stages: Sequence[PreparedRun]) -> None:
 def lay_out(config: RayConfig, ranks: int, worlds: int) -> tuple[list[Resources], list[Bundles]]:
     """Return the resources of each bundle, and the bundles of each rank; rank k itself is on bundle k.
 
-    `worlds` is the number of environment workers of each process that rolls out. Rollout workers and scoring workers are dealt to the
+    `worlds` is the number of environment workers of each process that rolls out. Rollout workers and scoring workers are assigned to the
     ranks in turn. Rollout workers beyond `least_rollout_workers` have no bundle.
     """
     least = config.rollout_workers if config.least_rollout_workers is None else config.least_rollout_workers

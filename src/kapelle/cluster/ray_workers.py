@@ -1,7 +1,7 @@
 """Rollout workers on a cluster: actors that roll out whole groups of episodes for a rank of the trainer.
 
-Groups are dealt to the workers in turn. A group depends on its task, its seed and the weights alone. So if a worker dies, a new
-one gets the current weights and rolls out the same groups again, with the same result.
+Groups are assigned to the workers in turn. A group depends on its task, its seed and the weights alone. So if a worker dies, a new
+one gets the current weights and repeats the same groups, with the same result.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _Share:
     """The groups of one worker in a step."""
 
     place: int
-    """Place of the worker that rolls them out, if it is there."""
+    """Place of the worker that rolls them out, if it has joined."""
     request: Mapping[str, Any]
     worker: _RayWorker | None = None
     started: StartedWorker | None = None
@@ -212,7 +212,7 @@ class RayWorkers(CollectsGroups):
     ) -> Callable[[], list[Group]]:
         """Request the rollout of groups, and return a function that waits for them; see `rollout.episodes.CollectsGroups`.
 
-        It raises what a worker raised, StopRequested, and EngineError if workers die again and again.
+        It raises what a worker raised, StopRequested, and EngineError if workers die repeatedly.
         """
         sampling = setup.sampling
         sets = self._config.evaluation.sets
@@ -341,7 +341,7 @@ class RayWorkers(CollectsGroups):
         return own if own in there else there[place % len(there)]
 
     def _joined(self, worker: _RayWorker) -> bool:
-        """Return whether a worker that may join at any time is there, with its models loaded."""
+        """Return whether a worker that may join at any time has joined and loaded its models."""
         started = worker.started
         if started is not None and started.beginning is not None and started.has_begun:
             try:
@@ -373,7 +373,7 @@ class RayWorkers(CollectsGroups):
             started.beginning = started.up = None
 
     def _gather(self, shares: Sequence[_Share]) -> None:
-        """Wait until every share has its answer; send the request of a dead worker again."""
+        """Wait until every share has its answer; resend the request of a dead worker."""
         while waiting := [share for share in shares if share.answer is None]:
             self._send(waiting)
             calls = [share.call for share in waiting if share.call is not None]
@@ -456,10 +456,10 @@ class RayPlayer:
             plain, tensors = unpacked(data)
             team.setup.engine.load(plain["policy"], tensors, plain["version"])
         restore_random(random_from_lists(wanted["random"]))
-        played = self._continue(team, wanted) if "left" in wanted else self._play_whole(team, wanted)
+        groups_text = self._continue(team, wanted) if "left" in wanted else self._play_whole(team, wanted)
         drawn = json.dumps({"random": random_as_lists(capture_random())}).encode()
         team.setup.engine.release_caches()  # a new worker has no caches, and results must not depend on them
-        return drawn + b"\n" + played
+        return drawn + b"\n" + groups_text
 
     def _continue(self, team: TeamReplica, wanted: Mapping[str, Any]) -> bytes:
         """Continue groups until enough groups of all workers are finished; return them as JSON lines."""
@@ -470,11 +470,11 @@ class RayPlayer:
         setup, enough = replace(team.setup, timeline=Timeline()), EndOfStep(**wanted["enough"])
         groups = load_partial(wanted["left"])
         try:
-            played = run_async(lambda: collect_groups(setup, groups, enough, meeting))
+            groups_text = run_async(lambda: collect_groups(setup, groups, enough, meeting))
         except Exception as error:
             meeting.fail(error)
             raise
-        return dump_partial(played).encode()
+        return dump_partial(groups_text).encode()
 
     def _play_whole(self, team: TeamReplica, wanted: Mapping[str, Any]) -> bytes:
         """Roll out all episodes of groups and return them as JSON lines."""

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 NAME = "A sampling worker"
 AGAIN = 0.2
-"""Seconds until a dead worker is started again, in which Ray forgets its name."""
+"""Seconds until a dead worker is restarted; Ray forgets its name meanwhile."""
 PATIENCE = 60.0
 """Default of `engine.patience`, for engines without this setting: seconds to wait for busy environments."""
 
@@ -171,7 +171,7 @@ class PooledEngine(RolloutEngine):
         return [found[k] for k in range(len(requests))]
 
     def _gather(self, batches: Sequence[_Batch]) -> None:
-        """Send batches and wait for all answers; if a worker dies, start a new one and send its batch again."""
+        """Send batches and wait for all answers; if a worker dies, start a new one and resend its batch."""
         for batch in batches:
             assert batch.pool.actor is not None, "it was started"
             batch.call = batch.pool.actor.call("sample", batch.requests)
@@ -336,7 +336,7 @@ class RaySampler:
         self._engine = cast("EngineSettings", config.engine).build(models, policies)
 
     def sample(self, requests: bytes, *weights: bytes) -> bytes:
-        """Load weights and return the answers to requests as JSON, or the policies whose weights are still missing."""
+        """Load weights and return the answers to requests as JSON, or the policies with missing weights."""
         return answer_or_error(lambda: json.dumps(self._sample(json.loads(requests), weights)).encode())
 
     def _sample(self, sent: Mapping[str, Any], weights: Sequence[bytes]) -> dict[str, Any]:

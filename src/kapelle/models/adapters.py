@@ -5,7 +5,7 @@ fused ones (`qkv_proj`, `c_attn`) and GPT-2's `Conv1D`. It excludes, by their ki
 
 - the output head, embeddings and modules outside the blocks, such as a vision tower and its projector;
 - routers of a mixture of experts and gates with a single output: adapters would change which expert is chosen;
-- experts, whose weights `transformers` keeps as one tensor per block. The target `experts` adds them, with one pair of
+- experts: `transformers` keeps their weights as one tensor per block. The target `experts` adds them, with one pair of
   factors per expert (PEFT's `target_parameters`);
 - in a model with experts, other layers that have the name of a part of one (a shared expert's `down_proj`): PEFT would
   mistake these names for the experts when it loads the adapter;
@@ -54,7 +54,7 @@ class Layers:
     head: str | None
     """Path of the output head."""
     mixers: frozenset[str] = frozenset()
-    """Paths of state-space mixers, which have tensors A and D of their own."""
+    """Paths of state-space mixers, which have their own tensors A and D."""
     eyes: frozenset[str] = frozenset()
     """Paths of the vision tower and projector of a vision-language model."""
     experts: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Layers:
     counted: frozenset[str] = frozenset()
     """Paths of modules of experts that state their number (`num_experts`), so that their routers' choices can be recorded."""
     transposed: frozenset[str] = frozenset()
-    """Paths of linear layers whose weights have features in first: GPT-2's `Conv1D`."""
+    """Paths of linear layers with weights of shape (features in, features out): GPT-2's `Conv1D`."""
 
     @property
     def mixtures(self) -> list[str]:
@@ -169,7 +169,7 @@ def peft_places(paths: Sequence[str], experts: Collection[str]) -> dict[str, str
 def named(layers: Layers, lora: Lora) -> Lora:
     """Return the settings with the shortest unique names of the layers that their targets mean on a model.
 
-    Two settings are then equal if their adapters go on the same layers. Raises ModelError as `adapted_layers` does.
+    Two settings are then equal if they adapt the same layers. Raises ModelError as `adapted_layers` does.
     """
     paths = adapted_layers(layers, lora.targets)
     # The shortest ends of paths that no other module's path has, as PEFT expects them in `target_modules` and, for experts,

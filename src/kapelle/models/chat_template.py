@@ -62,7 +62,7 @@ def template_variables(template: str) -> frozenset[str] | None:
     from jinja2 import Environment, TemplateError, meta, nodes
 
     parser = Environment(extensions=["jinja2.ext.loopcontrols"])  # noqa: S701 (nothing is rendered here)
-    try:  # transformers reads a tag of its own, which marks answers
+    try:  # transformers supports an additional tag that marks answers
         parsed = parser.parse(_GENERATION.sub("", template))
     except TemplateError:
         return None
@@ -176,7 +176,7 @@ class TemplateForm:
     _header: str | None = None
 
     def text(self, messages: Sequence[Message], *, speak: bool) -> str:
-        """Return a conversation as text, with `speak` up to the start of the agent's next message.
+        """Return a conversation as text; with `speak`, it ends at the start of the agent's next message.
 
         Raises ModelError if the template fails.
         """

@@ -44,9 +44,9 @@ def check_device(device: str | None, setting: str) -> None:
 def keep_freed_memory() -> bool:
     """Have this process's allocator keep freed memory, once; False if it is not glibc's or the user configured it.
 
-    glibc returns free memory at the end of the heap to the system and maps large blocks again at every use. The first access
+    glibc returns free memory at the end of the heap to the system and remaps large blocks at every use. The first access
     to each page is then a fault, and the system clears the page. Each update needs tensors as large as the last one's, so
-    returned memory is requested again within milliseconds.
+    the process requests returned memory within milliseconds.
     """
     if any(os.environ.get(name) for name in _USER_SETTINGS) or os.name != "posix":
         return False

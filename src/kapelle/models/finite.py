@@ -18,7 +18,7 @@ COPIED = 1 << 24
 def poisoned(tensors: Mapping[str, torch.Tensor]) -> str | None:
     """Return the fault of the first tensor from which training cannot continue; None if all are usable.
 
-    Faults are NaN, infinities, numbers whose squares' sum overflows float32 or their own wider type (the next forward pass
+    Faults are NaN, infinities, a sum of squares that overflows float32 or a wider tensor type (the next forward pass
     would make infinities), and an AdamW second moment below 0. Reads every tensor once and synchronises once per device; reads
     tensors one by one only if there is a fault.
     """
@@ -66,7 +66,7 @@ def _sound(alike: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def _least(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return scalars whose minimum is that of all tensors; on a GPU small tensors are copied and reduced together."""
+    """Return scalars with the same minimum as all tensors; on a GPU small tensors are copied and reduced together."""
     import torch
 
     together = 0 if tensors[0].device.type == "cpu" else COPIED

@@ -1,6 +1,6 @@
 """A causal language model as the engines use it: backbone, head, tokeniser, adapters, value heads; and a reward model.
 
-Any `transformers` causal LM works whose logits are a linear map of the last hidden state, with an optional factor and soft
+Any `transformers` causal LM works if its logits are a linear map of the last hidden state, with an optional factor and soft
 cap. Loading checks this. docs/models.md lists what each family supports.
 
 Shapes: R rows, L positions, D hidden size, K chosen positions, V vocabulary, B conversations.
@@ -222,7 +222,7 @@ class LanguageModel:
 
         `images` maps the first token of a sequence to its images. Plans with shared prefixes need a model with a flat pass;
         other models run padded, bucket by bucket. With `recompute`, the forward pass keeps only the input of each block, and the
-        backward pass computes the block again.
+        backward pass recomputes the block.
         """
         run = recompute_blocks(self.bank) if recompute else None
         if self.sharded_pass is not None:
@@ -448,7 +448,7 @@ def scale_and_cap(
 
 
 def recompute_blocks(bank: LoraBank) -> Run:
-    """Return a function that runs a block, keeps only its arguments, and runs it again in the backward pass (1604.06174).
+    """Return a function that runs a block, keeps only its arguments, and reruns it in the backward pass (1604.06174).
 
     The backward pass runs after the bank's route has ended. So each block remembers the route, the keys of dropout and the
     experts of its forward pass; torch restores autocast.

@@ -137,7 +137,7 @@ def read_folder(folder: Path) -> tuple[LightTokenizer, int, int | None, frozense
             return None
         try:
             raw = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        except Exception:  # noqa: BLE001 - the boundary to the library, whose errors are plain Exceptions
+        except Exception:  # noqa: BLE001 - the library raises plain Exceptions
             return None
         named = {
             name: str(found["content"] if isinstance(found, Mapping) else found)

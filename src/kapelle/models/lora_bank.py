@@ -186,7 +186,7 @@ class LoraBank:
 def copy_weights(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], whose: str) -> None:
     """Copy weights into the tensors `own` of the same names, except those that share memory with them.
 
-    Raises ModelError, which names their owner as `whose`, if names or shapes do not fit.
+    Raises ModelError, which names the owner `whose`, if names or shapes do not fit.
     """
     if own.keys() != weights.keys():
         odd = min(own.keys() ^ weights.keys())
@@ -286,7 +286,7 @@ def is_linear(module: nn.Module) -> bool:
 def stacked_weights(experts: nn.Module) -> dict[str, tuple[int, int, int]]:
     """Return the number of experts, features in and out of every weight that a block's experts keep in one tensor.
 
-    Empty for modules without the interface of `transformers` (`use_experts_implementation`), whose flags describe the layout of
+    Empty for modules without the interface of `transformers` (`use_experts_implementation`), where flags describe the layout of
     weights and the steps of an expert.
     """
     if not hasattr(experts, "is_transposed") or not hasattr(experts, "has_gate"):
@@ -390,7 +390,7 @@ class BankedExperts(nn.Module):
         order_S = key_S.argsort(stable=True)
         sizes = torch.bincount(key_S, minlength=len(route) * base.num_experts).tolist()
         chosen_k = index_Nk.shape[1]
-        # As the base computes it: in the type of its weights, whatever autocast says.
+        # As the base computes it: in the type of its weights, independent of autocast.
         with torch.autocast(hidden_ND.device.type, enabled=False):
             pieces = []
             for key, x_SD in enumerate(hidden_ND[order_S // chosen_k].split(sizes)):
@@ -541,7 +541,7 @@ def computes_in(x: Tensor) -> torch.dtype:
 
 
 def linear(layer: Plain | BankedLinear, x: Tensor) -> Tensor:
-    """Return a layer's output for an input whose first axis is routed."""
+    """Return a layer's output for an input with a routed first axis."""
     tensors: list[Tensor] = []
     dtype = computes_in(x)
     order = order_of(layer, x.shape, tensors)

@@ -20,7 +20,7 @@ def read_tokenizer(path: str) -> Any:
     """Return a model's tokeniser as `transformers` reads it; its folder's code is never run."""
     from transformers import AutoTokenizer
 
-    # Without `trust_remote_code=False` transformers asks on the terminal, and a `y` from a pipe would run the folder's code.
+    # Without `trust_remote_code=False` transformers prompts on the terminal, and a `y` from a pipe would run the folder's code.
     return AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=local_only(path))
 
 

@@ -1,4 +1,4 @@
-"""Render conversations as token ids, which are extended and never tokenised again.
+"""Render conversations as token ids, which are extended and never retokenised.
 
 The chat template renders a conversation with a placeholder for the agent's answer. The text after the placeholder
 follows the sampled tokens. So the next prompt is exactly the last prompt, the sampled ids and that text:
@@ -229,9 +229,9 @@ class ChatRenderer:
         return self._start(*[(m.role, m.content, m.speaker, m.images, m.structured) for m in messages])
 
     def _ids_of_start(
-        self, *said: tuple[str, str, str | None, tuple[Image, ...], str | None]
+        self, *fields: tuple[str, str, str | None, tuple[Image, ...], str | None]
     ) -> tuple[int, ...]:
-        messages = [Message(*each) for each in said]
+        messages = [Message(*each) for each in fields]
         self._check_seen(messages)
         text = self._tools.start(messages) or self._form.text(messages, speak=True)
         return self._spread(text, messages)
@@ -319,14 +319,14 @@ class ChatRenderer:
         if text.startswith(begun) and (not answers[-1][2].thoughts or answers[-1][0] in text):
             return None
         ids: list[int] = []
-        for thought, words, said in answers:
+        for thought, words, turn in answers:
             head, found, text = text.partition(words)
             if not found:
                 return None
-            kept = split_thoughts(self.decode(said.ids[: said.thoughts]), thinking=True)[0]
+            kept = split_thoughts(self.decode(turn.ids[: turn.thoughts]), thinking=True)[0]
             head = head.replace(thought, self._control.hide(kept))
-            ids += [*self._ids(head), *said.ids[said.thoughts :]]
-            text = text.removeprefix(self._special.get(said.ids[-1], "") if said.ids else "")
+            ids += [*self._ids(head), *turn.ids[turn.thoughts :]]
+            text = text.removeprefix(self._special.get(turn.ids[-1], "") if turn.ids else "")
         return self._spread_ids((*ids, *self._ids(text)), (*before, *new_messages))
 
     def thoughts(self, prompt: Sequence[int], completion: Sequence[int], text: str) -> tuple[int, int]:
@@ -429,9 +429,9 @@ class ChatRenderer:
             Message(*each) for each in zip(("user", "assistant", "tool"), WORDS, strict=True)
         )
         written = ""
-        for said in [[user, answer, user], [user, answer, result, user]] if self._common else ():
+        for messages in [[user, answer, user], [user, answer, result, user]] if self._common else ():
             with suppress(ModelError):
-                written += TemplateForm(self._rendered).text(said, speak=False)
+                written += TemplateForm(self._rendered).text(messages, speak=False)
         words = {each for each in self._common if each in THOUGHT_MARKS or each not in written}
         tokens = {text: k for k, text in self._special.items() if text and text not in words}
         return ControlTokens(

@@ -29,7 +29,7 @@ MOST_PIXELS = 50_000_000
 """Most pixels of an image; a larger one is rejected by its header, before its pixels take memory."""
 
 KEPT = 64
-"""Images whose patches are cached."""
+"""Most images with cached patches."""
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 """Formats that Pillow may read; each further one would be more exposed code."""
@@ -124,7 +124,7 @@ class Vision:
     def inputs(
         self, ids_BL: Tensor, first_B: Sequence[int], images_B: Sequence[Sequence[Image]]
     ) -> ModelInputs:
-        """Return the arguments of a pass over rows whose texts begin at `first_B` and contain these images."""
+        """Return the arguments of a pass over rows that begin at `first_B` and contain these images."""
         device, (rows, length) = ids_BL.device, ids_BL.shape
         first_B1 = torch.tensor(first_B, device=device)[:, None]
         plain_BL = (torch.arange(length, device=device)[None] - first_B1).clamp(min=0)

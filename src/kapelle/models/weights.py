@@ -152,7 +152,7 @@ def save_model(folder: Path, model: LanguageModel, weights: Mapping[str, Tensor]
     `weights`, by name, are written instead of the model's own.
     """
     assert not model.bank.adapters, "a base with adapters is saved as its adapters"
-    # `state_dict` of the model would make FSDP shard the weights again.
+    # `state_dict` of the model would make FSDP reshard the weights.
     sharded = model.computes_on is not None
     held: dict[str, Tensor] | None = dict(model.model.named_parameters()) if sharded else None
     if weights is not None:
@@ -188,7 +188,7 @@ class RoundedWeights:
     """Half-precision copies of the weights of linear layers, which replace those in float32 while a model samples.
 
     Autocast would round each weight to the same numbers for every product: it reads four bytes per weight, writes two and
-    reads those again. The copies are made once and take two bytes per weight until they are dropped.
+    reads those two. The copies are made once and take two bytes per weight until they are dropped.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:

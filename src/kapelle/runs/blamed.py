@@ -1,6 +1,6 @@
 """Which turns lost an episode: the probability of success before and after each of them, kept beside a run and summed up.
 
-    RUN/blame/eval-step60-8x-1a2b3c4d.jsonl    the first line says how it was measured, each further one is an episode
+    RUN/blame/eval-step60-8x-1a2b3c4d.jsonl    the first line describes the measurement, each further one is an episode
 
 `evaluation.blame` measures. Files are appended to, one episode at a time, so that an interrupted measurement can continue.
 A run does not need the folder: it can be deleted at any time. Unreadable lines count as not measured.
@@ -43,7 +43,7 @@ QUOTED = 100
 
 @dataclass(frozen=True, slots=True)
 class SampledInstead:
-    """An alternative text of a turn that was sampled again, and its success."""
+    """A resampled text of a turn, and its success."""
 
     text: str
     times: Count
@@ -68,9 +68,9 @@ class BlamedTurn:
     """Agents with the same moment act simultaneously; from 0."""
     text: str
     before: Share | None
-    """Success if this turn and all later ones are sampled again, and other agents' turns of the same moment are kept."""
+    """Success if this turn and all later ones are resampled, and other agents' turns of the same moment are kept."""
     after: Share | None
-    """Success if all turns of this moment are kept and later ones are sampled again; for the last moment the outcome."""
+    """Success if all turns of this moment are kept and later ones are resampled; for the last moment the outcome."""
     error: Share
     """Standard error of the drop; see `uncertainty`."""
     instead: tuple[SampledInstead, ...] = ()
@@ -157,7 +157,7 @@ class Blame:
 
     @property
     def lost_by(self) -> dict[str, int]:
-        """Agent → number of failed episodes whose turn with the largest drop is the agent's; every agent is listed."""
+        """Agent → number of failed episodes with the largest drop at a turn of this agent; every agent is listed."""
         found = dict.fromkeys((agent for each in self.episodes for agent in each.agents), 0)
         for each in self.failed:
             if (turn := each.culprit) is not None:

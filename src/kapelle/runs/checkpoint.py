@@ -8,7 +8,7 @@
       …                        what `extra` wrote, such as PEFT folders
 
 A checkpoint is written under a hidden name, flushed to the disk and renamed, so that a reader sees all
-of it or nothing. A step that is saved again (after a resume from an older checkpoint, because a newer one was
+of it or nothing. A step that is saved a second time (after a resume from an older checkpoint, because a newer one was
 damaged) becomes `00000012-2`: the last good checkpoint is never replaced. It uses no pickle.
 """
 
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 #     train/shard-00002-model-00001-of-00001.safetensors    written by rank 1
 #     …
 #
-# The files have the form of torch's HuggingFaceStorageWriter: a file's header says at which offsets of the whole tensors its
-# parts begin (`DCP_SHARDING_INFO`). Any number of processes can read them, each the parts that it needs. The library's
+# The files have the form of torch's HuggingFaceStorageWriter: a file's header has the offsets of its parts
+# in the whole tensors (`DCP_SHARDING_INFO`). Any number of processes can read them, each the parts that it needs. The library's
 # planners and storage are used without its collectives, which exchange pickles: every rank computes the plans of all ranks.
 
 SHARE = re.compile(r"shard-\d+-model-\d+-of-\d+")
@@ -68,7 +68,7 @@ LARGEST = 1 << 31
 
 
 def is_parted(tensor: Tensor) -> bool:
-    """Return whether a tensor is a `DTensor`, whose parts are on several ranks."""
+    """Return whether a tensor is a `DTensor` with parts on several ranks."""
     library = sys.modules.get("torch.distributed.tensor")  # imported if there is a DTensor
     return library is not None and isinstance(tensor, library.DTensor)
 

@@ -142,9 +142,9 @@ def find_checkpoint(folder: Path, warn: Callable[[str], None]) -> Path:
     """
     if step_of(folder) is not None:
         checkpoint.verify(folder)
-        _refuse_poison(folder)
+        _check_values(folder)
         return folder
-    newest = checkpoint.newest_valid(folder, _refuse_poison)
+    newest = checkpoint.newest_valid(folder, _check_values)
     for rejected in newest.rejected:
         fix = ""
         if newest.folder is not None:
@@ -193,7 +193,7 @@ def read_checkpoint(
     return {**loop, "folder": folder}
 
 
-def _refuse_poison(folder: Path) -> None:
+def _check_values(folder: Path) -> None:
     wrong = checkpoint.poison_in(folder)
     if wrong is not None:
         raise CheckpointError(f"Checkpoint {folder} is damaged: {wrong}.")

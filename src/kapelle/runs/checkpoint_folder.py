@@ -27,7 +27,7 @@ SHARED_FORMAT = 2
 
 _Stamp = tuple[int, int, int, int, int]
 _hashed: dict[Path, dict[str, _Stamp]] = {}
-"""The stamps of the files of checkpoints whose content this process has hashed, by folder."""
+"""The file stamps of checkpoints that this process has hashed, by folder."""
 
 
 @dataclass(frozen=True, slots=True)

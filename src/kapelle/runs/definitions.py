@@ -166,7 +166,7 @@ def _reward_functions(episodes: Sequence[Episode]) -> dict[str, float]:
     silent: Counter[str] = Counter()
     failed: Counter[str] = Counter()
     for episode in episodes:
-        for name, value in _paid(episode):
+        for name, value in _reward_values(episode):
             if episode.error is not None:
                 failed[name] += value == FAILED
             elif value is None:
@@ -187,7 +187,7 @@ def _reward_functions(episodes: Sequence[Episode]) -> dict[str, float]:
     return row
 
 
-def _paid(episode: Episode) -> Iterator[tuple[str, Any]]:
+def _reward_values(episode: Episode) -> Iterator[tuple[str, Any]]:
     """Yield each reward function of an episode with its reward, None, or `FAILED`."""
     info: Mapping[Any, Any] = episode.info  # environments may use any keys
     for key, value in info.items():
@@ -267,7 +267,7 @@ def is_unscored(episode: Episode) -> bool:
 
 
 def without_unscored(group: Group) -> Group:
-    """Return a group whose unscored episodes count as failed, because they have no return to compare."""
+    """Return a group with its unscored episodes marked as failed, because they have no return to compare."""
     if not any(map(is_unscored, group.episodes)):
         return group
     marked = [replace(e, error=str(e.info[UNSCORED])) if is_unscored(e) else e for e in group.episodes]
@@ -288,7 +288,7 @@ def rewarded_counts(groups: Sequence[Group]) -> dict[str, tuple[int, int]]:
     found: dict[str, tuple[int, int]] = {}
     for group in groups:
         for episode in group.valid:
-            for name, value in _paid(episode):
+            for name, value in _reward_values(episode):
                 if value is None or isinstance(value, int | float):
                     numbers, calls = found.get(name, (0, 0))
                     found[name] = numbers + (value is not None), calls + 1
@@ -300,7 +300,7 @@ def reported_counts(groups: Sequence[Group]) -> dict[str, int]:
     valid = [episode for group in groups for episode in group.valid]
     counts = Counter({f"info/{name}": len(values) for name, values in _reported(valid).items()})
     for episode in valid:
-        for name, value in _paid(episode):
+        for name, value in _reward_values(episode):
             if isinstance(value, int | float) and math.isfinite(value):
                 counts[f"paid/{name}"] += 1
     return dict(counts)

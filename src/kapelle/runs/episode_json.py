@@ -41,7 +41,7 @@ from kapelle.types import (
 def dump_groups(step: int, groups: Iterable[Group], keep: Keep | None = None) -> bytes:
     """Return the JSON lines of a step's groups, one line per episode; see `dump_episode` for `keep`.
 
-    Raises DataError for an episode whose `info` or `task.data` JSON cannot hold.
+    Raises DataError if JSON cannot represent an episode's `info` or `task.data`.
     """
     lines = [
         dump_episode(episode, keep, step=step, group=place)

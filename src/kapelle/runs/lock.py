@@ -57,7 +57,7 @@ class RunLock:
     def recheck(self) -> None:
         """Check, before a write, that this process is still the only owner of the directory at this path.
 
-        If the directory is locked, a missing file `lock` is made again, because no other process can have taken the run.
+        If the directory is locked, a missing file `lock` is recreated, because no other process can have taken the run.
         Raises RunDirectoryError if the directory was moved, deleted or replaced, or if another process may own it.
         """
         if self._folder is None or self._file is None:

@@ -1,7 +1,7 @@
 """The best checkpoint of a run, and checkpoints by name: `RUN`, `RUN@best`, `RUN@12`.
 
 The best checkpoint follows from the run's files alone, so that it is correct after a kill or a rollback. It is the complete
-checkpoint whose step has the best value of a metric, the earliest of equals. The value is that of the last evaluation
+checkpoint of the step with the best value of a metric, the earliest of equals. The value is that of the last evaluation
 at the step, or that of the training step if no evaluation has the metric.
 """
 
@@ -232,7 +232,7 @@ def check_start(
 def check_verifier(folder: Path, least_auc: float) -> None:
     """Raise ConfigError unless a verifier's folder records sufficient accuracy on held-out answers.
 
-    Required is an AUC of `least_auc` within questions, whose 95 % interval lies above ½.
+    Required is an AUC of `least_auc` within questions, with its 95 % interval above ½.
     `training/held_out.py` explains the measurement, and why it is within questions.
     """
     try:

@@ -107,7 +107,7 @@ def _written(path: Path) -> Iterator[None]:
 
 
 class _RankFile(logging.FileHandler):
-    """A log file without control characters, whose failures (a full disk) are ignored."""
+    """A log file without control characters; write failures (a full disk) are ignored."""
 
     def format(self, record: logging.LogRecord) -> str:
         return cleaned(super().format(record))

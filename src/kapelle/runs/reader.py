@@ -172,7 +172,7 @@ def episode_steps(run: Path, split: Split = "train") -> list[int]:
 
 
 def last_episode_step(run: Path, split: Split = "train") -> int:
-    """Return the last step whose episodes are recorded, -1 for none."""
+    """Return the last step with recorded episodes, -1 for none."""
     return last_step(episode_folder(run, split))
 
 

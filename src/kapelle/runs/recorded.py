@@ -51,7 +51,7 @@ UNREADABLE = "are damaged"
 
 @dataclass(frozen=True, slots=True)
 class LostRows:
-    """A step whose rows differ from what was recorded."""
+    """A step with rows that differ from the record."""
 
     folder: str
     step: int
@@ -77,7 +77,7 @@ def losses(run: Path, folder: str, counted: int | None = None, *, contents: bool
     are compared with their checksums too.
     """
     rows = _rows_of(run, folder, counted)
-    # The files are read after the record: everything recorded is there, even while the run continues.
+    # The files are read after the record: everything recorded exists then, even while the run continues.
     frames: dict[int, list[tuple[Path, Frame]]] = {}
     whole: dict[int, Stored] = {}
     for path in packed_files(run / folder):

@@ -30,7 +30,7 @@ from kapelle.runtime.files import check_plain, replace_file, write_all
 #     tag "kpl1" · step u64 · first row u32 · rows u32 · rows of the whole step u32 · bytes unpacked u32 · bytes packed u32 ·
 #     CRC-32 of the packed bytes u32 · CRC-32 of this description u32
 #
-# Descriptions are the index: they say where each frame is. A step is complete when all of its rows are there. A killed
+# Descriptions are the index: they locate each frame. A step is complete when it has all of its rows. A killed
 # process leaves at most a step without its last rows or half a frame; readers skip both. Readers also skip damage, up to
 # the next description, and report it in `Packed.fault`.
 
@@ -126,7 +126,7 @@ def pack(step: int, lines: Sequence[bytes]) -> bytes:
 
 
 def known_scan(path: Path) -> Packed:
-    """Return the cached value of `scan`; scans again when the file has changed."""
+    """Return the cached value of `scan`; rescans when the file has changed."""
     about = path.stat()
     return _scan_version(path, about.st_ino, about.st_size, about.st_mtime_ns)
 
@@ -190,7 +190,7 @@ def _described(head: bytes, at: int) -> Frame | None:
 
 
 def _whole(frames: Sequence[Frame]) -> tuple[Frame, ...]:
-    """Return the frames of a step in order if all of its rows are there, else nothing."""
+    """Return the frames of a step in order if the step is complete, else nothing."""
     # A damaged file may hold a frame twice; it counts once.
     ordered = sorted({frame.first: frame for frame in frames}.values(), key=lambda frame: frame.first)
     row = 0
@@ -299,7 +299,7 @@ def stored_step(folder: Path, step: int) -> Stored | None:
     fault = None
     with reading(folder):
         files = packed_files(folder)
-    # The file whose first step is the nearest at or before this one holds it, unless the step was recorded late.
+    # The file with the nearest first step at or before this one holds it, unless the step was recorded late.
     for path in sorted(files, key=lambda each: (first_step(each) > step, -first_step(each))):
         with reading(path):
             packed = scan(path)

@@ -9,7 +9,7 @@ file exporter writes them (OTLP as JSON) and as Python's SDK prints them, with m
     llm.input_messages.0.message.content, …           OpenInference
 
 A call has no log-probs and no weights of ours: it is a demonstration, without a policy gradient. A call's score is the
-`gen_ai.evaluation.score.value` of its own span or of the nearest one around it, or the only score of its trace.
+`gen_ai.evaluation.score.value` of the span itself or of the nearest one around it, or the only score of its trace.
 """
 
 from __future__ import annotations
@@ -303,13 +303,13 @@ def _messages(span: WatchedSpan) -> tuple[tuple[Row, ...], str] | None:
             if (match := re.fullmatch(r"gen_ai\.(system|user|assistant|tool)\.message", name))
         ]
         return _checked(prompt, [_event_message("assistant", own) for own in choices])
-    for asked, answered, inner in (
+    for prompts, completions, inner in (
         ("gen_ai.prompt", "gen_ai.completion", ""),
         ("llm.input_messages", "llm.output_messages", "message."),
     ):
-        answers = _indexed(fields, answered, inner)
+        answers = _indexed(fields, completions, inner)
         if answers:
-            return _checked(_indexed(fields, asked, inner), answers)
+            return _checked(_indexed(fields, prompts, inner), answers)
     operation = fields.get("gen_ai.operation.name")
     is_call = operation in ("chat", "generate_content", "text_completion") or (
         operation is None
@@ -387,7 +387,7 @@ def _part(part: Any) -> str:
 
 
 def _event_message(role: str, fields: Fields) -> Row:
-    """Return the message of an event before 1.37, whose content is a text, JSON, or separate attributes."""
+    """Return the message of an event before 1.37. Its content is a text, JSON, or separate attributes."""
     content = fields.get("gen_ai.event.content")
     body = fields if content is None else _json_or(content, {"content": content})
     if not isinstance(body, Mapping):

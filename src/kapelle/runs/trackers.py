@@ -89,7 +89,7 @@ class _Sending(Tracker):
 class WandbTracker(_Sending):
     """Sends to Weights & Biases, or with `offline` writes `<run>/wandb` for `wandb sync`.
 
-    A resumed run continues the same Weights & Biases run, whose name and id are its folder's name.
+    A resumed run continues the same Weights & Biases run; its name and id are the folder's name.
     Raises ConfigError if wandb is not installed or does not start.
     """
 
@@ -123,7 +123,7 @@ def _split(rows: Sequence[Mapping[str, str]]) -> dict[str, list[Any]]:
 
 
 class Guarded(Tracker):
-    """A tracker whose failures do not stop the run: the first one is reported, and it is not used again."""
+    """A tracker that cannot stop the run: its first failure is reported, and the tracker is disabled."""
 
     def __init__(self, name: str, begin: Callable[[], Tracker], say: Callable[[str], None]) -> None:
         """Start the tracker; `say` reports a failure. Raises ConfigError for invalid settings."""
@@ -170,7 +170,7 @@ def open_trackers(
 ) -> list[Tracker]:
     """Open the trackers of a run's settings (`TrackerConfig`), like `open_tracker`; on ConfigError, close all of them.
 
-    A tracker that fails, also when it is opened, is reported once by `say` and not used any more; the run continues.
+    A tracker that fails, also when it is opened, is reported once by `say` and disabled; the run continues.
     """
     saved = saved_steps(run)
     first = saved + 1 if saved else 0
@@ -275,7 +275,7 @@ class Mlflow(Tracker):
         self._client.log_text(self._id, json.dumps(_split(rows)), f"{_ODD.sub('_', name)}/{step:08d}.json")
 
     def close(self) -> None:
-        """End the run; a resumed run opens it again."""
+        """End the run; a resumed run reopens it."""
         self._client.set_terminated(self._id)
 
 
@@ -303,9 +303,9 @@ class Trackio(_Sending):
 # -------- Transcripts: a few episodes of a step as a table of texts.
 
 EPISODES = 4
-"""Number of groups whose first episode is in a step's table."""
+"""Number of groups in a step's table, each with its first episode."""
 CHARACTERS = 2000
-"""Most characters of one text; the table says how many follow."""
+"""Most characters of one text; the table adds how many were cut."""
 
 
 def transcripts(groups: Sequence[Group]) -> list[dict[str, str]]:

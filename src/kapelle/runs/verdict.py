@@ -13,7 +13,7 @@
 
 **The signal** is `success`; without it the mean return (`return/…`, else `reward/…`); for supervised steps the share of pairs
 ranked correctly, or minus the nats per token; for distillation minus the divergence from the teacher; for a verifier its AUC, or
-the share of answers judged correctly. Only runs that learn from the rewards of their own episodes can be *collapsing* or
+the share of answers judged correctly. Only runs that learn from rewards of episodes that they sample can be *collapsing* or
 *starved*. In games in which one agent wins what others lose, returns show nothing: there the signal is minus NashConv if a
 league measures it, else the rating of its newest member, else none.
 

@@ -1,7 +1,7 @@
 """The run directory: all files of a run, in open formats; `reader` reads them.
 
     <run>/
-      config.yaml          the resolved config; running it again repeats the run
+      config.yaml          the resolved config; a run of it repeats this run
       provenance.json      where each of its values came from; `starts`: what it ran with, see `training.provenance`
       status.json          state, phase, step, pid, host, times; see `Status`
       metrics.jsonl        one row per step: `step` and finite numbers under flat names
@@ -72,7 +72,7 @@ from kapelle.types import Group, Image, Json, Split
 # -------- Tables of JSON lines: write a row, cut a table.
 
 TABLES = ("metrics.jsonl", "evaluations.jsonl", "recorded.jsonl")
-"""The tables whose rows a checkpoint counts; `recorded` describes the last one."""
+"""The tables with row counts in checkpoints; `recorded` describes the last one."""
 
 
 def row_line(table: str, step: int, row: Mapping[str, Json]) -> bytes:
@@ -297,7 +297,7 @@ class RunDirectory:
         """Append one evaluation after `step` updates: any JSON with finite numbers.
 
         The first evaluation of a resumed run may measure the same weights as the last one that its checkpoint counts. If the
-        rows are equal byte by byte, it is not written again.
+        rows are equal byte by byte, it is not rewritten.
         """
         counted, self._counted = self._counted, None
         if counted is None or row_line("evaluations.jsonl", step, row) != counted:

@@ -42,7 +42,7 @@ CHAT_MARKS = re.compile(
 
 
 def defused(messages: Sequence[Message]) -> list[Message]:
-    """Return messages for another server, whose tokeniser is unknown: a space breaks every chat mark in their texts."""
+    """Return messages for another server with an unknown tokeniser: a space breaks every chat mark in their texts."""
     return [
         replace(each, content=CHAT_MARKS.sub(lambda mark: f"{mark[0][0]} {mark[0][1:]}", each.content))
         for each in messages

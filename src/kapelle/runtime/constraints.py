@@ -27,7 +27,7 @@ DEEPEST = 64
 
 
 def lark_of(constraint: Constraint, special: Mapping[str, int] | None = None) -> str:
-    """Return a constraint as a grammar whose rule `start` is the whole completion; ConfigError for an invalid one.
+    """Return a constraint as a grammar with the whole completion as its rule `start`; ConfigError for an invalid one.
 
     A mark of a forced call may be one of the `special` tokens (text → id) or its letters.
     """
@@ -176,7 +176,7 @@ QWEN_CODER = CallForm(
 )
 """Qwen3-Coder and Qwen3.5."""
 HARMONY = CallForm("<|channel|>commentary to=functions.", "NAME <|constrain|>json<|message|>ARGUMENTS")
-"""gpt-oss, whose turn ends after one call."""
+"""gpt-oss: a turn ends after one call."""
 
 CALL_FORMS = (HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, DEEPSEEK, DEEPSEEK_FENCED, GLM, QWEN_CODER, HARMONY)
 
@@ -202,7 +202,7 @@ def forced_call(
     """Return the constraint that the completion calls one of the tools, with arguments of its schema.
 
     `tools` are in OpenAI's form, `{"type": "function", "function": {"name": …, "parameters": …}}`, or the inner part of it. A `name`
-    selects one tool. With `words` any text may precede the call, whose first mark is then spelled in letters, and with `several`
+    selects one tool. With `words` any text may precede the call, and its first mark is then spelled in letters. With `several`
     further calls may follow. Unsupported parts of a schema are ignored unless the tool is `strict`. Raises ConfigError without a tool,
     and for calls that the form cannot write.
     """

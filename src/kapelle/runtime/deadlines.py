@@ -7,8 +7,8 @@ Both raise DeadlineExceeded after these seconds; an episode records it as its er
 event loop, in a fixed order, so that a run repeats; some code works only on the main thread (`signal.alarm`, connections to SQLite).
 How a late call is ended depends on what it does:
 
-    it awaits for ever                      its task is cancelled, again after `GRACE` seconds, and then left with its episode
-    it blocks the main thread               a signal handler raises DeadlineExceeded in the call, and again every second
+    it awaits for ever                      its task is cancelled, once more after `GRACE` seconds, then left with its episode
+    it blocks the main thread               a signal handler raises DeadlineExceeded in the call, then every second
       (`time.sleep`, `while True`)
     it blocks in C code, or another thread  the command ends; files on the disk are complete at every moment
 
@@ -40,7 +40,7 @@ from kapelle.runtime.watchdog import TICK, end_process, every_tick
 T = TypeVar("T")
 
 PAUSE = 1.0
-"""Seconds until a call that has swallowed DeadlineExceeded gets it again."""
+"""Seconds until a call that has swallowed DeadlineExceeded gets the next one."""
 GRACE = 5.0
 """Seconds for a cancelled task to clean up."""
 UNBREAKABLE = 30.0
@@ -312,7 +312,7 @@ def charged_to(limit: Limit | None, work: Callable[..., T], *given: Any) -> T:
 
 @contextmanager
 def watching_loop(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """Watch for calls that block the event loop of this thread, whose tasks call `charged_to`."""
+    """Watch for calls that block the event loop of this thread; its tasks call `charged_to`."""
     lane = _lane()
     before, lane.loop, lane.clock = (lane.loop, lane.clock, lane.running), loop, LoopClock()
     _clocks[loop] = lane.clock

@@ -8,7 +8,7 @@ import sys
 
 
 def is_command() -> bool:
-    """Return whether this process is `kapelle`, or `python -m kapelle`, whose name is `-m` while its package is imported."""
+    """Return whether this process is `kapelle`, or `python -m kapelle`, which has the name `-m` while its package is imported."""
     called = sys.argv[0] if sys.argv else ""
     name = called.replace("\\", "/").rpartition("/")[2]
     return name in ("kapelle", "kapelle.exe") or (called == "-m" and "kapelle" in sys.orig_argv)

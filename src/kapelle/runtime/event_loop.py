@@ -148,7 +148,7 @@ def run_async(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
             waited_for()
         try:
             result.set_result(_run(start))
-        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+        except BaseException as error:  # noqa: BLE001 - reraised in the caller's thread
             result.set_exception(error)
 
     thread = threading.Thread(target=body, daemon=True)
@@ -222,7 +222,7 @@ def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
             left_behind.append(task)
             task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001 - asyncio has no public way
         elif not task.cancelled():
-            task.exception()  # mark it as retrieved: no one needs its result
+            task.exception()  # mark it as retrieved: its result is unused
 
 
 def _run_for_a_moment(loop: asyncio.AbstractEventLoop, work: asyncio.Future[Any]) -> None:

@@ -1,6 +1,6 @@
 """Errors of user code, and errors of other processes.
 
-An error of user code, such as an environment, becomes one sentence that names the line (`reason`, `asked`).
+An error of user code, such as an environment, becomes a message that names the line (`reason`, `asked`).
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def asked(what: str, seconds: float, work: Callable[..., T], *given: Any) -> T:
 #
 # An error of `kapelle.errors` keeps its class, and so its handling and its exit code. Any other class may not exist here. If kapelle's
 # own code raised it, that is a defect: it becomes an EngineError with the traceback (`received_error`). If an environment raised it, it
-# fails one episode: it becomes an error whose class has the same name, which the episode's record shows (`environment_error`).
+# fails one episode: it becomes an error with the same class name, which the episode's record shows (`environment_error`).
 
 
 class EnvironmentErrorElsewhere(Exception):

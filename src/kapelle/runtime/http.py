@@ -209,7 +209,7 @@ class LateError(EpisodeError):
     """An answer that was not complete in time; a retry may succeed."""
 
 
-# -------- Retries: pauses double, with jitter so that clients do not return all together, or last as `Retry-After` says.
+# -------- Retries: pauses double, with jitter so that clients do not return all together, or last as long as `Retry-After`.
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0
 """Seconds between the first two attempts, and most seconds between two attempts without `Retry-After`."""

@@ -151,13 +151,13 @@ class Agreement:
         self.apart = False
         """Whether this process works alone at its share."""
 
-    def meet(self, asked: int) -> None:
+    def meet(self, number: int) -> None:
         """Note the signal that a rank has received, or 0."""
-        self.reached = bool(asked)
-        if asked:
+        self.reached = bool(number)
+        if number:
             for each in _catching:
                 if each.received is None:
-                    each.receive(asked)
+                    each.receive(number)
 
 
 def requested_by() -> int:
@@ -243,7 +243,7 @@ class _Arrived:
         if not _catching or self.numbers.count(signal.SIGINT) > 1:
             limit = 0.0
         elif {*self.numbers} == {signal.SIGINT}:
-            return  # the user can press Ctrl-C again
+            return  # the user can repeat Ctrl-C
         else:
             limit = stop_within()
         self.waited += passed

@@ -88,7 +88,7 @@ def raise_descriptor_limit() -> int:
     most = DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_WANTED)
     if soft == resource.RLIM_INFINITY or soft >= most:
         return DESCRIPTORS_WANTED if soft == resource.RLIM_INFINITY else soft
-    with suppress(ValueError, OSError):  # some systems have a bound of their own below the hard limit
+    with suppress(ValueError, OSError):  # some systems have another bound below the hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
@@ -99,7 +99,7 @@ def most_open(each: int, most: int) -> int:
         return most
     limit = raise_descriptor_limit()
     try:
-        in_use = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 (a list of names is all that is asked)
+        in_use = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 (only the names are needed)
     except OSError:
         in_use = 64
     left = limit - in_use - min(_SPARE, limit // 4)
@@ -147,7 +147,7 @@ def exit_without_memory() -> NoReturn:
 
 
 class ThreadStarts:
-    """The threads of this process whose start is not complete."""
+    """The threads of this process that have not completed their start."""
 
     def __init__(self) -> None:
         self._waited: dict[threading.Thread, float] = {}

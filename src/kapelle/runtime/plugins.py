@@ -123,7 +123,7 @@ def find_module(name: str, what: str, attribute: str = "") -> ModuleType:
             return importlib.import_module(name)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # it is someone's code, which may raise anything, SystemExit too
+    except BaseException as error:  # user code may raise anything, SystemExit too
         why = f"{reason(error).removesuffix('.')}."
         if isinstance(error, ImportError):
             file = f"{name.replace('.', '/')}.py"
@@ -166,7 +166,7 @@ def load_file(path: str, what: str) -> ModuleType:
         return _run_file(str(file.resolve()), file.stat().st_mtime_ns)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # it is someone's code, which may raise anything, SystemExit too
+    except BaseException as error:  # user code may raise anything, SystemExit too
         alone = " A file has no package: write `package.module`, from the folder above the package."
         hint = alone if "relative import" in str(error) else ""
         raise ConfigError(f"{what}: {path} cannot be imported: {reason(error)}.{hint}") from error
@@ -191,7 +191,7 @@ def _run_file(path: str, changed_ns: int) -> ModuleType:
 
 @lru_cache(maxsize=64)
 def _named(found: type[pydantic.BaseModel], name: str) -> type[pydantic.BaseModel]:
-    """Return a subclass of settings whose field `name` is the name by which they were found."""
+    """Return a subclass of settings with the name by which they were found as the field `name`."""
     if isinstance(vars(found).get("name"), property):
         raise ConfigError(
             f"The class of '{name}' has a property `name`; recipes set it. Write it as a field: `name: str = …`."

@@ -1,7 +1,7 @@
 """Parent and child processes of a run: a child ends with its parent, and a parent distinguishes a stopped child from a slow one.
 
 A child polls the number of its parent (`end_with_parent`): no other sign shows that `kill -9` has ended the parent. A stopped child
-(SIGSTOP) polls nothing, so it asks the kernel to continue it when its parent ends. Before that request its process group is enough: a
+(SIGSTOP) polls nothing, so it requests that the kernel continue it when its parent ends. Before that request its process group is enough: a
 child starts in its own group in its parent's session (`process_group=0`). When the parent is killed, the group is orphaned, and the
 kernel sends SIGHUP and SIGCONT to an orphaned group with a stopped process.
 

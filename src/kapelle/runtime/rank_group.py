@@ -108,7 +108,7 @@ class Heartbeat:
         store.set_timeout(timedelta(seconds=SOON))
         self.rank, self.size = rank, size
         self._line = _StoreQueries(store)
-        self._ask = self._line.ask
+        self._query = self._line.ask
         self._over = threading.Event()
 
     def begin(self) -> None:
@@ -124,15 +124,15 @@ class Heartbeat:
     def fail(self, rank: int, reason: str) -> None:
         """Report that this or another rank has failed; the first report is kept."""
         with suppress(RuntimeError):
-            self._ask(
+            self._query(
                 lambda store: store.compare_set("failed", "", json.dumps({"rank": rank, "reason": reason}))
             )
 
     def failure(self) -> tuple[int, str] | None:
         """Return the first failed rank and its reason; None without a failure."""
         with suppress(RuntimeError):
-            if self._ask(lambda store: store.check(["failed"])):
-                first = json.loads(self._ask(lambda store: store.get("failed")))
+            if self._query(lambda store: store.check(["failed"])):
+                first = json.loads(self._query(lambda store: store.get("failed")))
                 return int(first["rank"]), str(first["reason"])
         return None
 
@@ -161,9 +161,9 @@ class Heartbeat:
             if after_others and self._becomes("saying"):
                 self._becomes("said")
                 return
-            if self._ask(lambda store: store.add("saying", 1)) == 1:
+            if self._query(lambda store: store.add("saying", 1)) == 1:
                 say()
-                self._ask(lambda store: store.add("said", 1))
+                self._query(lambda store: store.add("said", 1))
             else:
                 self._becomes("said")
         except RuntimeError:  # without a store, printing twice is better than never
@@ -173,7 +173,7 @@ class Heartbeat:
         """Return whether a key appears in the store within `SOON` seconds."""
         until = time.monotonic() + SOON
         while time.monotonic() < until:
-            if self._ask(lambda store: store.check([name])):
+            if self._query(lambda store: store.check([name])):
                 return True
             time.sleep(BEAT / 10)
         return False
@@ -186,7 +186,7 @@ class Heartbeat:
         return found
 
     def _beat_of(self, rank: int) -> int:
-        return int(self._ask(lambda store: store.add(f"beat/{rank}", 0)))
+        return int(self._query(lambda store: store.add(f"beat/{rank}", 0)))
 
     def _watch(self) -> None:
         """Send heartbeats; end this process if another rank is lost and this one does not notice."""
@@ -199,11 +199,11 @@ class Heartbeat:
             now = time.monotonic()
             passed, looked = min(now - looked, SOON + 2 * BEAT), now
             try:
-                self._ask(lambda store: store.add(f"beat/{self.rank}", 1))
+                self._query(lambda store: store.add(f"beat/{self.rank}", 1))
                 beat = self._beat_of(neighbour)
                 failed, unanswered = self.failure(), 0.0
                 if signs is None:
-                    there = json.loads(self._ask(lambda store: store.get(f"here/{neighbour}")))
+                    there = json.loads(self._query(lambda store: store.get(f"here/{neighbour}")))
                     if there["space"] and {**there, "process": 0} == {**whereabouts(), "process": 0}:
                         signs = LifeSigns(there["process"], lambda: seen[0])
             except RuntimeError:
@@ -250,7 +250,7 @@ LEAST_PAUSE, MOST_PAUSE = 0.001, 0.05
 
 def _wait_for(store: Any, keys: Sequence[str], check: Callable[[], None]) -> None:
     """Wait until all keys are in the store, and call `check` from time to time."""
-    # The store's own `wait` would print two lines on stderr whenever it gives up.
+    # The store's own `wait` would print two lines on stderr at each timeout.
     pause, checked = LEAST_PAUSE, time.monotonic()
     while not store.check(list(keys)):
         time.sleep(pause)
@@ -307,7 +307,7 @@ class StoreBarrier(Peers):
 
 
 class StoreMeeting(Meeting):
-    """A meeting over the store, which keeps all values until the next play, so that a restarted process finds them.
+    """A meeting over the store, which keeps all values until the next collection, so that a restarted process finds them.
 
     The first process collects all values, so that each sends and receives two messages, however many processes there are.
     """
@@ -324,7 +324,7 @@ class StoreMeeting(Meeting):
         return self._form
 
     def begin(self, number: int | None = None) -> int:
-        """See `Meeting`; deletes this process's values of the play before, which all processes have left."""
+        """See `Meeting`; deletes this process's values of the previous collection, which all processes have left."""
         names = [self.rank, *(["all"] if self.rank == 0 else [])]
         with suppress(RuntimeError):
             for place in range(self._met):
@@ -638,7 +638,7 @@ def report_to_all(reason: str) -> None:
         sys.stdout.flush()
         os._exit(EXIT_ALONE)
 
-    say = partial(print, cleaned(reason), file=sys.stderr, flush=True)
+    report = partial(print, cleaned(reason), file=sys.stderr, flush=True)
     try:
         if _joined:
             heartbeat, after_others = _joined[0].heartbeat, _joined[0].heard
@@ -647,10 +647,10 @@ def report_to_all(reason: str) -> None:
             assert place is not None, "a single process prints its own error"
             heartbeat, after_others = Heartbeat(_store(place, CONNECTING), place.rank, place.size), False
     except (ConfigError, EngineError):
-        say()
+        report()
         return
     heartbeat.end(reason)
-    heartbeat.print_once(say, after_others=after_others)
+    heartbeat.print_once(report, after_others=after_others)
 
 
 def report_defect(error: Exception) -> int:

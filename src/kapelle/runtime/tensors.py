@@ -94,7 +94,7 @@ def load_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def packed(plain: object, tensors: Mapping[str, Tensor]) -> bytes:
-    """Return a JSON value, whose floats may be infinite or NaN, and tensors as bytes for `unpacked`."""
+    """Return a JSON value and tensors as bytes for `unpacked`; the value's floats may be infinite or NaN."""
     from safetensors.torch import save
 
     text = json.dumps(plain).encode()

@@ -67,7 +67,7 @@ class Binding:
     def hosts(self) -> frozenset[str]:
         """Allowed names in `Host`, in lower case and without a port.
 
-        A page whose foreign name points to this machine (DNS rebinding) sends another name.
+        With DNS rebinding a foreign name points to this machine, and the page sends that name.
         """
         names = ("localhost", "127.0.0.1", "[::1]", in_url(self.host), in_url(self.reached), *self.names)
         return frozenset(name.lower() for name in names)

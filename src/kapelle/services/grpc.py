@@ -149,8 +149,8 @@ class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships 
                 self._under_way[kind] -= 1
                 if not self._under_way["calls"]:
                     self.idle.set()
-        except CallRejected as refused:
-            await context.abort(grpc.StatusCode[refused.code], refused.message)
+        except CallRejected as error:
+            await context.abort(grpc.StatusCode[error.code], error.message)
         except (grpc.aio.AbortError, asyncio.CancelledError):
             raise
         except Exception as error:

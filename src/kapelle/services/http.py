@@ -158,8 +158,8 @@ class Guard:
         try:
             check_call(self._binding, scope["method"], headers)
             self._check(scope["method"], headers)
-        except RequestError as refusal:
-            await self._answer(refusal)(scope, receive, sending)
+        except RequestError as error:
+            await self._answer(error)(scope, receive, sending)
             return
         await self._inner(scope, receive, sending)
 
@@ -221,8 +221,8 @@ class EventStream(StreamingResponse):
                 except StopAsyncIteration:
                     return
                 # The status is sent already, so the last event contains the error.
-                except RequestError as refusal:
-                    event, over = failed(refusal), True
+                except RequestError as error:
+                    event, over = failed(error), True
                 except Exception as error:
                     event, over = failed(_failed("A stream failed.", error)), True
                 text = event.encode() if isinstance(event, str) else JsonAnswer(event).body
@@ -347,7 +347,7 @@ class Application(Guard):
         Without a matching route, method and route are empty, because callers choose both.
         """
 
-        async def refused(request: Request, error: Exception) -> Response:
+        async def answer_error(request: Request, error: Exception) -> Response:
             if isinstance(error, RequestError):
                 return error_response(error)
             # There is no route for this path, or none for this method.
@@ -360,7 +360,7 @@ class Application(Guard):
 
         super().__init__(self._route, binding)
         self._routed = Starlette(
-            routes=routes, exception_handlers={RequestError: refused, HTTPException: refused}
+            routes=routes, exception_handlers={RequestError: answer_error, HTTPException: answer_error}
         )
         self._routed.router.redirect_slashes = False
         self._routes, self._observe = routes, observe
@@ -392,7 +392,7 @@ class Application(Guard):
 
 Observe = Callable[[str, str, int, float], None]
 GONE = 499
-"""Status of a call whose caller disconnected before the answer."""
+"""Status of a call if the caller disconnects before the answer."""
 
 
 def _in_session(scope: Scope) -> Scope:
@@ -427,8 +427,8 @@ class HttpServer:
     ) -> None:
         """Bind the port; raises ConfigError if it is taken.
 
-        The application also answers at `door`, a Unix socket for all users of this machine, whose callers have no address
-        (`scope["client"]` is None). With `sockets` it answers WebSockets too, whose messages have at most `message_bytes`.
+        The application also answers at `door`, a Unix socket for all users of this machine; its callers have no address
+        (`scope["client"]` is None). With `sockets` it also answers WebSockets with messages of at most `message_bytes`.
 
         A connection without a call is closed after `idle_seconds`. `opened` and `closed` are called in the server's event loop with
         the peer of each connection that opens or closes.
@@ -603,7 +603,7 @@ class HttpConnection(H11Protocol):
             self._closed(self.client)
 
     def _deadline(self, what: str, seconds: float | None) -> None:
-        """Abort the connection after `seconds`, unless this deadline is set again before; None removes it."""
+        """Abort the connection after `seconds`; a later call replaces this deadline, and None removes it."""
         if (timer := self._deadlines.pop(what, None)) is not None:
             timer.cancel()
         if seconds is not None:

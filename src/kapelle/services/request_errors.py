@@ -122,7 +122,7 @@ def read_body(form: type[B], body: Json, inside: str = "") -> B:
 
 
 def _reason(kind: str, message: str) -> str:
-    """Return a message of pydantic in words for the caller, without the caller's value."""
+    """Return pydantic's message for the caller, without the caller's value."""
     if kind == "union_tag_invalid":
         return f"Input should be {message.rpartition(': ')[2].removesuffix('.')}"
     if kind == "union_tag_not_found":

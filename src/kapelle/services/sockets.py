@@ -53,8 +53,8 @@ class SocketApplication(Application):
                 raise RequestError(404, f"WebSockets are at {self._path}.", None, "not_found")
             if self.connected >= self._most:
                 raise busy(self._full)
-        except RequestError as refusal:
-            await error_response(refusal)(scope, receive, send)
+        except RequestError as error:
+            await error_response(error)(scope, receive, send)
             return
         socket = WebSocket(scope, receive, send)
         self.connected += 1

@@ -1,6 +1,6 @@
 """Pages of the results of `kapelle blame`: which turns lost episodes.
 
-A conversation is drawn as a strip: the probability of success over time, in the colour of the agent whose turn changed it.
+A conversation is drawn as a strip: the probability of success over time, in the colour of the agent that changed it with its turn.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _small(values: Sequence[float | None]) -> str:
 def conversation(episode: BlamedEpisode, chosen: int | None) -> dict[str, Any]:
     """Return the content of the page of a conversation: its strip, and each turn with its alternatives.
 
-    `chosen` is the index of the turn whose alternatives are open; the default is the most costly turn, or the first.
+    `chosen` is the index of the turn with open alternatives; the default is the most costly turn, or the first.
     """
     indexes = [turn.index for turn in episode.turns]
     if chosen not in indexes:

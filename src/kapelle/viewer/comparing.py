@@ -33,7 +33,7 @@ USUAL = 24
 WIDE = 8
 """Up to so many runs or groups are columns of the table of settings; more of them are rows."""
 COLUMNS = 16
-"""Most settings in a table whose rows are runs."""
+"""Most settings in a table with one row for each run."""
 
 
 @dataclass(frozen=True, slots=True)

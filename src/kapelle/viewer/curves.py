@@ -265,11 +265,13 @@ def page(
     for name in names:
         families.setdefault(_owner(name)[0], []).append(name)
     if sections is SECTIONS:
-        paid = sorted(family for family in families if family.startswith("paid/"))
+        rewards = sorted(family for family in families if family.startswith("paid/"))
         order = [
             each for title in sections for each in (title, *([PAID] if title == "What is learned" else []))
         ]
-        sections = {title: (*paid, *REWARDED_SHARES) if title == PAID else sections[title] for title in order}
+        sections = {
+            title: (*rewards, *REWARDED_SHARES) if title == PAID else sections[title] for title in order
+        }
     known = [family for own in sections.values() for family in own]
     more = sorted(family for family in families if family not in known and not family.startswith("time/"))
     filled = [

@@ -228,7 +228,7 @@ def sees(reader: ShownTurn, turn: ShownTurn, earlier: Sequence[ShownTurn]) -> bo
 
 
 def witnesses(episode: ShownEpisode) -> dict[int, list[str]]:
-    """Return, by each turn's index, the agents whose prompts contain it."""
+    """Return, by each turn's index, the agents that read it in their prompts."""
     found: dict[int, list[str]] = {turn.index: [] for turn in episode.turns}
     for agent in episode.agents:
         own = [turn for turn in episode.turns if turn.agent == agent]

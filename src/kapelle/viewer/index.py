@@ -227,7 +227,7 @@ def _number(text: str) -> float | None:
 
 
 def _with_words(step: IndexedStep, words: Sequence[str]) -> Sequence[EpisodeRow]:
-    """Return the rows of a step whose text contains all words, as whole words."""
+    """Return the rows of a step that contain all of these words, each as a whole word."""
     if not words or not step.rows:
         return step.rows
     text = zstandard.ZstdDecompressor().decompress(step.text).decode()

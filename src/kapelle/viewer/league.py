@@ -2,7 +2,7 @@
 
 Results come from the recorded episodes, curves of the pool from metrics, exact values from `kapelle play --exact`. In self-play,
 each version meets only versions of the same training step, so that games cannot show progress. Opponents that are not trained
-link the versions; the page of a run without such opponents says so.
+link the versions; a run without such opponents has a page with a note.
 """
 
 from __future__ import annotations

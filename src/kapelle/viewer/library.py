@@ -33,7 +33,7 @@ class MetricTable:
     generation: int = 0
     """Increases when rows were removed by a resume or a rollback."""
     disordered: int = 0
-    """Rows whose step is not larger than the previous one."""
+    """Rows with a step not larger than the previous one."""
     endless: int = 0
     """Number of infinite values and NaN."""
 

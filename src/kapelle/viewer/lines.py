@@ -20,7 +20,7 @@ from kapelle.runtime.files import check_plain
 LONGEST = 64 << 20
 """Most bytes of a line; a longer one counts as damaged."""
 _KNOWN = 64
-"""Bytes before the position that are compared, to detect a file that was truncated and has grown again."""
+"""Bytes before the position that are compared, to detect a file that was truncated and has regrown."""
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:
@@ -108,8 +108,8 @@ class Tail:
                 start = max(0, self.position - len(self._before))
                 file.seek(start)
                 # A file that was truncated and has grown beyond the position has different bytes before it.
-                anew = size < self.position or file.read(self.position - start) != self._before
-                if anew:
+                restarted = size < self.position or file.read(self.position - start) != self._before
+                if restarted:
                     self.position, self.damaged, self._before = 0, 0, b""
                 file.seek(self.position)
                 new = file.read(size - self.position)
@@ -117,13 +117,13 @@ class Tail:
             return [], False
         end = new.rfind(b"\n") + 1
         if not end:
-            return [], anew
+            return [], restarted
         lines = [line for line in new[:end].split(b"\n") if line.strip()]
         rows = [row for line in lines if (row := parsed(line)) is not None]
         self.damaged += len(lines) - len(rows)
         self.position += end
         self._before = (self._before + new[:end])[-_KNOWN:]
-        return rows, anew
+        return rows, restarted
 
 
 # -------- The lines of a run's episodes and traces, as bytes

@@ -1,7 +1,7 @@
 """Images in prompts: which images of a message are shown, and their bytes.
 
-A run stores each image in `images/HASH.TYPE`. A file is sent only if it is a PNG, JPEG or WebP whose bytes have the hash in
-its name and whose size a browser can unpack. Others are only named: SVG may hold scripts, and GIF is not shown.
+A run stores each image in `images/HASH.TYPE`. A file is sent only if it is a PNG, JPEG or WebP, its bytes have the hash in
+its name, and a browser can unpack its size. Others are only named: SVG may hold scripts, and GIF is not shown.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The pool of a run's league: its members, their ratings, and what they earn from one another.
+"""The pool of a run's league: its members, their ratings, and their payoffs against one another.
 
-When a member enters, a run writes the pool's state to `league/NAME/standing.json`. Damaged files raise no error: the page says
+When a member enters, a run writes the pool's state to `league/NAME/standing.json`. Damaged files raise no error: the page lists
 what is missing.
 """
 
@@ -252,7 +252,7 @@ def _members(
 
 
 def _matrix(newest: EntryStanding) -> dict[str, Any] | None:
-    """Return the table of payoffs, or without one that of the games that members played before they entered."""
+    """Return the table of payoffs; without one, the table of the members' games before they entered."""
     if newest.payoffs:
         names = list(dict.fromkeys(one for one, _ in newest.payoffs))[:MEMBERS]
         most = max(map(abs, newest.payoffs.values())) or 1.0

@@ -159,7 +159,7 @@ MOST_WATCHED = 200
 MOST_FOLLOWERS = 64
 """Most pages that receive events at once; further pages are not updated."""
 MOST_NEWS = 500
-"""Most steps of one event. For more, which a slow page may have missed, the event tells it to load its curves again."""
+"""Most steps of one event. For more, which a slow page may have missed, the event makes it reload its curves."""
 BREATH = 15.0
 """Seconds without events after which a comment keeps a connection alive."""
 

@@ -53,7 +53,7 @@ class Tally:
     draws: int = 0
     losses: int = 0
     unlike: int = 0
-    """Episodes whose returns do not add up to 0, so that the players are not opposed."""
+    """Number of episodes with returns that do not add up to 0: the players are not opposed."""
 
 
 def players_of(
@@ -66,17 +66,17 @@ def players_of(
     info = mapping(row.get("info"))
     returns = [number(each) for each in listing(info.get("returns"))]
     at: dict[int, tuple[str, bool]] = {}
-    for agent, seats in mapping(info.get("seats")).items():
-        own = [seat for each in listing(seats) if (seat := whole(each)) is not None]
+    for agent, roles in mapping(info.get("seats")).items():
+        own = [role for each in listing(roles) if (role := whole(each)) is not None]
         if own:  # an agent with several roles has the same return for all of them
             at[min(own)] = (str(agent), False)
     for place, name in mapping(info.get("opponents")).items():
         if str(place).isdecimal() and len(str(place)) < 4:
             at[int(place)] = (text(name), True)
     known = [
-        (*at[seat], value)
-        for seat in sorted(at)
-        if 0 < seat <= len(returns) and (value := returns[seat - 1]) is not None
+        (*at[role], value)
+        for role in sorted(at)
+        if 0 < role <= len(returns) and (value := returns[role - 1]) is not None
     ]
     if not known or len(known) < len(at):
         known = [(agent, False, reward) for agent, reward in rewards.items()]
@@ -243,14 +243,14 @@ def _without_numbers(raw: bytes) -> bytes | None:
     """Return a line with the number of each turn's tokens in place of the tokens; None for a line of another form."""
     parts, at = [], 0
     while (start := raw.find(_PROMPT, at)) >= 0:
-        said = raw.find(b"]", start)
-        logprobs = raw.find(b"]", said + len(_SAID)) if raw.startswith(_SAID, said) else -1
+        completion = raw.find(b"]", start)
+        logprobs = raw.find(b"]", completion + len(_SAID)) if raw.startswith(_SAID, completion) else -1
         end = raw.find(b"]", logprobs + len(_LOGPROBS)) if raw.startswith(_LOGPROBS, logprobs) else -1
         # The three names have six quotes; more of them mean text among the numbers. A nested list ends at the wrong bracket
         # and leaves invalid JSON, which `skimmed` detects.
         if end < 0 or raw.count(b'"', start, end) != 6:
             return None
-        first = said + len(_SAID)
+        first = completion + len(_SAID)
         count = raw.count(b",", first, logprobs) + 1 if logprobs > first else 0
         parts += [raw[at:start], b'"completion_ids":%d' % count]
         at = end + 1

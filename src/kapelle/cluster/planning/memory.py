@@ -254,7 +254,7 @@ def adapter_bytes(run: PlannedRun, base: str) -> int:
 
 
 def reference_bytes(run: PlannedRun, base: str) -> int:
-    """Return the bytes of references and embedders of a base whose weights train."""
+    """Return the bytes of references and embedders of a base with trained weights."""
     if base not in run.team.trained_bases:
         return 0
     return run.part((run.references + run.embedders) * 4 * run.outlines[base].parameters)

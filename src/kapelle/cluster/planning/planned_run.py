@@ -65,7 +65,7 @@ class PlannedRun:
     places: Mapping[str, Place]
     """Base → its compute type and device."""
     nf4: frozenset[str]
-    """Bases whose linear layers are held in four bits."""
+    """Bases with linear layers in four bits."""
     work: Workload
     optimizer: str
     microbatch_tokens: int
@@ -274,7 +274,7 @@ def _adapters(team: Team, outlines: Mapping[str, Outline], shapes: Mapping[str, 
 
 
 def in_four_bits(config: RunConfig, team: Team) -> frozenset[str]:
-    """Return the bases whose linear layers are held in four bits."""
+    """Return the bases with linear layers in four bits."""
     if config.model.quantization is None:
         return frozenset()
     return frozenset(

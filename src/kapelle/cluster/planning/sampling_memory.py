@@ -23,7 +23,7 @@ from kapelle.cluster.planning.workload import PlannedTurn
 TAIL, BLOCK, SHARED = 16, 64, 2
 """`models/fast/kv_cache.py`: places by which tails grow, places of a block, rows that share a prompt."""
 PRODUCTS = 512
-"""`models/fast/attention.py`: most keys whose weights attention holds on a CPU."""
+"""`models/fast/attention.py`: most keys for which attention stores weights on a CPU."""
 CHUNK, GPU_CHUNK = 1024, 1 << 14
 """`engines/rollout/local/decode_strategies.py`: prompt tokens of a pass."""
 LARGEST, LARGE = 1 << 26, 1 << 17

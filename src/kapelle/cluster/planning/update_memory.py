@@ -12,10 +12,10 @@ Once per pass it keeps the embeddings, the angles of positions (2·E, float32), 
 type have the compute type. On a CPU, attention of at most 512 keys keeps a weight for every query head, query and visible key (32
 queries at a time). Otherwise torch's fused attention keeps queries, keys, values, outputs and one number per query.
 
-With gradient checkpointing a block keeps x (D, float32), and one block at a time is computed again.
+With gradient checkpointing a block keeps x (D, float32), and one block at a time is recomputed.
 
 The peak is one of two moments. In the output head, the last hidden states exist beside everything that is kept. In the backward pass of
-the last block's second half, the norm h (D), silu(gate) and its product with up (2·F) are computed again, beside the gradients of F, of
+the last block's second half, the norm h (D), silu(gate) and its product with up (2·F) are recomputed, beside the gradients of F, of
 h, and three of x.
 """
 
@@ -113,7 +113,7 @@ def _trees(run: PlannedRun, base: str) -> Iterator[SharedPrefix]:
 
 
 def _chains(turns: Sequence[PlannedTurn]) -> list[list[PlannedTurn]]:
-    """Return groups of answers whose prompts continue one another, which are one sequence."""
+    """Return groups of answers with prompts that continue one another; each group is one sequence."""
     chains: list[list[PlannedTurn]] = []
     last: dict[str, list[PlannedTurn]] = {}
     for each in turns:
@@ -310,9 +310,9 @@ def block_backward(shape: Shape, work: Pass, how: Compute) -> int:
     """Return the bytes of activations and their gradients in the backward pass of the last block."""
     half = how.size != 4
     per_token = how.size * (3 * shape.inner + shape.hidden * (1 + half)) + 3 * 4 * shape.hidden
-    again = kept_by_block(shape, work, how) - 4 * work.tokens * shape.hidden if how.checkpointing else 0
+    recomputed = kept_by_block(shape, work, how) - 4 * work.tokens * shape.hidden if how.checkpointing else 0
     freed = 4 * work.tokens * shape.hidden  # the last norm's input
-    return kept(shape, work, how) - freed + again + work.tokens * per_token
+    return kept(shape, work, how) - freed + recomputed + work.tokens * per_token
 
 
 def logits(shape: Shape, work: Pass, how: Compute) -> int:

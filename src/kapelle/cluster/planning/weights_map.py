@@ -21,7 +21,7 @@ class LearnerRow:
     """A text such as `LoRA r 16 on base`."""
     trained: bool
     own_parameters: int
-    """Number of its own parameters; 0 for frozen policies and endpoints."""
+    """Number of parameters that it does not share; 0 for frozen policies and endpoints."""
     agents: tuple[str, ...]
     """Agents of the policy, or agents that the critic evaluates."""
     rate: str = ""
@@ -54,7 +54,7 @@ class WeightsMap:
 
 
 def weights_map(team: Team, models: Mapping[str, Outline], nf4: Collection[str] = ()) -> WeightsMap:
-    """Return the map of a team whose bases have these outlines; those in `nf4` are held in four bits."""
+    """Return the map of a team with bases of these outlines; those in `nf4` are held in four bits."""
     sizes = {base: model.parameters for base, model in models.items()}
     learners = []
     for name, policy in team.policies.items():

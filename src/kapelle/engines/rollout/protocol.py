@@ -66,7 +66,7 @@ class Completion:
 
 
 class Renderer(Protocol):
-    """Turns one agent's conversation into token ids; sampled ids are never tokenised again."""
+    """Turns one agent's conversation into token ids; sampled ids are never retokenised."""
 
     @property
     def context(self) -> int:
@@ -106,7 +106,7 @@ class ReadsPrompts(Protocol):
 
 @runtime_checkable
 class TakesArguments(Protocol):
-    """A renderer whose chat template takes arguments."""
+    """A renderer with a chat template that takes arguments."""
 
     def with_arguments(self, arguments: Mapping[str, Json]) -> Any:
         """Return a renderer that gives the chat template these arguments."""
@@ -188,7 +188,7 @@ class Interruptible:
         """Interrupt all requests once every coroutine waits for a completion, and return them; they never complete.
 
         Requests that are complete by then return first. A request continues as a new one with `Request.begun`, which
-        reads prompt and ids again: the new log-probs are those of the engine's new weights.
+        recomputes prompt and ids: the new log-probs are those of the engine's new weights.
         """
         raise NotImplementedError
 
@@ -221,7 +221,7 @@ class RecordsRouting:
     """Settings of an engine that records the experts of each token (`Completion.routing`) if the model requests it."""
 
     def check_recording(self, model: LanguageModel) -> None:
-        """Raise ModelError for a model whose experts cannot be recorded; by default all can."""
+        """Raise ModelError if a model's experts cannot be recorded; by default all can."""
 
 
 class ReadsImages:
@@ -272,7 +272,7 @@ class ServesCallers:
     def serve(self) -> None:
         """Return completions independently of each other from now on; results may then differ in the last bits between runs.
 
-        Does nothing by default, for engines whose completions are independent anyway.
+        Does nothing by default: completions of such engines are independent.
         """
 
     async def stream(self, request: Request, on_tokens: OnTokens | None) -> Completion:

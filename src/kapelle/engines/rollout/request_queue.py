@@ -105,7 +105,7 @@ class RequestQueue(Generic[Output]):
 
 
 async def wait_for_requests(here: BatchBarrier, arrived: Callable[[], int], patience: float) -> None:
-    """Wait until every coroutine, and every episode whose environment is busy, has sent its request or ended.
+    """Wait until every coroutine and every episode with a busy environment has sent its request or ended.
 
     `arrived` counts the requests so far; `patience` is the longest wait in seconds for busy environments while nothing happens.
     """

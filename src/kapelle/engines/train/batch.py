@@ -84,7 +84,7 @@ class Batch:
     owners: tuple[tuple[str, int, int], ...]
     """(learner, first flat token, token after the last)."""
     source_K: Tensor
-    """Flat token whose hidden state predicts each target."""
+    """Flat token of the hidden state that predicts each target."""
     token_K: Tensor
     """Target token ids; 0 for a critic's target after the last token."""
     temperature_K: Tensor
@@ -128,7 +128,7 @@ class TokenTree:
 def unfold(samples: Sequence[Sample], share: bool) -> list[TokenTree]:
     """Return the trees of tokens to compute for the samples, learner by learner.
 
-    Only tokens up to the last target are kept. A sample whose tokens are the beginning of another's shares its
+    Only tokens up to the last target are kept. A sample that is a prefix of another one shares its
     branch. With `share`, samples of one prompt become branches of one tree.
     """
     trees: list[TokenTree] = []

@@ -7,7 +7,7 @@ each learner and of each sample. Both tests are exact for any number of tokens, 
 short one, and a fault in a few samples is not diluted.
 
 In float32 a gap above the bound is rare, and always examined. Weights that have grown can make one token in a thousand
-depend on sums whose terms nearly cancel; two correct float32 passes then differ there by more than any bound that is useful
+depend on sums of nearly cancelling terms; two correct float32 passes then differ there by more than any bound that is useful
 elsewhere, and both differ from float64 by as much. A fault (other weights, another token, another temperature) leaves the
 trainer close to float64 and the sampler far from it, or changes more than a few tokens.
 
@@ -42,12 +42,12 @@ PARITY = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.1}
 """Default bound on |trainer − sampler| log-prob (nats) by the type of rounding; in half precision few tokens exceed it."""
 
 ROUGH = frozenset([torch.bfloat16, torch.float16])
-"""Compute types whose rounding lifts some tokens above every useful bound."""
+"""Compute types with rounding errors that lift some tokens above every useful bound."""
 
 TAIL = 2e-3
 """Greatest share of tokens that such rounding lifts above the bound; an eighth of it above twice the bound, and so on.
 
-Differences whose largest of a million is 1 nat and whose mean is 0.02 have 0.0003."""
+Differences with a mean of 0.02 nats and a largest of 1 nat in a million tokens have 0.0003."""
 
 MEAN = 1 / 8
 """Greatest mean gap of such rounding, in bounds, with each gap cut at one bound. Measured: 0.05."""
@@ -331,7 +331,7 @@ def _against_float64(sample: Sample, off_T: Tensor, models: LearnerModels) -> tu
 # as on both sides.
 #
 # A second result is how far rounding alone may move a log-prob: the same pass with random rounding errors of the compute
-# type in every weight and every intermediate. A sum whose terms nearly cancel shows up as a large error there.
+# type in every weight and every intermediate. A sum of nearly cancelling terms shows up as a large error there.
 
 DRAWS = 8
 """Number of passes with rounding errors, to estimate their size."""

@@ -4,7 +4,7 @@ On a CPU it is a fixed number that suits its cache, so that runs repeat exactly.
 the larger a pass is, up to its memory.
 
 For its backward pass a block keeps about the inputs and outputs of its linear layers for every token, in the compute type, and the
-residual stream before its two halves, in float32. The backward pass of one block takes about as much again. With gradient
+residual stream before its two halves, in float32. The backward pass of one block takes about the same amount in addition. With gradient
 checkpointing a block keeps only the stream, and one block at a time is recomputed. Experts are excluded: a token
 uses few of them. The remaining share of the memory is for attention masks, logits and optimiser steps;
 if it is too little, the update is repeated in smaller passes.

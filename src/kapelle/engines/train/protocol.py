@@ -5,7 +5,7 @@ return a sum and a weight; the engine divides by the global weight of that learn
 packing and data parallelism give the same step.
 
 An engine is chosen like a rollout engine: `train_engine: {name: torch}` in a recipe names a class of settings, built in,
-`module:Class` or an entry point of `kapelle.train_engines`, whose `build` gets a `TrainSetup` and returns the engine.
+`module:Class` or an entry point of `kapelle.train_engines`, with a `build` that takes a `TrainSetup` and returns the engine.
 The loop, the warm-up, verifiers and checkpoints use an engine only through `TrainEngine`. It declares optional abilities
 by inheriting from `KeepsParts`, `Examines` or `CountsTokens`, like environments (ADR 0068).
 """
@@ -196,12 +196,12 @@ class TrainEngine(Protocol):
         ...
 
     def close(self) -> None:
-        """Release resources besides memory, such as processes; the engine is not used again."""
+        """Release resources besides memory, such as processes; called after the last use."""
         return  # nothing to release by default
 
 
 class KeepsParts:
-    """A train engine whose ranks each keep, save and load their own shards of some tensors.
+    """A train engine that shards some tensors: each rank keeps, saves and loads its own shards.
 
     Its `load_state` also accepts such shards.
     """

@@ -15,7 +15,7 @@ class Sharding(Settings):
     cpu_offload: bool = False
     """Whether shards of bases, gradients and moments are in the host's memory, where the optimiser steps."""
     reshard_after_forward: bool = True
-    """Whether a block's gathered weights are freed after its forward pass and gathered again for the backward pass."""
+    """Whether a block's gathered weights are freed after its forward pass and regathered for the backward pass."""
     tensor_parallel: int = Field(default=1, ge=1)
     """Number of consecutive processes that split each block's products, by torch's `parallelize_module`; the others shard."""
     param_dtype: Literal["float32", "bfloat16", "float16"] = "float32"

@@ -25,7 +25,7 @@ OF_OWN_HEADS = "replicated_with_grad_allreduce"
 
 
 def check_split(name: str, config: Any, layers: Layers, split: int, parts: int = 1) -> None:
-    """Raise ConfigError if `split` processes cannot split a model whose weights are then sharded in `parts`.
+    """Raise ConfigError if a model cannot be split over `split` processes and then sharded in `parts`.
 
     It needs no weights: `config` has the model's settings of `transformers`.
     """
@@ -74,7 +74,7 @@ def split_layers(model: LanguageModel, mesh: DeviceMesh, parts: int) -> None:
 
 
 def weights_of_own_heads(model: LanguageModel) -> list[nn.Parameter]:
-    """Return the weights whose gradients must be summed over the processes that split a model."""
+    """Return the weights that need their gradients summed over the processes that split a model."""
     styles = _styles(model.model.config, dict(model.body.named_modules()))
     paths = [path for path, style in styles.items() if style == OF_OWN_HEADS]
     return [parameter for path in paths for parameter in model.body.get_submodule(path).parameters()]

@@ -38,7 +38,7 @@ QUERY_STEP = 32
 
 
 class Bucket(NamedTuple):
-    """Sequences of about one length whose attention is computed together; B of them."""
+    """A group of B sequences of similar length, with attention computed together."""
 
     query_BL: Tensor
     """Flat place of each query token; padding at the end repeats a place."""
@@ -79,7 +79,7 @@ class AttentionPlan:
     ) -> None:
         """Plan for spans that cover the flat tokens in order; tensors are made on this device.
 
-        `idle_buckets` further buckets compute the first token again, and their outputs are ignored. With them, processes
+        `idle_buckets` further buckets recompute the first token, and their outputs are ignored. With them, processes
         that must take every step of a pass together have equally many buckets.
         """
         self.spans = tuple(spans)

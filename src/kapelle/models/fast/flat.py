@@ -5,8 +5,8 @@ all sequences are concatenated, so that linear layers have no padding and the Lo
 ranges of tokens. Only attention needs sequences: a *plan* defines which tokens attend to which. The weights belong to
 the `transformers` modules, which also compute every model that this file does not support.
 
-The halves of a layer are single steps of autograd, with backward passes of their own. Autograd over a layer's thirty small
-operations stores an intermediate of each and reads and writes every one again. Here a half computes in place, writes and sums
+The halves of a layer are single steps of autograd, with hand-written backward passes. Autograd over a layer's thirty small
+operations stores an intermediate of each, and later reads and writes each one. Here a half computes in place, writes and sums
 products where the result is needed (elementwise.py has the operations between products). It stores only what its backward pass
 cannot recompute cheaply: the outputs of norms and gates, a fifth of an update's memory, are recomputed. Norms and rotation are computed in
 the type of the stream (float32), products in the compute type. The numbers are those of `transformers` (tested).
@@ -37,7 +37,7 @@ from kapelle.models.fast.routed_linear import (
 from kapelle.models.lora_bank import computes_in, order_of
 
 KNOWN = frozenset({"llama", "qwen2", "qwen3", "mistral"})
-"""Values of `config.model_type` whose layers are exactly RMSNorm, rotary attention and SwiGLU."""
+"""Values of `config.model_type` with layers of exactly RMSNorm, rotary attention and SwiGLU."""
 
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]

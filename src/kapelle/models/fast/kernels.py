@@ -2,7 +2,7 @@
 
 This code was written without a GPU. So each kernel of torch and Triton first computes a small problem of the same kind
 on the device, forward and backward, and is used only if its numbers agree with plain operations. Otherwise plain operations are
-used instead, and the log says so once.
+used instead, and one message is logged.
 """
 
 from __future__ import annotations

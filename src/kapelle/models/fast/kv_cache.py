@@ -140,9 +140,9 @@ class CacheShape(NamedTuple):
 
 
 class _Tables:
-    """The index tables of a step, for one shape; filled again for each window.
+    """The index tables of a step, for one shape; refilled for each window.
 
-    A *seat* is a slot for a query at a block and a key head, indexed by pool, block, key head and reader.
+    An *item* is one query at one block and one key head, indexed by pool, block, key head and reader.
     """
 
     def __init__(self, shape: CacheShape, heads: int, empty: Tensor) -> None:
@@ -150,25 +150,25 @@ class _Tables:
         key_heads, size = empty.shape[3], empty.shape[5]
         per_key, places = heads // key_heads, shape.most * BLOCK + shape.tail
         self._shape, self._per_key, self._key_heads = shape, per_key, key_heads
-        self.ends = list(accumulate(blocks * key_heads * seats for blocks, seats in shape.pools))
-        """The seat after each pool's last."""
-        seats = self.ends[-1]
+        self.ends = list(accumulate(blocks * key_heads * readers for blocks, readers in shape.pools))
+        """The index after the last item of each pool."""
+        items = self.ends[-1]
 
         def places_of(*sizes: int) -> Tensor:
             return torch.zeros(sizes, dtype=torch.long, device=empty.device)
 
-        self.query_s = places_of(seats)
-        """The query of each seat."""
+        self.query_s = places_of(items)
+        """The query of each item."""
         self.score_SHM = places_of(shape.slots * heads * shape.most)
         """The scores of each block of a row."""
-        self.weight_sU = places_of(seats * per_key)
-        """The weights of each seat."""
+        self.weight_sU = places_of(items * per_key)
+        """The weights of each item."""
         self.part_SMJ = places_of(shape.slots * shape.most * key_heads)
         """The part of the output of each block of a row; the last part is 0."""
-        self.score_sUB = empty.new_zeros(seats, per_key, BLOCK)
-        """Buffer for the scores of all seats, reused by each layer."""
-        self.part_sUE = empty.new_zeros(seats + 1, per_key, size)
-        """Buffer for the seats' parts of their rows' outputs, and 0."""
+        self.score_sUB = empty.new_zeros(items, per_key, BLOCK)
+        """Buffer for the scores of all items, reused by each layer."""
+        self.part_sUE = empty.new_zeros(items + 1, per_key, size)
+        """Buffer for the items' parts of their rows' outputs, and 0."""
         self.mask_S1W = empty.new_zeros(shape.slots, 1, places)
         """−∞ for places that hold no token of a row."""
         self.place_S1 = places_of(shape.slots, 1)
@@ -225,14 +225,14 @@ class _Tables:
         self.tail_SJ.copy_((torch.arange(shape.slots)[:, None] * key_heads + head_J) * shape.tail)
         self.position_S.copy_(length_S.flatten() - 1)  # a step advances first
 
-    def products(self, seats: Tensor, matrices: Sequence[Tensor], out: Tensor) -> Tensor:
-        """Fill `out` `_sUY` with the product of the seats `_sUX` of each block with its matrix, and return it."""
+    def products(self, items: Tensor, matrices: Sequence[Tensor], out: Tensor) -> Tensor:
+        """Fill `out` `_sUY` with the product of the items `_sUX` of each block with its matrix, and return it."""
         first, ends = (
             0,
             [end for end, before in zip(self.ends, (0, *self.ends), strict=False) if end > before],
         )
         for end, matrix in zip(ends, matrices, strict=True):
-            rows, into = (x[first:end].view(matrix.shape[0], -1, x.shape[2]) for x in (seats, out))
+            rows, into = (x[first:end].view(matrix.shape[0], -1, x.shape[2]) for x in (items, out))
             torch.bmm(rows, matrix, out=into)
             first = end
         return out
@@ -574,7 +574,7 @@ class StoredRows:
 
 
 class PromptBlock:
-    """Keys and values `(L, 2, Q, J, P, E)` of prompts, each right-aligned in a row of its own."""
+    """Keys and values `(L, 2, Q, J, P, E)` of prompts, each right-aligned in its own row."""
 
     def __init__(
         self, flat: FlatModel, lengths: Sequence[int], device: torch.device, dtype: torch.dtype
@@ -645,7 +645,7 @@ class PromptBlock:
         return attend
 
     def blocks(self, prompts: Sequence[int], counts: Sequence[int]) -> Tensor:
-        """Return the first blocks `(L, 2, n, J, B, E)` of prompts, as many of each as `counts` says.
+        """Return the first blocks `(L, 2, n, J, B, E)` of prompts, `counts[k]` of prompt k.
 
         Places of a block after a prompt's last token hold some token of it.
         """

@@ -1,4 +1,4 @@
-"""Linear layers whose rows use different adapters, with hand-written forward and backward passes.
+"""Linear layers with different adapters for the rows, with hand-written forward and backward passes.
 
 A *work order* (`Linear`) lists the tensors of a layer and the rows of each adapter; `forward_linear` and
 `backward_linear` execute it on plain tensors, inside the autograd functions of flat.py and lora_bank.py. Writing
@@ -8,7 +8,7 @@ Adapters are LoRA as in 2106.09685, y = Wx + (alpha / rank) · B·A·x. Rows use
 crosses from one adapter to another.
 
 Several adapters are one grouped product if there is a kernel for it, torch's `grouped_mm` or our own in Triton; else each has
-its own products, whose launches leave a GPU mostly idle. A grouped product computes all groups of rows in one kernel, forward,
+its own products, and their launches leave a GPU mostly idle. A grouped product computes all groups of rows in one kernel, forward,
 backward and for the gradient of each group's weight. If all groups have equally many rows, as in decoding, it is a batched
 product: grouped products suit many rows, and took 4.7 of the 9.3 ms of a step of 64 rows on an H100. The factors are stacked; smaller ranks are padded
 with zeros, which changes no number. Rows without an adapter are a group with zero factors, because rows outside all

@@ -1,6 +1,6 @@
-"""What travels between processes: the protocol of remote episode states (`worlds.py`), exact JSON, and the reward server's contract over gRPC.
+"""Messages between processes: the protocol of remote episode states (`worlds.py`), exact JSON, and the reward server's contract over gRPC.
 
-`python tools/generate_wire.py` writes the files `*_pb2*`. Edit `proto/kapelle/runtime/wire` instead, and run it again;
+`python tools/generate_wire.py` writes the files `*_pb2*`. Edit `proto/kapelle/runtime/wire` instead, and rerun it;
 `tests/repository/test_wire.py` compares. Formatter, linter, type checker and the counts of `tests/repository` leave them out.
 """
 

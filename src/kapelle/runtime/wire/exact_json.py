@@ -1,6 +1,6 @@
 """Exact JSON: decoding returns the encoded value with its type.
 
-Plain JSON stays as it is. A value that JSON lacks becomes an object whose only key is a tag:
+Plain JSON stays as it is. A value that JSON lacks becomes an object with a tag as its only key:
 
     {"$tuple": [1, 2]}        a tuple
     {"$float": "nan"}         nan, inf or -inf

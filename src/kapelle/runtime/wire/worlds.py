@@ -1,4 +1,4 @@
-"""The protocol by which one process runs episodes whose environment lives in another; `docs/environment_server.md` explains it.
+"""The protocol to run episodes with an environment in another process; `docs/environment_server.md` explains it.
 
 A *session* is the state of one episode, from its reset to its close. The caller sends requests, each with an `id`. A request
 about a session carries `session`, a number that the caller chooses. The other process answers each request once, in any order.
@@ -126,7 +126,7 @@ class Description:
     constant_sum: bool
     """Whether the rewards of all agents have a constant sum."""
     alive: Sequence[str]
-    """External programs it calls, whose answers may differ the next time."""
+    """External programs that it calls; their answers may differ the next time."""
     members: Mapping[str, Description]
     """The parts of a mixture."""
 

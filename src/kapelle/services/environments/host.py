@@ -201,7 +201,7 @@ class EnvironmentRequest(Body):
 
 
 class Check(EnvironmentRequest):
-    """Check whether agents of these names can play."""
+    """Check whether the environment supports agents of these names."""
 
     agents: Agents
 
@@ -327,7 +327,7 @@ class EnvironmentHost:
     def __init__(
         self, registry: EnvironmentRegistry, loop: LoopThread, limits: SessionLimits, *, guarded: bool
     ) -> None:
-        """`guarded` says whether the server requires a token."""
+        """`guarded`: whether the server requires a token."""
         self.registry, self.limits, self._loop, self._guarded = registry, limits, loop, guarded
         self.connections: set[OpenSessions] = set()
         """The sessions of each caller."""

@@ -66,7 +66,7 @@ SCHEMA: Json = {
 
 
 class Invalid(Exception):
-    """An invalid message; the text says why."""
+    """An invalid message; the text is the reason."""
 
 
 class OpenEnvEpisode:

@@ -88,8 +88,8 @@ class Connection:
                 raise shutting_down()
             value = await self._host.answer(str(request.pop("call", None)), request, self._sessions)
             return to_text({"id": number, "value": value}, LARGEST)
-        except RequestError as refusal:
-            return _refused(number, refusal)
+        except RequestError as error:
+            return _error_text(number, error)
         except Raised as raised:
             return to_text({"id": number, "error": raised.form}, LARGEST)
         except EpisodeError as error:  # the answer has no form in JSON or is too long
@@ -98,10 +98,10 @@ class Connection:
             task = asyncio.current_task()
             if task is None or task.cancelling():  # the connection has ended
                 raise
-            return _refused(number, RequestError(404, "The session was closed meanwhile."))
+            return _error_text(number, RequestError(404, "The session was closed meanwhile."))
         except Exception as error:
             log_failure("A request about an environment failed.", error)
-            return _refused(number, RequestError(500, "The service failed; its log says why."))
+            return _error_text(number, RequestError(500, "The service failed; its log says why."))
 
 
 def _read(text: str) -> dict[str, Any]:
@@ -115,8 +115,8 @@ def _read(text: str) -> dict[str, Any]:
     return dict(request)
 
 
-def _refused(number: int | None, refusal: RequestError) -> str:
-    return to_text({"id": number, "refused": [refusal.status, refusal.message]}, LARGEST)
+def _error_text(number: int | None, error: RequestError) -> str:
+    return to_text({"id": number, "refused": [error.status, error.message]}, LARGEST)
 
 
 # -------- The server

@@ -261,7 +261,7 @@ class TextStream:
         self._held = max((len(stop) - 1 for stop in stops), default=0)
         self._ids: list[int] = []
         self._from = self._read = 0
-        """The window of tokens that is decoded again: earlier tokens do not change the text of later ones."""
+        """The window of tokens to decode: earlier tokens do not change the text of later ones."""
         self._text = ""
         self.sent = ""
         """The text that was returned so far."""
@@ -460,7 +460,7 @@ _ENDS: Mapping[Form, tuple[str, ...] | None] = {
 
 
 def ends_of_one_call(request: ChatRequest, form: Form) -> tuple[str, ...]:
-    """Return what ends an answer with one call at most; RequestError (400) for forms whose calls have no end of their own."""
+    """Return what ends an answer with one call at most; RequestError (400) for forms that do not mark the end of a call."""
     if request.parallel_tool_calls or not request.calls_tools:
         return ()
     ends = _ENDS.get(form)

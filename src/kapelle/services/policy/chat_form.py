@@ -62,7 +62,7 @@ class Function(Body):
     def read(self) -> ReadCall | UnreadCall:
         """The call; an `UnreadCall` if the arguments are not a JSON object. No arguments are an empty object."""
         try:
-            # The parser bounds the depth, so that the value can be written again.
+            # The parser bounds the depth, so that the value can be serialised.
             arguments = from_json(self.arguments) if self.arguments.strip() else {}
         except ValueError:
             return UnreadCall(self.name, self.arguments)
@@ -147,7 +147,7 @@ class JsonFormat(Body):
 
 
 class JsonSchema(Body):
-    """A schema, and what clients say about it."""
+    """A schema, with the client's name and description of it."""
 
     schema_: dict[str, Any] = Field(alias="schema")
     name: str | None = None
@@ -541,7 +541,7 @@ class ChatForm:
                     deltas.append({"content": each.words})
                 if not deltas and isinstance(each, Piece) and (each.extra or rows is not None):
                     deltas.append({"content": ""})
-                # Each call has a chunk of its own, as some clients read only the first one of a chunk.
+                # Each call has its own chunk, because some clients read only the first call of a chunk.
                 deltas += ({"tool_calls": [{"index": n, **call}]} for n, call in enumerate(calls))
                 for delta in deltas:
                     yield head.chunk(k, delta, rows, extra=each.extra if isinstance(each, Piece) else None)

@@ -118,8 +118,8 @@ class CompletionForm:
                 chat = read_chat(agents, model, agent, request)
                 chat = await chat.prompted(partial(renderer.plain, prompt))
                 begun.append((chat, agents.answers(chat.prompt, listening=self.given.stream)))
-        except RequestError as refusal:
-            raise _renamed(refusal) from None
+        except RequestError as error:
+            raise _renamed(error) from None
         return begun
 
     async def whole(self, begun: Sequence[_Begun]) -> Json:
@@ -190,6 +190,6 @@ class CompletionForm:
         return row
 
 
-def _renamed(refusal: RequestError) -> RequestError:
-    name = {"messages": "prompt", "top_logprobs": "logprobs"}.get(refusal.parameter or "", refusal.parameter)
-    return RequestError(refusal.status, refusal.message, name, refusal.code)
+def _renamed(error: RequestError) -> RequestError:
+    name = {"messages": "prompt", "top_logprobs": "logprobs"}.get(error.parameter or "", error.parameter)
+    return RequestError(error.status, error.message, name, error.code)

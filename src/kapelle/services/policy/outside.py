@@ -268,7 +268,7 @@ class OutsideDesk(Recorder):
 class Presence:
     """The open connections of programs with an episode; used in the server's event loop.
 
-    When a program ends, its connections close. A program that continues without a connection has to call again in time.
+    When a program ends, its connections close. A program that continues without a connection must call before the deadline.
     """
 
     def __init__(self, dead: Callable[[str, float], None], seconds: float) -> None:
@@ -317,7 +317,7 @@ class Presence:
         self._wait(name)
 
     def forget(self, over: Callable[[str], bool]) -> None:
-        """Stop watching the sessions whose names are `over`."""
+        """Stop watching the sessions named in `over`."""
         for name in [name for name in self._open if over(name)]:
             self._stop(name)
             self._fetched.pop(name, None)

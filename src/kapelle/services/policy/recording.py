@@ -44,7 +44,7 @@ from kapelle.types import Episode, Json, Message, Task, Turn
 # An agent reads its earlier answers as the exact tokens that it sampled, so a call must be matched with the conversation that it
 # continues. Callers name their session by a header or in the address. Without a name the conversation itself is matched: the call
 # continues the longest known beginning that ends with an answer of this server. A conversation that matches none (because the
-# program edited or compacted its history) starts again, and is counted.
+# program edited or compacted its history) starts from an empty record, and is counted.
 
 MOST_TURNS = 4096
 """Most turns of one session."""
@@ -70,13 +70,13 @@ class ChatSession:
     named: bool
     """Whether the caller named it; other sessions are matched by their conversations."""
     task: str | None = None
-    """The task that the caller names; None for a task of its own."""
+    """The task that the caller names; None for the program's own task."""
     turns: list[Turn] = field(default_factory=list)
     nodes: dict[tuple[str, bytes], list[ReadPrefix]] = field(default_factory=dict)
     """(agent, digest of a conversation up to an answer) → its answers."""
     counts: Counter[str] = field(default_factory=Counter)
-    """`branches`: calls that continue an answer which another call continues too. `restarts`: conversations that start again
-    although the agent has taken a turn."""
+    """`branches`: calls that continue an answer which another call continues too. `restarts`: conversations without a
+    known beginning although the agent has taken a turn."""
     under_way: int = 0
     """Answers in progress."""
     called: float = 0.0
@@ -179,7 +179,7 @@ class Sessions:
             raise
 
     def forget(self, over: Callable[[str], bool]) -> None:
-        """Drop the sessions whose names are `over`."""
+        """Drop the sessions named in `over`."""
         for name in [name for name in self._open if over(name)]:
             del self._open[name]
 

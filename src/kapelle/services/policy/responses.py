@@ -39,7 +39,7 @@ class StoredResponse:
     session: str | None
     """Its session; None without recording, for calls that named none."""
     items: Sequence[Json]
-    """The input of its own call."""
+    """The input of this call alone."""
     messages: Sequence[ChatMessage]
     """The whole conversation with the answer, without instructions."""
     size: int

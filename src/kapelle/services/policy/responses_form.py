@@ -238,8 +238,8 @@ def as_chat(
     }
     try:
         read = read_request(chat)
-    except RequestError as refusal:
-        raise renamed(refusal) from None
+    except RequestError as error:
+        raise renamed(error) from None
     return read.model_copy(update={"messages": messages}), conversation
 
 

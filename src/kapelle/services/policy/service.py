@@ -212,8 +212,8 @@ class PolicyService:
         form = ResponseForm(call, self._kept)
         try:
             return await self._answer(form.call, form, named=True)
-        except RequestError as refusal:
-            raise renamed(refusal) from None
+        except RequestError as error:
+            raise renamed(error) from None
 
     async def complete(self, call: Call) -> Response:
         """Return how an agent continues a plain prompt."""

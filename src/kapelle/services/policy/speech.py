@@ -110,7 +110,7 @@ _UNMARKED: Mapping[Form, re.Pattern[str]] = {"llama": _BEGINS_AS_JSON, "pythonic
 
 
 def thought_marks(form: Form) -> Sequence[tuple[str, str]]:
-    """Return the pairs of marks around the thoughts of a model whose calls have this form."""
+    """Return the pairs of marks around a model's thoughts, for this form of its calls."""
     return EVERY_PAIR if form == "mistral" else (THOUGHTS,)
 
 

@@ -46,9 +46,9 @@ class ServedEnvironment(Answerable):
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> EpisodeState:
         """Start the episode of the question."""
-        world = _ServedState(task, agents, self.answers)
+        state = _ServedState(task, agents, self.answers)
         own = self.environment
-        return own.around(world, agents) if isinstance(own, OffersTools) and own.tools else world
+        return own.around(state, agents) if isinstance(own, OffersTools) and own.tools else state
 
     def extract(self, text: str) -> str | None:
         """Return the final answer of a text, as the run's environment extracts it."""

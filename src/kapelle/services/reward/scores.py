@@ -35,10 +35,10 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What an answer is worth, or why it cannot be scored."""
+    """The score of an answer, or the reason why it has none."""
 
     value: float | None
-    """In [0, 1]: σ(logit), for a verifier the probability that the answer is right, calibrated where its run did. None for one that is
+    """In [0, 1]: σ(logit), for a verifier the probability that the answer is correct, calibrated where its run did. None for one that is
     ungraded."""
     logit: float | None = None
     """None for one that is ungraded."""
@@ -47,7 +47,7 @@ class Score:
 
     @property
     def status(self) -> Literal["scored", "ungraded"]:
-        """`ungraded` says nothing about the answer, and must never be used as a reward."""
+        """An `ungraded` answer has no score. Exclude it; never use it as a reward."""
         return "ungraded" if self.value is None else "scored"
 
     def row(self) -> dict[str, Json]:
@@ -93,13 +93,13 @@ class Scorer:
     """What scores answers, called by one thread."""
 
     about: Mapping[str, Json]
-    """What callers are told of the model: its `name`, a hash of its `weights`, and further facts."""
+    """The model's description for callers: its `name`, a hash of its `weights`, and further facts."""
     score: Callable[[Sequence[Answered]], Sequence[Score]]
     """Returns a score for each answer; one that does not fit the model's context is ungraded."""
 
 
 def open_reward_model(folder: Path, name: str | None = None) -> Scorer:
-    """Load a reward model of transformers, whose one label's logit scores; ModelError names what is wrong with the folder.
+    """Load a reward model of transformers; its score is the logit of its only label. Raises ModelError for an unusable folder.
 
     It is called by the folder's name unless another `name` is given.
     """

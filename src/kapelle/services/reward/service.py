@@ -207,8 +207,8 @@ class RewardService(methods.RewardServicer, GrpcService):
             )
         answers = []
         for item in request.items:
-            said = tuple(Message(each.role, each.content) for each in item.messages)
-            answers.append(Answered(said or (Message("user", item.question or ""),), item.answer))
+            messages = tuple(Message(each.role, each.content) for each in item.messages)
+            answers.append(Answered(messages or (Message("user", item.question or ""),), item.answer))
         try:
             scores = await self.batches.scored(answers, self._seconds)
         except Full as full:
@@ -233,13 +233,13 @@ class RewardService(methods.RewardServicer, GrpcService):
             )
         answers: list[Answered] = []
         for k, item in enumerate(request.items):
-            said = tuple(Message(each.role, each.content) for each in item.messages)
-            if item.HasField("question") == bool(said):
+            messages = tuple(Message(each.role, each.content) for each in item.messages)
+            if item.HasField("question") == bool(messages):
                 raise CallRejected("INVALID_ARGUMENT", f"`items[{k}]`: give either `question` or `messages`.")
-            if not all(each.role in ROLES for each in said):
+            if not all(each.role in ROLES for each in messages):
                 why = f"the role of a message is one of {', '.join(ROLES)}."
                 raise CallRejected("INVALID_ARGUMENT", f"`items[{k}]`: {why}")
-            answers.append(Answered(said or (Message("user", item.question),), item.answer))
+            answers.append(Answered(messages or (Message("user", item.question),), item.answer))
         try:
             scores = await self.batches.scored(answers, self._seconds)
         except Full as full:
@@ -271,7 +271,7 @@ class RewardLimits:
     """What a reward server takes on."""
 
     answers: int = 8192
-    """Answers held at once, waiting and in progress; callers with more are told to retry (429)."""
+    """Answers held at once, waiting and in progress; further calls get status 429."""
     batch: int = 64
     """Answers that are scored together."""
     seconds: float = 600.0

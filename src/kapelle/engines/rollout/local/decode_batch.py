@@ -81,7 +81,7 @@ class Decoder:
         self._rows: Rows
         self._flying: list[_FlyingRow]
         self._preempted: list[_FlyingRow]
-        """Preempted rows, oldest first; they join again when there is room."""
+        """Preempted rows, oldest first; they rejoin when there is room."""
         self._most_bytes, self._measures = kv_bytes, kv_bytes is None
         self._most_rows: int | None = None
         """Number of rows for which memory was too small; None until it has run out."""
@@ -112,7 +112,7 @@ class Decoder:
 
     @property
     def kept_places(self) -> int:
-        """Token places of finished rows whose KV cache is kept."""
+        """Number of token places in the kept KV cache of finished rows."""
         return self._prefixes.places
 
     @property
@@ -267,7 +267,7 @@ class Decoder:
         return staying_R
 
     def _resume(self) -> None:
-        """Let preempted rows join again, as many as fit in memory."""
+        """Return preempted rows to the batch, as many as fit in memory."""
         if self._preempted and self.open:
             rows = self._preempted[: self.room([row.job for row in self._preempted])]
             if rows:
@@ -433,16 +433,16 @@ class Decoder:
         """Yield these rows with their tokens and log-probs."""
         if rows:
             index_R = torch.tensor(rows, device=self._model.device)
-            said = zip(self._tokens_RT[index_R].tolist(), self._logps_RT[index_R].tolist(), strict=True)
-            for number, (ids, logprobs) in zip(rows, said, strict=True):
+            generated = zip(self._tokens_RT[index_R].tolist(), self._logps_RT[index_R].tolist(), strict=True)
+            for number, (ids, logprobs) in zip(rows, generated, strict=True):
                 row = self._flying[number]
                 count = self._steps - row.joined if row.length is None else row.length
                 own = slice(row.job.begun, row.job.begun + count)
-                said_ids, said_logprobs = [*row.ids, *ids[own]], [*row.logprobs, *logprobs[own]]
+                ids_of_row, logprobs_of_row = [*row.ids, *ids[own]], [*row.logprobs, *logprobs[own]]
                 if row.ending:
-                    said_ids += row.ending
-                    said_logprobs += [0.0] * len(row.ending)
-                yield row, said_ids, said_logprobs
+                    ids_of_row += row.ending
+                    logprobs_of_row += [0.0] * len(row.ending)
+                yield row, ids_of_row, logprobs_of_row
 
     def _unfinished(self) -> list[int]:
         return [number for number, row in enumerate(self._flying) if row.length is None]
@@ -552,7 +552,7 @@ class _FlyingRow:
         return None if constraint is None else self.model.masks.begin(constraint, begun)
 
     def preempt(self, ids: list[int], logprobs: list[float]) -> None:
-        """Continue after these tokens, all that it has generated, when it joins again."""
+        """Preempt the row: when it rejoins, it continues after these tokens, all that it has generated."""
         self.ids, self.logprobs = ids, logprobs
         first = self.first
         self.job = job = first._replace(prompt=(*first.prompt, *ids), begun=first.begun + len(ids))

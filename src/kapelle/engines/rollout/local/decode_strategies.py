@@ -2,11 +2,11 @@
 
 `flat`    kapelle's own pass for the architecture (models/fast), with its own KV cache: `FlatRows`
 `cache`   the model's own forward pass and KV cache, prompts padded on the left: `PaddedRows`
-`reread`  every token reads its whole text again, by the pass of training: `RereadRows`
+`reread`  every token recomputes its whole text with the pass of training: `RereadRows`
 
 `cache` is used if it reproduces the logits of whole texts in a test: prompts of different lengths are read
-together, some tokens follow, a row leaves. State-space models, whose state includes padding, and caches that cannot
-drop a row fail this test.
+together, some tokens follow, a row leaves. State-space models fail this test because their state
+includes padding. So do caches that cannot drop a row.
 
 Shapes: R rows, Q distinct prompts (per adapter), P prompt positions, N flat tokens, D hidden size, V vocabulary.
 """
@@ -171,7 +171,7 @@ class FlatRows(Rows):
         """The slots as a tensor if steps are recorded; None if rows are slots."""
         self._token_S: dict[int, Tensor] = {}
         """By the number of slots, the tensor from which recorded steps read their tokens."""
-        self._seated = True
+        self._assigned = True
         """Whether all rows have their slots."""
         self._route: Route = []
 
@@ -215,7 +215,7 @@ class FlatRows(Rows):
         self._cache.join(block, prompt_R)
         self._slots += range(self._cache.slots - len(texts), self._cache.slots)
         self._texts += texts
-        self._seated = False
+        self._assigned = False
         return logits_QV[torch.tensor(prompt_R, device=device)]
 
     def _read(
@@ -241,7 +241,7 @@ class FlatRows(Rows):
 
     def read(self, token_R: Tensor) -> Tensor:
         """Read one more token of each row and return logits `_RV` of the next token, valid until the next call."""
-        if not self._seated:
+        if not self._assigned:
             self._assign_slots()
         self._cache.open()  # outside of the recorded step
         if self._slot_R is None:
@@ -302,13 +302,13 @@ class FlatRows(Rows):
         If steps are recorded, each adapter has a number of slots that seldom changes, some of them idle. So a
         recording still fits when rows join and leave.
         """
-        self._seated = True
+        self._assigned = True
         if not self._steady:
             self._cache.arrange(self._slots)
             self._slots = list(range(len(self)))
             self._route = route_of([adapter for adapter, _ in self._texts])
             return
-        seats: list[int | None] = []
+        row_of_slot: list[int | None] = []
         slots: list[int] = []
         self._route = []
         rows = iter(self._slots)
@@ -316,11 +316,11 @@ class FlatRows(Rows):
             count, room = len(list(texts)), self._room.get(adapter, 0)
             if not count <= room <= ROOMY * count:
                 room = self._room[adapter] = max(LEAST_SLOTS, 1 << (count - 1).bit_length())
-            first = len(seats)
+            first = len(row_of_slot)
             slots += range(first, first + count)
-            seats += [next(rows) for _ in range(count)] + [None] * (room - count)
+            row_of_slot += [next(rows) for _ in range(count)] + [None] * (room - count)
             self._route.append((adapter, first, first + room))
-        self._cache.arrange(seats)
+        self._cache.arrange(row_of_slot)
         self._slots, self._slot_R = slots, torch.tensor(slots, device=self._model.device)
 
 
@@ -429,7 +429,7 @@ class PaddedRows(Rows):
         return self._forward({"input_ids": token_R[:, None]}, self._place(1, self._mask_RP.shape[1]))
 
     def arrange(self, rows: Sequence[int]) -> None:
-        """Keep these rows and drop the others, whose cache cannot be continued."""
+        """Keep these rows; drop the others and their cache."""
         self._adapters = [self._adapters[row] for row in rows]
         self._left = [self._left[row] for row in rows]
         kept_R = torch.tensor(rows, dtype=torch.long, device=self._pad_R.device)
@@ -460,7 +460,7 @@ REREAD_TOKENS = 1 << 14
 
 
 class RereadRows(Rows):
-    """Rows without a KV cache: every step reads all texts again.
+    """Rows without a KV cache: every step recomputes all texts.
 
     The slowest strategy, correct for every model: it is used if a model's own cache gives other logits than whole texts.
     """

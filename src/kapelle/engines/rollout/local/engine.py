@@ -2,7 +2,7 @@
 
 Coroutines submit requests and wait. When none of them can continue without a completion, all submitted requests join
 the rows in flight, each row with its own adapter. Finished rows leave and return while the others
-continue, so that the next turns of their agents join too. The engine waits for episodes whose environments are busy
+continue, so that the next turns of their agents join too. The engine waits for episodes with busy environments
 (`runtime/batch_barrier.py`), and requests that join together are sorted by a fixed order, not by arrival: so a run repeats.
 """
 
@@ -74,8 +74,8 @@ class _LoadedPolicy:
 def has_memory_of_its_own(device: torch.device) -> bool:
     """Return whether a device has its own, smaller memory, which sampling frees before an update.
 
-    True for CUDA, where KV caches and copies of weights take memory from activations. False for a CPU, whose memory
-    is large and where recomputing them takes time.
+    True for CUDA, where KV caches and copies of weights take memory from activations. False for a CPU: its memory
+    is large, and recomputing them takes time.
     """
     return device.type == "cuda"
 
@@ -142,21 +142,21 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes, Has
         `releases` decides on which devices `release_caches` also frees copies of weights. `recorder_on` returns the recorder of steps
         on a device. `patience` is the longest wait in seconds for busy episodes.
         """
-        played = [policy for policy in policies if policy.endpoint is None]
+        local = [policy for policy in policies if policy.endpoint is None]
         for model in models.values():
             check_recording(model)
         queues = {
             id(model): _ModelQueue(
                 model,
                 Decoder(
-                    model, sum(models[p.base] is model for p in played), kept_tokens, recorder_on, kv_bytes
+                    model, sum(models[p.base] is model for p in local), kept_tokens, recorder_on, kv_bytes
                 ),
             )
             for model in models.values()
         }
         self._queues = list(queues.values())
         self._loaded = {
-            p.name: _LoadedPolicy(queues[id(models[p.base])], p.name if p.lora else None) for p in played
+            p.name: _LoadedPolicy(queues[id(models[p.base])], p.name if p.lora else None) for p in local
         }
         for name, loaded in self._loaded.items():
             loaded.hash = weights_hash(self._weights(name))
@@ -278,7 +278,7 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes, Has
         loaded.hash = weights_hash(own)
 
     def release_caches(self) -> None:
-        """Free the kept KV cache, and copies of weights on devices whose memory the update needs.
+        """Free the kept KV cache, and copies of weights on devices where the update needs the memory.
 
         The loop calls this when all episodes have ended, so nothing is freed between the turns of a rollout. The kept KV
         cache of a trained adapter is dropped with its next weights anyway. That of frozen policies would grow with every step,

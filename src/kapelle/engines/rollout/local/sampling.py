@@ -228,7 +228,7 @@ def last_of_nucleus_by_bisection(logp_RV: Tensor, top_p_R1: Tensor) -> Last:
 
 
 def _without(logp_RV: Tensor, least_R1: Tensor, ties_R1: Tensor, tied_R1: Tensor) -> Tensor:
-    """Return log-probs without the tokens after the cut, normalised again; `logp_RV` is overwritten."""
+    """Remove the tokens after the cut and renormalise the log-probs; overwrites `logp_RV`."""
     out_RV = logp_RV < least_R1
     # Ranking equal tokens needs a count along the whole vocabulary, on a CPU only in the rows that need it.
     rows = tied_R1.flatten().nonzero().flatten() if logp_RV.device.type == "cpu" else slice(None)
@@ -244,7 +244,7 @@ FAINT = -80.0
 def _shares(below_RV: Tensor, cut: bool) -> Tensor:
     """Return every token's weight relative to the top, in place; `cut` if some are −∞.
 
-    A CPU's exponential is three to four times as slow at −∞ and on underflow, so such logits are replaced by `FAINT`, whose weight is 0.
+    A CPU's exponential is three to four times as slow at −∞ and on underflow, so such logits are replaced by `FAINT`, with weight 0.
     """
     if not cut or below_RV.device.type != "cpu":
         return below_RV.exp_()

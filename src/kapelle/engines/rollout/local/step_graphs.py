@@ -27,7 +27,7 @@ MOST = 64
 
 
 class GraphRecorder:
-    """Records a step so that it can be run again."""
+    """Records a step for replay."""
 
     def warm(self, step: Callable[[], Tensor]) -> Tensor:
         """Run a step without recording, so that the next one of its kind can be recorded."""

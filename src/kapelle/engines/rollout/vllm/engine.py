@@ -87,8 +87,8 @@ class VllmEngine(HasNotes):
         self._files = WeightFiles(folder)
         self._rows = count()
         self._pump: asyncio.Task[None] | None = None
-        played = [policy for policy in policies if policy.endpoint is None]
-        self._policies = {policy.name: self._files.begin(policy, models[policy.base]) for policy in played}
+        local = [policy for policy in policies if policy.endpoint is None]
+        self._policies = {policy.name: self._files.begin(policy, models[policy.base]) for policy in local}
         self._queues: dict[int, _Queue] = {}
         # Clean up even without `close`: a server and gigabytes of files would remain.
         self._end = weakref.finalize(self, _release, self._queues, self._files)
@@ -354,7 +354,7 @@ def _release(queues: Mapping[int, _Queue], files: WeightFiles) -> None:
 
 
 def _fail(queue: _Queue, error: Exception) -> None:
-    """Fail a queue's requests with an error, and close its sampler, whose state is unknown."""
+    """Fail a queue's requests with an error, and close its sampler because its state is unknown."""
     queue.enqueue_arrived()
     failed = [*queue.in_flight.values(), *queue.waiting]
     queue.in_flight, queue.waiting = {}, []

@@ -252,19 +252,19 @@ class InProcess(VllmModel):
         if self._asleep:
             self._wake(self._asleep)
             self._engine.reset_prefix_cache()
-        asked = row.sampling
-        form = asked.constraint and StructuredOutputsParams(grammar=lark_of(asked.constraint))
+        sampling = row.sampling
+        form = sampling.constraint and StructuredOutputsParams(grammar=lark_of(sampling.constraint))
         params = SamplingParams(
-            max_tokens=asked.max_tokens,
-            temperature=asked.temperature,
-            top_p=asked.top_p,
-            top_k=asked.top_k,
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
             seed=row.seed,
-            stop=list(asked.stop),
+            stop=list(sampling.stop),
             stop_token_ids=self._ends,
             ignore_eos=True,  # the end tokens above apply to every model
             logprobs=0,
-            detokenize=bool(asked.stop),
+            detokenize=bool(sampling.stop),
             structured_outputs=form,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )

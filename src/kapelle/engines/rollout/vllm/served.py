@@ -150,7 +150,7 @@ class ServedModel(VllmModel):
             self._call(self._dialect.load, {"lora_name": adapter.name, "lora_path": str(adapter.folder)})
             self._loaded[adapter.number] = adapter
         body = self._dialect.ask(row, self._base, self._about)
-        self._open[row.id] = asyncio.run_coroutine_threadsafe(self._ask(row.id, body), self._loop)
+        self._open[row.id] = asyncio.run_coroutine_threadsafe(self._complete(row.id, body), self._loop)
 
     def step(self) -> Sequence[FinishedRow]:
         """Wait for the first finished rows and return them."""
@@ -162,7 +162,7 @@ class ServedModel(VllmModel):
             del self._open[row.id]
         return found
 
-    async def _ask(self, row: str, body: Json) -> None:
+    async def _complete(self, row: str, body: Json) -> None:
         try:
             status, answer = await post(
                 f"{self._url}{self._dialect.complete}", body, bearer(KEY_ENV, self._url), ANSWER_SECONDS
@@ -268,10 +268,10 @@ class ServedModel(VllmModel):
 
     def _get(self, path: str) -> tuple[int, bytes]:
         """Return the reply of a path; another kind of server may reply anything."""
-        asked = exchange(
+        query = exchange(
             "GET", f"{self._url}/{path.lstrip('/')}", None, bearer(KEY_ENV, self._url), QUERY_SECONDS
         )
-        answer = asyncio.run_coroutine_threadsafe(asked, self._loop).result(QUERY_SECONDS + 10)
+        answer = asyncio.run_coroutine_threadsafe(query, self._loop).result(QUERY_SECONDS + 10)
         return answer.status, answer.body
 
 
@@ -315,20 +315,20 @@ class Dialect(NamedTuple):
 
 
 def _query_vllm(row: Row, base: str, about: BaseModel) -> Json:
-    asked = row.sampling
+    sampling = row.sampling
     form: Json = {}
-    if asked.constraint is not None:
-        form = {"structured_outputs": {"grammar": lark_of(asked.constraint)}}
+    if sampling.constraint is not None:
+        form = {"structured_outputs": {"grammar": lark_of(sampling.constraint)}}
     return {
         **form,
         "model": base if row.adapter is None else row.adapter.name,
         "prompt": list(row.prompt),
-        "max_tokens": asked.max_tokens,
-        "temperature": asked.temperature,
-        "top_p": asked.top_p,
-        "top_k": asked.top_k,
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
         "seed": row.seed,
-        "stop": list(asked.stop),
+        "stop": list(sampling.stop),
         "stop_token_ids": list(about.ends),
         "ignore_eos": True,
         "logprobs": 0,
@@ -342,23 +342,23 @@ def _parts_of_vllm(found: Any) -> tuple[Any, Any, Any]:
 
 
 def _query_sglang(row: Row, _base: str, about: BaseModel) -> Json:
-    asked = row.sampling
-    if asked.constraint is not None:
+    sampling = row.sampling
+    if sampling.constraint is not None:
         raise ValueError(
             "SGLang's own masks may differ from those of training. Remove the constraint, or sample with vLLM or without "
             "`engine`."
         )
-    if asked.top_p < 1 or asked.top_k > 0:
+    if sampling.top_p < 1 or sampling.top_k > 0:
         raise ValueError(
             "SGLang returns log-probs of the distribution before top-k and top-p. Set `top_p: 1` and `top_k: 0`."
         )
     return {
         "input_ids": list(row.prompt),
         "sampling_params": {
-            "max_new_tokens": asked.max_tokens,
-            "temperature": asked.temperature,
+            "max_new_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
             "sampling_seed": row.seed,
-            "stop": list(asked.stop),
+            "stop": list(sampling.stop),
             "stop_token_ids": list(about.ends),  # ignored with `ignore_eos`
             "no_stop_trim": True,
         },

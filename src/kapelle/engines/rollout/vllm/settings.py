@@ -179,7 +179,7 @@ class Vllm(Settings, ChecksItself, HoldsToConstraints):
         )
 
 
-MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of its own is made in it
+MEMORY = Path("/dev/shm")  # noqa: S108 - a new private folder is created in it
 """Linux's file system in memory."""
 
 

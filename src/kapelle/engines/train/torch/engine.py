@@ -237,24 +237,24 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
                 for name, learner in self.learners.items()
             }
             for number, chosen in enumerate(minibatches(samples, objective.minibatches, seeds)):
-                fresh = objective.parity and not dropout and epoch == number == 0
-                self._step([samples[k] for k in chosen], objective, totals, fresh)
+                compared = objective.parity and not dropout and epoch == number == 0
+                self._step([samples[k] for k in chosen], objective, totals, compared)
         return means(totals)
 
     def _step(
-        self, samples: Sequence[Sample], objective: Objective, totals: dict[str, list[float]], fresh: bool
+        self, samples: Sequence[Sample], objective: Objective, totals: dict[str, list[float]], compared: bool
     ) -> None:
-        """Take one optimiser step of every learner of these samples; `fresh` first compares with the sampler."""
+        """Take one optimiser step of every learner of these samples; with `compared`, compare log-probs with the sampler first."""
         learners = self.learners
         try:
-            sums = self._sharing.summed(samples, partial(self._accumulate, objective, fresh), learners)
+            sums = self._sharing.summed(samples, partial(self._accumulate, objective, compared), learners)
             for name in sorted(sums.bad):
                 if self._limits.non_finite == "stop":
                     raise NumericsError(
                         f"The loss of '{name}' is not finite at its update {learners[name].steps}. Look at "
                         "this step's rewards, lower `optimizer.lr`, or set `training.non_finite: skip`."
                     )
-            if fresh:
+            if compared:
                 self._compare(sums.gaps, samples, totals)
             weights: dict[Learner, float] = {}
             for name, learner in learners.items():
@@ -658,16 +658,16 @@ class ForwardPass:
             except torch.OutOfMemoryError as error:
                 if self._latest is None:
                     raise
-                key, asked = self._latest
+                key, size = self._latest
                 most = self._most_tokens[key]
                 if self._equalise is not None:
                     raise EngineError(
-                        f"A pass of {asked} tokens does not fit in memory. Processes that shard a base take every pass together, "
-                        f"so it cannot be repeated: set `training.microbatch_tokens` below {asked}. {EASED} The device reports: {error}"
+                        f"A pass of {size} tokens does not fit in memory. Processes that shard a base take every pass together, "
+                        f"so it cannot be repeated: set `training.microbatch_tokens` below {size}. {EASED} The device reports: {error}"
                     ) from error
-                if asked > most or asked <= 1:
+                if size > most or size <= 1:
                     raise EngineError(
-                        f"A pass of {asked} tokens does not fit in memory and cannot be split: it has one sequence, or samples "
+                        f"A pass of {size} tokens does not fit in memory and cannot be split: it has one sequence, or samples "
                         f"that a loss compares. {EASED} The device reports: {error}"
                     ) from error
             else:
@@ -683,7 +683,7 @@ class ForwardPass:
                 return found
             # The exception holds the failed pass's tensors, and is released here.
             torch.cuda.empty_cache()
-            failed.setdefault(key, asked)
+            failed.setdefault(key, size)
             self._most_tokens[key] = max(1, min(most, self._passes[key]) // 2)
 
 

@@ -303,7 +303,7 @@ class _Pieces(torch.autograd.Function):
         weight_VD: Tensor,
         bias_V: Tensor | None,
         head: OutputHead,
-        asked: tuple[Tensor, Tensor],
+        targets: tuple[Tensor, Tensor],
         allowed: AllowedTargets | None,
         flags: tuple[bool, bool, bool],
     ) -> tuple[Tensor, Tensor]:
@@ -318,14 +318,14 @@ class _Pieces(torch.autograd.Function):
         )
         ctx.scale, ctx.softcap, ctx.allowed = head.scale, head.softcap, allowed
         with torch.autocast(hidden_KD.device.type, enabled=False):
-            problem = _Problem(head, hidden_KD.to(ctx.compute), *asked, allowed)
+            problem = _Problem(head, hidden_KD.to(ctx.compute), *targets, allowed)
             sums = _Sums(problem, wanted)
             for piece in problem.pieces():
                 sums.add(piece)
             results = _results(problem, sums, wanted)
         if ctx.head_learns:
             ctx.save_for_backward(
-                hidden_KD, weight_VD, bias_V, *asked, results.logp_K - sums.target_K, results.entropy_K
+                hidden_KD, weight_VD, bias_V, *targets, results.logp_K - sums.target_K, results.entropy_K
             )
         else:
             ctx.save_for_backward(results.logp_slope_KD, results.entropy_slope_KD)

@@ -27,7 +27,7 @@ Agreed = Callable[[str | None], str | None]
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A launched step whose results were not read yet."""
+    """A launched step with results that are not read yet."""
 
     rate: float
     before: Mapping[str, Any] | None
@@ -41,7 +41,7 @@ class LaunchedStep:
 
 
 class Learner:
-    """A policy or critic with its AdamW (1711.05101), in the form that `optimizer.name` says."""
+    """A policy or critic with its AdamW (1711.05101), in the form of `optimizer.name`."""
 
     def __init__(
         self,
