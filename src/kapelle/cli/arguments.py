@@ -1,7 +1,7 @@
 """Every command with its usage, its summary and its arguments.
 
 Standard library only, so that `--help` answers at once; what a command does is imported when it is called. Defaults of the
-commands stand here too, because the help texts name them.
+commands are here too, because the help texts name them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def command(summary: str, *arguments: Argument) -> Command:
 def option(names: str, meaning: str, **more: Any) -> Argument:
     """Return an option such as `-o --output FILE`: its names, and what its value is called.
 
-    The value of `--split eval|train` is one of these words, and `--tag TAG …` may be given several times. Without a value, `--json`
+    The value of `--split eval|train` is one of these values, and `--tag TAG …` may be given several times. Without a value, `--json`
     is True when it is given.
     """
     *flags, value = names.split()
@@ -54,7 +54,7 @@ def positional(name: str, metavar: str, meaning: str, **more: Any) -> Argument:
 
 
 def words(metavar: str, meaning: str) -> Argument:
-    """Return the positional words of a command; `parser.split_words` separates the settings."""
+    """Return the positional arguments of a command; `parser.split_words` separates the settings."""
     return positional("words", metavar, meaning, nargs="*")
 
 
@@ -68,7 +68,7 @@ EVERYONE = "*"
 
 
 def start_words(given: Sequence[str] | None) -> list[str]:
-    """Return the values of `--start-from` as the setting that they stand for."""
+    """Return the values of `--start-from` as the setting that they abbreviate."""
     import json
 
     named: dict[str, str] = {}

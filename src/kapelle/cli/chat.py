@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _of_run(arguments: argparse.Namespace) -> RolloutSetup:
-    """Load the team of the run that the words name."""
+    """Load the team of the run that the arguments name."""
     named, settings = split_words(arguments.words)
     if len(named) != 1 or settings or arguments.environment is not None or arguments.real:
         raise ConfigError(
@@ -105,7 +105,7 @@ def _of_run(arguments: argparse.Namespace) -> RolloutSetup:
 
 
 def _of_model(arguments: argparse.Namespace) -> RolloutSetup | None:
-    """Load the model or adapter that the words name, alone or as a recipe's team; None for a run."""
+    """Load the model or adapter that the arguments name, alone or as a recipe's team; None for a run."""
     from kapelle.cli.named import is_model
 
     named, settings = split_words(arguments.words)
@@ -186,7 +186,7 @@ def _name(agent: str) -> None:
 
 
 async def _answer(agents: Agents, agent: str | None, messages: list[dict[str, Any]]) -> str | None:
-    """Print an answer as it comes and return it; print why and return None if the question cannot be answered."""
+    """Print an answer while it is generated, and return it. If there is no answer, print the reason and return None."""
     from kapelle.services.policy.chat_form import read_request
     from kapelle.services.request_errors import RequestError
 

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.words = [*arguments.words, f"evaluation.temperature={arguments.temperature}"]
     if arguments.samples is not None:
         arguments.words = [*arguments.words, f"evaluation.samples={arguments.samples}"]
-        # Several answers are sampled, unless the words set how.
+        # Several answers are sampled, unless settings choose otherwise.
         keys = ("evaluation.temperature=", "evaluation.greedy=")
         if arguments.samples > 1 and not any(str(word).startswith(keys) for word in arguments.words):
             arguments.words = [*arguments.words, "evaluation.greedy=false"]

@@ -150,7 +150,7 @@ def _gpus() -> str:
         return "none found (nvidia-smi is not installed)"
     words = [tool, "--query-gpu=name", "--format=csv,noheader"]
     try:
-        answer = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True)  # noqa: S603 - fixed words
+        answer = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True)  # noqa: S603 - fixed arguments
     except (OSError, subprocess.SubprocessError) as error:
         return f"nvidia-smi does not answer: {error}"
     return ", ".join(answer.stdout.split("\n")).strip(", ") or "none"

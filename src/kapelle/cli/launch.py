@@ -26,7 +26,7 @@ _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(
 
 @dataclass(frozen=True, slots=True)
 class LaunchedJob:
-    """Resources and words of a job."""
+    """Resources and arguments of a job."""
 
     name: str
     files: tuple[str, ...]
@@ -51,7 +51,7 @@ class LaunchedJob:
 
     @property
     def train(self) -> tuple[str, ...]:
-        """The words of `kapelle train`."""
+        """The arguments of `kapelle train`."""
         real = ("--real",) if self.real else ()
         return (*self.files, *real, *self.settings, "--run-dir", self.run_dir, "--no-rich")
 
@@ -198,7 +198,7 @@ def _dumped(things: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _recipe_files(job: LaunchedJob) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the texts of the recipe's files by name, and the words of `kapelle train` that name them there."""
+    """Return the texts of the recipe's files by name, and the arguments of `kapelle train` that name them there."""
     texts: dict[str, str] = {}
     words = list(job.train)
     for number, file in enumerate(job.files):

@@ -30,7 +30,7 @@ WARMUPS: Mapping[str, str] = dict.fromkeys(("pydantic_ai", "smolagents"), "steps
 
 
 def _template(name: str, **words: str) -> str:
-    """Return a file of the folder `programs` with words replaced; `NAME_` is the piece's name, `CLASS_` its class."""
+    """Return a file of the folder `programs` with names replaced; `NAME_` is the piece's name, `CLASS_` its class."""
     text = (resources.files("kapelle.cli") / "programs" / f"{name}.txt").read_text("utf-8")
     for word, value in words.items():
         text = text.replace(word, value)

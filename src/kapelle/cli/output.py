@@ -99,7 +99,7 @@ def program() -> str:
 
 
 def command(*words: str) -> str:
-    """Return a command line of this program that a shell reads as these words."""
+    """Return a command line of this program that a shell parses as these arguments."""
     return " ".join([program(), *map(shlex.quote, words)])
 
 

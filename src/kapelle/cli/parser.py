@@ -1,4 +1,4 @@
-"""Reads the words after `kapelle`: help texts, the command with its arguments, and hints for words that it does not know.
+"""Parse the command line of `kapelle`: help texts, the command with its arguments, and hints for unknown arguments.
 
 Standard library only, so that `--help` answers at once.
 """
@@ -42,7 +42,7 @@ def overview() -> str:
 def parse(argv: Sequence[str]) -> tuple[str, argparse.Namespace] | str:
     """Return the name of the command and its arguments, or the text that answers `--help` and `--version`.
 
-    Raises ConfigError for unknown words, with the closest known ones.
+    Raises ConfigError for unknown arguments, with the closest known ones.
     """
     if not argv or argv[0] in {*HELP, "help"}:
         return overview()
@@ -95,7 +95,7 @@ _SETTING = re.compile(r"[A-Za-z_][\w.]*=")
 
 
 def split_words(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the words that name files or recipes, and those that are `key.path=value` settings, as Hydra's `+key.path=value` is."""
+    """Return the arguments that name files or recipes, and those that are `key.path=value` settings, as Hydra's `+key.path=value` is."""
     words = [re.sub(r"^\+{1,2}(?=[A-Za-z_][\w.]*=)", "", word) for word in words]
     settings = tuple(word for word in words if _SETTING.match(word))
     return tuple(word for word in words if word not in settings), settings

@@ -318,7 +318,7 @@ def _listed(point: Point | None) -> list[float] | None:
 def learned(
     before: Sequence[Group], after: Sequence[Group]
 ) -> tuple[ShownConversation, ShownConversation] | None:
-    """Return the conversations before and after training on one problem that was wrong and became right.
+    """Return the conversations before and after training on one problem with an incorrect answer before and a correct one after.
 
     The first such problem; None without one. Failed and unscored episodes are neither.
     """
@@ -331,5 +331,5 @@ def learned(
 
 
 def _solved(episode: Episode) -> bool | None:
-    """Return whether an episode was right; None for one that failed or was not scored."""
+    """Return whether an episode was correct; None for one that failed or was not scored."""
     return None if episode.error is not None or episode.success is None else episode.success == 1.0

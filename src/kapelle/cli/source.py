@@ -1,4 +1,4 @@
-"""The run that a command's words describe: a recipe with overlays and settings, or a run directory to continue."""
+"""The run that a command's arguments describe: a recipe with overlays and settings, or a run directory to continue."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def read_source(words: Sequence[str], run_dir: str | None, *, resume: bool, real
 
 
 def read_recipe(words: Sequence[str], *, real: bool) -> Recipe:
-    """Return the recipe that words name, with its overlays and settings; ConfigError when none is named."""
+    """Return the recipe that arguments name, with its overlays and settings; ConfigError when none is named."""
     files, settings = split_words(words)
     if not files:
         raise ConfigError(
@@ -112,7 +112,7 @@ class Staged:
 
 
 def find_stages(words: Sequence[str], run_dir: str | None, *, resume: bool, real: bool) -> Staged | None:
-    """Return the stages that words name, or that a folder to resume holds; None for a single run."""
+    """Return the stages that arguments name, or that a folder to resume holds; None for a single run."""
     files, settings = split_words(words)
     folder = Path(run_dir) if run_dir else None
     if resume and (not files or folder is None):

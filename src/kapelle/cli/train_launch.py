@@ -54,7 +54,7 @@ STOPS = frozenset(128 + number for number in (signal.SIGHUP, signal.SIGINT, sign
 
 
 def launch_torchrun(words: Sequence[str], processes: int | None) -> int:
-    """Run `kapelle` with these words in as many processes, by default one for each GPU, and return its exit code."""
+    """Run `kapelle` with these arguments in as many processes, by default one for each GPU, and return its exit code."""
     check_single_launcher()
     processes = processes or _devices()
     environ = {**os.environ}
@@ -72,7 +72,7 @@ def check_single_launcher() -> None:
 
 
 def words_of(arguments: argparse.Namespace) -> list[str]:
-    """Return the words of the command that each process runs."""
+    """Return the command line of each process."""
     words = ["train", *arguments.words]
     words += [] if arguments.run_dir is None else ["--run-dir", arguments.run_dir]
     return words + [f"--{name}" for name in ("real", "resume", "json") if getattr(arguments, name)]
@@ -110,7 +110,7 @@ class Rank:
 
     @property
     def at(self) -> str:
-        """What it did last."""
+        """Its last reported work."""
         return self.pulse.doing or "its start"
 
     @property
@@ -255,7 +255,7 @@ class _Launcher:
             self._stops.append(number)
             for rank in self._ranks:
                 rank.stop(number)
-            # Two SIGTERMs may come from two programs with the same wish; a second Ctrl-C comes from a person who waits.
+            # Two SIGTERMs may come from two programs with the same request; a second Ctrl-C comes from a person who waits.
             if number == signal.SIGINT and len(self._stops) > 1:
                 self._end_soon(AT_ONCE if len(self._stops) == 2 else 0.0)
 

@@ -122,7 +122,7 @@ def start_settings(config: RunConfig, bases: Mapping[str, str]) -> dict[str, Any
 
 @dataclass(slots=True, eq=False)
 class StartedWorker:
-    """An actor with the methods `here` and `begin`, and its calls that are not answered yet."""
+    """An actor with the methods `here` and `begin`, and its calls in progress."""
 
     actor: Actor
     beginning: ActorCall | None
@@ -241,7 +241,7 @@ class ActorConnection:
         """Join a cluster, and the placement `group` of another process of this run."""
         import ray
 
-        # Check first that something listens there: Ray itself would try for a minute.
+        # Check first that something listens there: Ray itself would retry for a minute.
         host, colon, port = address.rpartition(":")
         if colon and port.isdigit():
             try:

@@ -42,7 +42,7 @@ class Bundles:
     worlds: tuple[int | None, ...] = ()
     """Those of the environment workers of a rank without rollout workers."""
     scoring: tuple[int, ...] = ()
-    """Those of the rank's scoring workers, which are dealt to the ranks in turn."""
+    """Those of the rank's scoring workers, which are assigned to the ranks in turn."""
 
 
 @dataclass(frozen=True, slots=True)

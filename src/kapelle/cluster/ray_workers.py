@@ -242,7 +242,7 @@ class RayWorkers(CollectsGroups):
         self, setup: RolloutSetup, pool: Sequence[PartialGroup], enough: EndOfStep, meeting: Meeting
     ) -> Callable[[], Mapping[int, PartialGroup]]:
         """Request that unfinished groups continue; see `CollectsGroups`. The workers of all ranks agree when the step ends."""
-        # Workers were dealt to the ranks in turn: these are the places of this rank's workers among all.
+        # Workers were assigned to the ranks in turn: these are the places of this rank's workers among all.
         count = self._config.ray.rollout_workers
         places = [meeting.rank + k * meeting.size for k, _ in enumerate(self._workers)]
         self._partial_steps += 1
@@ -470,11 +470,11 @@ class RayPlayer:
         setup, enough = replace(team.setup, timeline=Timeline()), EndOfStep(**wanted["enough"])
         groups = load_partial(wanted["left"])
         try:
-            groups_text = run_async(lambda: collect_groups(setup, groups, enough, meeting))
+            collected = run_async(lambda: collect_groups(setup, groups, enough, meeting))
         except Exception as error:
             meeting.fail(error)
             raise
-        return dump_partial(groups_text).encode()
+        return dump_partial(collected).encode()
 
     def _play_whole(self, team: TeamReplica, wanted: Mapping[str, Any]) -> bytes:
         """Roll out all episodes of groups and return them as JSON lines."""

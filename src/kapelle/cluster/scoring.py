@@ -1,7 +1,7 @@
 """Scoring workers on a cluster: actors that hold the models that only score, and score the turns of a step for all ranks.
 
 Models that only score neither act nor learn: verifiers, teachers, embedding models (`team.split_scored`). A worker builds a train
-engine of the recipe's kind with these models alone. Samples are dealt to workers as they are dealt to ranks. So with as many workers
+engine of the recipe's kind with these models alone. Samples are assigned to workers as to ranks. So with as many workers
 as ranks the results are bitwise identical to those without workers.
 """
 
@@ -74,7 +74,7 @@ class RayScorers(Learners):
         self._hashes: dict[str, str] = {}
         self._waiting = Waiting("scoring worker", "scored", "ray.scoring", config.ray.timeout)
         self._start_with = json.dumps(start_settings(config, self._bases)).encode()
-        # Workers are dealt to the ranks in turn: these are the numbers of this rank's workers.
+        # Workers are assigned to the ranks in turn: these are the numbers of this rank's workers.
         self._bundles = {ranks.rank + k * ranks.size: each for k, each in enumerate(bundles)}
         self._workers = {k: self._start(each) for k, each in self._bundles.items()}
 

@@ -154,7 +154,7 @@ def read_settings(path: str) -> Mapping[str, Any]:
 
 
 def outline_of_settings(settings: Mapping[str, Any]) -> Outline | None:
-    """Return the outline that a model's settings describe; None for architectures that only transformers knows."""
+    """Return the outline that a model's settings describe; None for architectures that only transformers supports."""
     family = settings.get("model_type")
     if family not in FAMILIES or any(settings.get(key) is None for key in SIZES):
         return None

@@ -1,6 +1,6 @@
 """Check before loading that a model's files are complete and that kapelle computes the logits of its architecture.
 
-Names and shapes come from the headers of the safetensors files; no tensor is read. For architectures that kapelle does not know,
+Names and shapes come from the headers of the safetensors files; no tensor is read. For architectures without an outline in kapelle,
 transformers reads the headers on torch's meta device. A small random model of the same settings shows whether kapelle computes
 its logits.
 
@@ -168,7 +168,7 @@ def folder_of(path: str) -> Path | None:
 def check_files(path: str, outline: Outline) -> bool:
     """Raise ModelError for weights that are missing, cut off, or unlike the outline's; return False if that is unknown.
 
-    If names or shapes differ, transformers decides: it knows the names of other versions and programs. Returns True if nothing
+    If names or shapes differ, transformers decides: it maps the names of other versions and programs. Returns True if nothing
     was downloaded yet.
     """
     folder = folder_of(path)

@@ -273,7 +273,7 @@ def check_push(repo: str, *, asking: bool = True) -> None:
         raise EngineError(
             f"Nothing was sent to '{repo}': the hub cannot be reached ({error.reason})."
         ) from None
-    if answer is not None and answer.status == 401:  # other hubs may not know this request
+    if answer is not None and answer.status == 401:  # other hubs may not support this request
         raise ConfigError(
             f"Nothing was sent to '{repo}': {hub_address()} rejects the token that is set ({TOKEN_SOURCES}). Set one that may write."
         )

@@ -172,7 +172,7 @@ class RunDirectory:
         self.say: Callable[[str], None] = lambda _: None
         """Called with a message when a resume continues without missing files."""
         self._ends: dict[str, int] = {}
-        """Bytes of each table that this process knows of."""
+        """Bytes of each table that this process has read or written."""
         self.resumed = resumed
         """Whether the directory already held this run: `rewind` must be called before anything is recorded."""
         self._lock = lock

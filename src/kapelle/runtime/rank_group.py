@@ -404,7 +404,7 @@ def own_store(host: str) -> tuple[Any, dict[str, Any]]:
 def _raised_in_every_rank(rank: int, report: Mapping[str, Any], own: BaseException | None) -> BaseException:
     """Return a rank's error as every rank raises it; `own` is the error itself, in the rank that caught it."""
     same = received_error(report, f"Rank {rank}", named=True)
-    if own is not None and type(same) is not type(own):  # other ranks do not know this class
+    if own is not None and type(same) is not type(own):  # other ranks may lack this class
         return own
     same.__cause__ = own
     return same

@@ -85,7 +85,7 @@ def load_tensors(file: Path) -> dict[str, Tensor]:
     try:
         return load_file(file)
     except (OSError, RuntimeError, SafetensorError) as error:
-        # The library maps the file, and reports errors of the system in its own words.
+        # The library maps the file, and reports errors of the system with its own messages.
         text = " ".join(str(error).split())
         reason = f"{text or type(error).__name__}. Is it cut off? Put it back from a copy."
         if os.strerror(errno.EIO).lower() in text.lower():

@@ -33,7 +33,7 @@ from kapelle.services.binding import Binding, in_url, log_failure
 
 @dataclass
 class CallRejected(Exception):
-    """A call that is answered with an error; raised anywhere inside it."""
+    """The error reply of a call; raise it anywhere inside the call."""
 
     code: str
     """The status code's name, such as `NOT_FOUND`."""
@@ -101,7 +101,7 @@ class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships 
         if handler is None:
             return None
 
-        # The handler parses the body itself, so that an invalid body is answered like other errors.
+        # The handler parses the body itself, so that an invalid body gets the same reply as other errors.
         method = details.method
         kind = "watchers" if method.startswith(HEALTH) else "calls"
 

@@ -15,7 +15,7 @@ from kapelle.types import Json
 
 @dataclass
 class RequestError(Exception):
-    """A call that is answered with an error; raised anywhere inside it."""
+    """The error reply of a call; raise it anywhere inside the call."""
 
     status: int
     message: str

@@ -13,7 +13,7 @@ trainer close to float64 and the sampler far from it, or changes more than a few
 
 A bounded number of sequences is examined (`MOST_ROWS`, `MOST_TOKENS`), the worst and some random ones: they are
 computed in float64. The trainer's log-probs are those of the step's own pass: a second pass packs the tokens differently, so
-that other kernels sum in another order, and a gap that rounding made may be gone. The step passes only if few tokens are above the
+that other kernels sum in another order, and a gap from rounding may disappear. The step passes only if few tokens are above the
 bound (`SHARE`), none by more than `CEILING` bounds, each by no more than `ROUNDINGS` times the effect of rounding errors of the
 compute type on that token, and neither side is off by more than `TIMES` the other and rounding.
 

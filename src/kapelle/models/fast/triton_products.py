@@ -22,7 +22,7 @@ ROWS = 64
 """Most rows of a tile."""
 
 WIDTH = 64
-"""Most features of a tile, either way; products want at least 16."""
+"""Most features of a tile, either way; products need at least 16."""
 
 # The interpreter multiplies by NumPy, which has no bfloat16.
 INTERPRETED = triton.knobs.runtime.interpret

@@ -337,7 +337,7 @@ class EnvironmentHost:
         self.ended = False
         """Whether all requests are rejected."""
         self.in_progress = 0
-        """Requests that are not answered yet."""
+        """Requests in progress."""
 
     @property
     def sessions(self) -> list[WorkerSession]:

@@ -284,26 +284,26 @@ class TextStream:
 
 
 class AnswerStream:
-    """The thoughts and words of one answer as it grows."""
+    """The thoughts and content of one growing answer."""
 
     def __init__(self, text: TextStream, form: SpeechForm) -> None:
         self._text, self._form = text, form
         self._thoughts = self._words = ""
 
     def add(self, ids: Sequence[int]) -> tuple[str, str]:
-        """Add tokens and return the new thoughts and words that are certain by now."""
+        """Add tokens and return the new thoughts and content that no later token can change."""
         self._text.add(ids)
         return self.rest(*self._form.read_partial(self._text.sent))
 
     def rest(self, thoughts: str, words: str) -> tuple[str, str]:
-        """Return the part of all thoughts and words that was not returned yet."""
+        """Return the rest of all thoughts and content."""
         new = thoughts[len(self._thoughts) :], words[len(self._words) :]
         self._thoughts, self._words = thoughts, words
         return new
 
 
 class MarkedTexts:
-    """A renderer's texts with those special tokens that separate thoughts and calls from words."""
+    """A renderer's texts with those special tokens that separate thoughts and calls from content."""
 
     def __init__(self, decodes: Decodes, marks: Collection[str]) -> None:
         self._decodes = decodes
@@ -351,7 +351,7 @@ class MarkedTexts:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A request to an agent that is being answered."""
+    """A request to an agent, in progress."""
 
     agents: Agents
     request: ChatRequest
@@ -389,7 +389,7 @@ class Chat:
     async def pieces(
         self, answers: AsyncIterator[NewTokens | Sampled]
     ) -> AsyncGenerator[Piece | Finished, None]:
-        """Yield the words of the answer as they come, and each choice when it is complete."""
+        """Yield the answer's content while it is generated, and each choice when it is complete."""
         stops, form = self.prompt.sampling.stop, self.form
         texts = {
             k: AnswerStream(TextStream(self.decodes.spoken, stops), form)
@@ -433,7 +433,7 @@ class Chat:
         return SpeechForm(self.reader.form, request.calls_tools, thinking, schemas)
 
     def parsed(self, ids: Sequence[int], text: str) -> ParsedAnswer:
-        """Return thoughts, words and calls of an answer; its text may lack the special tokens that separate them."""
+        """Return thoughts, content and calls of an answer; its text may lack the special tokens that separate them."""
         if self.decodes is not None and self.decodes.marked(ids):
             text = self.decodes.spoken(ids)
             for stop in self.prompt.sampling.stop:
@@ -443,7 +443,7 @@ class Chat:
     def _tokens(
         self, ids: Sequence[int], logprobs: Sequence[float], alternatives: Sequence[Likeliest] = ()
     ) -> list[Json] | None:
-        """Return sampled tokens with their log-probs; None unless the caller wants them."""
+        """Return sampled tokens with their log-probs; None unless the caller requests them."""
         if self.decodes is None or not self.request.logprobs:
             return None
         return token_rows(ids, logprobs, self.decodes.spell, alternatives)

@@ -441,20 +441,20 @@ def usage_row(read: int, written: int) -> dict[str, Json]:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """New words of a choice, which may be empty."""
+    """New content of a choice, which may be empty."""
 
     choice: int
     thoughts: str
     words: str
     tokens: list[Json] | None = None
-    """New tokens and their log-probs; None unless the caller wants them."""
+    """New tokens and their log-probs; None unless the caller requests them."""
     extra: Mapping[str, Json] = field(default_factory=dict)
     """Fields beyond OpenAI's form."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A complete choice: the words and tokens after its last piece, and the whole of it."""
+    """A complete choice: the content and tokens after its last piece, and the whole of it."""
 
     choice: int
     thoughts: str
@@ -479,7 +479,7 @@ class Answering(Protocol):
         ...
 
     def pieces(self, answers: AsyncIterator[Any]) -> AsyncGenerator[Piece | Finished, None]:
-        """Yield the words of the answer as they come, and each choice when it is complete."""
+        """Yield the answer's content while it is generated, and each choice when it is complete."""
         ...
 
 

@@ -71,7 +71,7 @@ class CompletionRequest(Body):
 
 
 _Begun = tuple[Chat, AsyncIterator[NewTokens | Sampled]]
-"""A prompt that is being answered, and its choices."""
+"""A prompt in progress, and its choices."""
 
 
 @dataclass

@@ -108,7 +108,7 @@ MOST_AT_ONCE = 64
 def at_the_door(application: ASGIApp, token: str | None) -> ASGIApp:
     """Return an application that answers all calls over TCP, and `CALLED_FROM_SANDBOXES` over a Unix socket.
 
-    Programs in sandboxes do not know the token, so it is added to their calls.
+    Programs in sandboxes have no token, so it is added to their calls.
     """
     under_way: Counter[str] = Counter()
 

@@ -255,7 +255,7 @@ def _digests(agent: str, request: ChatRequest) -> list[bytes]:
             calls.append([call.function.name, arguments])
         role = "system" if message.role == "developer" else message.role
         who = [message.name] if message.name is not None and role in NAMED else []
-        # Some clients drop the spaces around words beside calls.
+        # Some clients drop the spaces around content beside calls.
         words = message.text.strip() if calls else message.text
         digests.append(_extended(digests[-1], [role, words, calls, *who]))
     return digests

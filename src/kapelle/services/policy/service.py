@@ -125,7 +125,7 @@ async def show_file(content: bytes, kind: str, _call: Call) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class BegunAnswer:
-    """A call that is being answered."""
+    """A call in progress."""
 
     whole: Callable[[], Awaitable[Json]]
     events: Callable[[], AsyncIterator[Json | str]]

@@ -1,4 +1,4 @@
-"""Parse an agent's text into thoughts, words and calls of tools, when it is complete and while it grows.
+"""Parse an agent's text into thoughts, content and tool calls, when it is complete and while it grows.
 
 Thoughts are at the beginning of an answer, between `<think>` and `</think>`, for Mistral also between `[THINK]` and `[/THINK]`, or in
 harmony's channel `analysis`. If the chat template opens the thoughts, the answer has only their end. Calls have the form of the chat
@@ -41,14 +41,14 @@ class SpeechForm:
 
     form: Form = "hermes"
     tools: bool = True
-    """Whether to parse calls; otherwise they are words."""
+    """Whether to parse calls; otherwise they are content."""
     thinking: bool = False
     """Whether the prompt has opened the thoughts."""
     schemas: Sequence[Json] = ()
     """Schemas of the tools: they define which values are texts, for forms that write texts without quotes."""
 
     def read(self, text: str) -> ParsedAnswer:
-        """Parse a complete text; text that violates the form of calls belongs to the words."""
+        """Parse a complete text; text that violates the form of calls belongs to the content."""
         if self.form == "harmony":
             thoughts, words, calling = _harmony(text)
             try:
@@ -70,7 +70,7 @@ class SpeechForm:
         return ParsedAnswer(thoughts, _words_beside(rest, self.form), calls)
 
     def read_partial(self, text: str) -> tuple[str, str]:
-        """Return the thoughts and words of a growing text that no later text can change."""
+        """Return the thoughts and content of a growing text that no later text can change."""
         if self.form == "harmony":
             text = _BEGUN_MARK.sub("", text)
             if not text.strip():
@@ -125,7 +125,7 @@ def _without_begun(text: str, marks: Sequence[str]) -> str:
 
 
 def _words_beside(text: str, form: Form) -> str:
-    """Return the words of a text with calls."""
+    """Return the content of a text with calls."""
     places = [place for mark in _MARKS[form] if (place := text.find(mark)) >= 0]
     if not places:  # the calls are the whole text after the thoughts, even if no mark opened these
         before, closing, _ = text.rpartition("</think>")
@@ -139,7 +139,7 @@ def _words_beside(text: str, form: Form) -> str:
 
 
 def _harmony(text: str) -> tuple[str, str, str]:
-    """Return the thoughts of a text of gpt-oss, its words, and its messages to tools."""
+    """Return the thoughts of a text of gpt-oss, its content, and its messages to tools."""
     messages = harmony_messages(text)
     thoughts = [each.text for each in messages if each.recipient is None and each.channel == "analysis"]
     words = [each.text for each in messages if each.recipient is None and each.channel != "analysis"]
@@ -178,7 +178,7 @@ MARKS: Mapping[Form, frozenset[str]] = {
     "deepseek": frozenset({*THOUGHTS, *(f"<\uff5ctool\u2581{name}\uff5c>" for name in _DEEPSEEK)}),
     "harmony": frozenset(f"<|{name}|>" for name in _HARMONY),
 }
-"""Form → special tokens that separate thoughts and calls from words; tokenisers may drop them from texts."""
+"""Form → special tokens that separate thoughts and calls from content; tokenisers may drop them from texts."""
 
 
 def form_of(template: str) -> Form | None:

@@ -92,7 +92,7 @@ class TeamAnswer:
 def team_answers(
     agents: Agents, request: ChatRequest, *, listening: bool
 ) -> AsyncIterator[Spoken | TeamAnswer]:
-    """Yield a team's answers; with `listening` also yield the text of its agents as it comes.
+    """Yield a team's answers; with `listening` also yield the text of its agents while it is generated.
 
     Raises RequestError (400) at once for requests that only single agents support.
     """
@@ -161,7 +161,7 @@ async def _counted(
 
 
 async def _streamed(engine: RolloutEngine, choice: int, send: Send, request: Request) -> Completion:
-    """Return the engine's answer, and send its text as it comes."""
+    """Return the engine's answer, and send its text while it is generated."""
     renderer = engine.renderer(request.policy)
     text = TextStream(renderer.spoken, request.sampling.stop) if isinstance(renderer, Decodes) else None
     spoken = partial(Spoken, choice, request.agent)
@@ -178,7 +178,7 @@ async def _streamed(engine: RolloutEngine, choice: int, send: Send, request: Req
 
 @dataclass(frozen=True, slots=True)
 class TeamChat:
-    """A request to a team that is being answered; in streams the texts of its agents come beside the content."""
+    """A request to a team, in progress; streams contain the texts of its agents beside the content."""
 
     head: Head
 

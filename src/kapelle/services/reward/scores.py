@@ -29,7 +29,7 @@ class Answered:
     """An answer, and the conversation that it answers."""
 
     messages: tuple[Message, ...]
-    """What comes before it; a question alone is one message of the user."""
+    """The conversation before it; a question alone is one message of the user."""
     text: str
 
 
@@ -119,7 +119,7 @@ def open_reward_model(folder: Path, name: str | None = None) -> Scorer:
 
 
 def verifier_scorer(engine: TrainEngine, about: Mapping[str, Json]) -> Scorer:
-    """Return what scores by a verifier that a train engine holds: the probability that an answer is right.
+    """Return a scorer by a verifier in a train engine: the probability that an answer is correct.
 
     `about` has how well it judges (`held_out`), and with that how its scores become probabilities.
     """

@@ -143,7 +143,7 @@ class Batches:
 
 
 class PreviousMessage(Body):
-    """A message of the conversation that is answered."""
+    """A message of the conversation before the answer."""
 
     role: Role
     content: str
@@ -175,7 +175,7 @@ class RewardService(methods.RewardServicer, GrpcService):
     name = "kapelle.reward.v1.Reward"
 
     def __init__(self, about: Mapping[str, Json], batches: Batches, seconds: float) -> None:
-        """Tell callers `about` the model, and let a call take `seconds`, its time in the queue included."""
+        """Describe the model to callers by `about`; `seconds` limits a call, with its time in the queue."""
         self._about, self.batches, self._seconds = dict(about), batches, seconds
 
     # Over HTTP.

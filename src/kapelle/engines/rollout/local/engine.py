@@ -109,7 +109,7 @@ def _join(queue: _ModelQueue, joining: Sequence[_Pending], jobs: Sequence[Job]) 
         if len(jobs) == 1:
             joining[0].fail(error)
             return
-        # One of them is to blame: try each by itself, as many as may join now.
+        # One of them is the cause: start each by itself, as many as may join now.
         for place, pending in enumerate(joining):
             if not queue.decoder.open:
                 queue.waiting = [*joining[place:], *queue.waiting]

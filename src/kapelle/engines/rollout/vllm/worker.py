@@ -3,7 +3,7 @@
 vLLM makes its worker class inherit from `TakesWeights` (`worker_extension_cls`), in this process or in its own ones, and
 `collective_rpc` calls the method. vLLM loads weights in place by `reload_weights`: each layer is filled as from a checkpoint
 and copied in place, so that recorded graphs stay valid. On a CPU a layer computes with a packed copy of its weights. A
-head that is tied to the embedding is packed only once, so 0.32.0 computes wrong log-probs afterwards (0.9 nats). Here it is
+head that is tied to the embedding is packed only once, so 0.32.0 computes incorrect log-probs afterwards (0.9 nats). Here it is
 repacked.
 """
 

@@ -15,7 +15,7 @@ not be the difference of two large ones in half precision.
 The gradient of a trained head is a sum over tokens, each scaled by the loss, so it needs the loss. Then the backward
 pass recomputes the logits of each piece, and the forward pass computes no gradient.
 
-Shapes: K target tokens, D hidden size, V vocabulary, C words of one piece.
+Shapes: K target tokens, D hidden size, V vocabulary, C vocabulary entries of one piece.
 """
 
 from __future__ import annotations
@@ -126,18 +126,18 @@ def statistics_in_pieces(
 
 @dataclass(slots=True)
 class _Piece:
-    """Logits of some tokens and words."""
+    """Logits of some tokens over some vocabulary entries."""
 
     rows: slice
     words: slice
     weight_CD: Tensor
-    """The words' weights in the compute type."""
+    """The entries' weights in the compute type."""
     logits_KC: Tensor
     """Over the temperature."""
     slope_KC: Tensor | None
     """Derivative of the soft cap; None is 1."""
     target_K1: Tensor
-    """Place of each token's target among the words, if it is one of them."""
+    """Place of each token's target among the entries, if it is one of them."""
     here_K1: Tensor
     """Whether it is."""
 
@@ -158,7 +158,7 @@ class _Problem:
         return torch.promote_types(self.hidden_KD.dtype, torch.float32)
 
     def pieces(self) -> Iterator[_Piece]:
-        """Yield all pieces, words in the outer loop, so that each weight is read and converted once."""
+        """Yield all pieces, vocabulary entries in the outer loop, so that each weight is read and converted once."""
         tokens, words = len(self.token_K), len(self.head.weight_VD)
         cpu = self.hidden_KD.device.type == "cpu"
         rows = max(1, min(ROWS if cpu else DEVICE_ROWS, tokens))
@@ -182,7 +182,7 @@ class _Problem:
 
 
 class _Sums:
-    """Sums over the words so far, except the target, relative to the largest logit so far."""
+    """Sums over the entries so far, except the target, relative to the largest logit so far."""
 
     def __init__(self, problem: _Problem, wanted: Wanted) -> None:
         count, size = problem.hidden_KD.shape
@@ -240,7 +240,7 @@ class _Sums:
 
 
 def _add_towards(sum_KD: Tensor, share_KC: Tensor, piece: _Piece) -> None:
-    """Add Σ share_v w_v over the piece's words."""
+    """Add Σ share_v w_v over the piece's entries."""
     if piece.slope_KC is not None:
         share_KC = share_KC * piece.slope_KC
     _add_product(sum_KD, share_KC.to(piece.weight_CD.dtype), piece.weight_CD)
@@ -266,7 +266,7 @@ class _Results(NamedTuple):
 
 
 def _results(problem: _Problem, sums: _Sums, wanted: Wanted) -> _Results:
-    """Return statistics and their gradients from the sums over all words."""
+    """Return statistics and their gradients from the sums over the vocabulary."""
     below_K = sums.target_K - sums.peak_K
     own_K = below_K.exp()
     total_K = sums.others_K + own_K
@@ -355,7 +355,7 @@ def _gradients(ctx: Any, logp_grad_K: Tensor, entropy_grad_K: Tensor) -> tuple[T
     of_hidden, of_weight, of_bias = ctx.needs_input_grad[:3]
     hidden_grad_KD = torch.zeros_like(hidden_KD, dtype=problem.dtype) if of_hidden else None
     weight_grad_VD = None
-    if of_weight:  # the first tokens overwrite every word
+    if of_weight:  # the first tokens overwrite every entry
         weight_grad_VD = torch.empty_like(weight_VD) if len(token_K) else torch.zeros_like(weight_VD)
     bias_grad_V = torch.zeros_like(bias_V) if of_bias else None
     unit_K1 = (head.scale / temperature_K)[:, None]
