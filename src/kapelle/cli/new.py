@@ -29,11 +29,11 @@ WARMUPS: Mapping[str, str] = dict.fromkeys(("pydantic_ai", "smolagents"), "steps
 """Framework → its warm-up, if it differs from `examples/apps/recipe.yaml`."""
 
 
-def _template(name: str, **words: str) -> str:
+def _template(name: str, **names: str) -> str:
     """Return a file of the folder `programs` with names replaced; `NAME_` is the piece's name, `CLASS_` its class."""
     text = (resources.files("kapelle.cli") / "programs" / f"{name}.txt").read_text("utf-8")
-    for word, value in words.items():
-        text = text.replace(word, value)
+    for placeholder, value in names.items():
+        text = text.replace(placeholder, value)
     return text
 
 

@@ -64,15 +64,15 @@ def run(arguments: argparse.Namespace) -> int:
     from kapelle.runtime.event_loop import run_async
 
     table = _open(arguments)
-    play, seat = seated(table, arguments.seat, input)
-    test, train = (_task(play.environment, split, arguments.seed) for split in ("test", "train"))
-    episode = run_async(lambda: roll_out_episode(play, test, arguments.seed))
+    setup, person = seated(table, arguments.seat, input)
+    test, train = (_task(setup.environment, split, arguments.seed) for split in ("test", "train"))
+    episode = run_async(lambda: roll_out_episode(setup, test, arguments.seed))
     if episode.error is None and YOU not in {turn.policy for turn in episode.turns}:
         # A role without turns in tests, such as the proposer of problems.
-        episode = run_async(lambda: roll_out_episode(play, train, arguments.seed))
+        episode = run_async(lambda: roll_out_episode(setup, train, arguments.seed))
     if episode.error is not None:
         raise EngineError(f"The game broke off: {episode.error}")
-    for line in ending(episode, seat):
+    for line in ending(episode, person):
         say(line)
     return 0
 
@@ -232,15 +232,15 @@ def seated(table: GameTable, seat: int, read: Read) -> tuple[RolloutSetup, str]:
         engines.append(table.trained.engine)
     elif SCRIPT in filled.policies:
         engines.append(ScriptedEngine({SCRIPT: _speaker(table.environment)}))
-    play = RolloutSetup(
+    setup = RolloutSetup(
         filled,
         _read_by(table.environment, person) if table.in_sentences else table.environment,
         table.workflow,
         ComposedEngine(engines),
         patience=Patience(episode=math.inf, engine=math.inf),  # people take their time
     )
-    table.workflow.check(play.team.agents, table.environment)
-    return play, person
+    table.workflow.check(setup.team.agents, table.environment)
+    return setup, person
 
 
 def _names(environment: Environment, known: Sequence[str]) -> tuple[str, ...]:
@@ -402,7 +402,7 @@ def _keep(path: Path, found: Mapping[str, Sequence[Row]]) -> None:
     keep_exact(path, rows)
 
 
-def _rows(path: Path, trainer: Trainer, play: RolloutSetup) -> Iterator[Row]:
+def _rows(path: Path, trainer: Trainer, setup: RolloutSetup) -> Iterator[Row]:
     """Yield the policies of one game with their values; ConfigError if it cannot be enumerated or has no checkpoint."""
     from kapelle.rollout.evaluation.exploitability import (
         average,
@@ -411,10 +411,10 @@ def _rows(path: Path, trainer: Trainer, play: RolloutSetup) -> Iterator[Row]:
         uniform_table,
     )
 
-    game = play.environment
+    game = setup.environment
     yield ("uniform", evaluate_table(game, uniform_table(game)))
     tables = []
-    saved = checkpoint_tables(play, trainer.engine, path / "checkpoints", lambda line: say(line, sys.stderr))
+    saved = checkpoint_tables(setup, trainer.engine, path / "checkpoints", lambda line: say(line, sys.stderr))
     for name, table in saved:
         tables.append(table)
         yield (name.lstrip("0") or "0", evaluate_table(game, table))

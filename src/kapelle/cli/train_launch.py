@@ -114,7 +114,7 @@ class Rank:
         return self.pulse.doing or "its start"
 
     @property
-    def left_when_asked(self) -> bool:
+    def stopped_by_request(self) -> bool:
         """Whether a second stop signal has ended it after it had saved everything."""
         code = self.process.returncode
         return self.pulse.doing == LAST and code is not None and 128 - code in STOPS
@@ -127,7 +127,7 @@ class Rank:
                 self.send_group(signal.SIGCONT)
 
     def stop(self, number: int) -> None:
-        """Ask it to stop; kill it if it has not begun, because it would print a traceback of Python's."""
+        """Request it to stop; kill it if it has not begun, because it would print a traceback of Python's."""
         if self.pulse.beats:
             self.send(number)
         else:
@@ -227,7 +227,7 @@ class _Launcher:
             if still is not None:
                 self._lost(rank, f"stands still: {still}")
                 rank.kill()
-        elif code < 0 and not rank.gave_up and -code not in self._stops and not rank.left_when_asked:
+        elif code < 0 and not rank.gave_up and -code not in self._stops and not rank.stopped_by_request:
             self._lost(rank, how_it_ended(code), memory_hint(code))
         else:
             if code in STOPS and not self._stops and rank.pulse.doing != LAST:

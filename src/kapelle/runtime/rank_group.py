@@ -75,7 +75,7 @@ class _StoreQueries:
         self.broken: str | None = None
         threading.Thread(target=self._answer, daemon=True, name="heartbeat's store").start()
 
-    def ask(self, query: Callable[[Any], Any]) -> Any:
+    def run(self, query: Callable[[Any], Any]) -> Any:
         """Return the answer; raises StoreTimeout, and RuntimeError after the connection breaks."""
         answer: Future[Any] = Future()
         self._queries.put((query, answer))
@@ -108,7 +108,7 @@ class Heartbeat:
         store.set_timeout(timedelta(seconds=SOON))
         self.rank, self.size = rank, size
         self._line = _StoreQueries(store)
-        self._query = self._line.ask
+        self._query = self._line.run
         self._over = threading.Event()
 
     def begin(self) -> None:
@@ -155,19 +155,19 @@ class Heartbeat:
             return silent[0], "it died without a reason: it was killed, or its machine is gone"
         return None, "a connection between two ranks broke"
 
-    def print_once(self, say: Callable[[], None], *, after_others: bool = False) -> None:
-        """Call `say` unless another rank has printed why all ranks end; wait until that is printed."""
+    def print_once(self, report: Callable[[], None], *, after_others: bool = False) -> None:
+        """Call `report` unless another rank has printed why all ranks end; wait until that is printed."""
         try:
             if after_others and self._becomes("saying"):
                 self._becomes("said")
                 return
             if self._query(lambda store: store.add("saying", 1)) == 1:
-                say()
+                report()
                 self._query(lambda store: store.add("said", 1))
             else:
                 self._becomes("said")
         except RuntimeError:  # without a store, printing twice is better than never
-            say()
+            report()
 
     def _becomes(self, name: str) -> bool:
         """Return whether a key appears in the store within `SOON` seconds."""
@@ -466,7 +466,7 @@ class RankGroup(Ranks):
         self._waits: dict[str, float] = {}
         """Name of an exchange → seconds."""
         self._agreement = Agreement()
-        self.heard = False
+        self.reported_elsewhere = False
         """Whether this rank ends with the error of another rank, which prints it."""
         self.left_behind = False
         """Whether this rank ends because another rank is gone."""
@@ -498,7 +498,7 @@ class RankGroup(Ranks):
         # Raise an original error before those of ranks that failed because of it.
         for rank, each in sorted(enumerate(reports), key=lambda item: item[1].get("kind") == peer):
             if each.get("kind", stop) != stop and not (stopped and each["kind"] == peer):
-                self.heard = rank != self.rank
+                self.reported_elsewhere = rank != self.rank
                 raise _raised_in_every_rank(rank, each, failure if rank == self.rank else None)
         if stopped:
             raise failure if isinstance(failure, StopRequested) else StopRequested
@@ -594,7 +594,7 @@ class RankGroup(Ranks):
         if rank is None:
             return None
         self.left_behind = True
-        self.heard = self.heartbeat.failure() is not None
+        self.reported_elsewhere = self.heartbeat.failure() is not None
         self.heartbeat.fail(rank, why)
         return f"Rank {rank} is gone: {why}. Resume the run from its last checkpoint."
 
@@ -641,7 +641,7 @@ def report_to_all(reason: str) -> None:
     report = partial(print, cleaned(reason), file=sys.stderr, flush=True)
     try:
         if _joined:
-            heartbeat, after_others = _joined[0].heartbeat, _joined[0].heard
+            heartbeat, after_others = _joined[0].heartbeat, _joined[0].reported_elsewhere
         else:
             place = launched_rank()
             assert place is not None, "a single process prints its own error"

@@ -19,10 +19,10 @@ def query_engine(
     The same conversation gets the same reply.
     """
 
-    async def ask(messages: Sequence[Message]) -> str:
+    async def reply(messages: Sequence[Message]) -> str:
         prompt = engine.renderer(policy).start(messages)
         seed = derive_seed("judge", *(message.content for message in messages))
         request = Request(policy, "judge", tuple(messages), prompt, sampling, seed, Task("judge", ""))
         return (await engine.generate(request)).text
 
-    return ask
+    return reply

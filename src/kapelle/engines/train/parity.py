@@ -111,19 +111,19 @@ class ParityFinding:
     """The same distance for the trainer."""
     rounding: float | None = None
     """Root mean square of the rounding error there; None if nothing was computed in float64."""
-    refused: str | None = None
+    failure: str | None = None
     """Why the step fails; None if rounding explains everything."""
 
     def describe(self) -> str:
         """Return the finding as text."""
         where = f"{self.tokens} of {self.total} tokens are above the bound"
         if self.rounding is None:
-            return f"{where}; {self.refused}"
+            return f"{where}; {self.failure}"
         distances = (
             f"against float64 the sampler is off by {self.sampler:.2g} and the trainer by {self.trainer:.2g} "
             f"(policy '{self.learner}'), where rounding explains about {self.rounding:.2g}"
         )
-        return f"{where}; {distances}: {self.refused}" if self.refused else f"{where}; {distances}"
+        return f"{where}; {distances}: {self.failure}" if self.failure else f"{where}; {distances}"
 
 
 def improbability(gap_K: Tensor, group_K: Tensor, samples_G: Tensor, bound: float) -> Tensor:
@@ -201,7 +201,7 @@ def check_parity(
                 rough=rough,
                 probability=probability,
             )
-            if found.refused is not None:
+            if found.failure is not None:
                 raise ParityError(
                     f"Trainer and sampler log-probs differ by {worst:.3g} nats (bound {bound:.3g}), on average by {mean:.2g}: "
                     f"{found.describe()}. See docs/troubleshooting.md; `training.parity_tolerance` sets the bound, also when a "
@@ -262,7 +262,7 @@ def judge_in_float64(
         if rough and probability >= CERTAIN:
             return finding
         why = "this architecture or engine has no float64 pass to compare with"
-        return replace(finding, refused=f"rounding does not explain that, and {why}" if rough else why)
+        return replace(finding, failure=f"rounding does not explain that, and {why}" if rough else why)
     try:
         compared = [
             (sample.learner, *_against_float64(sample, off_T, models), ~(off_T.abs() <= bound))
@@ -271,7 +271,7 @@ def judge_in_float64(
     except (torch.OutOfMemoryError, MemoryError):
         if rough and probability >= CERTAIN:
             return finding
-        return replace(finding, refused="memory ran out during the comparison with float64")
+        return replace(finding, failure="memory ran out during the comparison with float64")
     # The gap that rounding explains least: of a token above the bound, or in half precision the median of a sample or learner.
     least: list[tuple[float, ParityFinding]] = []
     for learner, off_2T, rounding_T, above_T in compared:
@@ -294,14 +294,14 @@ def judge_in_float64(
             why = "the tokens were sampled with other weights, or from another distribution, than the trained ones"
         else:
             why = "the trainer does not compute what its weights define; please report it"
-        return replace(found, refused=why)
+        return replace(found, failure=why)
     worst = max(float(off_T.abs().max()) for _, off_T in judged)
     if found.tokens > max(1, SHARE * found.total) or (not rough and worst > CEILING * bound):
         why = (
             "the weights have grown too large for the compute type; go back to an earlier checkpoint with a "
             "lower `optimizer.lr`"
         )
-        return replace(found, refused=why)
+        return replace(found, failure=why)
     return found
 
 

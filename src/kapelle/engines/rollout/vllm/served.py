@@ -149,7 +149,7 @@ class ServedModel(VllmModel):
         if adapter is not None and adapter.number not in self._loaded:
             self._call(self._dialect.load, {"lora_name": adapter.name, "lora_path": str(adapter.folder)})
             self._loaded[adapter.number] = adapter
-        body = self._dialect.ask(row, self._base, self._about)
+        body = self._dialect.body(row, self._base, self._about)
         self._open[row.id] = asyncio.run_coroutine_threadsafe(self._complete(row.id, body), self._loop)
 
     def step(self) -> Sequence[FinishedRow]:
@@ -286,7 +286,7 @@ class Dialect(NamedTuple):
     """Takes `lora_name`."""
     forget: str
     """Empties the prefix cache."""
-    ask: Callable[[Row, str, BaseModel], Json]
+    body: Callable[[Row, str, BaseModel], Json]
     """Row, name of the base model, base model → body of the request; ValueError for an unsupported row."""
     parts: Callable[[Any], tuple[Any, Any, Any]]
     """Reply as JSON → token ids, their log-probs, and the finish reason."""

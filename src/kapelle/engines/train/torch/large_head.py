@@ -129,7 +129,7 @@ class _Piece:
     """Logits of some tokens over some vocabulary entries."""
 
     rows: slice
-    words: slice
+    entries: slice
     weight_CD: Tensor
     """The entries' weights in the compute type."""
     logits_KC: Tensor
@@ -159,13 +159,13 @@ class _Problem:
 
     def pieces(self) -> Iterator[_Piece]:
         """Yield all pieces, vocabulary entries in the outer loop, so that each weight is read and converted once."""
-        tokens, words = len(self.token_K), len(self.head.weight_VD)
+        tokens, vocabulary = len(self.token_K), len(self.head.weight_VD)
         cpu = self.hidden_KD.device.type == "cpu"
         rows = max(1, min(ROWS if cpu else DEVICE_ROWS, tokens))
         budget = PIECE if cpu else DEVICE_PIECE
         width = max(1, budget // rows)
-        for first in range(0, words, width):
-            chosen = slice(first, min(first + width, words))
+        for first in range(0, vocabulary, width):
+            chosen = slice(first, min(first + width, vocabulary))
             weight_CD = self.head.weight_VD[chosen].to(self.hidden_KD.dtype)
             bias_C = None if self.head.bias_V is None else self.head.bias_V[chosen].to(self.hidden_KD.dtype)
             for start in range(0, tokens, rows):
@@ -377,10 +377,10 @@ def _gradients(ctx: Any, logp_grad_K: Tensor, entropy_grad_K: Tensor) -> tuple[T
         if hidden_grad_KD is not None:
             _add_product(hidden_grad_KD[rows], half_KC, piece.weight_CD)
         if weight_grad_VD is not None:
-            target_CD = weight_grad_VD[piece.words]
+            target_CD = weight_grad_VD[piece.entries]
             _add_product(target_CD, half_KC.T, problem.hidden_KD[rows], overwrite=rows.start == 0)
         if bias_grad_V is not None:
-            bias_grad_V[piece.words] += grad_KC.sum(dim=0)
+            bias_grad_V[piece.entries] += grad_KC.sum(dim=0)
     if hidden_grad_KD is not None:
         hidden_grad_KD = hidden_grad_KD.to(hidden_KD.dtype)
     return hidden_grad_KD, weight_grad_VD, bias_grad_V
