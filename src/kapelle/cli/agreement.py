@@ -89,7 +89,7 @@ class JudgeAgreement:
     ungraded: int
     """Answers to which it gave no verdict."""
     auc: Estimate | None = None
-    """Probability that a good answer scores above a bad one, whatever their questions; only for grades of true and false."""
+    """Probability that a good answer scores above a bad one, across questions; only for grades of true and false."""
     accuracy: Estimate | None = None
     """Share of answers whose score is on the correct side of ½, where a score of ½ counts half; only for grades of true and false."""
     spearman: Estimate | None = None

@@ -74,7 +74,7 @@ def take_signals() -> None:
 def termination() -> Iterator[None]:
     """Raise Terminated for a SIGTERM, HungUp for a SIGHUP and KeyboardInterrupt for a Ctrl-C inside the block, so that files are closed.
 
-    A process that has not ended by the exception after `interrupts.LAST_RESORT` seconds is ended, whatever it does. So is a process
+    A process that has not ended by the exception after `interrupts.LAST_RESORT` seconds is ended in any state. So is a process
     in which a thread cannot start for lack of memory.
     """
     if threading.current_thread() is not threading.main_thread():

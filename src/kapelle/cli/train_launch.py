@@ -148,7 +148,7 @@ class Rank:
 
 @contextmanager
 def _started(words: Sequence[str], processes: int, environ: dict[str, str]) -> Iterator[list[Rank]]:
-    """Start all ranks, and end inside out whatever is left of them."""
+    """Start all ranks, and end those that still run after the block."""
     ranks: list[Rank] = []
     # Rank 0 serves the store on a socket that is bound here, so that no other program takes the port in between.
     with socket.create_server(("127.0.0.1", 0)) as listening:

@@ -24,14 +24,14 @@ from kapelle.settings.schema import Resources, RunConfig
 
 QUIET: Mapping[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 RECONNECTING = 5
-"""Seconds for which the processes of a Ray of our own look for a lost control service before they end."""
+"""Seconds that processes search for a lost control service of a Ray that kapelle started, before they end."""
 STORE = 1 << 30
-"""Most bytes of the object store of a Ray of our own; Ray keeps the rest on disk."""
+"""Most bytes of the object store of a Ray that kapelle started; Ray keeps the rest on disk."""
 LEAST_STORE = 80 << 20
 LOOK = 0.2
 """Seconds between two checks for a stop request while a process waits for actors."""
 DEATHS = 5
-"""A run stops after so many deaths of actors in a row without an answer in between."""
+"""Number of actor deaths in a row, without an answer in between, after which a run stops."""
 REACHING = 5.0
 """Seconds within which a cluster's address has to answer."""
 

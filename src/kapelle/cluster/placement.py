@@ -69,7 +69,7 @@ def placement_here(environ: Mapping[str, str] = os.environ) -> RayPlacement | No
 
 
 def check_workers(config: RunConfig, ranks: int) -> None:
-    """Raise ConfigError for settings that do not fit so many ranks and their rollout workers."""
+    """Raise ConfigError for settings that do not fit `ranks` ranks and their rollout workers."""
     workers, least = config.ray.rollout_workers, config.ray.least_rollout_workers
     partial = config.training.partial_rollouts
     if least is not None and least > workers:

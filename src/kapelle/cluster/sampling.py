@@ -1,6 +1,6 @@
 """Sampling workers on a cluster: actors that hold the models of some agents (`ray.pools`) and sample for rollout workers.
 
-With them the models of one team lie on different machines. A rollout worker waits until none of its episodes can continue without
+With them the models of one team are on different machines. A rollout worker waits until none of its episodes can continue without
 an answer, and then sends one batch of requests to each pool. So batches depend on the episodes alone, and never on time. Between two
 batches a sampling worker keeps its weights and nothing else.
 """

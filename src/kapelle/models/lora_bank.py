@@ -277,7 +277,7 @@ def layers_of(model: nn.Module) -> Layers:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Return whether a module multiplies by a weight and adds a bias; routers do more, whatever class they extend."""
+    """Return whether a module multiplies by a weight and adds a bias; routers do more, even if they extend such a class."""
     from transformers.pytorch_utils import Conv1D
 
     return isinstance(module, nn.Linear | Conv1D) and not type(module).__name__.endswith("Router")

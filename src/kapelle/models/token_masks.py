@@ -68,7 +68,7 @@ def check_installed() -> None:
 
 
 def check_constraint(constraint: Constraint) -> None:
-    """Raise ConfigError for a constraint that the library rejects or no text can satisfy, whatever the model."""
+    """Raise ConfigError for a constraint that the library rejects or no text can satisfy, for any model."""
     check_installed()
     from llguidance import LLTokenizer
 

@@ -92,7 +92,7 @@ def _mixed(words: Tensor, place: int) -> Tensor:
 
 
 def hash_of_base(base: LanguageModel) -> str:
-    """Return a hash of 16 hex digits of a base's own weights as float32, whatever type holds them.
+    """Return a hash of 16 hex digits of a base's own weights as float32, independent of their stored type.
 
     Adapters and checkpoints record it; it is compared across runs and machines.
     """

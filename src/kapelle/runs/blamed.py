@@ -180,7 +180,7 @@ class Blame:
         return rows
 
     def costliest(self, most: int = COSTLIEST) -> list[tuple[BlamedEpisode, BlamedTurn]]:
-        """Return the turns with the largest drops, at most so many, each with its episode."""
+        """Return the `most` turns with the largest drops, each with its episode."""
         turns = [(each, turn) for each in self.episodes for turn in each.turns if (turn.drop or 0.0) > 0.0]
         return sorted(turns, key=lambda pair: -(pair[1].drop or 0.0))[:most]
 

@@ -32,7 +32,7 @@ from kapelle.runtime.process_tree import RANK_LOG
 from kapelle.runtime.ranks import Ranks
 
 FOLDER = "ranks"
-"""Folder of the run directory in which the logs lie."""
+"""Folder of the logs in the run directory."""
 PACKAGES = ("kapelle", "torch", "transformers")
 _TELLING = (
     "NCCL_",

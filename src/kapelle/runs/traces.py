@@ -42,7 +42,7 @@ class UnusableCall(Exception):
 
 @dataclass(frozen=True, slots=True)
 class WatchedSpan:
-    """One span, whatever its form was."""
+    """One span, independent of its original form."""
 
     trace: str
     name: str

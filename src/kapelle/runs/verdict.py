@@ -235,7 +235,7 @@ class Course:
 
 
 def course(steps: Sequence[float], column: Column, counts: Column | None = None) -> Course | None:
-    """Return the values and noise of a column; None for fewer than 3 values. With `counts`, values are shares of so many episodes."""
+    """Return the values and noise of a column; None for fewer than 3 values. With `counts`, values are shares of that many episodes."""
     there = [(int(step), value) for step, value in zip(steps, column, strict=True) if _known(value)]
     if len(there) < 3:
         return None

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 SLICES = 10
-"""The patience consists of so many slices: a sleeping machine uses up only one of them."""
+"""Number of slices of the patience: a sleeping machine uses up only one of them."""
 
 Order = tuple[int, tuple[int, ...]]
 """Order of a participant's requests in a batch: number of its last answer, and its place in the tree."""

@@ -56,7 +56,7 @@ def wait_readable(source: int | IO[bytes], clock: SuspendAwareClock, until: floa
 
 @asynccontextmanager
 async def suspend_aware_timeout(seconds: float) -> AsyncIterator[None]:
-    """Raise TimeoutError inside the block after so many seconds in which the event loop of this process ran."""
+    """Raise TimeoutError inside the block after the event loop of this process ran for `seconds`."""
     clock = SuspendAwareClock(LOOK_EVERY_TURN_S)
     loop = asyncio.get_running_loop()
     next_look: asyncio.TimerHandle | None = None

@@ -7,7 +7,7 @@ Both raise DeadlineExceeded after these seconds; an episode records it as its er
 event loop, in a fixed order, so that a run repeats; some code works only on the main thread (`signal.alarm`, connections to SQLite).
 How a late call is ended depends on what it does:
 
-    it awaits for ever                      its task is cancelled, once more after `GRACE` seconds, then left with its episode
+    it awaits forever                       its task is cancelled, once more after `GRACE` seconds, then left with its episode
     it blocks the main thread               a signal handler raises DeadlineExceeded in the call, then every second
       (`time.sleep`, `while True`)
     it blocks in C code, or another thread  the command ends; files on the disk are complete at every moment
@@ -44,7 +44,7 @@ PAUSE = 1.0
 GRACE = 5.0
 """Seconds for a cancelled task to clean up."""
 UNBREAKABLE = 30.0
-"""If a call cannot be interrupted, the command ends so many seconds after the call's limit."""
+"""Seconds after the call's limit until the command ends, if the call cannot be interrupted."""
 BREAKER = signal.SIGURG
 """The signal that wakes the main thread; by default it does nothing."""
 

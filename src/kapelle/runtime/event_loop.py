@@ -29,11 +29,11 @@ class AbandonableThreads(ThreadPoolExecutor):
     """An executor of daemon threads, which abandons a running call with its thread if its future is cancelled.
 
     `asyncio.to_thread` runs blocking code on the loop's executor. Python joins the threads of its own executor at exit, so a call
-    that never returns would keep the process for ever.
+    that never returns would keep the process forever.
     """
 
     def __init__(self, most: int) -> None:
-        """Run at most so many calls at once, without the abandoned ones."""
+        """Run at most `most` calls at once, without the abandoned ones."""
         super().__init__(1)  # `submit` is replaced, so its thread never starts
         self._most = most
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()

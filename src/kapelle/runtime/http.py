@@ -1,6 +1,6 @@
 """Requests to a server with limits on its answer (bytes, seconds, connections), and retries.
 
-The server may answer without end, a byte at a time, or not at all. That must neither block an episode for ever nor fill the memory.
+The server may answer without end, a byte at a time, or not at all. That must neither block an episode forever nor fill the memory.
 """
 
 from __future__ import annotations

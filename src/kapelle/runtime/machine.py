@@ -109,7 +109,7 @@ def most_open(each: int, most: int) -> int:
 # -------- Threads without memory to start
 #
 # `Thread.start` waits until the new thread runs. A thread without memory for its first lines never reports that, so the starting code
-# would wait for ever (CPython, gh-140746). A command ends with a message instead.
+# would wait forever (CPython, gh-140746). A command ends with a message instead.
 
 THREAD_START_S = 20.0
 """Seconds after which a thread that has not started never will, even on a busy machine."""

@@ -122,7 +122,7 @@ Layout = Mapping[str, Mapping[str, tuple[str, tuple[int, ...]]]]
 """Name of a policy → name of a tensor → (dtype, shape)."""
 
 ALIGNED = 64
-"""Tensors begin at multiples of so many bytes, as in torch's own memory."""
+"""Alignment of tensors in bytes, as in torch's own memory."""
 
 
 def layout_of(tensors: Mapping[str, Mapping[str, Tensor]]) -> Layout:

@@ -1,4 +1,4 @@
-"""A thread that runs checks ten times a second, whatever the main thread does."""
+"""A thread that runs checks ten times a second, independent of the main thread."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def every_tick(look: Callable[[float], None]) -> None:
         if look not in _looks:
             _looks.append(look)
         if not _runs:
-            # Not `Thread.start`: without memory it would wait for ever, and only this thread could notice.
+            # Not `Thread.start`: without memory it would wait forever, and only this thread could notice.
             begun = threading.Event()
             _thread.start_new_thread(_run, (begun,))
             if not begun.wait(machine.THREAD_START_S):

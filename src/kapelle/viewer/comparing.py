@@ -31,7 +31,7 @@ DRAWN = (12, 24, 48, 96, 500)
 USUAL = 24
 """Default for the most curves."""
 WIDE = 8
-"""Up to so many runs or groups are columns of the table of settings; more of them are rows."""
+"""Most runs or groups that are columns of the table of settings; beyond that they are rows."""
 COLUMNS = 16
 """Most settings in a table with one row for each run."""
 

@@ -133,7 +133,7 @@ def peak(run: PlannedRun) -> int:
 
 
 def with_chosen_tokens(run: PlannedRun, memory: int) -> PlannedRun:
-    """Return a run with the passes that the engine will choose on GPUs of so many bytes, if the setting is `auto`."""
+    """Return a run with the passes that the engine will choose on GPUs of `memory` bytes, if the setting is `auto`."""
     if not run.left_open:
         return run
     taken = {
@@ -158,7 +158,7 @@ def with_chosen_tokens(run: PlannedRun, memory: int) -> PlannedRun:
 
 
 def with_passes(run: PlannedRun, tokens: int) -> PlannedRun:
-    """Return a run with passes of at most so many tokens."""
+    """Return a run with passes of at most `tokens` tokens."""
     return replace(run, microbatch_tokens=tokens, chosen_tokens={}, left_open=False)
 
 

@@ -244,7 +244,7 @@ def _judges(config: RunConfig, device: str) -> dict[str, int]:
 
 
 def base_bytes(outline: Outline, size: int, *, nf4: bool) -> int:
-    """Return the bytes of a frozen base in a compute type of so many bytes, or with linear layers in four bits."""
+    """Return the bytes of a frozen base in a compute type of `size` bytes, or with linear layers in four bits."""
     if not nf4:
         return size * outline.parameters
     layers = outline.layers

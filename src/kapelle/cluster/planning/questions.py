@@ -20,7 +20,7 @@ def episodes_of(algorithm: Algorithm) -> int:
 
 
 def rows(asked: Mapping[str, QuestionCounts], tasks: int, group: int) -> dict[str, dict[str, int]]:
-    """Return the most requests to each judge for an episode, a group, and a step of so many tasks."""
+    """Return the most requests to each judge for an episode, a group, and a step of `tasks` tasks."""
     return {
         name: {
             "of an episode": each.episode,

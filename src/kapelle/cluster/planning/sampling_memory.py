@@ -167,12 +167,12 @@ def reading(shape: Shape, work: PlannedRows, size: int, *, fused: bool, cpu: boo
 
 
 def merges(shape: Shape, adapters: int) -> bool:
-    """Return whether sampling merges adapters into copies of the matrices, for so many policies on a base."""
+    """Return whether sampling merges adapters into copies of the matrices, for `adapters` policies on a base."""
     return shape.flat and shape.block * max(adapters, 1) + shape.head <= LARGEST
 
 
 def merged(shape: Shape, adapters: int, size: int, *, cpu: bool) -> int:
-    """Return the bytes of the merged matrices for so many adapters, and of the head.
+    """Return the bytes of the merged matrices of `adapters` adapters, and of the head.
 
     On a CPU a matrix of fewer than 131,072 weights in float32 exists plain and packed.
     """

@@ -51,7 +51,7 @@ class ComposedEngine(Interruptible, ServesCallers, HasNotes):
                 engine.serve()
 
     async def stream(self, request: Request, on_tokens: OnTokens | None) -> Completion:
-        """Return one completion from the engine that holds the policy; `on_tokens` gets its tokens as they come."""
+        """Return one completion from the engine that holds the policy; `on_tokens` gets its tokens as they are sampled."""
         return await stream_or_generate(self._engine_of[request.policy], request, on_tokens)
 
     async def interrupt(self) -> Sequence[Interrupted]:

@@ -367,7 +367,7 @@ class ShardedBase:
             part.unshard()
 
     def _lead_back(self, _embeddings: nn.Module, _inputs: object, embedded: Tensor) -> None:
-        """Make every process's backward pass go through every block, whatever the adapters of its rows."""
+        """Make every process's backward pass go through every block, for any adapters of its rows."""
         if self._model.sharded_pass is not None and torch.is_grad_enabled() and not embedded.requires_grad:
             embedded.requires_grad_()
 

@@ -6,7 +6,7 @@ all tokens for queries, keys and values, mostly zeros, and add them up. Here eac
 On a CPU, torch's fused attention is made for long sequences: in half precision its backward pass takes three to ten
 times as long as the products that it replaces, and up to a few hundred keys its blocks are too coarse to skip masked
 keys. So attention to up to `PRODUCT_KEYS` keys is computed by batched products, a few queries at a time against
-their visible keys, with a backward pass of our own. Longer sequences and other devices use the fused kernel.
+their visible keys, with a hand-written backward pass. Longer sequences and other devices use the fused kernel.
 
 On CUDA in half precision, one kernel computes all sequences of a pass without buckets, masks or repeated key heads.
 

@@ -209,7 +209,7 @@ def fused_of(flat: FlatModel, adapters: int, dtype: torch.dtype) -> FusedPass | 
 
 
 def _linear(layer: Any, adapter: str | None) -> tuple[Tensor, Tensor | None]:
-    """Return a layer's weight and bias in float32, whatever the base's type: they are rounded once, at the end."""
+    """Return a layer's weight and bias in float32 for every type of the base: they are rounded once, at the end."""
     banked = isinstance(layer, BankedLinear)
     bias_O = layer.base.bias if banked else layer.bias
     weight_OI = layer.merged(adapter) if banked else layer.weight

@@ -1,6 +1,6 @@
 """The KV cache of the rows in flight, attention of one new token per row over it, and the cache of finished rows.
 
-All rows share one cache, whatever their length and time of joining. A row's tokens are stored in three places:
+All rows share one cache, independent of their length and time of joining. A row's tokens are stored in three places:
 
 - its prompt, if rows share it, in blocks of `BLOCK` places that all these rows read (`_BlockPool`);
 - its own tokens, as far as they fill blocks, in its own blocks;

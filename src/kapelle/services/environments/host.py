@@ -67,7 +67,7 @@ class EnvironmentRegistry:
     def __init__(
         self, environments: Mapping[str, Environment], processes: int = 0, call_seconds: float = 600.0
     ) -> None:
-        """Register environments; each gets so many `processes`, in which a call may take `call_seconds`.
+        """Register environments, with `processes` processes for each one and at most `call_seconds` for a call.
 
         Raises what reading their data raises, and ConfigError for an environment that another process cannot build.
         """

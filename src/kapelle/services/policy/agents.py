@@ -164,7 +164,7 @@ class Agents:
         return self._texts[policy]
 
     async def answers(self, prompt: Prompt, *, listening: bool) -> AsyncGenerator[NewTokens | Sampled, None]:
-        """Yield the choices in order; with `listening` yield tokens as they come, and each choice when it is complete."""
+        """Yield the choices in order; with `listening` yield tokens as they are sampled, and each choice when it is complete."""
 
         async def work(send: Send) -> None:
             choices = (self._choice(prompt, k, send, listening=listening) for k in range(len(prompt.seeds)))
@@ -249,7 +249,7 @@ def too_long(message: str) -> RequestError:
     return RequestError(400, message, "messages", "context_length_exceeded")
 
 
-# -------- Tokens as text while they come: whole characters, without what a stop string may still remove
+# -------- Tokens as text while they are sampled: whole characters, without what a stop string may still remove
 
 
 class TextStream:

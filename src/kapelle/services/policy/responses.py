@@ -52,7 +52,7 @@ class StoredResponses:
     def __init__(
         self, under_way: Callable[[str], bool], most: int = MOST, characters: int = MOST_CHARACTERS
     ) -> None:
-        """Keep so many responses and characters; drop those of sessions that are no longer `under_way`."""
+        """Keep at most `most` responses and `characters` characters; drop responses of sessions that are not `under_way`."""
         self._under_way = under_way
         self._most, self._characters = most, characters
         self._kept: OrderedDict[str, StoredResponse] = OrderedDict()

@@ -185,7 +185,7 @@ class TeamChat:
     async def pieces(
         self, answers: AsyncIterator[Spoken | TeamAnswer]
     ) -> AsyncGenerator[Piece | Finished, None]:
-        """Yield the agents' texts as they come, and each answer with its turns when it is complete."""
+        """Yield the agents' texts while they are generated, and each answer with its turns when it is complete."""
         async with aclosing(answers) as coming:  # type: ignore[type-var]
             async for each in coming:
                 if isinstance(each, Spoken):

@@ -1,4 +1,4 @@
-"""Scores of answers: what a scorer gets and returns, and two scorers: a reward model of transformers, and a verifier that a run has trained."""
+"""Scores of answers: the interface of scorers, and two scorers: a reward model of transformers, and a verifier that a run has trained."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class _ScoredCall:
 
 
 class Batches:
-    """Scores what callers hand in; a context manager."""
+    """Scores the answers of callers; a context manager."""
 
     def __init__(self, score: Callable[[Sequence[Answered]], Sequence[Score]], most: int, room: int) -> None:
         """Score `most` answers together at most, and hold `room` of them, waiting and under way."""

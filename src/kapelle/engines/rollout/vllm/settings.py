@@ -1,6 +1,6 @@
 """Settings of the engine `vllm`, and known faults of vLLM's versions.
 
-The trainer compares the sampler's log-probs with its own at every step, whatever the version. Known
+The trainer compares the sampler's log-probs with its own at every step, for every version. Known
 faults are avoided, so that the run continues.
 """
 
