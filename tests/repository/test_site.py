@@ -76,7 +76,7 @@ def test_the_reference_shows_meaning_default_and_bounds_of_a_setting() -> None:
     assert "| `microbatch_tokens` | integer, ≥ 1 or `auto` | `auto` |" in run
     assert "| from then on |" in run
     grpo = plugin_page("algorithms").partition("\n## grpo\n")[2].partition("\n## ")[0]
-    assert "| `group_size` | integer, ≥ 2 | `8` | Episodes per task;" in grpo
+    assert "| `group_size` | integer, ≥ 2 | `8` |" in grpo
     assert "### algorithm.loss" in grpo
     assert "## kapelle rollback" not in cli_page()
     assert "## kapelle runs" in cli_page()
