@@ -65,9 +65,9 @@ class Words(DrawnTasks):
         """Return the only task, by a number."""
         return Task(f"{split}-{index}", "0")
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> WordsWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> WordsState:
         """Return an episode state that waits for every agent's word, or for the last one's."""
-        return WordsWorld(self.kind, agents)
+        return WordsState(self.kind, agents)
 
     def extract(self, text: str) -> str:
         """Return a word as its own answer."""
@@ -79,7 +79,7 @@ class Words(DrawnTasks):
         return (0.0, 1.0)
 
 
-class WordsWorld:
+class WordsState:
     """Hears one word of each agent."""
 
     def __init__(self, kind: str, agents: Sequence[str]) -> None:

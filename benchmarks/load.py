@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from benchmarks.measure import single_thread
-from benchmarks.subjects import FixedTasks, FixedWorld, subject
+from benchmarks.subjects import FixedState, FixedTasks, subject
 from kapelle.environment import Outcome
 from kapelle.rollout.episodes import rollout
 from kapelle.rollout.setup import RolloutSetup
@@ -66,12 +66,12 @@ class FaultyTasks(FixedTasks):
         place = seed // 97 % (self.one_in * len(self.faults)) if self.one_in else len(self.faults)
         return self.faults[place] if place < len(self.faults) else None
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> FixedWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> FixedState:
         """Open the world of the episode."""
-        return FaultyWorld(task, agents, self.fault(seed))
+        return FaultyState(task, agents, self.fault(seed))
 
 
-class FaultyWorld(FixedWorld):
+class FaultyState(FixedState):
     """An episode state with a fault."""
 
     def __init__(self, task: Task, agents: Sequence[str], fault: str | None) -> None:

@@ -86,7 +86,7 @@ class DrawnTasks(Settings):
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> EpisodeState:
         """Open its world."""
-        return FixedWorld(task, agents)
+        return FixedState(task, agents)
 
 
 def seed_of(split: Split, index: int) -> int:
@@ -109,7 +109,7 @@ class FixedTasks(DrawnTasks, Answerable):
         return text
 
 
-class FixedWorld:
+class FixedState:
     """One question; all answer in each of the `rounds` of its data, or once, and each agent is paid for its own last text."""
 
     def __init__(self, task: Task, agents: Sequence[str]) -> None:

@@ -32,14 +32,14 @@ class Parity(BaseEnvironment, kapelle.Answerable):
         bits = format(index, f"0{self.bits + (split == 'test')}b")
         return kapelle.Task(f"{split}-{bits}", bits, {"answer": "eo"[bits.count("1") % 2]})
 
-    def start(self, task: kapelle.Task, agents: Sequence[str], seed: int) -> "ParityWorld":
-        return ParityWorld(task, agents)
+    def start(self, task: kapelle.Task, agents: Sequence[str], seed: int) -> "ParityState":
+        return ParityState(task, agents)
 
     def extract(self, text: str) -> str | None:
         return text.strip()[:1] or None
 
 
-class ParityWorld(BaseState):
+class ParityState(BaseState):
     """One question: is the number of ones even or odd?"""
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:

@@ -27,11 +27,11 @@ class Longer(BaseEnvironment):
         number = random.Random(index).randrange(1000) + 1000 * (split == "test")
         return Task(f"{split}-{index}", f"{number}:")
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> LongerWorld:
-        return LongerWorld(task, agents)
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> LongerState:
+        return LongerState(task, agents)
 
 
-class LongerWorld(BaseState):
+class LongerState(BaseState):
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         most = max(map(len, actions.values()))
         self.rewards = {agent: float(len(text) == most > 0) for agent, text in actions.items()}

@@ -157,7 +157,7 @@ class Word(Settings, Answerable, Scripted, Private):
         return Task("same" if self.fault == "id" else f"{split}-{index}", f"say {word}", data)
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> Any:
-        return WordWorld(self.fault, task, tuple(agents))
+        return WordState(self.fault, task, tuple(agents))
 
     def extract(self, text: str) -> str | None:
         return text.strip() or None
@@ -169,7 +169,7 @@ class Word(Settings, Answerable, Scripted, Private):
         return [f"secret of {agent}"]
 
 
-class WordWorld(QuestionState):
+class WordState(QuestionState):
     def __init__(self, fault: str, task: Task, agents: tuple[str, ...]) -> None:
         super().__init__(task, agents, self._judge, {"list": (1,)} if fault == "info" else {})
         self.fault, self.looked = fault, 0
@@ -272,7 +272,7 @@ class Hints(BaseEnvironment, Private, Scripted):
         return Task(f"{split}-{index}", "", {"word": f"{split}word{index}"})
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> Any:
-        return HintsWorld(task, agents, self.leaky)
+        return HintsState(task, agents, self.leaky)
 
     def private(self, task: Task, agent: str, agents: Sequence[str]) -> Sequence[str]:
         return (str(task.data["word"]),) if agent == agents[0] else ()
@@ -281,7 +281,7 @@ class Hints(BaseEnvironment, Private, Scripted):
         return str(task.data["word"]) if self.reveals else "it is long"
 
 
-class HintsWorld(BaseState):
+class HintsState(BaseState):
     def __init__(self, task: Task, agents: Sequence[str], leaky: bool) -> None:
         super().__init__(task, agents)
         self.texts: list[str] = []

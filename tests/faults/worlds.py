@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NoReturn
 
 import numpy as np
-from tests.support.plugins import Digest, DigestWorld
+from tests.support.plugins import Digest, DigestState
 
 from kapelle.environment import Outcome, Scorable
 from kapelle.types import Task
@@ -96,12 +96,12 @@ class Odd(Digest):
     """A place, `reward`, `success`, `info` or `sight`."""
     how: str = ""
 
-    def start(self, task: Task, agents: Any, seed: int) -> DigestWorld:
+    def start(self, task: Task, agents: Any, seed: int) -> DigestState:
         if not is_odd(task):
             return super().start(task, agents, seed)
         if self.what == "start":
             ({**ACTS, **HANGS})[self.how]()
-        return OddWorld(task, tuple(agents), self.levels, self.what, self.how)
+        return OddState(task, tuple(agents), self.levels, self.what, self.how)
 
 
 def is_odd(task: Task) -> bool:
@@ -109,7 +109,7 @@ def is_odd(task: Task) -> bool:
     return int(task.id.partition("-")[2]) % 3 == 0
 
 
-class OddWorld(DigestWorld, Scorable):
+class OddState(DigestState, Scorable):
     def __init__(self, task: Task, agents: tuple[str, ...], levels: int, what: str, how: str) -> None:
         super().__init__(task, agents, levels, 0)
         self._what, self._how = what, how

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from tests.rollout.test_setup import NAMES, Told, World, stage
 from tests.support.episodes import TASK, episode, turn
-from tests.support.plugins import Digest, DigestWorld
+from tests.support.plugins import Digest, DigestState
 from tests.support.tiny import sections
 
 from kapelle.environment import Outcome
@@ -122,17 +122,17 @@ class Odd(Digest):
     name: Literal["tests.rollout.test_bad_episodes:Odd"] = "tests.rollout.test_bad_episodes:Odd"  # type: ignore[assignment]
     way: str = ""
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> DigestWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> DigestState:
         world: Any = super().start(task, agents, seed)
         if seed % 3:
-            return cast("DigestWorld", world)
+            return cast("DigestState", world)
         if self.way in DONE:
             call, does, _ = DONE[self.way]
             setattr(world, call, does)
         else:
             before = world.outcome
             world.outcome = lambda: replace(before(), **SAID[self.way][0])
-        return cast("DigestWorld", world)
+        return cast("DigestState", world)
 
 
 @pytest.mark.sample(5)

@@ -16,7 +16,7 @@ from tests.support.trees import (
     Counting,
     TwoSteps,
     Wins,
-    WinsWorld,
+    WinsState,
     actor,
     at_grpo,
     candidates,
@@ -185,7 +185,7 @@ class TestFailures:
     async def test_a_world_that_does_not_repeat_is_the_episodes_error(
         self, odd: Any, workflow: Any, how: str
     ) -> None:
-        WinsWorld.opened = 0
+        WinsState.opened = 0
         engine = Counting(numbered, numbered)
         setup = stage(at_grpo(2), engine, environment=Wins(odd=odd), workflow=workflow)
         episode = await roll_out_episode(setup, TASK, 0)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
-from tests.support.stuck import Stuck, StuckWorld
+from tests.support.stuck import Stuck, StuckState
 from tests.support.tiny import team_of
 
 from kapelle.engines.rollout.protocol import Completion, Request
@@ -82,7 +82,7 @@ def test_time_that_another_call_blocks_is_not_counted() -> None:
     blocked = Stuck(way="sleep", one_in=3)
 
     class Others(Stuck):
-        def start(self, task: Task, agents: Sequence[str], seed: int) -> StuckWorld:
+        def start(self, task: Task, agents: Sequence[str], seed: int) -> StuckState:
             if seed % 3 == 0:
                 return blocked.start(task, agents, seed)
             world = super().start(task, agents, seed)

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 from tests.support.episodes import TASK, episode, turn
-from tests.support.plugins import DigestWorld
+from tests.support.plugins import DigestState
 from tests.support.tiny import LORA, lora_policies, stir, tiny_model
-from tests.support.waiting import Rounds, Waiting, WaitingWorld
+from tests.support.waiting import Rounds, Waiting, WaitingState
 
 from kapelle.engines.rollout.compose import ComposedEngine
 from kapelle.engines.rollout.local.engine import LocalEngine
@@ -33,10 +33,10 @@ LONG = Sampling(max_tokens=40)
 
 
 async def _unevenly(
-    self: WaitingWorld, actions: Mapping[str, str], final: str | None = None
+    self: WaitingState, actions: Mapping[str, str], final: str | None = None
 ) -> Mapping[str, float]:
     await asyncio.sleep(0.05 if set(actions) == {"b"} else 0)
-    return {} if final is None else await DigestWorld.step(self, actions, final)
+    return {} if final is None else await DigestState.step(self, actions, final)
 
 
 def playing(rows: int = 1024, *, apart: bool = False, kind: str = "not") -> RolloutSetup:
@@ -66,7 +66,7 @@ def test_what_is_left_goes_on_to_the_same_end(
 ) -> None:
     """With the same weights all the time, playing in pieces is playing at once; also where some wait for a row."""
     if rows == 3:  # the first agent asks long before the second one has been played again
-        monkeypatch.setattr(WaitingWorld, "step", _unevenly)
+        monkeypatch.setattr(WaitingState, "step", _unevenly)
     setup = playing(rows, apart=apart, kind="mixed" if apart else "not")
     tasks = [setup.environment.task("train", index) for index in range(4)]
     expected = run_async(lambda: rollout(setup, tasks, 2, 7))

@@ -17,7 +17,7 @@ from tests.support.trees import (
     PaysTheFirst,
     TwoSteps,
     Wins,
-    WinsWorld,
+    WinsState,
     actor,
     numbered,
     reasoner,
@@ -155,7 +155,7 @@ class TestWhatBecomesOfIt:
 
     @pytest.mark.parametrize("odd", ["shown", "paid", "over"])
     async def test_a_world_that_does_not_repeat_fails_its_episode_by_name(self, odd: Any) -> None:
-        WinsWorld.opened = 0
+        WinsState.opened = 0
         algorithm = changing(PLAIN, *(Change("resample", ("actor",), 1) for _ in range(4)))
         setup = stage(algorithm, environment=Wins(odd=odd), workflow=TwoSteps())
         [one] = await played(setup, 1)

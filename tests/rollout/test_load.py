@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 
 import pytest
 from tests.support.patience import grown_since
-from tests.support.plugins import Digest, DigestWorld
+from tests.support.plugins import Digest, DigestState
 from tests.support.tiny import sections
 
 from kapelle import Trainer
@@ -36,14 +36,14 @@ class Faulty(Digest):
         place = seed // 97 % (8 * len(self.ways)) if self.ways else 0
         return self.ways[place] if place < len(self.ways) else None
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> DigestWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> DigestState:
         way = self.way(seed)
         if way == "refuses":
             raise RuntimeError("no world today")
-        return FaultyWorld(task, tuple(agents), self.levels, way)
+        return FaultyState(task, tuple(agents), self.levels, way)
 
 
-class FaultyWorld(DigestWorld):
+class FaultyState(DigestState):
     def __init__(self, task: Task, agents: tuple[str, ...], levels: int, way: str | None) -> None:
         super().__init__(task, agents, levels, 0)
         self._way = way

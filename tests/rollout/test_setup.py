@@ -291,10 +291,10 @@ class PaysEarly(Digest):
     """In turn: `b` is paid for what `a` does, each time, before its own first word too."""
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> Any:
-        return PaysEarlyWorld()
+        return PaysEarlyState()
 
 
-class PaysEarlyWorld:
+class PaysEarlyState:
     def __init__(self) -> None:
         self.left = ["a", "a", "b", "a"]
 
@@ -326,7 +326,7 @@ async def test_what_an_agent_earns_before_it_speaks_stands_on_its_first_turn() -
 async def test_what_an_agent_earns_that_never_speaks_is_terminal() -> None:
     class Cut(PaysEarly):
         def start(self, task: Task, agents: Sequence[str], seed: int) -> Any:
-            world = PaysEarlyWorld()
+            world = PaysEarlyState()
             world.left = ["a", "a"]
             return world
 

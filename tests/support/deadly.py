@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
-from tests.support.plugins import Digest, DigestWorld
+from tests.support.plugins import Digest, DigestState
 
 from kapelle.environment import Outcome
 from kapelle.types import Task
@@ -27,15 +27,15 @@ class Deadly(Digest):
     times: int = 1
     folder: str = ""
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> DeadlyWorld:
-        world = DeadlyWorld(task, tuple(agents), self.levels, 0)
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> DeadlyState:
+        world = DeadlyState(task, tuple(agents), self.levels, 0)
         world.settings, world.seed = self, seed
         if self.place == "start":
             world.die()
         return world
 
 
-class DeadlyWorld(DigestWorld):
+class DeadlyState(DigestState):
     settings: Deadly
     seed: int
 
@@ -63,14 +63,14 @@ class Late(Digest):
     name: Literal["tests.support.deadly:Late"] = "tests.support.deadly:Late"  # type: ignore[assignment]
     folder: str = ""
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> LateWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> LateState:
         time.sleep(1.0)
-        world = LateWorld(task, tuple(agents), self.levels, 0)
+        world = LateState(task, tuple(agents), self.levels, 0)
         world.folder = self.folder
         return world
 
 
-class LateWorld(DigestWorld):
+class LateState(DigestState):
     folder: str
 
     async def close(self) -> None:
@@ -87,15 +87,15 @@ class Rude(Digest):
 
     name: Literal["tests.support.deadly:Rude"] = "tests.support.deadly:Rude"  # type: ignore[assignment]
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> RudeWorld:
-        world = RudeWorld(task, tuple(agents), self.levels, 0)
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> RudeState:
+        world = RudeState(task, tuple(agents), self.levels, 0)
         world.number = int(task.id.rpartition("-")[2])
         if world.number == 0:
             raise KeyError("key")
         return world
 
 
-class RudeWorld(DigestWorld):
+class RudeState(DigestState):
     number: int
 
     def observe(self, agent: str) -> str:

@@ -56,8 +56,8 @@ class Digest(Endless, Scripted):
     def size(self, split: Split) -> int | None:
         return self.tasks
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> DigestWorld:
-        return DigestWorld(task, tuple(agents), self.levels, self._luck() if self.noisy else 0)
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> DigestState:
+        return DigestState(task, tuple(agents), self.levels, self._luck() if self.noisy else 0)
 
     def _luck(self) -> int:
         import tests.support.drawing  # noqa: F401 - late on purpose: what it draws must not be told from the outside
@@ -69,7 +69,7 @@ class Digest(Endless, Scripted):
         return f"{agent} {task.question}"
 
 
-class DigestWorld(Scorable):
+class DigestState(Scorable):
     def __init__(self, task: Task, agents: tuple[str, ...], levels: int, luck: int) -> None:
         self._task, self._agents, self._levels, self._luck = task, agents, levels, luck
         self._said: dict[str, str] = {}

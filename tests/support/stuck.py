@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.support.plugins import Digest, DigestWorld
+from tests.support.plugins import Digest, DigestState
 
 from kapelle.environment import Answerable, Outcome, Scorable, Scripted
 from kapelle.types import Split, Task
@@ -47,11 +47,11 @@ class Stuck(Digest, Answerable, Scripted):
             self.hang()
         return super().task(split, index)
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> StuckWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> StuckState:
         hangs = seed % self.one_in == 0
         if self.place == "start" and hangs:
             self.hang()
-        return StuckWorld(self, task, tuple(agents), hangs)
+        return StuckState(self, task, tuple(agents), hangs)
 
     def extract(self, text: str) -> str | None:
         if self.place == "extract":
@@ -114,7 +114,7 @@ class Stuck(Digest, Answerable, Scripted):
                 await asyncio.sleep(3600)
 
 
-class StuckWorld(DigestWorld, Scorable):
+class StuckState(DigestState, Scorable):
     def __init__(self, stuck: Stuck, task: Task, agents: tuple[str, ...], hangs: bool) -> None:
         super().__init__(task, agents, stuck.levels, 0)
         self._stuck, self._hangs = stuck, hangs

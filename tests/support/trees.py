@@ -40,16 +40,16 @@ class Wins(Endless):
     def reward_range(self) -> tuple[float, float]:
         return (0.0, 100.0)
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> WinsWorld:
-        return WinsWorld(self.odd)
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> WinsState:
+        return WinsState(self.odd)
 
 
-class WinsWorld(Scorable):
+class WinsState(Scorable):
     opened = 0
 
     def __init__(self, odd: str) -> None:
-        WinsWorld.opened += 1
-        self._odd, self._number, self._last = odd, WinsWorld.opened, ""
+        WinsState.opened += 1
+        self._odd, self._number, self._last = odd, WinsState.opened, ""
 
     def observe(self, agent: str) -> str:
         return f"world {self._number}" if self._odd == "shown" else "?"
@@ -81,11 +81,11 @@ class PaysTheFirst(Wins):
 
     name: Literal["tests.support.trees:PaysTheFirst"] = "tests.support.trees:PaysTheFirst"  # type: ignore[assignment]
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> WinsWorld:
-        return PayingWorld(agents[0])
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> WinsState:
+        return PayingState(agents[0])
 
 
-class PayingWorld(WinsWorld):
+class PayingState(WinsState):
     def __init__(self, paid: str) -> None:
         super().__init__("")
         self._paid = paid

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from tests.support.plugins import Digest, DigestWorld
+from tests.support.plugins import Digest, DigestState
 
 from kapelle.environment import Environment, Scorable
 from kapelle.settings.base import Settings
@@ -40,13 +40,13 @@ class Waiting(Digest):
     kind: Literal["sleep", "thread", "mixed", "not"] = "mixed"
     longest_s: float = 0.02
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> WaitingWorld:
-        world = WaitingWorld(task, tuple(agents), self.levels, 0)
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> WaitingState:
+        world = WaitingState(task, tuple(agents), self.levels, 0)
         world.kind, world.longest_s = self.kind, self.longest_s
         return world
 
 
-class WaitingWorld(DigestWorld, Scorable):
+class WaitingState(DigestState, Scorable):
     kind = "not"
     longest_s = 0.0
 

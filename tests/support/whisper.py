@@ -32,14 +32,14 @@ class Whisper(Questions):
     def task(self, split: Split, index: int) -> Task:
         return Task(f"{split}-{index}", str(index))
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> WhisperWorld:
-        return WhisperWorld(task, agents, lambda text: graded(text, task.question), {})
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> WhisperState:
+        return WhisperState(task, agents, lambda text: graded(text, task.question), {})
 
     def script(self, agent: str, task: Task, new_messages: Sequence[Message], seed: int) -> str:
         return task.question
 
 
-class WhisperWorld(QuestionState):
+class WhisperState(QuestionState):
     def observe(self, agent: str) -> str:
         return self.task.question if agent == self.agents[0] else "?"
 

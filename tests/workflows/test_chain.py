@@ -89,11 +89,11 @@ class Echo(BaseEnvironment, TeamMoves):
     def task(self, split: Split, index: int) -> Task:
         return Task(f"{split}-{index}", "")
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> EchoWorld:
-        return EchoWorld(task, agents)
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> EchoState:
+        return EchoState(task, agents)
 
 
-class EchoWorld(BaseState):
+class EchoState(BaseState):
     moves: tuple[str, ...] = ("begin",)
 
     def observe(self, agent: str) -> str:

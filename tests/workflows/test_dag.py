@@ -144,11 +144,11 @@ async def test_a_function_that_returns_something_else_makes_a_failed_episode(tmp
 class Patient(Arithmetic):
     """Takes three attempts and says after each that it was wrong."""
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> PatientWorld:  # type: ignore[override]
-        return PatientWorld()
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> PatientState:  # type: ignore[override]
+        return PatientState()
 
 
-class PatientWorld:
+class PatientState:
     def __init__(self) -> None:
         self.new_messages: list[str] = []
 

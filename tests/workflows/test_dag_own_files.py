@@ -41,7 +41,7 @@ from typing import Literal
 from kapelle import Answerable, Settings, Outcome, Task
 
 
-class CountWorld:
+class CountState:
     def __init__(self, agents):
         self.agents, self.said = tuple(agents), []
 
@@ -82,8 +82,8 @@ class Count(Settings, Answerable):
     def task(self, split, index) -> Task:
         return Task(f"{split}-{index}", f"{split} {index}")
 
-    def start(self, task, agents, seed) -> CountWorld:
-        return CountWorld(agents)
+    def start(self, task, agents, seed) -> CountState:
+        return CountState(agents)
 
     def extract(self, text):
         return text or None

@@ -85,11 +85,11 @@ class Secrets:
     def task(self, split: Split, index: int) -> Task:
         return Task("train-0", "", {"secrets": {"a": "secret-of-a", "b": "secret-of-b"}})
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> SecretsWorld:
-        return SecretsWorld(self, task, tuple(agents))
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> SecretsState:
+        return SecretsState(self, task, tuple(agents))
 
 
-class SecretsWorld:
+class SecretsState:
     def __init__(self, environment: Secrets, task: Task, agents: tuple[str, ...]) -> None:
         self.environment, self.task, self.waiting = environment, task, agents
 

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 from tests.environments.remote.test_servers import FAR, serve
 from tests.services.environments.conftest import eventually
-from tests.services.environments.slow_world import Waiting, WaitingWorld
+from tests.services.environments.slow_world import Waiting, WaitingState
 from tests.support.breaking import Point, breaking
 from tests.support.tiny import team_of
 
@@ -42,14 +42,14 @@ def play(environment: Environment) -> list[Group]:
 
 @pytest.mark.parametrize("point", get_args(Point))
 def test_no_environment_gets_a_move_twice(point: Point, monkeypatch: pytest.MonkeyPatch) -> None:
-    moves_of: dict[WaitingWorld, list[Any]] = defaultdict(list)
-    step = WaitingWorld.step
+    moves_of: dict[WaitingState, list[Any]] = defaultdict(list)
+    step = WaitingState.step
 
-    async def noted(world: WaitingWorld, actions: Any, final: str | None = None) -> Any:
+    async def noted(world: WaitingState, actions: Any, final: str | None = None) -> Any:
         moves_of[world].append((actions, final))
         return await step(world, actions, final)
 
-    monkeypatch.setattr(WaitingWorld, "step", noted)
+    monkeypatch.setattr(WaitingState, "step", noted)
     # The relay searches the traffic for a move; a mask of zeros keeps it readable.
     monkeypatch.setattr("websockets.frames.secrets", SimpleNamespace(token_bytes=bytes))
     here = play(Waiting())

@@ -137,11 +137,11 @@ class Both(Endless):
 
     name: Literal["tests.rollout.evaluation.test_blame:Both"] = "tests.rollout.evaluation.test_blame:Both"
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> BothWorld:
-        return BothWorld()
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> BothState:
+        return BothState()
 
 
-class BothWorld:
+class BothState:
     def __init__(self) -> None:
         self._said: dict[str, str] = {}
 

@@ -46,11 +46,11 @@ class Waiting(Settings):
     def task(self, split: Split, index: int) -> Task:
         return Task(f"{split}-{index}", "", {"big": 10**30, "pair": (1, 2.5), "keys": {3: None}})
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> WaitingWorld:
-        return WaitingWorld(self.greeting, task, tuple(agents), seed)
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> WaitingState:
+        return WaitingState(self.greeting, task, tuple(agents), seed)
 
 
-class WaitingWorld:
+class WaitingState:
     def __init__(self, greeting: str, task: Task, agents: tuple[str, ...], seed: int) -> None:
         assert task.data == {"big": 10**30, "pair": (1, 2.5), "keys": {3: None}}, (
             "data come back as they were"

@@ -54,7 +54,7 @@ def error_form(error: BaseException) -> list[str]:
     return [type(error).__name__, said(error)]
 
 
-OpenWorld = Callable[[Environment, Task, Sequence[str], int, Patience], Awaitable[BoundedState | RemoteState]]
+OpenState = Callable[[Environment, Task, Sequence[str], int, Patience], Awaitable[BoundedState | RemoteState]]
 """Opens the state of one episode; see `bounded_states.open_state`."""
 Run = Callable[[Callable[[], Coroutine[Any, Any, Any]]], Awaitable[Any]]
 """Runs a coroutine and returns its result."""
@@ -64,7 +64,7 @@ class WorkerSession:
     """One episode state, and the last observations of its agents."""
 
     def __init__(
-        self, opened: OpenWorld, environment: Environment, patience: Patience, agents: Sequence[str]
+        self, opened: OpenState, environment: Environment, patience: Patience, agents: Sequence[str]
     ) -> None:
         """Take what opens the state, its environment, the time limits of its calls, and the agents in order."""
         self._opened, self.environment, self.patience, self._agents = opened, environment, patience, agents
