@@ -60,7 +60,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if reads and (arguments.model or arguments.environment or any(amounts) or arguments.real):
         raise ConfigError(f"{reads} reads existing episodes. Remove the options of new ones.")
     if arguments.traces is not None and (arguments.words or arguments.recorded is not None):
-        raise ConfigError("--traces reads existing episodes of a program. Remove the run and its settings.")
+        raise ConfigError("--traces reads existing episodes of a program. Give no run and no settings with it.")
     if arguments.traces is not None and not Path(arguments.traces).exists():
         raise ConfigError(f"--traces {arguments.traces}: there is no such file or folder.")
     if arguments.recorded is not None and (len(arguments.words) != 1 or not is_run(Path(arguments.words[0]))):

@@ -572,8 +572,8 @@ def load_reward_model(folder: Path) -> RewardModel:
         config = read_config(path)
         if not any("ForSequenceClassification" in each for each in config.architectures or ()):
             raise ModelError(
-                f"'{path}' is {', '.join(config.architectures or ['no architecture'])} and no reward model. Name a sequence "
-                "classifier of one label, or a run of `algorithm.name: verifier`."
+                f"'{path}' is {', '.join(config.architectures or ['no architecture'])}, not a reward model. Name a sequence "
+                "classifier with one label, or a run of `algorithm.name: verifier`."
             )
         if config.num_labels != 1:
             raise ModelError(

@@ -363,7 +363,7 @@ class ChatRenderer:
         return tuple(prompt)
 
     def completion(self, text: str) -> tuple[int, ...]:
-        """Return the ids of a completion given as text, with its end of turn."""
+        """Return the token ids of a completion's text, followed by the ids that end the turn."""
         if "<|channel|>" not in self.template:  # an answer of several messages contains their marks
             text = self._control.hide(text, self._of_answers)
         return (*self._ids(text), *self._closing)

@@ -65,7 +65,7 @@ class EndOfStep:
     """Most unfinished groups."""
 
     def __call__(self, done: Sequence[bool]) -> bool:
-        """Return whether the step may end with these groups done."""
+        """Return whether the step may end, given which groups are done."""
         return all(done[place] for place in self.must) and sum(done) >= len(done) - self.most
 
 

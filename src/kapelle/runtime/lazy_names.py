@@ -16,7 +16,7 @@ from typing import Any
 
 
 def classes(catalogue: Mapping[str, str]) -> dict[str, str]:
-    """Return class → module of a catalogue, which maps names in recipes to `module:Class`."""
+    """Return a mapping from class names to modules for a catalogue, which maps recipe names to `module:Class`."""
     targets = (target.rpartition(":") for target in catalogue.values())
     return {name: module for module, _, name in targets}
 

@@ -81,7 +81,7 @@ class SharedStatus:
         struct.pack_into("=Q", self._shared, 8, session)
 
     def say(self, doing: str) -> None:
-        """Note the current work of this process."""
+        """Record what this process is currently doing, for its parent to read."""
         text = doing.encode("utf-8", "replace")[:_MOST]
         self._shared[_FORM.size : _FORM.size + len(text)] = text
         struct.pack_into("=B", self._shared, 16, len(text))

@@ -314,7 +314,7 @@ def start_folders(
             agents = [name for name, policy in team.policy_of.items() if policy in team.trained]
             known = [*agents, *team.trained]
             raise ConfigError(
-                f"`start_from` names '{agent}', which is no agent that this team trains.{did_you_mean(agent, known)}"
+                f"`start_from` names '{agent}', which is not an agent that this team trains.{did_you_mean(agent, known)}"
             )
         wanted |= dict.fromkeys(found, source)
     found_in = {

@@ -225,7 +225,7 @@ class Node(Settings):
     agent: str | None = None
     """Name of the agent; set either this or `agent_group`."""
     agent_group: int | None = Field(default=None, ge=0)
-    """Number of the agent in the team, from 0."""
+    """Index of the agent in the team, from 0."""
     dependencies: tuple[str, ...] = ()
     """Nodes that run before this one."""
     prompt: str = "${prompt}"

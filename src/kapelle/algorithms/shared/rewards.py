@@ -143,7 +143,7 @@ def chain_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = 
     """Return the reward of every trained turn of the chain by its index; the team's rewards count once.
 
     A reward at a moment is placed on the last trained turn before it, the terminal reward on the episode's last turn.
-    With `individual` and `last`, each agent's terminal reward is placed on its own last turn. A reward of an untrained
+    With `individual`, each agent's terminal reward is placed on that agent's last turn instead. A reward of an untrained
     turn moves to the trained turn before it; it is dropped if there is none.
     """
     rewards = {turn.index: penalties.of(turn) for turn in episode.turns if turn.trained}

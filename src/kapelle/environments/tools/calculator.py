@@ -39,7 +39,7 @@ def calculate(arguments: Mapping[str, Json]) -> str:
     expression = parse_expression(text, powers=True)
     if expression is None:
         raise ToolFault(
-            f"'{text[:60]}' is not an expression of numbers, + - * / // **, sqrt() and brackets of at most {MAX_CHARACTERS} "
+            f"'{text[:60]}' is not a valid expression. Use numbers, + - * / // **, sqrt() and brackets, at most {MAX_CHARACTERS} "
             "characters."
         )
     try:
