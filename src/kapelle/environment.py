@@ -33,7 +33,7 @@ from kapelle.types import Episode, Image, Json, Message, Split, Task
 C = TypeVar("C")
 
 REWARD_PREFIX = "reward/"
-"""Prefix of each reward function's or judge's result in an episode's `info`; None where it does not apply."""
+"""Prefix of each reward function's or judge's result in an episode's `info`; None if it does not apply."""
 FAILED = "failed"
 """The value of that entry if the episode failed because this reward raised or returned no verdict."""
 
@@ -215,7 +215,7 @@ async def reset_state(state: object) -> None:
 
 
 class Alive:
-    """An environment that may call services with varying answers, so that its episodes cannot be replayed."""
+    """An environment that may call services whose answers vary, so that its episodes cannot be replayed."""
 
     @property
     def alive(self) -> Sequence[str]:
@@ -267,7 +267,7 @@ class DrivenByPrograms:
     def check_server(self, processes: int = 1) -> None:
         """Raise ConfigError if the server that programs call cannot be started safely or reached.
 
-        Also if each of several `processes` cannot run one.
+        Also raise it if each of several `processes` cannot run its own server.
         """
         raise NotImplementedError
 
@@ -277,19 +277,19 @@ class DrivenByPrograms:
 
 
 class InMemory:
-    """An environment that may hold what other processes cannot rebuild from its settings."""
+    """An environment that may hold data that other processes cannot rebuild from its settings."""
 
     @property
     def in_memory(self) -> Sequence[str]:
-        """Return what exists only in the memory of this process; empty if the settings describe all of it."""
+        """Return descriptions of what exists only in this process's memory; empty if the settings describe everything."""
         raise NotImplementedError
 
     def keep(self, folder: Path) -> None:
-        """Write into a run's folder what `recall` can read."""
+        """Write this data into a run's folder, in a form that `recall` can read."""
         raise NotImplementedError
 
     def recall(self, folder: Path) -> None:
-        """Read what `keep` wrote into a run's folder, if it did."""
+        """Read the data that `keep` wrote into a run's folder, if there is any."""
         raise NotImplementedError
 
 
@@ -330,7 +330,7 @@ class Reporting:
         return {}
 
     def remarks(self) -> Sequence[str]:
-        """Return messages about what a reader of the settings may not expect; printed when a run starts."""
+        """Return messages about effects that a reader of the settings may not expect; they are printed when a run starts."""
         return ()
 
     def doubts(self) -> Sequence[str]:
@@ -353,7 +353,7 @@ class Holding:
     """An environment that holds pipes or connections open during episodes; episodes wait when there are too many."""
 
     def descriptors(self, agents: int) -> int:
-        """Return the most descriptors that one episode of a team of this many agents holds open."""
+        """Return the maximum number of descriptors that one episode of a team with this many agents holds open."""
         raise NotImplementedError
 
 
@@ -412,7 +412,7 @@ class FrozenModel:
     path: str
     """A model, or the folder of an adapter (PEFT)."""
     max_tokens: int
-    """Most tokens of a reply."""
+    """Maximum tokens of a reply."""
 
 
 class ModelsInPlace(Protocol):
@@ -429,17 +429,17 @@ class ModelsInPlace(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class QuestionCounts:
-    """How often a model that computes rewards is queried at most; cached replies are not counted."""
+    """The maximum number of queries to a model that computes rewards; cached replies are not counted."""
 
     episode: int = 0
     """Queries about each episode, one after another."""
     group: int = 0
-    """Queries about all episodes of a group together, one after another; none about a group of one."""
+    """Queries about all episodes of a group together, one after another; a group of one has none."""
     at_once: int = 0
-    """Most queries in flight together; 0 sets no bound."""
+    """Maximum number of queries in flight at once; 0 sets no limit."""
 
     def of_step(self, tasks: int, group: int) -> int:
-        """Return the most queries about so many tasks with a `group` of episodes each."""
+        """Return the maximum number of queries about this many tasks with `group` episodes each."""
         return tasks * (self.episode * group + self.group * (group > 1))
 
 
@@ -460,7 +460,7 @@ class UsesModels:
         raise NotImplementedError
 
     def questions(self) -> Mapping[str, QuestionCounts]:
-        """Return how often each model is queried, by its path or name; empty (the default) if that is unknown."""
+        """Return the number of queries to each model, by its path or name; empty (the default) if it is unknown."""
         return {}
 
     def costs(self) -> Mapping[str, float]:
@@ -469,10 +469,10 @@ class UsesModels:
 
 
 class Recorded:
-    """An environment of recorded answers, which cannot reward any others."""
+    """An environment of recorded answers, which cannot reward other answers."""
 
     def answers_per_task(self) -> int:
-        """Return the largest number of recorded answers of one task: so many episodes of a group differ."""
+        """Return the largest number of recorded answers of one task: at most this many episodes of a group differ."""
         raise NotImplementedError
 
     def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str | Message:
@@ -551,7 +551,7 @@ class Enumerable:
 
 
 def enumerable(environment: object, seats: int, most: int) -> Enumerable | None:
-    """Return the game if it has so many players and at most `most` information states; None otherwise."""
+    """Return the game if it has this many players and at most `most` information states; None otherwise."""
     if not most or not offers(environment, Enumerable) or environment.players != seats:
         return None
     try:
@@ -600,7 +600,7 @@ CAPABILITIES: tuple[type, ...] = (
     ),
     *(Scripted, ShowsImages, Symmetric, Teachable),
 )
-"""What an environment can declare; episodes declare `StateWithImages`, `KnowsMoves`, `Scorable`, `Retriable` and `Resets`."""
+"""Capabilities of environments; episodes declare `StateWithImages`, `KnowsMoves`, `Scorable`, `Retriable` and `Resets`."""
 OPTIONAL = frozenset(
     {"compared", "costs", "demonstrates", "doubts", "reward_group", "questions", "remarks", "skipped"}
 )
@@ -616,7 +616,7 @@ def environment_class(name: str) -> type:
 
 
 class WorkerLost(Exception):
-    """The process or the server that held an episode has ended, and the episode with it."""
+    """The process or server that held an episode has ended, and so has the episode."""
 
     def __init__(self, how: str, *, blamed: bool) -> None:
         """Take the reason, and whether this episode was running a call at the time."""
@@ -660,7 +660,7 @@ class RemoteState:
         try:
             answer: Mapping[str, Any] = await self.call("start", {"call": "reset", **request})
         except (asyncio.CancelledError, DeadlineExceeded):  # the other process may still open it
-            with suppress(DeadlineExceeded):  # it closes what it opens
+            with suppress(DeadlineExceeded):  # the other process closes the episode that it opens
                 await self.close()
             raise
         except BaseException:
@@ -794,7 +794,7 @@ def task_of(
     *,
     played: int | None = None,
 ) -> Task:
-    """Return a task; Unfit if it is no `Task`, or takes longer than `environment.timeout` (or `seconds`).
+    """Return a task; Unfit if it is not a `Task`, or takes longer than `environment.timeout` (or `seconds`).
 
     `played` is the number of earlier train tasks of the run, for an environment that is `Progressive`.
     """

@@ -1,11 +1,11 @@
-"""The common cases in one call: `train` a model on a data set with reward functions, and `blame` turns for failed episodes.
+"""Common cases in one call: `train` a model on a data set with reward functions, and `blame` turns for failed episodes.
 
     run = kapelle.train("Qwen/Qwen3-0.6B", "train.jsonl", reward=exact, agents=["planner", "coder"], eval_dataset="test.jsonl")
     print(run)
     run.trainer.evaluate()
 
-It makes the sections of a `Trainer` and trains: settings, checks and results are the trainer's. The run is kept in a new
-directory, `runs/train-20260101-120000`, unless `run_dir` names one or is None.
+`train` builds the sections of a `Trainer` and trains; settings, checks and results are those of the trainer. The run is kept in
+a new directory, `runs/train-20260101-120000`, unless `run_dir` names one or is None.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ if TYPE_CHECKING:
 Dataset = str | Path | Iterable[Mapping[str, Any]]
 """`owner/name` on the Hugging Face hub, a file or folder, or the rows themselves."""
 Function = Callable[..., Any] | str | Rubric | Ranking
-"""The reward of an episode: a function or its place (`module:function`), or a judge."""
+"""The reward of an episode: a function, its import path (`module:function`), or a judge."""
 Functions = Function | Sequence[Function]
 Tool = Callable[..., Any] | str | ToolSettings | Mapping[str, Any]
-"""What agents call: a function or its place, or settings of a tool, such as `{"tool": "calculator"}`."""
+"""A tool for agents: a function, its import path, or settings of a tool, such as `{"tool": "calculator"}`."""
 EXAMPLES = {"team": "lora", "training": "tasks_per_step", "evaluation": "problems"}
-"""Sections that a call adds to, each with one of its settings."""
+"""Sections to which a call adds values, each with one of its settings."""
 CONVERTED = {
     "DataFrame": "Give its rows: {0}.to_dict('records') of pandas, {0}.to_dicts() of polars.",
     "DatasetDict": "Give one of its splits, such as {0}['train'].",
@@ -73,11 +73,11 @@ CONVERTED = {
     "function": "Give the rows that it returns: {0}().",
     "dict": "Give a list of rows, each a dict; one of columns is [dict(zip(d, row)) for row in zip(*d.values())].",
 }
-"""Type that is not a data set → how to make one of it."""
+"""Type that is not a data set → how to convert it to one."""
 
 
 class RunDir(Enum):
-    """The default of `run_dir`, which names no folder."""
+    """The default of `run_dir`: no folder is named."""
 
     NEW = "runs/NAME-DATE"
     """A new folder in `runs`: the run's `name`, or its data set's, and the time of its start."""
@@ -93,7 +93,7 @@ class Trained:
 
     summary: Summary
     trainer: Trainer
-    """Still open, to continue: `trainer.train(50)`, `trainer.evaluate()`, `trainer.save_policies(folder)`."""
+    """The trainer, still open: continue with `trainer.train(50)`, `trainer.evaluate()` or `trainer.save_policies(folder)`."""
 
     def __str__(self) -> str:
         """Return the summary."""
@@ -161,16 +161,16 @@ def train(
 
     `reward` is a function, a list of functions whose weighted sum (`reward_weights`) is the reward of the team, or a mapping from
     agents to such; its key `team` rewards every agent. `environments.rewarded` describes their parameters. `success` is a function of
-    the same parameters that returns a truth or a share, or the least reward of a solved episode. `agents` are a number, names, or
-    prompts by name; by default those of `team`, or one. Several agents act as a chain unless a `workflow` is given. `tools` are typed
-    functions, or settings of tools, that agents call before they answer (workflow `tool_use`). `eval_dataset` holds unseen rows, or the
-    share of rows to hold out; without it nothing is evaluated. The run takes `steps` steps of `tasks_per_step` questions.
-    `question_field` is the column of questions (with `rendered_prompts`, of prompts that a chat template has rendered), and
-    `dataset_config` a configuration of a data set on the hub. At most the share `max_unusable` of rows may be unusable (default 1 %).
-    The run is kept in `run_dir`, by default a new folder in `runs`, which is printed. With None nothing is written, and what needs a
-    run directory (`resume`, `trackers`, `checkpoint`, `episodes`) is an error.
-    `sections` are those of `Trainer`: `team=`, `optimizer=`, `training=` and so on, and settings by the names of TRL, verl and CoMLRL:
-    `learning_rate=`, `num_generations=`, `epochs=` (docs/coming_from/names.md). Raises the errors of `Trainer`.
+    the same parameters that returns a Boolean or a share, or the minimum reward of a solved episode. `agents` is a number, names,
+    or prompts by name; by default those of `team`, or one. Several agents act as a chain unless a `workflow` is given. `tools`
+    are typed functions, or settings of tools, that agents call before they answer (workflow `tool_use`). `eval_dataset` holds
+    unseen rows, or the share of rows to hold out; without it nothing is evaluated. The run takes `steps` steps of
+    `tasks_per_step` questions. `question_field` is the column of questions (with `rendered_prompts`, of prompts that a chat
+    template has rendered), and `dataset_config` a configuration of a data set on the hub. At most the share `max_unusable` of
+    rows may be unusable (default 1 %). The run is kept in `run_dir`, by default a new folder in `runs`, which is printed. With
+    None nothing is written, and arguments that need a run directory (`resume`, `trackers`, `checkpoint`, `episodes`) are errors.
+    `sections` are those of `Trainer`: `team=`, `optimizer=`, `training=` and so on, and settings by the names of TRL, verl and
+    CoMLRL: `learning_rate=`, `num_generations=`, `epochs=` (docs/coming_from/names.md). Raises the errors of `Trainer`.
     """
     own: dict[str, Any] = {**sections}
     theirs = {ours: name for name, ours in ARGUMENTS.items() if name in own}
@@ -203,7 +203,7 @@ def train(
     elif team.pop("agents", agents) != agents:
         raise ConfigError("`agents` and `team={'agents': …}` differ. Remove one.")
     names, team["agents"] = _seats(agents)
-    # What the run's record says of these values: the keyword that gave them, or what they follow from.
+    # The origin of these values in the run's record: the keyword that gave them, or the value from which they follow.
     origin = {setting: f"argument {theirs.get(word, word)}" for setting, word in ARGUMENT_OF.items()}
     origin["environment.name"] = "kapelle.train"
     if algorithm is None:
@@ -231,7 +231,7 @@ def train(
         "evaluation": evaluation,
         "workflow": {"name": workflow} if isinstance(workflow, str) else workflow,
     }
-    if unknown:  # raise them together with what else is wrong
+    if unknown:  # raise them together with the other errors
         from_keywords(name_model(own, {}), lambda _: unknown, derived(origin))
     with ExitStack() as failing:
         kept = ""
@@ -270,7 +270,7 @@ def _check_rewarded(reward: Mapping[str, Functions], names: Sequence[str]) -> No
 def _training(
     own: dict[str, Any], amounts: Mapping[str, int | None], origin: dict[str, str]
 ) -> dict[str, Any]:
-    """Return the section `training` with the amounts of the call."""
+    """Return the section `training` with the amounts that the call gives."""
     training = _plain("training", own)
     passes = next((name for name in BY_EPOCHS if name in own), None)
     if amounts["steps"] is not None and passes is not None:
@@ -337,14 +337,14 @@ def _check_run_dir(run_dir: str | Path | RunDir | None, resume: bool, sections: 
 
 
 def _named(name: object, dataset: Dataset) -> str:
-    """Return what a run's new folder is called: its `name`, or else that of its data set."""
+    """Return the name of a run's new folder: the run's `name`, or else the name of its data set."""
     if isinstance(name, str) and name:
         return name
     return Path(dataset).stem if isinstance(dataset, str | Path) else "run"
 
 
 def _renamed(own: dict[str, Any], observer: Observer, **given: Any) -> Iterator[Any]:
-    """Return our arguments, with the values that `own` has for them by TRL's names; those are removed there."""
+    """Return our arguments with the values that `own` has under TRL's names; these are removed from `own`."""
     for name, ours in ARGUMENTS.items():
         if name not in own:
             continue
@@ -556,16 +556,17 @@ def blame(
     seed: int | None = None,
     observer: Observer | None = None,
 ) -> Blame:
-    """Return which turns lost episodes of a run (`RUN`, `RUN@best`, `RUN@12`), by the probability of success before and after each.
+    """Return which turns made episodes of a run (`RUN`, `RUN@best`, `RUN@12`) fail, by the success before and after each turn.
 
-    At most `episodes` failed ones and as many solved ones are played on from each of their moments, `samples` times. They are those that
-    the run recorded when it evaluated the checkpoint; where it did not, where `settings` such as `evaluation.problems=100` say what to
-    play, or for the split `train`, they are played first. `seed` is that of the continuations; without it the run's own. The result is
-    kept in the run's folder `blame`: called again, it continues where it was stopped. Raises the errors of `errors.py`.
+    At most `episodes` failed episodes and as many solved ones are continued from each of their moments, `samples` times. They are
+    the episodes that the run recorded when it evaluated the checkpoint. New episodes are rolled out if there are none, if
+    `settings` such as `evaluation.problems=100` are given, or for the split `train`. `seed` is the seed of the continuations, by
+    default the run's. The result is kept in the run's folder `blame`: another call continues where this one stopped. Raises the
+    errors of `errors.py`.
     """
     check_blame(episodes, samples, split)
     folder, _ = split_run(str(run))
-    read_config(folder)  # raises where there is no run
+    read_config(folder)  # raises if there is no run
     check_repeatable(config_of_run(folder, settings).environment)
     options: dict[str, Any] = {} if observer is None else {"observer": observer}
     with Trainer.from_run(run, *settings, **options) as trainer:

@@ -1,6 +1,6 @@
-"""The turns of a step, and what is computed about them before the update.
+"""The turns of a step, and the values that are computed about them before the update.
 
-A `Sample` is a sequence of tokens with the targets in it that a learner is evaluated at. A `Signal` evaluates samples
+A `Sample` is a sequence of tokens with the targets at which a learner is evaluated. A `Signal` evaluates samples
 for credit; the results of all of them are the step's `Signals`.
 """
 
@@ -48,7 +48,7 @@ class Column(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sequence and the target tokens in it that a learner is evaluated at."""
+    """One sequence and the target tokens in it at which a learner is evaluated."""
 
     learner: str
     tokens: tuple[int, ...]
@@ -91,7 +91,7 @@ class Embedding(NamedTuple):
 
 
 class MissingSignal(KeyError):
-    """Credit or a loss needs results that were not gathered."""
+    """Credit or a loss needs results that were not computed."""
 
     def __str__(self) -> str:
         return str(self.args[0])  # a KeyError shows its message in quotes
@@ -99,14 +99,14 @@ class MissingSignal(KeyError):
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """What is known about the sampled turns before the update; a part is empty unless `Algorithm.needs` names its signal."""
+    """Results about the sampled turns before the update; a part is empty unless `Algorithm.needs` names its signal."""
 
     values: Mapping[TurnKey, Tensor] = field(default_factory=dict)
     """`values_T` of each turn's critic at each completion token (`CriticValues`)."""
     bootstrap: Mapping[TurnKey, Tensor] = field(default_factory=dict)
-    """What is to come (scalar) after an agent's last turn of an episode that was cut short, by its critic (`CriticValues`)."""
+    """The critic's value (scalar) after an agent's last turn of a truncated episode (`CriticValues`)."""
     after: Mapping[TurnKey, Tensor] = field(default_factory=dict)
-    """The same (scalar) after every turn, in a step that cut an episode short: the critics learn it (`CriticValues`)."""
+    """The same value (scalar) after every turn, in a step with a truncated episode: the critics learn it (`CriticValues`)."""
     reference: Mapping[TurnKey, Tensor] = field(default_factory=dict)
     """`reference_logp_T` (`ReferenceLogProbs`)."""
     proximal: Mapping[TurnKey, Tensor] = field(default_factory=dict)
@@ -114,9 +114,9 @@ class Signals:
     greedy: Mapping[int, Episode] = field(default_factory=dict)
     """Group → the greedy episode of its task (`GreedyBaseline`)."""
     embedding: Mapping[TurnKey, Embedding] = field(default_factory=dict)
-    """What the agent read and wrote, as vectors (`Embeddings`)."""
+    """The texts that the agent read and wrote, as vectors (`Embeddings`)."""
     score: Mapping[TurnKey, float] = field(default_factory=dict)
-    """A verifier's probability that the turn's answer is right (`VerifierScores`)."""
+    """A verifier's probability that the turn's answer is correct (`VerifierScores`)."""
     step: int = 1
     """Number of the step, from 1."""
     more: Mapping[str, Mapping[TurnKey, Tensor]] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class Signals:
             )
 
     def __getitem__(self, name: str) -> Mapping[TurnKey, Tensor]:
-        """Return the results of a signal by its own name; MissingSignal where none of `Algorithm.needs` gave them."""
+        """Return the results of a signal by its own name; MissingSignal if none of `Algorithm.needs` gave them."""
         if name in self.more:
             return self.more[name]
         if name in NAMED:
@@ -164,7 +164,7 @@ class Reader(Protocol):
 
 
 class Learners(Protocol):
-    """What signals and hooks need of the holder of the weights; every train engine is one."""
+    """The methods that signals and hooks need from the holder of the weights; every train engine has them."""
 
     def renderer(self, learner: str) -> Reader:
         """Return how text becomes the tokens of a policy or critic."""
@@ -189,14 +189,14 @@ class Learners(Protocol):
 
 @dataclass(frozen=True)
 class Sampled:
-    """A step that was played and is not learned from yet: the input of a signal."""
+    """A step whose episodes are collected but not learned from yet: the input of a signal."""
 
     number: int
-    """From 1."""
+    """Number of the step, from 1."""
     groups: Sequence[Group]
     team: Team
     greedily: Callable[[], Sequence[Group]]
-    """Plays each group's task once more, all agents greedy, one episode per task."""
+    """Rolls out each group's task once more with greedy sampling for all agents, one episode per task."""
 
     @cached_property
     def turns(self) -> Sequence[tuple[TurnKey, Turn]]:
@@ -246,7 +246,7 @@ NAMED = {"values", "bootstrap", "after", "reference", "proximal", "greedy", "emb
 
 
 def turns_of(groups: Sequence[Group], trained_only: bool = True) -> list[tuple[TurnKey, Turn]]:
-    """Return every turn of every valid episode with its key, in order, branches after the turns that the episode continued with."""
+    """Return every turn of every valid episode with its key, in order; branches come after the turns of the episode."""
     return [
         (TurnKey(g, e, turn.index), turn)
         for g, group in enumerate(groups)

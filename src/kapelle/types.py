@@ -285,8 +285,8 @@ class Turn:
     constraint: Constraint | None = None
     """Constraint of the completion; log-probs are those of the constrained distribution."""
     caller: int | None = None
-    """Index of another agent's turn that requested this one, by a tool call, a handoff, or as its sub-agent. None if there is
-    none or it is unknown (custom workflows, some outside programs)."""
+    """Index of another agent's turn that requested this one, by a tool call, a handoff, or as its sub-agent. None if no turn
+    did or it is unknown (custom workflows, some outside programs)."""
     copied: bool = False
     """Whether another episode of the group sampled it for both; its tokens are counted there (`Data.widths`)."""
     usage: tuple[int, int] | None = None

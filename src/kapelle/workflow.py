@@ -196,10 +196,10 @@ class Drawable:
 
 
 class ScoresRounds:
-    """A workflow that can have every turn's text scored as an answer."""
+    """A workflow that can score every turn's text as an answer."""
 
     score_rounds: bool
-    """Whether it does; a setting of the workflow."""
+    """Whether it scores them; a setting of the workflow."""
 
 
 class CountsTurns:
@@ -279,7 +279,7 @@ def append_texts(question: str, texts: Mapping[str, str]) -> str:
 
 
 def need_answers(workflow: str, does: str, environment: Environment) -> None:
-    """Raise ConfigError for an environment without answers: `does` says why the workflow needs one."""
+    """Raise ConfigError for an environment without answers: `does` states why the workflow needs answers."""
     if not has_comparable_answers(environment):
         own = (
             " If its tasks are questions, let its class inherit from `kapelle.Answerable` and define `extract`."
@@ -293,7 +293,7 @@ def need_answers(workflow: str, does: str, environment: Environment) -> None:
 
 
 def need_two(what: str, agents: Sequence[Agent], remedy: str = "Add agents") -> None:
-    """Raise ConfigError for a team of one agent: `what` says why the workflow needs more."""
+    """Raise ConfigError for a team of one agent: `what` states why the workflow needs more agents."""
     if len(agents) < 2:
         raise ConfigError(
             f"{what}, but the team has only '{agents[0].name}'. {remedy}, or set `workflow.name: solo`."

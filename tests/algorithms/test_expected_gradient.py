@@ -96,7 +96,6 @@ SAMPLED_NOW: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.sample(4)
 @pytest.mark.parametrize(("name", "settings"), SAMPLED_NOW)
 @pytest.mark.parametrize("game", [SOLO, CHAIN], ids=["solo", "chain"])
 def test_on_fresh_samples(name: str, settings: dict[str, Any], game: Game) -> None:
@@ -123,7 +122,6 @@ def test_agents_with_equal_prompts_are_compared(words: tuple[Words, ...]) -> Non
     assert positive(update("grpo", game, group_size=2, **settings))
 
 
-@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"),
@@ -156,7 +154,6 @@ PAID_AT_ONCE = Game(("a", "a", "b"), lambda said: {}, ARMS, b_alone)
 PAID_TOGETHER = Game(("a", "b", "a"), lambda said: {}, ARMS, both)
 
 
-@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["sum", "mean"])
 @pytest.mark.parametrize("game", [PAID_AT_ONCE, PAID_TOGETHER], ids=["one", "both"])
@@ -177,7 +174,6 @@ def test_rewards_on_the_way(name: str, settings: dict[str, Any], game: Game, how
     assert positive(update(name, game, team_reward=how, **settings))
 
 
-@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"),
@@ -341,7 +337,6 @@ SETS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings"), SETS, ids=str)
 @pytest.mark.parametrize(
@@ -480,7 +475,6 @@ def opposites(said: Sequence[Words]) -> dict[str, float]:
     return {"a": worth(said[0]) * worth(said[1]) + worth(said[0])}
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("right", [True, False], ids=["right", "wrong"])
 @pytest.mark.parametrize("how", ["one after another", "at once"])
 def test_coma_follows_its_critic(how: str, right: bool) -> None:

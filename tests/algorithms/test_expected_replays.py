@@ -120,7 +120,6 @@ THREE = Game(
 )
 
 
-@pytest.mark.sample(4)
 @pytest.mark.parametrize("alternatives", ["resampled", "siblings"])
 @pytest.mark.parametrize(
     "game", [CHAIN, pytest.param(UNALIKE["answers"], marks=pytest.mark.slow)], ids=["chain", "answers"]
@@ -133,7 +132,6 @@ def test_counterfactual_credit_follows_the_gradient(game: Game, alternatives: st
     assert all(factor > 0 for factor in update(game, algorithm, groups).values())
 
 
-@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("alternatives", ["resampled", "siblings"])
 @pytest.mark.parametrize("budget", [0.4, 0.8, 1.2])
@@ -148,7 +146,6 @@ def test_a_budget_keeps_the_update_unbiased(budget: float, alternatives: str) ->
     assert all(factor > 0 for factor in update(game, algorithm, groups).values())
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "settings"),
     [("ccpo", {}), ("sharp", {}), ("sharp", {"absent": "reference"})],
@@ -252,7 +249,6 @@ PAIR = Game(
 )
 
 
-@pytest.mark.sample(4)
 @pytest.mark.parametrize("shared", [False, True], ids=["apart", "one policy"])
 @pytest.mark.parametrize("widths", [(2, 2), (3, 1), pytest.param((1, 3), marks=pytest.mark.slow), (2, 3)])
 def test_a_nested_tree_follows_the_gradient(widths: tuple[int, ...], shared: bool) -> None:
@@ -265,7 +261,6 @@ def test_a_nested_tree_follows_the_gradient(widths: tuple[int, ...], shared: boo
         assert all(factor > 0 for factor in found.values())
 
 
-@pytest.mark.sample(4)
 @pytest.mark.parametrize("widths", [(2, 2), (3, 1)])
 @pytest.mark.parametrize(
     ("settings", "right", "follows"),

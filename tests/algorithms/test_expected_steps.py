@@ -271,7 +271,6 @@ def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor], within: float =
     )
 
 
-@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("tokens", [3, 9])
@@ -279,7 +278,6 @@ def test_the_passes_of_a_step_add_up_to_it(kind: tuple[str, dict[str, Any]], tok
     assert same(whole_update(kind, microbatch_tokens=tokens), whole_update(kind))
 
 
-@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_ranks_take_the_step_that_one_process_takes(kind: tuple[str, dict[str, Any]]) -> None:
@@ -349,7 +347,6 @@ def test_gradients_are_clipped_policy_by_policy() -> None:
 # -------- One after another
 
 
-@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("epochs", [1, 2])
 @pytest.mark.parametrize("unit", ["token", "turn"])
@@ -390,7 +387,6 @@ def test_the_critic_of_happo_learns_once() -> None:
     assert close(found[0], found[1], 1e-6)
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("order", "movers"),
     [
@@ -429,7 +425,6 @@ def prospects(game: Game) -> dict[Words, float]:
     return {prefix: total[prefix] / often[prefix] for prefix in total}
 
 
-@pytest.mark.sample(4)
 @pytest.mark.parametrize("lam", [1.0, 0.5, 0.0])
 @pytest.mark.parametrize(
     ("name", "game"),

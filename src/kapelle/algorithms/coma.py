@@ -7,9 +7,9 @@ simultaneous completions of other agents. It is fitted to the return from the tu
 agent's completions of the same prompt in the task's other episodes, which are samples of its policy. The critic reads each
 in place of the turn. No episode is continued, so the environment need not repeat.
 
-The baseline is independent of the turn's completion, so it adds no bias with any critic. Q(s, a) can: with `worth: value`,
-the paper's form, the update follows the critic, and is a multiple of ∇J if the critic is correct. With `worth: return` the
-sampled return replaces Q(s, a), and the update is a multiple of ∇J with any critic.
+The baseline is independent of the turn's completion, so it adds no bias with any critic. Q(s, a) can add bias: with
+`worth: value`, the paper's form, the update follows the critic, and is a multiple of ∇J if the critic is correct. With
+`worth: return` the sampled return replaces Q(s, a), and the update is a multiple of ∇J with any critic.
 
 Deviations from the paper:
 

@@ -23,7 +23,7 @@ Deviations from the paper and the authors' code:
 
 - R_t already contains the future. By default GAE passes nothing from turn to turn (`gae.gamma_turn: 0`), so each turn is an
   action of its own, as each is one PPO sample in the authors' code.
-- That code seems to have other signs and places of α2 and α3; here they follow the meaning stated above.
+- That code seems to use different signs and places for α2 and α3; here they follow the meaning stated above.
 - A team can share weights, or have an adapter or a model per agent, or an adapter per agent and turn as in the authors' code
   (`weights: {per_turn: 3}`). Critics belong to agents in every case.
 """

@@ -6,7 +6,7 @@ decisions:
     δ = r + γ·V(next observation in the chain) − V(this observation)
 
 The next observation is that of the next agent; after the last agent, that of the first agent in the following round. The
-team's reward is placed once, on the chain's last turn. One central critic, with one value before each turn, evaluates all.
+team's reward is placed once, on the chain's last turn. One central critic, with one value before each turn, evaluates all agents.
 
 - `level: action` (the paper's first form): one ratio per turn (the product over its tokens), one value and one loss per turn.
   A turn's weight is independent of its length.

@@ -80,7 +80,7 @@ class MMD(Settings):
     def build(self) -> Algorithm:
         """Return the algorithm's row: that of RLOO with this loss."""
         uniform = self.magnet == "uniform"
-        # The coefficients only make the row provide entropies, or a reference and its refreshes.
+        # These coefficients only cause the row to provide entropies, or a reference and its refreshes.
         surrogate = SurrogateConfig(
             entropy_coefficient=self.temperature if uniform else 0.0,
             kl_coefficient=0.0 if uniform else self.temperature,

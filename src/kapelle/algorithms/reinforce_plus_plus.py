@@ -6,8 +6,8 @@ for token k. r contains −β(log π_b − log π_ref) at every token and the tu
 agent's own tokens, over all its turns in a row. Whitening is per policy, so a joint step equals separate steps of its policies.
 
 `baseline: group` subtracts the mean return of the agent's group first, and then whitens R − mean_g over a policy's trajectories.
-With `whiten: attempts` each trajectory counts once. With `whiten: tokens` each token counts once, another reading of the paper's
-indices.
+With `whiten: attempts` each trajectory counts once. With `whiten: tokens` each token counts once, which is another reading of
+the paper's indices.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The reward is transformed with a reference policy π_reg. A move costs its playe
 
     r̃ᵢ = rᵢ − η·[i moved]·log(π(a)/π_reg(a)) + η·[the opponent moved]·log(π(a)/π_reg(a))
 
-The transformed game is still zero-sum and has one equilibrium. Gradient steps converge to it, where they circle in the original
+The transformed game is still zero-sum and has one equilibrium. Gradient steps converge to it, whereas they circle in the original
 game. Every `reference_every` steps π_reg becomes the current policy, and the fixed points approach an equilibrium of the
 original game.
 
@@ -20,7 +20,7 @@ Deviations from DeepNash:
 
 - The clipped surrogate on group returns replaces NeuRD with v-trace values.
 - π_reg changes at once, without interpolation.
-- There is no threshold on rare moves.
+- Rare moves are kept: there is no threshold on their probability.
 - Log-probs are those of the sampling policy.
 - An untrained turn, such as one of a league's past policies, has no term.
 """

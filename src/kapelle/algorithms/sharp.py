@@ -14,7 +14,7 @@ join (drawn with the episode's seed), and φ_i is the mean of i's contributions.
 `use: baseline` (the default) is unbiased. D_i = R(τ) − Σ_S |S|! (n − |S| − 1)! / n! · v(S), S without i, is compared with the mean
 D_i of the group's other episodes. Everything that is subtracted is independent of i's completions.
 
-`use: reward` is the paper's form: φ_i is the agent's reward, compared with the mean of its group. Its objective differs from J
+`use: reward` is the paper's form: φ_i is the agent's reward, compared with the mean of its group. The objective differs from J
 unless the team is additive, because v(S ∪ {i}) rewards i for its effect in coalitions that are never deployed. A game of two
 agents in `tests/algorithms/test_expected_replays.py` shows it: there it learns the worse action.
 
@@ -23,7 +23,7 @@ the agent's own return. A call does not succeed if it is malformed, names no too
 without calls gets 0. It is a separate reward: the update follows the gradient of the team's return plus this reward, even if
 calls are of no use to the task.
 
-Deviations from the paper, of which we know the abstract:
+Deviations from the paper (we know only its abstract):
 
 - The defaults are `use: baseline`, `absent: silent` and no tool reward.
 - How much tool reward is given, and for what, is our reading.

@@ -7,7 +7,7 @@ by position:
 
 Rounds follow one another. The team's reward is on the last position of a round. GAE over V_tot gives one advantage to all tokens
 of a position; with λ = 1 it is the team's return minus Σ_i V_i. If agents act one after another, an agent's advantage excludes the
-values of agents that have read its turn.
+values of the agents that have read its turn.
 
 Truncation. If the episode ended at a limit, Σ_i U_i of the last round's agents replaces the future, where U_i is the value after the
 agent's turn. In rounds that are followed by another one, critics learn their share of γ_turn times V_tot's target at the next round.
@@ -147,7 +147,7 @@ class SummedValues:
         """Return the advantage over the summed values at every position of every round.
 
         `future` is the value after the last round, discounted to its end. For an agent, the sum excludes turns that have
-        read its turn of the round: they depend on that turn, so they are no valid baseline for it.
+        read its turn of the round: they depend on that turn, so they are not a valid baseline for it.
         """
         s = self._settings
         values: list[Tensor] = []

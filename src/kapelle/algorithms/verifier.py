@@ -99,7 +99,7 @@ class Verifier(Settings):
 
 
 class VerifierTargets(CreditMemory):
-    """Targets of a verifier; its metrics say how well it separated correct from incorrect answers before the update."""
+    """Targets of a verifier; its metrics show how well it separated correct from incorrect answers before the update."""
 
     def __init__(self, settings: Verifier) -> None:
         self._settings = settings
@@ -177,7 +177,7 @@ def bradley_terry_over_pairs(values_K: Tensor, targets: Targets) -> Loss:
     """Return Σ −log σ(s_correct − s_incorrect) over the batch's pairs, and their number.
 
     The score of an answer is its last one. With `labels: process`, the scores after its steps learn by cross-entropy,
-    averaged over the steps of a pair, so that they have the same total weight as the pairs.
+    averaged over the steps of a pair, so that these losses have the same total weight as the pairs.
     """
     assert targets.pair_S is not None, "every sequence belongs to a pair"
     numbers_N, pair_S = torch.unique(targets.pair_S, return_inverse=True)

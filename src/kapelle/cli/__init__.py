@@ -88,5 +88,5 @@ def _code(argv: Sequence[str], *, own: bool) -> int:
                 raise  # Python prints the traceback
             from kapelle.runtime.rank_group import report_defect
 
-            return report_defect(error)  # once for all ranks
+            return report_defect(error)  # printed once for all ranks
         return code

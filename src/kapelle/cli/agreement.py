@@ -32,7 +32,7 @@ from kapelle.settings.schema import RunConfig
 from kapelle.setup.frozen_models import FrozenModels
 
 SEED = 0
-"""Of the bootstrap: the same rows give the same intervals."""
+"""Seed of the bootstrap: the same rows give the same intervals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class GradedText:
     question: str
     text: str
     score: float
-    """In [0, 1]."""
+    """The grade, in [0, 1]."""
     row: DataRow
 
 
@@ -83,28 +83,28 @@ class JudgeAgreement:
     """How far one reward, or one criterion of it, agrees with the grades."""
 
     name: str
-    """Such as `rubric`, `rubric/clear` or `rank`."""
+    """Name of the reward or criterion, such as `rubric`, `rubric/clear` or `rank`."""
     graded: int
-    """Answers that the judge scored."""
+    """Number of answers that the judge scored."""
     ungraded: int
-    """Answers to which it gave no verdict."""
+    """Number of answers on which it gave no verdict."""
     auc: Estimate | None = None
     """Probability that a good answer scores above a bad one, across questions; only for grades of true and false."""
     accuracy: Estimate | None = None
     """Share of answers whose score is on the correct side of ½, where a score of ½ counts half; only for grades of true and false."""
     spearman: Estimate | None = None
-    """Mean rank correlation within questions; over those where grades differ."""
+    """Mean rank correlation within a question, over the questions whose grades differ."""
     pairs: Estimate | None = None
-    """Share of pairs within a question, graded differently, that the judge orders alike; ties counted half."""
+    """Share of the differently graded pairs within a question that the judge orders as the grades do; ties count half."""
     disagreement: float | None = None
-    """Of a ranking: mean difference between an answer's scores in the two orders."""
+    """For a ranking: mean difference between an answer's scores in the two orders."""
     reversed: float | None = None
-    """Of a ranking: share of pairs that one order of presentation prefers one way and the other order the other way."""
+    """For a ranking: share of the pairs whose preferred answer changes with the order of presentation."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeReport:
-    """What `--json` prints."""
+    """The values that `--json` prints."""
 
     questions: int
     answers: int
@@ -135,11 +135,11 @@ class JudgeReport:
 
 
 Scored = Sequence[tuple[float, float]]
-"""Of one question: the judge's score and the grade of each answer."""
+"""For one question: the judge's score and the grade of each answer."""
 
 
 def agree(name: str, by_question: Sequence[Scored], ungraded: int) -> JudgeAgreement:
-    """Return how far scores agree with grades, by question."""
+    """Return how far scores agree with grades; both are given by question."""
     every = [pair for scored in by_question for pair in scored]
     if not every:
         return JudgeAgreement(name, 0, ungraded)
@@ -167,7 +167,7 @@ def _estimated(
         return None
     if len(by_question) < 2:
         return Estimate(found, None)
-    # A resample may miss one kind of answers altogether; it then counts as the whole.
+    # A resample may contain only one kind of answer; the value of the whole sample then replaces it.
     numbers = list(range(len(by_question)))
 
     def resampled(drawn: Sequence[float]) -> float:
@@ -201,7 +201,7 @@ def _pairs(by_question: Sequence[Scored]) -> float | None:
 
 
 def _spearman(scored: Scored) -> float | None:
-    """Return the correlation of ranks, equal values sharing theirs; None where the grades are all equal, 0 where the scores are."""
+    """Return the correlation of ranks, where equal values share a rank; None if all grades are equal, 0 if all scores are."""
     ours, theirs = (_ranks([pair[k] for pair in scored]) for k in (0, 1))
     if len({*theirs}) < 2:
         return None
@@ -220,7 +220,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
 async def judge_answers(
     environment: Rewarded, graded: Mapping[str, Sequence[GradedText]]
 ) -> list[JudgeAgreement]:
-    """Score the answers with every judge of an environment; return the agreement of each, of rubrics by criterion too."""
+    """Score the answers with every judge of an environment; return each one's agreement, for rubrics also by criterion."""
     found: list[JudgeAgreement] = []
     for reward, label in zip(environment.rewards, environment.labels, strict=True):
         name = label.removeprefix("reward/")
@@ -334,5 +334,5 @@ def report(config: RunConfig, file: Path) -> JudgeReport:
 
 
 def print_report(found: JudgeReport, *, as_json: bool) -> None:
-    """Print it for people, or as one JSON object."""
+    """Print the agreement for people, or as one JSON object."""
     say(json.dumps(asdict(found)) if as_json else str(found))

@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     from kapelle.runs.writer import new_path
     from kapelle.settings.schema import RunConfig
 
-    # NAME=PLAYER is no setting: those begin with a section of a run and a dot.
+    # NAME=PLAYER is not a setting: settings begin with a section of a run and a dot.
     settings = [
         word
         for word in arguments.words

@@ -1,7 +1,7 @@
 """Every command with its usage, its summary and its arguments.
 
-Standard library only, so that `--help` answers at once; what a command does is imported when it is called. Defaults of the
-commands are here too, because the help texts name them.
+Standard library only, so that `--help` answers at once; the code of a command is imported when the command is called. Defaults
+of the commands are here too, because the help texts name them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def command(summary: str, *arguments: Argument) -> Command:
 
 
 def option(names: str, meaning: str, **more: Any) -> Argument:
-    """Return an option such as `-o --output FILE`: its names, and what its value is called.
+    """Return an option such as `-o --output FILE`: its names, and the name of its value.
 
-    The value of `--split eval|train` is one of these values, and `--tag TAG …` may be given several times. Without a value, `--json`
-    is True when it is given.
+    The value of `--split eval|train` is one of these two words, and `--tag TAG …` may be given several times. An option without a
+    value, such as `--json`, is True when it is given.
     """
     *flags, value = names.split()
     if value == "…":
@@ -49,7 +49,7 @@ def option(names: str, meaning: str, **more: Any) -> Argument:
 
 
 def positional(name: str, metavar: str, meaning: str, **more: Any) -> Argument:
-    """Return an argument that is known by its place."""
+    """Return a positional argument."""
     return (name,), {"metavar": metavar, "help": meaning, **more}
 
 
@@ -59,12 +59,12 @@ def words(metavar: str, meaning: str) -> Argument:
 
 
 KINDS = ("environment", "workflow", "algorithm", "project", "app")
-"""What `kapelle new` can create."""
+"""The kinds of pieces that `kapelle new` can create."""
 FRAMEWORKS = ("openai", "openai_agents", "langgraph", "pydantic_ai", "autogen", "smolagents", "crewai")
-"""In which `kapelle new app` can write a program."""
+"""The frameworks in which `kapelle new app` can write a program."""
 
 EVERYONE = "*"
-"""As in `settings.schema`, which is too slow to import here: `--help` answers at once."""
+"""Same value as in `settings.schema`, which is too slow to import here: `--help` must answer at once."""
 
 
 def start_words(given: Sequence[str] | None) -> list[str]:
@@ -79,13 +79,13 @@ def start_words(given: Sequence[str] | None) -> list[str]:
 
 
 CALLS, SECONDS, BATCH = 1024, 600.0, 64
-"""Defaults of `kapelle serve`: most answers in progress, seconds for one answer, and answers that are scored together."""
+"""Defaults of `kapelle serve`: maximum answers in progress, seconds for one answer, and answers that are scored together."""
 
 TOOL_FORMS = ("hermes", "llama", "pythonic", "mistral", "deepseek", "glm", "qwen_coder", "harmony")
-"""Those of `grading.text.tool_call.Form`, which is not imported to print help."""
+"""The values of `grading.text.tool_call.Form`, which is not imported to print help."""
 
 SESSION_IDLE = 3600.0
-"""Default seconds without a call after which a session without a reward may be closed."""
+"""Default number of seconds without a call after which a session without a reward may be closed."""
 
 
 # -------- Arguments that several commands share
@@ -115,7 +115,7 @@ _PLAYER = (
 
 
 def _binding(port: int | None, default: str = "") -> tuple[Argument, ...]:
-    """Return where a service listens and who may call it; without `port`, the command itself picks the default."""
+    """Return the options for where a service listens and who may call it; without `port`, the command itself picks the default."""
     return (
         option("--host HOST", "address to listen on", default="127.0.0.1"),
         option("--port PORT", f"port to listen on; 0 takes a free one{default}", type=int, default=port),

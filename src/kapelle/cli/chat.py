@@ -32,7 +32,7 @@ QUIT = ("/quit", "/exit")
 COMMANDS = "/reset starts over, /quit or Ctrl-D ends, Ctrl-C interrupts an answer"
 STYLES = ("bold cyan", "bold magenta", "bold green", "bold yellow", "bold blue")
 ANY_QUESTION = "arithmetic"
-"""An environment of one agent without data; chats use none of its questions."""
+"""An environment for one agent, without data; chats do not use its questions."""
 EMPTY = "(an empty answer)"
 _COMMAND = re.compile(r"/[a-z]+")
 
@@ -174,7 +174,7 @@ async def _unless_stopped(answer: Coroutine[Any, Any, str | None]) -> str | None
 
 
 def _name(agent: str) -> None:
-    """Print an agent's name, in its colour if this is a terminal."""
+    """Print an agent's name, in its colour if the output is a terminal."""
     if not sys.stdout.isatty():
         print(f"{agent}: ", end="", flush=True)
         return
@@ -213,7 +213,7 @@ async def _of_team(agents: Agents, request: Any) -> str:
 
 
 class _Turns:
-    """Prints turns one after another, the first one as it is sampled; simultaneous turns wait for it."""
+    """Prints turns one after another: the first one while it is sampled; simultaneous turns wait for it."""
 
     def __init__(self) -> None:
         self._open: list[tuple[str, list[str]]] = []

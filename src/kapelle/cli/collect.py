@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kapelle.types import Group, Split
 
 WIDTH = 60
-"""Characters of a text in an example."""
+"""Maximum characters of a text in an example."""
 TASKS, SAMPLES = 200, 4
 """Default number of training tasks, and of episodes for each."""
 TASKS_AT_ONCE = 64
@@ -60,7 +60,9 @@ def _check(arguments: argparse.Namespace) -> None:
     if reads and (arguments.model or arguments.environment or any(amounts) or arguments.real):
         raise ConfigError(f"{reads} reads existing episodes. Remove the options of new ones.")
     if arguments.traces is not None and (arguments.words or arguments.recorded is not None):
-        raise ConfigError("--traces reads existing episodes of a program. Give no run and no settings with it.")
+        raise ConfigError(
+            "--traces reads existing episodes of a program. Give no run and no settings with it."
+        )
     if arguments.traces is not None and not Path(arguments.traces).exists():
         raise ConfigError(f"--traces {arguments.traces}: there is no such file or folder.")
     if arguments.recorded is not None and (len(arguments.words) != 1 or not is_run(Path(arguments.words[0]))):
@@ -108,7 +110,7 @@ def _report(arguments: argparse.Namespace, row: Mapping[str, Any], *lines: str) 
 
 
 def _rolled_out(player: Player, arguments: argparse.Namespace) -> Iterator[tuple[str, Sequence[Group]]]:
-    """Roll out training tasks, and yield how far it is with the groups of each part."""
+    """Roll out training tasks, and yield the progress with the groups of each part."""
     from kapelle.rollout.episodes import rollout
     from kapelle.runtime.event_loop import run_async
     from kapelle.setup.problems import choose_tasks, untested
@@ -328,7 +330,7 @@ def _collect_traces(arguments: argparse.Namespace) -> int:
     return 0
 
 
-# -------- `--show`: what a file of graded answers holds
+# -------- `--show`: the contents of a file of graded answers
 
 
 def _show(file: Path, *, as_json: bool) -> int:

@@ -12,7 +12,7 @@ from kapelle.runtime.console import say
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the files and print what they hold."""
+    """Write the files and print a summary of their contents."""
     hush()
     from kapelle.environments.data.preparation import prepare
 

@@ -23,7 +23,7 @@ PATIENCE = 15.0
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Examine this machine, or the machines of all ranks; return 2 for a fault that would break a run."""
+    """Examine this machine, or the machines of all ranks; return 2 if a fault would break a run."""
     hush()
     if arguments.timeout <= 0:
         raise ConfigError(
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def show(every: Sequence[RankFacts], findings: Sequence[MachineFault], *, as_json: bool) -> None:
-    """Print the faults, a row for each rank, and what all ranks have in common."""
+    """Print the faults, a row for each rank, and the entries that all ranks have in common."""
     if as_json:
         found = [{"wrong": each.wrong, "what": each.what, "mend": each.mend} for each in findings]
         say(json.dumps({"findings": found, "ranks": [each.to_json() for each in every]}, indent=1))

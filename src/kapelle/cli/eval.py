@@ -1,4 +1,4 @@
-"""`kapelle eval`: a team's success on unseen problems, and that of the same number of tokens without a team."""
+"""`kapelle eval`: a team's success on unseen problems, and the success of one agent with the same number of tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 NOTHING_MEASURED = 2
 """Exit code if every episode failed."""
 NAMES = 26
-"""Characters of the first column."""
+"""Width of the first column, in characters."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -91,7 +91,7 @@ def lines_of(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def whole(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the results of one evaluation as they are, and those of several as a list."""
+    """Return the result of one evaluation unchanged, and the results of several as a list."""
     return rows[0] if len(rows) == 1 else {"evaluations": list(rows)}
 
 
@@ -287,7 +287,7 @@ def _agents(player: Player, result: Evaluation) -> list[str]:
     environment = player.setup.environment
     questions = has_comparable_answers(environment)
     low, high = environment.reward_range
-    shares = questions and 0.0 <= low <= high <= 1.0  # rewards of user functions are no shares
+    shares = questions and 0.0 <= low <= high <= 1.0  # rewards of user functions are not shares
     own = (own_scores if questions else own_totals)(result.groups)
     lines = []
     for agent in player.setup.team.names:

@@ -1,4 +1,4 @@
-"""`kapelle info`: the names that recipes can use, what is installed and missing, and what this machine has; without torch."""
+"""`kapelle info`: the names that recipes can use, the installed and missing packages, and this machine; without torch."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ NEEDS = {
 
 
 def _names() -> dict[str, list[str]]:
-    """Return what recipes may name, by section, with what other packages offer by entry points."""
+    """Return the names that recipes may use, by section, including those that other packages offer by entry points."""
     catalogues = {
         "algorithms": ALGORITHMS,
         "environments": catalogue("kapelle.environments"),

@@ -20,7 +20,7 @@ from kapelle.runtime.console import say
 from kapelle.runtime.interrupts import STOP_WITHIN
 
 NAME = r"[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?"
-"""Names that both schedulers take, with room for what they append."""
+"""Names that both schedulers accept, with room for the text that they append."""
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?")
 
 
@@ -41,9 +41,9 @@ class LaunchedJob:
     gpus: int
     """On each node."""
     cpus: int | None
-    """For each process; None leaves it to the scheduler."""
+    """Number for each process; None leaves it to the scheduler."""
     memory_gb: int | None
-    """On each node; None leaves it to the scheduler."""
+    """Amount on each node; None leaves it to the scheduler."""
     seconds: int | None
     """Time limit; None for the scheduler's own limit."""
     image: str | None
@@ -146,7 +146,7 @@ PORT = 29500
 RECIPES = "/recipe"
 """Folder of the recipe's files in a container."""
 MOST_BYTES = 1 << 20
-"""Most bytes of a ConfigMap."""
+"""Maximum bytes of a ConfigMap."""
 STOPPING_S = 120
 """Seconds that a pod has to save when it is stopped."""
 
@@ -183,7 +183,7 @@ def manifest(job: LaunchedJob) -> str:
 
 
 def _dumped(things: Sequence[Mapping[str, Any]]) -> str:
-    """Return documents as YAML, texts of several lines as blocks."""
+    """Return documents as YAML, with multi-line texts as blocks."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -271,7 +271,7 @@ def _resources(job: LaunchedJob) -> dict[str, Any]:
 WARNING_S = 120
 """Seconds before the time limit at which the run receives SIGTERM."""
 SAVING_S = 30
-"""Seconds of these that are left for the checkpoint once the step has ended."""
+"""The part of these seconds that is left for the checkpoint once the step has ended."""
 
 
 def script(job: LaunchedJob) -> str:

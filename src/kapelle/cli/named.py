@@ -48,7 +48,7 @@ def open_player(arguments: argparse.Namespace) -> Player:
 
     named, settings = split_words(arguments.words)
     if arguments.model is None and len(named) == 1 and is_model(named[0], arguments.environment):
-        # A folder without a run in it: a model's own, or an adapter's.
+        # A folder without a run in it holds a model or an adapter.
         if arguments.environment is None:
             raise ConfigError(f"{named[0]} is a model and no run. Add --environment NAME.")
         arguments.model, named = named[0], ()
@@ -84,7 +84,7 @@ def check_playable(arguments: argparse.Namespace, environment: str | None) -> No
 
 
 def is_model(name: str, environment: str | None = None) -> bool:
-    """Return whether a folder holds a model or a PEFT adapter, and is no run.
+    """Return whether a folder holds a model or a PEFT adapter, and is not a run.
 
     An exported team of one policy counts as a model only with an `environment`.
     """
@@ -123,7 +123,7 @@ def _from_run(path: str, settings: tuple[str, ...]) -> Player:
 
 
 def owner_of(setting: str, names: Iterable[str]) -> str | None:
-    """Return the one of several environments that a setting `name.key=value` is for."""
+    """Return the environment, of several, to which a setting `name.key=value` applies."""
     return max((name for name in names if setting.startswith(f"{name}.")), key=len, default=None)
 
 

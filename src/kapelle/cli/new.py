@@ -23,7 +23,7 @@ PROGRAMS: Mapping[str, tuple[str, str]] = {
     "smolagents": ("'smolagents[openai]'", "smolagents"),
     "crewai": ("crewai", "crewai"),
 }
-"""Framework → what to install for it, and the module that it brings."""
+"""Framework → the package to install for it, and the module that the package provides."""
 
 WARMUPS: Mapping[str, str] = dict.fromkeys(("pydantic_ai", "smolagents"), "steps: 200, batch: 24")
 """Framework → its warm-up, if it differs from `examples/apps/recipe.yaml`."""

@@ -38,7 +38,7 @@ def complain_of_stop() -> None:
 
     if own_place.launcher is None:
         complain("stopped.")
-    elif is_first():  # the launcher has stopped all ranks, so that none has to tell the others
+    elif is_first():  # the launcher has stopped all ranks, so no rank has to notify the others
         print("kapelle: stopped.", file=sys.stderr)
 
 
@@ -55,7 +55,7 @@ def writing(path: Path, other: str) -> Iterator[None]:
 
 @contextmanager
 def new_file(out: Path, option: str) -> Iterator[IO[bytes]]:
-    """Yield a file to write to; it becomes `out` when the block ends, and is removed when the block fails.
+    """Yield a file to write to. It becomes `out` when the block ends, and is removed if the block fails.
 
     Creates a missing folder of `out`, and removes it with the file. Raises OutputError, which names the `option`, before the
     block begins if `out` exists or cannot be written.
@@ -90,7 +90,7 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def program() -> str:
-    """Return how this program was called, so that the commands that it prints can be copied."""
+    """Return the command that started this program, so that the commands that it prints can be copied."""
     called = Path(sys.argv[0])
     if called.name != "kapelle" or shutil.which("kapelle"):
         return "kapelle"

@@ -45,7 +45,7 @@ class Panel:
         self._live = Live(console=console, get_renderable=self.render, refresh_per_second=REFRESHES)
 
     def __call__(self, progress: ProgressLine) -> None:
-        """Take a new state; it is drawn at the next refresh."""
+        """Accept a new state; it is drawn at the next refresh."""
         self._progress = progress
 
     def __enter__(self) -> Self:
@@ -55,7 +55,7 @@ class Panel:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # After an error only its one line remains, without an empty frame.
+        # After an error, only the line with the error remains, without an empty frame.
         self._live.transient = kind is not None and issubclass(kind, Exception)
         self._over = True
         self._live.stop()

@@ -80,7 +80,7 @@ def parser_of(name: str, command: Command) -> Parser:
 
 
 def _meant(word: str, options: Sequence[str], settings: bool) -> str:
-    """Return a hint at an option of a similar name, or, where a command takes settings, at one that was written with dashes."""
+    """Return a hint that names a similar option or, if the command takes settings, a setting that was written with dashes."""
     name = word.partition("=")[0]
     if settings and name.startswith("--") and name.replace("_", "-") not in options:
         from kapelle.settings.messages import settings_named
@@ -95,7 +95,7 @@ _SETTING = re.compile(r"[A-Za-z_][\w.]*=")
 
 
 def split_words(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the arguments that name files or recipes, and those that are `key.path=value` settings, as Hydra's `+key.path=value` is."""
+    """Return the arguments that name files or recipes, and the settings `key.path=value` (Hydra's `+key.path=value` too)."""
     words = [re.sub(r"^\+{1,2}(?=[A-Za-z_][\w.]*=)", "", word) for word in words]
     settings = tuple(word for word in words if _SETTING.match(word))
     return tuple(word for word in words if word not in settings), settings

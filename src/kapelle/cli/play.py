@@ -109,7 +109,7 @@ def _open(arguments: argparse.Namespace) -> GameTable:
 
         stages = load_stages(name, (), settings)
         config = (stages[-1][1] if stages else load_recipe(name, (), settings)).config
-        # Nothing trains here, so that what training needs (a verifier) may be missing.
+        # Nothing trains here, so the things that only training needs (such as a verifier) may be missing.
         team = build_team(config, replace(build_algorithm(config), needs=()))
         return GameTable(config.environment, config.workflow, None, sentences, team.agents)
     if (run / "config.yaml").is_file():
@@ -153,7 +153,7 @@ def _from_run(path: str, settings: Sequence[str]) -> GameTable:
 
 
 def _words(settings: Sequence[str]) -> bool:
-    """Return whether settings choose the wording, for the person too."""
+    """Return whether the settings choose the wording; it then holds for the person too."""
     return any(re.match(r"environment(\.parts\.\w+\.environment)?\.wording=", each) for each in settings)
 
 
@@ -361,10 +361,10 @@ COLUMNS = "{:12}  {:>8}  {:>14}  {:>11}  {:>8}  {}"
 
 
 def report(path: Path, settings: Sequence[str]) -> None:
-    """Print NashConv, exploitability, the share of legal moves (mean and least) and returns of every checkpoint and of averages.
+    """Print NashConv, exploitability, the share of legal moves (mean and minimum) and returns, for checkpoints and averages.
 
     For a mixture, this covers each game that can be enumerated; the others are listed with the reason. Raises
-    ConfigError when there is no such game; see `exploitability.language_table`.
+    ConfigError if no game can be enumerated; see `exploitability.language_table`.
     """
     from kapelle.training.trainer import Trainer
 

@@ -86,7 +86,7 @@ def hush() -> None:
     """Silence progress bars and warnings of torch, transformers and related libraries."""
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
-    if "transformers" in sys.modules:  # it has read the variables already
+    if "transformers" in sys.modules:  # the library has read the variables already
         from transformers.utils import logging
 
         logging.disable_progress_bar()

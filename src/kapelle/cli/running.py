@@ -61,7 +61,7 @@ def train(source: Source, title: str, *, as_json: bool, plain: bool) -> int:
         from kapelle.runtime.foreign_code import asked
 
         environment = source.config.environment
-        # The environment may be foreign code, and is not checked yet.
+        # The environment may be the user's own code, and is not checked yet.
         opposed = asked("constant_sum", Patience.environment, lambda: is_opposed(environment))
         watch = Watch(view, constant_sum=opposed)
         try:
@@ -131,7 +131,7 @@ def _report(watch: Watch, summary: Summary | None, run_dir: Path, parameters: in
 
 
 def _verdict(run_dir: Path) -> Verdict | None:
-    """Return the verdict on a run; None if there is none or it cannot be read."""
+    """Return the verdict on a run; None if there is no verdict or it cannot be read."""
     from kapelle.errors import KapelleError
     from kapelle.runs.summary import verdict_of
 
@@ -161,7 +161,7 @@ def _about(source: Source) -> list[str]:
 def _view(
     stream: TextIO, title: str, about: Sequence[str], run_dir: Path, *, plain: bool
 ) -> Iterator[Callable[[ProgressLine], None]]:
-    """Yield the view of the progress: a live panel in a terminal, else lines; silent in all ranks but the first."""
+    """Yield the view of the progress: a live panel in a terminal, otherwise lines. Only the first rank prints."""
     if not is_first():
         yield lambda _: None
         return
@@ -181,10 +181,10 @@ def _view(
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What is printed at the end of a run."""
+    """The summary that is printed at the end of a run."""
 
     steps: int
-    """Steps behind the weights."""
+    """Number of training steps of the weights."""
     before: Point | None
     after: Point | None
     """None for a run that was stopped."""
@@ -193,7 +193,7 @@ class Report:
     seconds: Mapping[str, float]
     """By phase."""
     parameters: int
-    """Of all base models together."""
+    """Number for all base models together."""
     run_dir: Path
     length: str
     """The setting of `training` that sets the length of the run."""
@@ -202,7 +202,7 @@ class Report:
     notes: tuple[tuple[str, str], ...] = ()
     """Notes on the data and the engine, as (name, text)."""
     changes: tuple[str, ...] = ()
-    """What has changed for a resumed run."""
+    """Changes since the last start of a resumed run."""
     verdict: Verdict | None = None
     """Whether the run is healthy; None if it cannot be read."""
 
@@ -266,7 +266,7 @@ class Report:
         return ["", *self._scores(), *(_row(*row) for row in rows)]
 
     def _scores(self) -> list[str]:
-        """Return the figures before and after with their counts, which are stated once if they are the same."""
+        """Return the figures before and after training with their counts; equal counts are stated once."""
         measured = self.after or self.before
         if measured is not None and measured.verifier is not None:
             return _judge(None if measured is self.before else self.before, measured)
@@ -318,9 +318,9 @@ def _listed(point: Point | None) -> list[float] | None:
 def learned(
     before: Sequence[Group], after: Sequence[Group]
 ) -> tuple[ShownConversation, ShownConversation] | None:
-    """Return the conversations before and after training on one problem with an incorrect answer before and a correct one after.
+    """Return the conversations on one problem that was answered incorrectly before training and correctly after it.
 
-    The first such problem; None without one. Failed and unscored episodes are neither.
+    This is the first such problem; None without one. Failed and unscored episodes count as neither correct nor incorrect.
     """
     first = {group.task.id: group.episodes[0] for group in before}
     for group in after:

@@ -1,4 +1,4 @@
-"""`kapelle runs`: list the runs under a folder, show one, note something of it, or go back to an earlier checkpoint of one."""
+"""`kapelle runs`: list the runs under a folder, show or annotate a run, or return a run to an earlier checkpoint."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _list(folder: Path, *, as_json: bool) -> int:
 
 
 def _note(place: Path, arguments: argparse.Namespace) -> int:
-    """Change what is noted of a run, if anything is given, and print it."""
+    """Change the notes on a run, if any are given, and print them."""
     from kapelle.runs.findings import keep_notes, read_notes
     from kapelle.runs.reader import is_run
 

@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _plays(folder: Path) -> bool:
-    """Whether a folder is a run or an exported team."""
+    """Return whether a folder is a run or an exported team."""
     return is_team(folder) or is_run(folder)
 
 
@@ -210,12 +210,12 @@ def until_stopped(
 # -------- `kapelle serve environments`: serve environments to runs on any machine, and replace one while they sample
 
 SHORT = {"debate": "debate_topics"}
-"""Common names → the environments' own."""
+"""Common name → the environment's own name."""
 HOW = "`kapelle serve environments --environments math,kuhn=recipes/kuhn.yaml math.path=data/gsm8k`"
 
 
 def serve_environment(arguments: argparse.Namespace, settings: Sequence[str]) -> int:
-    """Serve environments until a signal, or replace one on a running server."""
+    """Serve environments until a signal arrives, or replace one on a running server."""
     check_installed("serve", "starlette", "uvicorn", "websockets")
     if arguments.replace is not None:
         return _replace(arguments, settings)

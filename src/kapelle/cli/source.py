@@ -34,7 +34,7 @@ class Source:
     notes: tuple[str, ...] = ()
     """Notes to print before it runs."""
     whole: Path | None = None
-    """The folder of all stages, when this run is one of several."""
+    """The folder of all stages, if this run is one of several."""
     read: Reading = NOTHING_READ
     """How names of other libraries were read."""
 
@@ -76,7 +76,7 @@ def read_source(words: Sequence[str], run_dir: str | None, *, resume: bool, real
 
 
 def read_recipe(words: Sequence[str], *, real: bool) -> Recipe:
-    """Return the recipe that arguments name, with its overlays and settings; ConfigError when none is named."""
+    """Return the recipe that the arguments name, with its overlays and settings; ConfigError if none is named."""
     files, settings = split_words(words)
     if not files:
         raise ConfigError(
@@ -90,7 +90,7 @@ def read_recipe(words: Sequence[str], *, real: bool) -> Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The stages of a recipe, and where they are to run."""
+    """The stages of a recipe, and the folder in which they run."""
 
     recipe: str
     stages: tuple[Stage, ...]
@@ -98,7 +98,7 @@ class Staged:
     """None leaves the choice to the command."""
 
     def checked(self) -> Iterator[tuple[Stage, RunConfig]]:
-        """Yield every stage with settings that can be checked before anything has run."""
+        """Yield every stage with settings that can be checked before any stage has run."""
         with checkable(self.stages) as configs:
             yield from zip(self.stages, configs, strict=True)
 

@@ -1,4 +1,4 @@
-"""Signals outside of training, where `catch_interrupts` is inactive: they end a command at once and reliably."""
+"""Signals outside of training, while `catch_interrupts` is inactive: they end a command at once and reliably."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     from kapelle.cli.source import find_stages, read_source, stage_sources
 
     if arguments.resume:
-        # Replace `RUN@latest` and the like by the run that it names.
+        # Replace `RUN@latest` and similar names by the run that they name.
         files, settings = split_words(arguments.words)
         if arguments.run_dir is not None:
             arguments.run_dir = str(resumed_run(arguments.run_dir))

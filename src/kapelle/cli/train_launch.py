@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from kapelle.setup.preparation import PreparedRun
 
 LOOK = 0.1
-"""Seconds between two looks at the processes."""
+"""Seconds between two checks of the processes."""
 GRACE = 8.0
 """Seconds that the other ranks have to end after one has failed; then they are killed."""
 LEAVING = 60.0
@@ -173,7 +173,7 @@ def _started(words: Sequence[str], processes: int, environ: dict[str, str]) -> I
                     env={**environ, **{name: str(value) for name, value in variables.items()}},
                     pass_fds=[pulse.descriptor, *kept],
                     stdin=subprocess.DEVNULL,
-                    process_group=0,  # what a terminal sends is this process's to pass on
+                    process_group=0,  # this process passes on the signals that a terminal sends
                 )
                 ranks.append(
                     Rank(number, process, pulse, LifeSigns(process.pid, lambda pulse=pulse: pulse.beats))  # type: ignore[misc]
@@ -199,9 +199,9 @@ class _Launcher:
         self._cause: tuple[Rank, str] | None = None
         """The rank that was lost first, and how."""
         self._until = float("inf")
-        """Time at which those that still run are killed."""
+        """Time at which the ranks that are still running are killed."""
         self._stops: list[int] = []
-        """Stop signals so far."""
+        """Number of stop signals so far."""
 
     def follow(self) -> int:
         """Wait until all have ended; return the run's exit code."""
@@ -214,13 +214,13 @@ class _Launcher:
                 left = [rank for rank in left if self._runs(rank, passed)]
                 if now > self._until:
                     for rank in left:
-                        if is_stopped(rank.process.pid):  # the others noticed it first, and ended
+                        if is_stopped(rank.process.pid):  # the other ranks noticed the loss first, and ended
                             self._lost(rank, "stands still: it is stopped (by SIGSTOP or Ctrl-Z)")
                         rank.kill()
         return self._code()
 
     def _runs(self, rank: Rank, passed: float) -> bool:
-        """Look at a rank and return whether it still runs."""
+        """Check a rank and return whether it is still running."""
         code = rank.process.poll()
         if code is None:
             still = rank.signs.look(passed)

@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             findings = run_async(lambda: conform(environment, team))
         except Absent:
-            raise  # other names of agents would not help
+            raise  # other agent names would not help
         except ConfigError as error:
             reason = str(error) if str(error).endswith((".", "!", "?")) else f"{error}."
             hint = "" if team else " If it needs certain agents, name them: --agents A,B."

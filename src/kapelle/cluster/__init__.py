@@ -5,7 +5,7 @@
     ray_workers.py  rollout workers: actors that roll out whole groups of episodes for a rank
     sampling.py     sampling workers: actors that hold the models of some agents
     scoring.py      scoring workers: actors that hold the models that only score
-    episode states.py       environment workers: actors that hold episode states
+    worlds.py       environment workers: actors that hold episode states
     actors.py       the part of Ray that all of these use; the only module that imports it
 
 Messages are bytes (JSON, safetensors), so that no object is pickled.

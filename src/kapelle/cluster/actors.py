@@ -175,11 +175,11 @@ class Waiting:
         return first_answered(calls, LOOK)
 
     def answered(self) -> None:
-        """Note that one has done its work."""
+        """Note that a worker has done its work."""
         self._deaths = 0
 
     def died(self, lost: ActorLost) -> None:
-        """Note that one has died; raises EngineError where too many have in a row."""
+        """Note that a worker has died; raises EngineError if too many have died in a row."""
         self._deaths += 1
         if self._deaths >= DEATHS:
             raise EngineError(
@@ -323,7 +323,7 @@ class ActorConnection:
     def actor(
         self, kind: type, bundle: int | None, resources: Resources, calls: int = 1, name: str | None = None
     ) -> Actor:
-        """Start an actor of a class on a bundle; it answers `calls` at a time, and a single one in order.
+        """Start an actor of a class on a bundle; it answers `calls` at a time; with 1, it answers them in order.
 
         Without a bundle it starts when and where the cluster has room outside the run's placement group. If an actor of
         this `name` runs already, return it. An actor ends with the process that has started it.

@@ -122,7 +122,7 @@ class _Rank:
     about: ActorCall
     news: ActorCall | None = None
     code: int | None = None
-    """Its exit code; negative where a signal ended it."""
+    """Its exit code; negative if a signal ended it."""
     death: str = ""
     """How it was killed."""
 

@@ -145,7 +145,7 @@ def _split(word: str) -> tuple[str, str]:
 
 
 def _check_there(word: str) -> None:
-    """Raise ConfigError for a word that looks like a run and is none."""
+    """Raise ConfigError for a word that looks like a run and is not one."""
     folder, path = split_run(word)[0], Path(word)
     model = any((path / file).is_file() for file in _MODEL_FILES)
     if model or "://" in word or not (path.is_dir() or "@" in word or ("/" in word and path.parent.is_dir())):

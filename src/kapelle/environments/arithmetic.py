@@ -4,7 +4,7 @@ The first agent reads `47+85` and writes notes, the second reads only the notes 
 
     47+85  →  2,12+1  →  132        85-47  →  8,4-1  →  38
 
-One agent alone can write its work before its answer (role `work_out`): the value of each decimal place and their sum,
+A single agent can write its work before its answer (role `work_out`): the value of each decimal place and their sum,
 `120+12=132` or `40-2=38`.
 
 The notes start with the units. Every column below the top has its last digit before the incoming carry, the top column has its
@@ -52,9 +52,9 @@ _SIGNS: Mapping[str, Sign] = {"−": "-", "×": "*", "·": "*", "÷": "/", ":": 
 """Other spellings of operators."""
 _WRITTEN: Mapping[str, str] = {"*": "×", "/": "÷"}
 MAX_DIGITS = 48
-"""Most digits of an answer, numerator and denominator together, which is the limit of graders."""
+"""Maximum number of digits of an answer, numerator and denominator together, which is the limit of graders."""
 TRIES = 2_000
-"""Most draws for one task."""
+"""Maximum number of draws for one task."""
 
 
 def _spelled(value: object) -> object:
@@ -178,7 +178,7 @@ class Arithmetic(Questions):
         )
 
     def _chain(self, draw: random.Random, operations: int) -> Expression | None:
-        """Return so many operations, × and ÷ before + and -; None for a division without a whole result."""
+        """Return this many operations, × and ÷ before + and -; None for a division without a whole result."""
         total: Expression | None = None
         sign: Sign = "+"
         term, left = self._operand(draw, operations)
@@ -313,7 +313,7 @@ _COLUMN = re.compile(r"([0-9]{1,2})([+-]1)?")
 
 
 def combine(notes: str, *, carry: bool) -> str:
-    """Return the answer of notes, or `?` for unreadable notes."""
+    """Return the answer that the notes give, or `?` for unreadable notes."""
     parsed = [_COLUMN.fullmatch(part) for part in notes.strip().split(",")]
     if not all(parsed):
         return "?"
@@ -332,7 +332,7 @@ def written(expression: Expression) -> str:
     product = expression.operator in _WRITTEN
     left, right = written(expression.left), written(expression.right)
     if product and (_sum(expression.left) or (isinstance(expression.left, Value) and "/" in left)):
-        left = f"({left})"  # the bar of a fraction is no operation
+        left = f"({left})"  # the bar of a fraction is not an operation
     # Brackets keep the order of an operation to the right of an equally strong one.
     bare = not _sum(expression.right) and not right.startswith("-")
     if not _plain_number(expression.right) if product else not bare:

@@ -36,7 +36,7 @@ class BaseEnvironment(Settings):
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """Smallest and largest return of one agent in an episode."""
+        """Minimum and maximum return of one agent in an episode."""
         return (0.0, 1.0)
 
     def check(self, agents: Sequence[str]) -> None:
@@ -74,7 +74,7 @@ class StatedRewards(Settings):
     """Settings of third-party environments, for which the user states the range of rewards."""
 
     rewards: Annotated[tuple[FiniteFloat, FiniteFloat], AfterValidator(_ascending)] = (0.0, 1.0)
-    """Least and greatest return of an agent in an episode, before penalties; a return outside this range is an error."""
+    """Minimum and maximum return of an agent in an episode, before penalties; a return outside this range is an error."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
@@ -111,7 +111,7 @@ class BaseState:
         raise NotImplementedError
 
     def outcome(self) -> Outcome:
-        """Return the result."""
+        """Return the outcome."""
         return Outcome(self.rewards, self.success)
 
     async def close(self) -> None:
@@ -120,8 +120,8 @@ class BaseState:
 
 # -------- Reasoning before a move: `<think>…</think>`, then the move
 #
-# The move is read after the last `</think>`, so that no text inside is a move. An open `<think>` leaves no move, at any place. An
-# opening tag may be missing: chat templates put it into the prompt.
+# The move is read after the last `</think>`, so text inside the tags is never a move. If a `<think>` stays open, there is no
+# move. An opening tag may be missing: chat templates put it into the prompt.
 
 _TAG = re.compile(r"<(/?)think>", re.IGNORECASE)
 

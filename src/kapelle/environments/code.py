@@ -134,7 +134,7 @@ def _of_programs(
     except NotLiteral as reason:
         untrusted = f"{reason}"
     except SyntaxError:
-        pass  # the grade reports it: such tests can grade no program
+        pass  # the grade reports it: such tests cannot grade any program
 
     def grade(program: str, sandbox: Backend, limits: Limits) -> CodeGrade:
         # The settings exclude or allow problems with tests that are not literal.
@@ -345,7 +345,7 @@ MBPP_SPLITS: Mapping[Split, range] = {"train": range(601, 975), "test": range(11
 """The `task_id`s of MBPP's published splits; 1 to 10 are for prompts, 511 to 600 for validation."""
 
 
-# -------- Imports that a program need not write
+# -------- Imports that a program may omit
 
 USUAL_IMPORTS = """\
 from bisect import *
@@ -359,7 +359,8 @@ from typing import *
 from builtins import *
 import bisect, collections, copy, functools, heapq, itertools, math, operator, random, re, string, sys
 """
-"""The imports that LeetCode and the graders of APPS and LiveCodeBench provide; `pow` and `abs` stay Python's, and `bisect` a module."""
+"""The imports that LeetCode and the graders of APPS and LiveCodeBench provide; `pow` and `abs` remain Python's own functions,
+and `bisect` remains a module."""
 
 
 def headed(header: str, program: str) -> str:
@@ -383,7 +384,7 @@ ALLOW = "set `environment.untrusted_tests: allow` to use them"
 
 NO_PROGRAM = CodeGrade((), explanation="no program was found")
 SHOWN_CHARACTERS = 1000
-"""Most characters of one test's report that an agent reads."""
+"""Maximum number of characters of one test's report that an agent reads."""
 
 
 class CodeState(BaseState, Scorable, Retriable):
@@ -414,7 +415,7 @@ class CodeState(BaseState, Scorable, Retriable):
         self._finals: list[CodeGrade] = []
 
     def allow_answers(self, most: int) -> None:
-        """Take so many programs of the team, one after another, until one passes all tests."""
+        """Accept up to this many programs from the team, one after another, until one passes all tests."""
         self._most = self._max_attempts = most
 
     def observe(self, agent: str) -> str:
@@ -530,7 +531,7 @@ class CodeState(BaseState, Scorable, Retriable):
 
 
 def feedback(grade: CodeGrade, shown: Sequence[str], attempt: int, most: int) -> str:
-    """Return what an agent reads after an incorrect program: one bit about the hidden tests."""
+    """Return what an agent reads after an incorrect program; about the hidden tests it reads only whether all passed."""
     begin = f"Attempt {attempt} of {most} failed."
     end = "Answer with the whole program again, in one block that opens with ```python and closes with ```."
     if grade is NO_PROGRAM:
@@ -564,7 +565,7 @@ class Code(DataSettings, Answerable, Scripted):
     path: str = "google-research-datasets/mbpp"
     config: str | None = "full"
     published_split: bool = True
-    """Whether one file of MBPP is split by `task_id` as published: train 601 to 974, test 11 to 510."""
+    """Whether a single MBPP file is split by `task_id` as published: train 601 to 974, test 11 to 510."""
     question_field: str = "question"
     """Field of the problem's text in `format: stdio`; dots reach into objects. The system message of a conversation becomes
     the task's."""
@@ -585,7 +586,7 @@ class Code(DataSettings, Answerable, Scripted):
     sandbox: Annotated[str, FROM_HERE_ON] = "bubblewrap"
     """The sandbox of programs: `bubblewrap`, `docker`, or `unsafe_subprocess`, which contains nothing."""
     cpu_s: Annotated[float, FREE] = Field(default=10.0, gt=0.0)
-    """Seconds of CPU that a program may use for all tests together (for each, where it reads and prints)."""
+    """Seconds of CPU that a program may use for all tests together (for each test, if the program reads and prints)."""
     wall_s: Annotated[float, FREE] = Field(default=20.0, gt=0.0)
     """Wall-clock seconds, which include waiting and a busy machine."""
     memory_mb: Annotated[int, FREE] = Field(default=512, ge=64)
@@ -731,7 +732,7 @@ class Code(DataSettings, Answerable, Scripted):
     def limits(self) -> Limits:
         """Of each program."""
         mebi = 1024**2
-        # Returned values are larger than printed output: these limits prepare a sandbox for them.
+        # Returned values are larger than printed output: these limits prepare a sandbox for returned values.
         output = self.output_mb * mebi if self.format == "stdio" else max(self.output_mb * mebi, REPLIES)
         # A busy machine must not change a reward.
         return Limits(self.wall_s, self.cpu_s, self.memory_mb * mebi, output_bytes=output, patience=9.0)

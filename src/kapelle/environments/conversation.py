@@ -1,4 +1,4 @@
-"""Conversations with a user who has wishes: an assistant finds them out, and its reward is the user's satisfaction.
+"""Conversations with a user who has wishes: an assistant must discover them, and its reward is the user's satisfaction.
 
 The user is a script, or an agent of the team, such as a frozen model. Only the user knows its wishes. The assistant reads the
 user's messages, writes questions, and ends with one line with its booking, which the environment compares with the wishes.
@@ -41,7 +41,7 @@ class Errand:
     wants: str
     """The user's first sentence, after `I would like to`."""
     slots: Mapping[str, Sequence[str]]
-    """Name of a thing that may matter → its values, one word each."""
+    """Name of a thing that may matter to the user → its possible values, one word each."""
 
 
 ERRANDS: Mapping[str, Errand] = {
@@ -67,13 +67,13 @@ class UserConversation(BaseEnvironment, Scripted, Private):
     errands: tuple[ErrandName, ...] = Field(default=("table", "train", "repair", "parcel"), min_length=1)
     """Errands of users, drawn uniformly."""
     difficulty: Annotated[Difficulty, up_to(4)] = (2, 4)
-    """Fewest and most wishes of a user, 1 to 4."""
+    """Minimum and maximum number of wishes of a user, 1 to 4."""
     things: int = Field(default=4, ge=1, le=4)
     """Number of things that may matter: the first ones of an errand's four."""
     personas: tuple[Persona, ...] = Field(default=("terse", "open", "talkative"), min_length=1)
     """Styles of users, drawn uniformly."""
     max_turns: int = Field(default=8, ge=1)
-    """Most answers of assistants; the conversation then ends with any booking."""
+    """Maximum number of answers of assistants; the conversation then ends with any booking."""
     patience: int = Field(default=1, ge=0)
     """Incorrect bookings that a scripted user accepts; it leaves after one more."""
     satisfaction: Literal["goals", "user"] = "goals"
@@ -83,7 +83,7 @@ class UserConversation(BaseEnvironment, Scripted, Private):
     view: Literal["transcript", "latest"] = "transcript"
     """What an agent reads: the whole conversation, or the new messages, for the workflow `play` with `memory: conversation`."""
     wording: Literal["full", "short"] = "full"
-    """Sentences, or few characters for a tiny model."""
+    """Full sentences, or only a few characters for a tiny model."""
     seed: int = 0
     """Another seed gives other tasks in another order; with the same split of the wishes."""
     flaws: Flaws = Field(default_factory=dict)
@@ -140,11 +140,11 @@ class UserConversation(BaseEnvironment, Scripted, Private):
         return dict(list(ERRANDS[errand].slots.items())[: self.things])
 
     def private(self, task: Task, agent: str, agents: Sequence[str]) -> Sequence[str]:
-        """Return the user's wishes as it reads them."""
+        """Return the user's wishes in the form in which the user reads them."""
         return (self.wishes(task),) if agent == self.user else ()
 
     def wishes(self, task: Task) -> str:
-        """Return the wishes as only the user's agent reads them."""
+        """Return the wishes, which only the user's agent reads."""
         listed = "; ".join(f"{slot}: {value}" for slot, value in task.data["wishes"].items())
         return (
             f"wish {listed}" if self.wording == "short" else f"Your wishes, which you alone know: {listed}."

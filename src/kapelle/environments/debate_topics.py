@@ -51,7 +51,7 @@ class DebateTopics(UsesJudges, Alive, Opposed, Scripted):
     path: str | None = None
     """A text file with one motion per line, or a JSON list of them; null: kapelle's own forty."""
     sides: tuple[str, ...] = Field(default=("PRO", "CON"), min_length=2)
-    """Names of the sides, in team order."""
+    """Names of the sides, in the order of the team."""
     rounds: int = Field(default=2, ge=1)
     """Speeches of every agent."""
     together: bool = False
@@ -77,12 +77,12 @@ class DebateTopics(UsesJudges, Alive, Opposed, Scripted):
 
     @property
     def constant_sum(self) -> bool:
-        """Whether one side wins what the others lose."""
+        """Whether the gains of one side are the losses of the others."""
         return self.reward == "zero_sum"
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """By `reward`."""
+        """The range of the `reward`."""
         return (-1.0, 1.0) if self.reward == "zero_sum" else (0.0, 1.0)
 
     @property

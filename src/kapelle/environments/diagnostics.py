@@ -1,9 +1,9 @@
-"""Diagnostic environments: small games with a known optimum, each with one difficulty that separates algorithms.
+"""Diagnostic environments: small games with a known optimum, each with one difficulty that distinguishes algorithms.
 
 A game has one case for each task. Each agent is one player; the parameter `seat` of the methods is its number, from 0. The players
 write texts, most often a letter, in turn or at once, and each receives a reward from 0 to 1. An observation contains everything that a
-player may know. `expected` computes the exact return of a team from its probability of every text. `landmarks` are the returns of the best team, the best single agent, a team in which each agent replies to
-chance, and chance itself.
+player may know. `expected` computes the exact return of a team from its probability of every text. `landmarks` are the returns
+of the best team, the best single agent, a team in which each agent gives its best reply to random play, and random play itself.
 
 | name | difficulty |
 |---|---|
@@ -47,8 +47,8 @@ class Diagnostic(BaseEnvironment, Scripted):
     letters: int = Field(default=4, ge=2, le=26)
     """Number of letters, from `A` on."""
     noise: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Probability, for each player independently, that its reward r becomes 1 − r, also if it can receive none. `expected` ignores
-    it."""
+    """Probability, for each player independently, that its reward r becomes 1 − r, even if it can never receive a reward.
+    `expected` ignores it."""
 
     @property
     def cases(self) -> int:
@@ -116,7 +116,7 @@ class Diagnostic(BaseEnvironment, Scripted):
         return tuple(total)
 
     def landmarks(self) -> dict[str, float]:
-        """Return the team's total reward: best team, best single agent among chance, replies to chance, and chance."""
+        """Return the team's total reward: best team, best agent among random players, replies to random play, random play."""
         chance = dict.fromkeys(self.texts, 1 / len(self.texts))
         best = self._best()
 
@@ -128,7 +128,7 @@ class Diagnostic(BaseEnvironment, Scripted):
             )
 
         def value(view: tuple[int, str], text: str) -> float:
-            """Return the team's reward if one player writes a text at one observation, and all else is chance."""
+            """Return the team's reward if one player writes a text at one observation, and everything else is random."""
             return sum(self.expected(lambda *other: {text: 1.0} if other == view else chance))
 
         all_players = range(self.seats)
@@ -170,7 +170,7 @@ class Diagnostic(BaseEnvironment, Scripted):
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The game itself, in both splits."""
+        """The same game, in both splits."""
         return {
             "train": f"the {self.cases} cases of the game",
             "test": "the same cases: a game has nothing to hold out",
@@ -194,7 +194,7 @@ class Diagnostic(BaseEnvironment, Scripted):
         return DiagnosticState(self, task, agents, seed)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return a random text, which demonstrates the form alone."""
+        """Return a random text, which demonstrates only the form."""
         return random.Random(f"{seed}/{agent}").choice(self.texts)
 
 

@@ -1,7 +1,7 @@
 """Episodes that an outside program drives: it calls the agents over HTTP and posts their reward.
 
 kapelle numbers the tasks; the program defines their content. Episodes run in the event loop of the sampler, and a server on another
-thread receives the program's calls. A `Switchboard` connects both. The docstring of each method names the side that calls it.
+thread receives the program's calls. A `Switchboard` connects the two. The docstring of each method names the side that calls it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from kapelle.types import Json, Split, Task
 
 
 class Over(Exception):
-    """The episode, or the whole run, is over: calls get no more answers."""
+    """The episode, or the whole run, is over: calls are no longer answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class ProgramEnded(EpisodeError):
 
 
 News = OutsideCall | Outcome | EpisodeError | None
-"""An event of an episode: a call (repeated when its caller disconnects), the reward, a failure, or None to wake the episode."""
+"""An event of an episode: a call (sent again when its caller disconnects), the reward, a failure, or None to wake the episode."""
 
 
 @dataclass(eq=False)
@@ -155,7 +155,7 @@ class WaitingEpisode:
 
 
 MOST_REASONS = 1024
-"""Most failures that are remembered for later calls."""
+"""Maximum number of failures that are remembered for later calls."""
 
 
 class Switchboard:
@@ -226,7 +226,7 @@ class Switchboard:
             return self._taken.get(name)
 
     def _may_report(self, kind: str, seconds: float) -> bool:
-        """Return whether a kind of message is due, at most once in so many seconds."""
+        """Return whether a kind of message is due, at most once in this many seconds."""
         now = time.monotonic()
         if now < self._quiet_until.get(kind, 0.0):
             return False
@@ -234,7 +234,7 @@ class Switchboard:
         return True
 
     def failed(self, episode: WaitingEpisode, why: str) -> None:
-        """Report that the program of an episode failed; many at once are counted in one message. Called by the episode."""
+        """Report that an episode's program failed; many failures at once are counted in one message. Called by the episode."""
         with self._lock:
             self._failures[episode.name] = why
             if len(self._failures) > MOST_REASONS:
@@ -345,7 +345,7 @@ StartsIt = Callable[[WaitingEpisode, Callable[[], bool]], Awaitable[StartedProgr
 
 
 class Program:
-    """A process with its own group, which ends with the episode."""
+    """A process with its own process group, which ends with the episode."""
 
     timed = False
 
@@ -390,7 +390,7 @@ class Program:
         """Wait until it ends; return why there is no reward."""
         await self._exited.ended.wait()
         code = self._process.returncode
-        # Its children may continue after exit code 0, as those of a wrapper do. After a failure they are abandoned.
+        # Its children may continue after exit code 0, for example if it is a wrapper. After a failure they are ignored.
         await asyncio.wait((self._reading,), timeout=LAST_S if code else None)
         output = " ".join(self._output.decode("utf-8", "replace").split())[-SHOWN:]
         return ProgramEnded(
@@ -452,7 +452,7 @@ class ExternalState:
         programs: int,
         least: float = 0.0,
     ) -> None:
-        """Start a separate program if a `start` is given; at most so many `programs` run at once.
+        """Start a separate program if a `start` is given; at most `programs` of them run at once.
 
         `least` is the reward if the program ends after a truncated answer.
         """
@@ -563,7 +563,7 @@ class ExternalState:
             await asyncio.wait((coming, ending), return_when=asyncio.FIRST_COMPLETED)
             if coming.done():
                 return coming.result()
-            await asyncio.sleep(0)  # its last post may still be on the way into the queue
+            await asyncio.sleep(0)  # its last post may not have reached the queue yet
             empty = self._episode.news.empty()
             return ending.result() if empty else self._episode.news.get_nowait()
         finally:
@@ -598,7 +598,7 @@ class External(StatedRewards, WithTeacher, Alive, Holding, DrivenByPrograms, Scr
     command: Annotated[tuple[str, ...], FROM_HERE_ON] = ()
     """The program with its arguments; empty if you start it yourself."""
     programs: Annotated[int, FROM_HERE_ON] = Field(default=8, ge=1)
-    """Most programs of `command` that run at once."""
+    """Maximum number of programs of `command` that run at once."""
     port: Annotated[int, FREE] = Field(default=8000, ge=0, le=65_535)
     """Port for programs; 0 takes a free one."""
     host: Annotated[str, FREE] = Field(default="127.0.0.1", min_length=1)
@@ -649,7 +649,7 @@ class External(StatedRewards, WithTeacher, Alive, Holding, DrivenByPrograms, Scr
 
     def serve(self, setup: Any, say: Callable[[str, str], None]) -> AbstractContextManager[None]:
         """Run the server for programs while the block runs."""
-        # By name, because services stand above environments.
+        # By name, because services are a layer above environments.
         server: AbstractContextManager[None] = find_object(SERVER, "server")(self, setup, say)
         return server
 

@@ -35,7 +35,7 @@ from kapelle.environments.questions import Answers, Flaws, Questions, check_flaw
 from kapelle.errors import DataError
 from kapelle.types import Json, Message, Split, Task
 
-# -------- The worked notes of a calculator step: it is rewritten until only a sum remains
+# -------- The worked notes of a calculator step, which is rewritten until only a sum remains
 #
 #     7*48        280+56               one term per digit, as in long multiplication
 #     85-47       40-2                 one term per decimal place
@@ -78,7 +78,7 @@ def _addends(step: Expression) -> list[Fraction] | None:
 
 
 def _rewritten(step: Expression) -> Expression:
-    """Return a step after one round of work: its innermost products, quotients and bracketed sums done."""
+    """Return a step after one round of rewriting, which computes its innermost products, quotients and bracketed sums."""
     if isinstance(step, Value):
         return step
     if _on_numbers(step):
@@ -153,7 +153,7 @@ def _sum(terms: Sequence[Fraction]) -> str:
 
 
 def forget_last_term(written: str) -> str:
-    """Return notes without their last term: the flaw of their writer."""
+    """Return notes without their last term: the flaw of the agent that writes them."""
     stages, equals, last = written.rpartition("=")
     terms = _read_terms(last)
     kept = last if terms is None or len(terms) < 2 else _sum(terms[:-1])
@@ -163,7 +163,7 @@ def forget_last_term(written: str) -> str:
 def add_up(written: str, *, carry: bool) -> str:
     """Return the sum of the last terms in notes, or `?` if they are unreadable.
 
-    Without `carry` every decimal place is added separately, and its carry is lost: the flaw of the reader.
+    Without `carry` every decimal place is added separately, and its carry is lost: the flaw of the agent that reads them.
     """
     terms = _read_terms(written.rpartition("=")[2])
     if terms is None:
@@ -211,7 +211,7 @@ class GSM8KSteps(DataFiles, Questions):
     path: str = "openai/gsm8k"
     config: str | None = "main"
     longest: int = Field(default=20, ge=3)
-    """Most characters of a step without its result."""
+    """Maximum number of characters of a step without its result."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("last_number",), min_length=1)
     """Rules that extract an agent's answer."""
     roles: Mapping[str, Role] = Field(default={"reasoner": "work", "actor": "add_up"})

@@ -101,7 +101,7 @@ class Judges:
         self._reported: dict[str, float] = {}
 
     def __eq__(self, other: object) -> bool:
-        """Return whether both query the same models, whatever their counts: settings that contain them are compared."""
+        """Return whether both query the same models, regardless of their counts; needed to compare settings with judges."""
         return isinstance(other, Judges) and (self._ask, self._models) == (other._ask, other._models)
 
     def __hash__(self) -> int:

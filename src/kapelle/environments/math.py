@@ -1,4 +1,4 @@
-r"""Questions of a data set with a checkable answer; the default data set is GSM8K.
+r"""Questions of a data set with answers that can be checked; the default data set is GSM8K.
 
 The answer of a row is the text after `####` in its answer field (GSM8K), else the content of its last
 `\boxed{…}` (MATH), else the whole field. Answers are compared exactly as mathematics (`grading.math`): numbers in their
@@ -309,5 +309,5 @@ class Math(DataWithQuestions, Questions):
 
 
 MOST_ASKED = 200
-"""Gold answers that are tried with math-verify, spread over all that it must read; each takes about 35 ms."""
+"""Number of gold answers that are tried with math-verify, chosen evenly from all that it must read; each takes about 35 ms."""
 _ANNOTATION = re.compile(r"<<[^<>]*>>")

@@ -58,7 +58,7 @@ class Game:
 
     @property
     def constant_sum(self) -> bool:
-        """Whether one player wins what the others lose."""
+        """Whether the gains of one player are the losses of the others."""
         return len({sum(payoffs) for payoffs in self.payoffs.values()}) == 1
 
     @property
@@ -134,8 +134,8 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Opposed, Scripted):
     """A matrix game; every agent of the team is one player, in order, and writes one letter.
 
     An observation is the rules and `2/3 AB CAA`: second player of three, legal moves A or B, joint move CAA in the last round
-    (`-` is an invalid move). With `rules: none` it is only this line; the agent then learns the meaning of letters, or reads it
-    in its prompt.
+    (`-` is an invalid move). With `rules: none` the observation is only this line; the agent then learns the meaning of letters,
+    or reads it in its prompt.
     """
 
     name: Literal["matrix"] = "matrix"
@@ -382,7 +382,7 @@ class MatrixState(BaseState, KnowsMoves):
     def outcome(self) -> Outcome:
         """Return the share of rounds with an optimal joint move; None in a constant-sum game.
 
-        Rounds that did not take place count as failed.
+        Rounds that were not played count as failed.
         """
         optima = self._game.optima
         best = sum(joint in optima for joint in self._history) / self._rounds

@@ -71,7 +71,7 @@ class Mixture(
     Holding,
     Scripted,
 ):
-    """Tasks of all parts, unchanged; an agent observes what the task's part shows.
+    """Tasks of all parts, unchanged; an agent observes what the part's environment shows.
 
     Training draws a part for every index and then a task of it. If all parts have finite test splits, the test split contains
     every test task once. The parts are either all questions or all games of moves, and each must fit the team.
@@ -90,7 +90,7 @@ class Mixture(
 
     @property
     def constant_sum(self) -> bool:
-        """Whether one agent wins what the others lose in every part."""
+        """Whether in every part the gains of one agent are the losses of the others."""
         return all(offers(part, Opposed) and part.constant_sum for part in self.members.values())
 
     def check_player(self, player: str) -> None:
@@ -102,7 +102,7 @@ class Mixture(
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The widest of the parts'."""
+        """The smallest range that includes the ranges of all parts."""
         ranges = [part.reward_range for part in self.members.values()]
         return (min(low for low, _ in ranges), max(high for _, high in ranges))
 

@@ -163,9 +163,9 @@ class MultiStep(Generated):
     things: ClassVar[str] = "chains of calculations"
     name: Literal["multi_step"] = "multi_step"
     difficulty: Annotated[Difficulty, up_to(20)] = (2, 4)
-    """Fewest and most steps, 1 to 20."""
+    """Minimum and maximum number of steps, 1 to 20."""
     largest: int = Field(default=99, ge=20)
-    """Greatest intermediate value."""
+    """Maximum intermediate value."""
     steps: tuple[Step, ...] = Field(default=("add", "take", "times"), min_length=1)
     """The kinds of steps, drawn uniformly from those that stay in range; `over` divides by 2 to 9 without a remainder."""
     seed: int = 0
@@ -220,7 +220,7 @@ def _moves(
     if "over" in steps and (even := [each for each in range(2, 10) if value and value % each == 0]):
         divisor = draw.choice(even)
         moves.append(("over", divisor, value // divisor))
-    return [move for move in moves if move[0] in steps]  # one of `add` and `take` always stays in range
+    return [move for move in moves if move[0] in steps]  # `add` or `take` always stays in range
 
 
 # -------- Small word problems like those of GSM8K: how many things remain after purchases, gifts and shares.
@@ -238,7 +238,7 @@ class WordProblems(Generated):
     things: ClassVar[str] = "stories"
     name: Literal["word_problems"] = "word_problems"
     difficulty: Annotated[Difficulty, up_to(8)] = (1, 3)
-    """Fewest and most steps of a story, 1 to 8."""
+    """Minimum and maximum number of steps in a story, 1 to 8."""
     seed: int = 0
     """Another seed gives other tasks in another order; with the same split."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("hash", "last_box", "last_number"), min_length=1)

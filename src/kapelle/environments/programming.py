@@ -1,4 +1,4 @@
-"""Programming problems that need no data: templates with drawn parameters, a solution, and tests that tell it from near misses.
+"""Programming problems that need no data: templates with drawn parameters, a solution, and tests that catch its slips.
 
 The templates are in `programming.toml`. Each contains a problem, a program that solves it, and slips: small changes of the program, as
 a programmer makes them by mistake. A test expects what the program returns (`template_programs`). Inputs are drawn until every slip
@@ -34,13 +34,13 @@ from kapelle.types import Split
 Arguments = tuple[Any, ...]
 """Arguments of one call: numbers, texts, lists and dictionaries of them."""
 SHOWN, HIDDEN = 2, 8
-"""Tests that a solver reads, and others; an input that catches a slip is added to the hidden ones."""
+"""Numbers of shown tests and of hidden tests; an input that catches a slip is added to the hidden ones."""
 MOST_ALIKE = 0.7
 """Greatest share of the tests with one result, or with the argument itself as the result."""
 SEARCHED = 60
-"""Most inputs that are drawn to catch one slip."""
+"""Maximum number of inputs that are drawn to catch one slip."""
 TRIES = 2_000
-"""Most draws for one task."""
+"""Maximum number of draws for one task."""
 HeldOut = Literal["problem", "template"]
 """`problem`: a hash of each problem, its parameters included, decides its split. `template`: whole templates belong to the test split."""
 
@@ -50,7 +50,7 @@ class Drawn:
     """A template with its parameters drawn."""
 
     asked: str
-    """What the program should do, with its name and arguments."""
+    """What the program should do, including its name and arguments."""
     solution: str
     slips: tuple[tuple[str, str], ...]
     """(part of the solution, what replaces it)."""
@@ -208,7 +208,7 @@ def problem(
 
 
 def tells_apart(found: Programming) -> bool:
-    """Return whether tests are fit for rewards: programs with a slip fail, and no constant or echo is correct for most calls."""
+    """Return whether tests suit rewards: programs with a slip fail, and no constant or echoed argument is mostly correct."""
     results = Counter(repr(expected) for _, expected in found.tests)
     echoed = sum(arguments[0] == expected for arguments, expected in found.tests)
     return len(found.wrong) > 1 and max(echoed, *results.values()) <= MOST_ALIKE * len(found.tests)
@@ -221,7 +221,7 @@ def with_tests(name: str, template: Drawn, draw: random.Random) -> Programming:
     calls: list[Arguments] = []
     while len(calls) < SHOWN:
         arguments = template.inputs(draw)
-        # Two different results show more of the problem than equal or empty ones; but some problems have few results.
+        # Two different results show more of the problem than equal or empty ones, but some problems have few results.
         if arguments not in calls and (
             len(calls) == 0 or right(arguments) != right(calls[0]) or draw.random() < 0.1
         ):

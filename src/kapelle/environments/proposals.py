@@ -9,9 +9,9 @@ The reward of a proposer is greatest for problems that the solvers solve sometim
 ability. Test problems are fixed and go to the solvers alone; a proposal from the test split is rejected.
 
 After R-Zero (2508.05004: the solver's uncertainty rewards the proposer), Absolute Zero (2505.03335: an executor checks the tasks)
-and SPICE (2510.24684: the proposer reads a different text each time). Deviations: the environment knows the
-correct answer, where R-Zero takes the majority's. The given number replaces a penalty for repetition. Proposer and solvers learn
-in the same step, where R-Zero trains one while the other is frozen.
+and SPICE (2510.24684: the proposer reads a different text each time). Differences: the environment knows the correct answer,
+whereas R-Zero uses the majority answer. The given number replaces a penalty for repetition. Proposer and solvers learn in the
+same step, whereas R-Zero trains one while the other is frozen.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class ProposalState(BaseState, Retriable):
         self._answers: dict[str, Grade] = {}
 
     def allow_answers(self, most: int) -> None:
-        """Accept so many proposals, one after another, until one passes."""
+        """Accept up to this many proposals, one after another, until one passes."""
         self._tries = most
 
     def observe(self, agent: str) -> str:

@@ -93,7 +93,7 @@ class QuestionState(BaseState, Scorable, Retriable):
         self._given = 0
 
     def allow_answers(self, most: int) -> None:
-        """Accept so many answers, one after another, until one is correct."""
+        """Accept up to this many answers, one after another, until one is correct."""
         self._most = most
 
     def observe(self, agent: str) -> str:
@@ -255,7 +255,8 @@ def words(
 ) -> Answers:
     """Return the kind of answer that is correct if `read` returns the same for it as for `task.data["answer"]`.
 
-    `read` returns the normal form of an extracted text, and None if it is no answer; the explanation then calls it `otherwise`.
+    `read` returns the normal form of an extracted text, and None if it is not an answer; the explanation then calls it
+    `otherwise`.
     """
     _known_rules(rules)
 
@@ -276,7 +277,7 @@ TEST_SHARE = 5
 """One problem in this many belongs to the test split."""
 
 TRIES = 2_000
-"""Most draws for one task; if none of them fits the split, the settings are an error."""
+"""Maximum number of draws for one task; if none of them fits the split, the settings are an error."""
 
 
 def _ordered(span: tuple[int, int]) -> tuple[int, int]:
@@ -399,7 +400,7 @@ class Generated(Questions):
         return {"difficulty": task.data["difficulty"]}
 
 
-# -------- Intended flaws of scripted experts, in a given share of the demonstrations
+# -------- Deliberate flaws of scripted experts, in a given share of the demonstrations
 
 
 def _shares(flaws: Mapping[str, float]) -> Mapping[str, float]:

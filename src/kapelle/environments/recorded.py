@@ -1,7 +1,7 @@
 """Recorded answers as environments: labelled solutions, preferences, and whole trajectories.
 
-A teacher writes the recorded answers, the workflow runs them as episodes, and the environment gives the recorded rewards. Data
-of all kinds are therefore groups of episodes, and algorithms learn from them as from any others.
+A teacher writes the recorded answers, the workflow runs them as episodes, and the environment gives the recorded rewards. All
+kinds of data therefore become groups of episodes, and algorithms learn from them as from any other episodes.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Labelled(RecordedData, Recorded):
     """Field of a solution → field of its label: true, false, or a number between 0 and 1."""
 
     def answers_per_task(self) -> int:
-        """The number of solutions of the question with most."""
+        """The number of solutions of the question that has the most."""
         return max(len(each.solutions) for questions in self._questions.values() for each in questions)
 
     def check(self, agents: Sequence[str]) -> None:
@@ -152,7 +152,7 @@ class Labelled(RecordedData, Recorded):
             found: dict[Question, dict[str, float]] = {}
             for row in rows:
                 for text, label in self._read(row):
-                    # The first of two labels for one text counts.
+                    # If a text has two labels, the first one counts.
                     found.setdefault(self.question_of(row), {}).setdefault(text, label)
             by_split[split] = tuple(
                 Solved(question, tuple(labels.items())) for question, labels in found.items()
@@ -457,7 +457,7 @@ class Trajectories(RecordedData, Recorded):
 
     @property
     def _question_column(self) -> str:
-        """The field of the question, if it is no conversation of several turns."""
+        """The field of the question, if it is not a conversation of several turns."""
         return "prompt" if self._named == (None, "completion", None) else self.question_field
 
     @cached_property

@@ -50,9 +50,9 @@ class RewardServer(HandsOnQuestions, UsesServers):
     token_env: Annotated[str, FREE] = "KAPELLE_TOKEN"  # noqa: S105 - the name of a variable
     """Environment variable with the server's token; the token itself is never stored."""
     attempt_s: Annotated[float, Field(gt=0.0), FREE] = 60.0
-    """Seconds of one attempt, from connecting to the last byte."""
+    """Time limit of one request in seconds, from connecting to the last byte."""
     retries: Annotated[int, Field(ge=0), FREE] = 6
-    """Further attempts with increasing pauses, if the server is busy, late or unreachable."""
+    """Retries, with increasing pauses, if the server is busy, late or unreachable."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
@@ -97,7 +97,7 @@ class ScoredState(Resets, Scorable, Retriable):
         await reset_state(self._question)
 
     def allow_answers(self, most: int) -> None:
-        """Allow so many answers, until one is correct."""
+        """Allow up to this many answers, until one is correct."""
         assert isinstance(self._question, Retriable), "questions accept another answer"
         self._question.allow_answers(most)
 

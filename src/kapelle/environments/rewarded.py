@@ -67,16 +67,16 @@ from kapelle.types import Episode, Json, Split, Task, Turn
 #     completions    agent → its last text
 #     question       text that the agents read
 #     episode        the `kapelle.Episode`, with all its turns
-#     agent          name of the agent that is rewarded; only where a function rewards one agent
+#     agent          name of the agent that is rewarded; only if a function rewards one agent
 #     and any column of the row, by its name
 #
-# It returns a number, or None where it does not apply. It may be a coroutine.
+# It returns a number, or None if it does not apply. It may be a coroutine.
 #
 # A function that takes `**` and `completions`, or `prompts` or `completion_ids`, is written for batches, as TRL's are. It is
-# called with a batch of one, lists of length 1, and returns such a list. `completions` are messages where the row's prompt is a
+# called with a batch of one, lists of length 1, and returns such a list. `completions` are messages if the row's prompt is a
 # conversation or agents have tools, else texts.
 #
-# A function that takes `solution_str` is written for verl: that is the completion, and `ground_truth` the row's
+# A function that takes `solution_str` is written for verl: `solution_str` is the completion, and `ground_truth` is the row's
 # `reward_model.ground_truth`.
 
 VERL = "solution_str"
@@ -134,7 +134,7 @@ class RewardFunction:
     async def __call__(self, given: Mapping[str, Any]) -> float | None:
         """Return the result for one episode.
 
-        EpisodeError, with file and line, if it raises or returns anything but a finite number or None.
+        Raises EpisodeError, with file and line, if the function raises or returns anything except a finite number or None.
         """
         own = {name: value for name, value in given.items() if self.takes_all or name in self.may_take}
         what = f"The {self.kind} function `{self.name}`"
@@ -267,7 +267,7 @@ def name_of(function: Any) -> str | None:
 KEPT = "rows"
 """Folder of a run with the rows that a program passed in memory."""
 MOST_KEPT = 64_000_000
-"""Characters of rows in memory that a run keeps; larger sets belong in a file."""
+"""Maximum number of characters of rows in memory that a run keeps; larger data sets belong in a file."""
 GREATEST = 1e6
 """Largest return of an agent; a larger one counts as a mistake."""
 UNSCORED = "unscored"
@@ -306,13 +306,13 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
     tools: tuple[AnyTool, ...] = ()
     """What agents can call before they answer; each entry names its `tool`, as in the environment `tools`."""
     eval_path: str = "own"
-    """`own`: the data's test split, or `test_share` of a single file. `share`: `test_share` of the train rows, also if there is a
-    test split. `none`: every row is for training and none for evaluation. Otherwise another data set, like `path`."""
+    """`own`: the data's test split, or `test_share` of a single file. `share`: `test_share` of the train rows, even if there is
+    a test split. `none`: every row is for training and none for evaluation. Otherwise another data set, like `path`."""
     _held: RowsInMemory = PrivateAttr(default_factory=RowsInMemory)
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """A range so wide that only a mistake leaves it."""
+        """A range so wide that only a mistaken reward is outside it."""
         return (-GREATEST, GREATEST)
 
     @field_validator("rewards", mode="before")
@@ -664,7 +664,7 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
         return found
 
     def _reached(self, rewards: Mapping[str, float]) -> float | None:
-        """Return whether the mean reward reaches the number `success`; None without rewards, or if it is no number."""
+        """Return whether the mean reward reaches the number `success`; None without rewards, or if it is not a number."""
         if not rewards or not isinstance(self.success, float):
             return None
         # Weights of 0.7, 0.2 and 0.1 sum to a little less than 1.
@@ -785,6 +785,6 @@ class RewardedState(BaseState):
         return {}
 
     def outcome(self) -> Outcome:
-        """Return the text that counts as the team's answer, where the workflow names one."""
+        """Return the text that counts as the team's answer, if the workflow names one."""
         info = {} if self._answer is None else {"answer": self._answer}
         return Outcome(info=info, truncated=not self.over)

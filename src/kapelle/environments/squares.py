@@ -3,8 +3,8 @@
     colour   the one square's colour: red, green, blue, yellow, white or black
     count    how many squares of a named colour there are
 
-Images are drawn from the task's numbers, so that no data are needed; Pillow writes them as PNG. All agents see the same image, or
-with `views: split` each a part of the grid.
+Images are drawn from the task's numbers, so no data are needed; Pillow writes them as PNG. All agents see the same image; with
+`views: split` each agent sees a part of the grid.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run the statements and programs of `programming.toml` by walking their trees: a small part of Python, within a bound of steps.
+"""Run the statements and programs of `programming.toml` by walking their trees: a small part of Python, with a step limit.
 
 `kapelle.environments.programming` needs the results of its programs, and of programs with a slip, which may run forever.
 Python never executes the texts. A program may use statements, operators, comprehensions, and the functions and methods below;

@@ -59,11 +59,11 @@ class CallSettings(Settings):
     listing: Listing = "schemas"
     """The description of tools: `schemas`, or a line each (`signatures`) for tiny models."""
     max_turns: int = Field(default=8, ge=1)
-    """Most turns of an agent; without an answer by then its reward is 0."""
+    """Maximum number of turns of an agent; without an answer by then its reward is 0."""
     call_s: float = Field(default=30.0, gt=0.0)
     """Time limit of a call in seconds; a tool may have a shorter one."""
     max_characters: int = Field(default=4000, ge=100)
-    """Most characters of one result that an agent reads."""
+    """Maximum number of characters of one result that an agent reads."""
 
     def prompt(self, schemas: Sequence[ToolSchema]) -> str:
         """Return the description of these tools for an agent."""
@@ -149,7 +149,7 @@ class ToolUser:
     tools: Mapping[str, Tool]
     """By name."""
     reads: str
-    """Its next observation."""
+    """The agent's next observation."""
     turns: int = 0
     answer: str | None = None
     calls: list[str] = field(default_factory=list)
@@ -184,7 +184,7 @@ class ToolsState(Retriable):
         self._given = 0
 
     def allow_answers(self, most: int) -> None:
-        """Accept so many texts of the team, one after another: calls get results, an incorrect answer gets that feedback."""
+        """Accept up to this many of the team's texts in turn: calls get results, an incorrect answer gets that feedback."""
         self._most = most
         if isinstance(self._question, Retriable):
             self._question.allow_answers(most)
@@ -309,7 +309,7 @@ class ToolsState(Retriable):
         )
 
     async def close(self) -> None:
-        """Free the tools and the question, all of them also after a failure."""
+        """Free the tools and the question; a failure does not stop the others from being freed."""
         async with AsyncExitStack() as held:
             held.push_async_callback(self._question.close)
             for user in self._users.values():

@@ -390,7 +390,7 @@ _FORM = "%Y-%m-%d %H:%M"
 
 
 def calendar_task(draw: random.Random, level: int) -> Made:
-    """Return a change to a calendar: create an event, move or cancel one, or find the first time that is free."""
+    """Return a change to a calendar: create an event, move or cancel one, or find the first free time."""
     now = datetime(2031, 1, 6, 9) + timedelta(days=draw.randint(0, 700))  # noqa: DTZ001 (local time)
     day = (now + timedelta(days=1)).replace(hour=0)
     titles = draw.sample(_WORDS["events"], 4)

@@ -5,7 +5,7 @@ ratings (Joshy 2024, 2401.05451), which follow the order of the games. *Meta-gam
 B beats C and C beats A, no line is correct; α-Rank (1903.01373), Nash averaging (1806.02643) and the effective diversity of a pool
 (1901.08106) remain meaningful. The same meta-strategies choose a population's next opponents (PSRO, 1711.00832).
 
-Functions import numpy, scipy, OpenSpiel and OpenSkill themselves; the last three come with the extra `games`.
+Numpy, scipy, OpenSpiel and OpenSkill are imported inside the functions; the last three come with the extra `games`.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 # -------- Ratings from games between pairs: Bradley and Terry's model (1952), with intervals from the profile likelihood
 #
-# A draw is half a win. Players are comparable if games link them, directly or through others. Ratings are on Elo's scale (400
-# points are odds of ten to one).
+# A draw is half a win. Players are comparable if games link them, directly or through other players. Ratings are on Elo's scale
+# (400 points are odds of ten to one).
 
 Results = Mapping[tuple[int, int], tuple[int, int, int]]
 """Two players' numbers, the smaller one first → wins of the first, draws, wins of the second."""
 Tallies = Mapping[tuple[int, int], tuple[float, float, float]]
 """Results with fractional counts, for games that depend on one another."""
 PRIOR = 0.5
-"""Wins and losses against an average player that are added for every player, so that all ratings are finite."""
+"""Wins and losses against an average player, added for every player so that all ratings are finite."""
 ELO = 400 / math.log(10)
 """Points of Elo's scale per nat of log-odds."""
 
@@ -318,7 +318,7 @@ def nash_averaging(advantages: ArrayLike) -> tuple[Array, Array]:
 def effective_diversity(advantages: ArrayLike) -> float:
     """Return the effective diversity pᵀ⌊A⌋₊p of a pool under its Nash average p (1901.08106, definition 4).
 
-    It measures how much the best members beat one another, and is 0 if one member beats all others.
+    It measures how strongly the best members beat one another, and is 0 if one member beats all others.
     """
     import numpy as np
 
@@ -470,7 +470,7 @@ def _most_even_on(excess_AB: Array, rows: NDArray[np.bool_], columns: NDArray[np
 
 
 def _reach(payoffs_AB: Array) -> tuple[Array, Array, float, Array]:
-    """Return each row's largest share and each column's largest excess over all equilibria, the value, and an inner strategy.
+    """Return each row's largest share and each column's largest excess over all equilibria, the value, and an interior strategy.
 
     `payoffs_AB` is a zero-sum table of the rows' payoffs, scaled to about 1.
     """

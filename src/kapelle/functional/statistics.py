@@ -17,7 +17,7 @@ Interval = tuple[float, float]
 
 
 def finite(value: object) -> float | None:
-    """Return a value (of a user's function) as a float; None unless it is one finite number."""
+    """Return a value from a user's function as a float; None unless it is a single finite number."""
     try:
         found = float(value)  # type: ignore[arg-type]
     except (
@@ -54,7 +54,7 @@ class MeanScore:
     """Standard error of `value`: the sample standard deviation over the root of the number; None for fewer than two."""
 
     def __str__(self) -> str:
-        """Return for example `54.2 % [49.8, 58.5], scored 500 of 500`, with failures and their reason if there are any."""
+        """Return text such as `54.2 % [49.8, 58.5], scored 500 of 500`, with failures and their reason if there are any."""
         return f"{share_text(self.value, self.interval)}, {self.counts()}{f': {self.reason}' if self.reason else ''}"
 
     def counts(self, what: str = "") -> str:

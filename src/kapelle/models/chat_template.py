@@ -383,7 +383,7 @@ def _rows(messages: Sequence[Message]) -> list[dict[str, Json]]:
 
 def _with_text(call: Mapping[str, Json]) -> Json:
     arguments = call["function"]["arguments"]
-    if isinstance(arguments, str):  # arguments that are no valid JSON are a text already
+    if isinstance(arguments, str):  # arguments that are not valid JSON are a text already
         return call
     function = {**call["function"], "arguments": json.dumps(arguments, ensure_ascii=False)}
     return {**call, "function": function}

@@ -1,4 +1,4 @@
-"""A causal language model as the engines use it: backbone, head, tokeniser, adapters, value heads; and a reward model.
+"""A causal language model as the engines use it: backbone, head, tokeniser, adapters and value heads; also a reward model.
 
 Any `transformers` causal LM works if its logits are a linear map of the last hidden state, with an optional factor and soft
 cap. Loading checks this. docs/models.md lists what each family supports.

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from transformers.pytorch_utils import Conv1D
 
     Plain = nn.Linear | Conv1D
-    """What multiplies by a weight and adds a bias."""
+    """A layer that multiplies by a weight and adds a bias."""
 
 Route = Sequence[tuple[str | None, int, int]]
 """(adapter or None for the bare base, first row, row after the last), ascending, without gaps."""
@@ -69,13 +69,13 @@ class LoraBank:
     def add(self, name: str, lora: Lora, seed: int) -> None:
         """Add an adapter that changes nothing yet: A random (uniform, from `seed`), B zero.
 
-        Raises ModelError when a target names no linear layer of the base.
+        Raises ModelError if a target names no linear layer of the base.
         """
         assert name, "an adapter needs a name"
         assert "." not in name, f"{name!r}: torch takes no dots in module names"
         assert name not in self.adapters, f"{name!r} is in the bank already"
         layers = layers_of(self._model)
-        shapes = adapter_shapes(layers, lora)  # raises for what has no adapters
+        shapes = adapter_shapes(layers, lora)  # raises for layers that cannot have adapters
         paths = adapted_layers(layers, lora.targets)
         generator = torch.Generator().manual_seed(seed)
         for path in [path for path in paths if path in layers.linear]:
@@ -134,7 +134,7 @@ class LoraBank:
             layer.adapters.train(on)
 
     def copy(self, source: str, target: str) -> None:
-        """Give `target` the weights of `source`, adding it as a frozen adapter when it is new."""
+        """Give `target` the weights of `source`, adding it as a frozen adapter if it is new."""
         if target not in self.adapters:
             self.add(target, self.adapters[source], seed=0)
             for parameter in self.parameters(target).values():
@@ -368,7 +368,7 @@ class BankedExperts(nn.Module):
         self._bank = (bank,)  # in a tuple, so that the bank is not registered as a submodule
 
     def factors_of(self, slot: str) -> dict[str, Factors]:
-        """Return an adapter's factors by the name of the weight, in the order of the weights; empty where it has none."""
+        """Return an adapter's factors by the name of the weight, in the order of the weights; empty if it has none here."""
         if slot not in self.adapters:
             return {}
         own = cast("nn.ModuleDict", self.adapters[slot])
@@ -403,7 +403,7 @@ class BankedExperts(nn.Module):
             return out_SD[place_S].view(count, chosen_k, -1).sum(1).to(hidden_ND.dtype)
 
     def _expert(self, expert: int, x_SD: Tensor, factors: Mapping[str, Factors]) -> Tensor:
-        """Return what one expert makes of its tokens."""
+        """Return the output of one expert for its tokens."""
         base: Any = self.base
         inner = self._times("gate_up_proj" if base.has_gate else "up_proj", expert, x_SD, factors)
         inner = base._apply_gate(inner) if base.has_gate else base.act_fn(inner)  # noqa: SLF001 - it has no public name

@@ -95,7 +95,7 @@ class Outline:
 
 
 def read_outline(path: str, embedded: EmbeddedConfig) -> Outline:
-    """Return the shape of the model at a path; ModelError when its settings cannot be read."""
+    """Return the shape of the model at a path; ModelError if its settings cannot be read."""
     if path == "embedded" and embedded.sees:
         import torch
 
@@ -117,7 +117,7 @@ def read_outline(path: str, embedded: EmbeddedConfig) -> Outline:
 
 
 def read_architecture(path: str, embedded: EmbeddedConfig) -> PretrainedConfig:
-    """Return a model's settings as `transformers` reads them; ModelError when it cannot."""
+    """Return a model's settings as `transformers` reads them; ModelError if it cannot."""
     import torch
 
     if path == "embedded":
@@ -144,7 +144,7 @@ def read_outlines(
 
 
 def read_settings(path: str) -> Mapping[str, Any]:
-    """Return the content of a model's `config.json`, empty where `path` is no folder; ModelError if it cannot be read."""
+    """Return the content of a model's `config.json`, empty if `path` is not a folder; ModelError if it cannot be read."""
     file = Path(located(path)).expanduser() / "config.json"
     if not file.is_file():
         return {}
@@ -226,12 +226,12 @@ def outline_of(model: PreTrainedModel) -> Outline:
 
 
 def adapter_parameters(model: Outline, lora: Lora) -> int:
-    """Return the number of an adapter's parameters; ModelError when a target names no linear layer."""
+    """Return the number of an adapter's parameters; ModelError if a target names no linear layer."""
     return sum(map(prod, adapter_shapes(model.layers, lora).values()))
 
 
 def check_adapters(team: Team, models: Mapping[str, Outline]) -> None:
-    """Raise ModelError when an adapter of the team, or one loaded from a folder, does not fit its base."""
+    """Raise ModelError if an adapter of the team, or one loaded from a folder, does not fit its base."""
     adapters = [(policy.base, policy.lora) for policy in team.every.values() if policy.lora is not None]
     adapters += [(critic.base, critic.lora) for critic in team.critics.values() if critic.lora is not None]
     for base, lora in adapters:

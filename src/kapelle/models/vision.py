@@ -32,7 +32,7 @@ KEPT = 64
 """Most images with cached patches."""
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
-"""Formats that Pillow may read; each further one would be more exposed code."""
+"""Formats that Pillow may read; each further format would expose more code to untrusted files."""
 
 
 class Patches(NamedTuple):

@@ -67,7 +67,10 @@ class StoredTensor(NamedTuple):
 
 
 def stored_weights(folder: Path) -> dict[str, StoredTensor]:
-    """Return every tensor in a model's folder; ModelError, about `it`, for files that are missing, cut off or no weights."""
+    """Return every tensor in a model's folder; ModelError for files that are missing, cut off or not weights.
+
+    The message calls the model `It`.
+    """
     whole, index = folder / WHOLE, folder / INDEX
     if whole.is_file() or not index.is_file():
         if not whole.exists():

@@ -137,7 +137,7 @@ def save_adapter(
 
 
 def read_adapter(folder: Path) -> tuple[dict[str, Tensor], Lora]:
-    """Read a PEFT LoRA folder; ModelError if it is none, no plain LoRA, or damaged."""
+    """Read a PEFT LoRA folder; ModelError if it is damaged, or not a folder of plain LoRA."""
     lora = read_lora(folder)
     verify_folder(folder)
     try:

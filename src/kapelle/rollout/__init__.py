@@ -1,1 +1,1 @@
-"""Playing episodes: tasks in, groups of episodes out."""
+"""Rolling out episodes: from tasks to groups of episodes."""

@@ -37,7 +37,7 @@ from kapelle.types import Image, Task
 T = TypeVar("T")
 
 WORKERS = 256
-"""Most threads of blocking environments; further episodes wait before they begin (`rollout/setup.py`)."""
+"""Maximum number of threads of blocking environments; further episodes wait before they begin (`rollout/setup.py`)."""
 METHODS = ("observe", "movers", "step", "outcome", "close")
 """Methods of every episode state."""
 _RESULTS = frozenset({str, tuple, type(None), Outcome})
@@ -45,7 +45,7 @@ _RESULTS = frozenset({str, tuple, type(None), Outcome})
 
 
 class BrokenContract(EpisodeError):
-    """An episode state lacks a method, or one is wrongly async or not async."""
+    """An episode state lacks a method, or has one that should be async and is not, or the reverse."""
 
 
 async def open_state(
@@ -86,7 +86,7 @@ async def open_state(
 
 @lru_cache(maxsize=64)
 def _whole(kind: type) -> bool:
-    """Return whether a class has every method; otherwise an instance may."""
+    """Return whether a class has every method; if it does not, an instance may."""
     return all(callable(getattr(kind, method, None)) for method in METHODS)
 
 

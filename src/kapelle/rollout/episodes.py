@@ -1,4 +1,4 @@
-"""Collecting episodes: tasks in, groups of episodes out.
+"""Collecting episodes: from tasks to groups of episodes.
 
 Every episode is a coroutine. All of them run at once, and the engine batches their requests. `_roll_out_once` turns a fault inside an
 episode into its `error`.
@@ -47,9 +47,9 @@ from kapelle.runtime.ranks import Meeting, Peers
 from kapelle.types import Episode, Group, Task, Turn
 
 REDONE = 2
-"""Times that an episode is repeated because its environment's process died while this environment was computing."""
+"""Maximum repetitions of an episode because its environment's process died while this environment was computing."""
 LOST = 100
-"""Times that it is repeated because its environment was lost for any reason, such as a server's restart."""
+"""Maximum repetitions because its environment was lost for any reason, such as a server's restart."""
 
 
 async def roll_out_episode(
@@ -197,7 +197,7 @@ class ScheduledEpisode(NamedTuple):
 def seats_of(
     tasks: Sequence[Task], samples: int, seed: int, *, same_world: bool = False
 ) -> list[ScheduledEpisode]:
-    """Return `samples` episodes of every task. Each has its own seed, also of a task that is listed twice.
+    """Return `samples` episodes of every task. Each has its own seed, even if a task is listed twice.
 
     With `same_world`, the episodes of a task share one seed.
     """
@@ -326,7 +326,7 @@ async def roll_out_continuations(
     max_concurrent: int = 4096,
     ended: Callable[[Continuation, Episode], None] = lambda run, episode: None,
 ) -> list[Episode]:
-    """Play continuations at once, as far as there is room, and return their episodes in order; `ended` is called with each."""
+    """Roll out continuations at once, as far as there is room, and return their episodes in order; `ended` is called with each."""
 
     async def one(number: int, _: ScheduledEpisode) -> Episode:
         episode = await roll_out_continuation(setup, runs[number])
@@ -346,7 +346,7 @@ async def collect_scheduled(
     *,
     followed: bool = False,
 ) -> list[Episode]:
-    """Play all scheduled episodes at once, as far as there is room, and return them in order.
+    """Roll out all scheduled episodes at once, as far as there is room, and return them in order.
 
     With `followed`, the sampler waits until an episode has ended completely, because something depends on that.
     """
@@ -475,7 +475,7 @@ async def collect_groups(
                     turns, reward_events = as_recorded(left[place], now.turns, now.reward_events)
                     known[place] = replace(now, turns=turns, reward_events=reward_events)
         if playing.done():
-            known |= zip(places, playing.result(), strict=True)  # also those that were given up
+            known |= zip(places, playing.result(), strict=True)  # including the groups that were given up
     finally:  # environments of running episodes are closed within their deadlines
         if not alone:
             setup.engine.pause_every(0, None)
@@ -537,9 +537,9 @@ def request_groups(
 
 
 def shared_rollout(setup: RolloutSetup, tasks: Sequence[Task], samples: int, seed: int) -> list[Group]:
-    """Play `samples` episodes of every task, each rank its share; return one group per task, in order, in every rank.
+    """Roll out `samples` episodes of every task, where each rank has a share; return one group per task, in order, in every rank.
 
-    The global random generators are left as rank 0 leaves them.
+    The global random generators end in rank 0's state.
     """
     ranks = setup.ranks
     if ranks.size == 1:

@@ -1,7 +1,8 @@
 """Interventions: an episode is continued from one of its moments after a change.
 
-Task, seed and turns determine an episode. So a continuation runs the same program in a new environment: it replays the recorded
-turns token for token (`Record`), applies the change, and samples everything after it with its own seeds. No environment is copied.
+Task, seed and turns determine an episode. A continuation therefore runs the same program in a new environment: it replays the
+recorded turns token for token (`Record`), applies the change, and samples everything after it with its own seeds. No environment
+is copied.
 
 `continue_forks` does this for three callers:
 
@@ -20,10 +21,10 @@ Other agents' turns of the same moment are replayed. The n-th continuations of a
 reduces the variance of their difference and changes no expectation.
 
 **Budget.** With a bound on tokens each episode has an equal part of it. The *other* episodes of its group decide which changes are
-rolled out: what each slot (an agent's turn of a number) costs them, how often they have it, and how informative it is. The most
-informative slots are chosen as long as they are expected to fit. If the episode's own turns decided, the baseline would depend on
-what it is compared with, and the update would no longer follow ∇J. A slot that fits partly is rolled out in that share of the episodes,
-drawn by their seeds. `Episode.continued` counts the sampled tokens.
+rolled out: what each slot (an agent's turn with a given number) costs them, how often they have it, and how informative it is.
+The most informative slots are chosen as long as they are expected to fit. If the episode's own turns decided, the baseline would
+depend on what it is compared with, and the update would no longer follow ∇J. A slot that fits partly is rolled out in that share
+of the episodes, drawn by their seeds. `Episode.continued` counts the sampled tokens.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class Record:
     ) -> None:
         """Take the recorded turns, one candidate of each agent that moves next, and unfinished turns of others.
 
-        After them `absent` agents have empty turns, and `swapped` policies (by agent) sample. Agents in `anew` also move next, and
-        their turns are sampled.
+        After these turns `absent` agents have empty turns, and `swapped` policies (by agent) sample. Agents in `anew` also move
+        next, and their turns are sampled.
         """
         self.absent, self.swapped = frozenset(absent), swapped
         self._moving = frozenset(anew)
@@ -169,24 +170,24 @@ class Continuation(NamedTuple):
 
     fork: Fork
     record: Record
-    """A copy of the fork's."""
+    """A copy of the fork's record."""
     seed: int
-    """Of the sampled turns."""
+    """Seed of the sampled turns."""
 
 
 RollOutAll = Callable[[Sequence[Continuation]], Awaitable[Sequence[Episode]]]
-"""Plays continuations at once, and returns failed ones too."""
+"""Function that rolls out continuations at once, and returns failed ones too."""
 
 
 class ContinuedFork(NamedTuple):
     """The continuations of a fork."""
 
     episodes: tuple[Episode, ...]
-    """Its continuations, also failed ones."""
+    """Its continuations, including failed ones."""
     tokens: Counter[str]
     """Policy → sampled tokens."""
     diverged: str | None
-    """How the first one differs that does not repeat the record."""
+    """How the first continuation that does not repeat the record differs from it."""
 
     @property
     def valid(self) -> list[Episode]:

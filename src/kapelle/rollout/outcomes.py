@@ -22,17 +22,17 @@ from kapelle.runtime.foreign_code import EnvironmentErrorElsewhere, place_of, wo
 from kapelle.types import Group, Json, Turn
 
 DEEPEST = 64
-"""Most levels of lists and mappings in `info`; writing and reading JSON fails at about a thousand."""
+"""Maximum depth of lists and mappings in `info`; writing and reading JSON fails at about a thousand levels."""
 WIDEST = 8192
-"""Most bits of an integer in `info`; Python writes at most 4,300 digits."""
+"""Maximum bits of an integer in `info`; Python writes at most 4,300 digits."""
 MOST_REWARDED = 1e15
-"""Greatest absolute reward: sums of squared returns over a step stay within float32."""
+"""Maximum absolute reward, so that sums of squared returns over a step stay within float32."""
 LONGEST = 4000
-"""Most characters of an episode's `error`."""
+"""Maximum characters of an episode's `error`."""
 
 
 def number(value: object, what: str) -> float:
-    """Return a number as a float, also of a scalar of NumPy or torch; raise EpisodeError for other values."""
+    """Return a number, or a scalar of NumPy or torch, as a float; raise EpisodeError for other values."""
     if type(value) is float:  # nearly always
         return value
     value = _scalar(value)
@@ -59,7 +59,7 @@ def text(value: object, what: str) -> str:
 def checked_rewards(paid: object, names: Collection[str]) -> dict[str, float]:
     """Return rewards by agent as floats; EpisodeError for an agent outside the team or a value that is not a number.
 
-    A number that is not finite passes: the range is checked on the sum over the episode.
+    A number that is not finite is accepted here: the range is checked on the sum over the episode.
     """
     if type(paid) is not dict and not isinstance(paid, Mapping):
         raise EpisodeError(

@@ -1,7 +1,7 @@
 """Unfinished episodes as data: the next step continues them with newer weights.
 
-Task, seed and turns determine an episode (`interventions.py`), so only the samples are kept. The next step replays them in a new
-environment and continues sampling where they end.
+An episode is determined by its task, seed and turns (`interventions.py`), so only the samples are kept. The next step replays
+them in a new environment and continues sampling where they end.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class EndOfStep:
     must: tuple[int, ...]
     """Places of the groups that must finish, because they would become too old."""
     most: int
-    """Most unfinished groups."""
+    """Maximum number of unfinished groups."""
 
     def __call__(self, done: Sequence[bool]) -> bool:
         """Return whether the step may end, given which groups are done."""

@@ -21,7 +21,7 @@ from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.team import Policy, Team
 
 Elsewhere = Callable[[RunConfig, Team], tuple[RolloutEngine, dict[str, str]]]
-"""Returns the engine of the policies that others sample, and the hashes of their bases' weights by base name."""
+"""Returns the engine of the policies that other processes sample, and the hashes of their bases' weights by base name."""
 
 
 class TeamReplica:

@@ -1,4 +1,4 @@
-"""One running episode: what a workflow sees of it, and what is recorded of it."""
+"""One running episode: the part that a workflow sees, and the part that is recorded."""
 
 from __future__ import annotations
 
@@ -72,17 +72,17 @@ def placed(turn: Turn, index: int, reward: float) -> Turn:
 
 @dataclass(frozen=True, slots=True)
 class RequestedTurn:
-    """A turn with a requested completion: what is known of it before the completion."""
+    """A turn with a requested completion: the values that are known before the completion."""
 
     request: Request
     trained: bool
     completed_before: int
-    """How many turns were complete when its prompt was fixed."""
+    """Number of turns that were complete when its prompt was fixed."""
     new_messages: tuple[Message, ...]
     begun: Turn | None
     """The unfinished turn that is sampled further; None for a new one."""
     dropped: int = 0
-    """How many messages of its conversation were dropped before it."""
+    """Number of messages of its conversation that were dropped before it."""
 
     def completed(
         self,
@@ -150,7 +150,7 @@ class LiveAgentSession:
 
     def __init__(self, scene: LiveScene, agent: Agent) -> None:
         self._scene: LiveScene = weakref.proxy(scene)
-        """A weak reference: a cycle of scene and agents would stay in memory until garbage collection."""
+        """A weak reference, because a cycle of scene and agents would stay in memory until garbage collection."""
         self.agent = agent
         """The agent."""
         self.messages: list[Message] = []
@@ -160,9 +160,9 @@ class LiveAgentSession:
         self.read_by: Renderer | None = None
         """How its conversation became tokens in its last turn."""
         self._turn_count = 0
-        """Turns begun so far; selects the policy where it differs by turn."""
+        """Number of turns begun so far; it selects the policy if policies differ by turn."""
         self.ended: dict[int, list[Message]] = {}
-        """Index of a turn → the conversation that ended with it, where turns may follow earlier ones than the last."""
+        """Index of a turn → the conversation that ended with it, for turns that may follow an earlier turn than the last one."""
 
     @property
     def renderer(self) -> Renderer:
@@ -197,7 +197,7 @@ class LiveAgentSession:
         return turn
 
     async def say(self, *new_messages: Message | str, fresh: bool = False) -> Turn:
-        """Read the messages `new_messages`, answer, record and return the turn; see `workflow.AgentSession`."""
+        """Read the messages `new_messages`, answer them, and record and return the turn; see `workflow.AgentSession`."""
         return (await self._scene.together({self.agent.name: new_messages}, fresh))[self.agent.name]
 
     async def draft(self, new_messages: Sequence[Message | str], fresh: bool = False) -> list[Turn]:
@@ -234,7 +234,9 @@ class LiveAgentSession:
         scene, name, task = self._scene, self.agent.name, self._scene.task
         given: Sequence[object] = new_messages
         wrong = [type(each).__name__ for each in given if not isinstance(each, Message | str)]
-        if wrong or isinstance(new_messages, str):  # the letters of a text would pass as texts
+        if wrong or isinstance(
+            new_messages, str
+        ):  # the letters of a plain text would be accepted as a list of texts
             raise EpisodeError(
                 f"The workflow gives '{name}' a {wrong[0] if wrong else 'text'} to read. Give `say` texts, such as `turn.text`, and "
                 "`together` a list of texts for each agent."
@@ -246,7 +248,7 @@ class LiveAgentSession:
         return scene.shown(name, messages, () if begins else images_in(self.messages))
 
     def _begin(self, renderer: Renderer, messages: list[Message]) -> tuple[tuple[int, ...], list[Message]]:
-        """Begin a conversation; return its prompt and messages."""
+        """Start a conversation; return its prompt and messages."""
         task, written = self._scene.task, messages[-1] if messages else None
         if isinstance(written, Written):
             messages[-1] = Message(written.role, written.content, written.speaker)
@@ -262,7 +264,7 @@ class LiveAgentSession:
     async def draft_after(self, asked: Continued, before: Turn | None) -> tuple[Turn, list[Message]]:
         """Return a completion in the conversation that ended with the turn `before`, and all that its prompt contains.
 
-        Several may be under way at once: the agent's own conversation is neither read nor changed.
+        Several calls may run at once: the agent's own conversation is neither read nor changed.
         """
         if self._is_absent:
             return self._empty_turn(), list(asked.messages)
@@ -307,7 +309,9 @@ class LiveAgentSession:
         self._turn_count += 1
         given = None if record is None else record.take(name, number, prompt, scene.turns)
         if sampling.constraint is not None and sampling.constraint.is_legal:
-            moves = scene.legal(name)  # none where it is not to move: then any text is allowed
+            moves = scene.legal(
+                name
+            )  # the list is empty if the agent is not to move: then any text is allowed
             sampling = replace(sampling, constraint=Constraint.choices(moves) if moves else None)
         if given is not None and (record is None or given is not record.begun.get(name)):
             turn = replace(given, reward=0.0, score=None, continuation_return=None, parent=None)
@@ -396,7 +400,7 @@ class LiveScene:
         self.seed = seed
         """Seed of this episode."""
         self.team_moves = setup.team_moves
-        """Whether the environment takes one text a move."""
+        """Whether the environment takes one text per move."""
         self.sample = sample
         self.sampling_seed = seed if sampling_seed is None else sampling_seed
         self.record = record
@@ -524,7 +528,7 @@ class LiveScene:
         }
 
     async def _play_all(self, runs: Sequence[Continuation]) -> list[Episode]:
-        """Play a tree's continuations at once; `at_once` counts them in the resources of this episode."""
+        """Roll out a tree's continuations at once; `at_once` counts them in the resources of this episode."""
 
         async def one(run: Continuation) -> Episode:
             with Participant():
@@ -553,7 +557,7 @@ class LiveScene:
         return {turn.agent: turn for turn in turns}
 
     def allow_answers(self, most: int) -> None:
-        """Let a question stay open after an incorrect answer; see `workflow.Scene`."""
+        """Keep a question open after an incorrect answer; see `workflow.Scene`."""
         self._state.allow_answers(most)
 
     def observe(self, agent: str) -> str:

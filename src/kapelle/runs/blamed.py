@@ -129,7 +129,7 @@ class MeanDrop:
     """Mean probability of success before the turn."""
     drop: float | None
     error: float | None
-    """Standard error of the mean drop over episodes; that of the one drop where there is one episode."""
+    """Standard error of the mean drop over episodes; for a single episode, that of its drop."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -290,7 +290,7 @@ def load_verifier(
     """Load the verifier in a folder into a critic.
 
     `bases` holds the hash of every base as it was read (base → hash), needed if ranks have sharded the bases since. Raises
-    ModelError if the folder is no verifier or damaged, or if it was trained on another base than the team's.
+    ModelError if the folder is damaged or not a verifier's, or if it was trained on another base than the team's.
     """
     model = models[critic.base]
     assert critic.lora is not None, "a verifier is an adapter with its head"

@@ -162,7 +162,7 @@ def all_losses(run: Path, *, contents: bool = False) -> list[str]:
 def check_recorded(run: Path, positions: Mapping[str, int]) -> list[str]:
     """Raise RunDirectoryError if rows by step that a checkpoint counts differ from what was recorded.
 
-    Someone has emptied an empty folder on purpose: its missing steps are returned as lines, and training may continue.
+    A folder without any files was emptied on purpose: its missing steps are returned as lines, and training may continue.
     """
     remarks: list[str] = []
     wrong: list[str] = []

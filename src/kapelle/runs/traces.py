@@ -285,7 +285,7 @@ def _moment(value: Any) -> int:
 
 
 def _messages(span: WatchedSpan) -> tuple[tuple[Row, ...], str] | None:
-    """Return prompt and answer of a call; None for a span that is no call of a model. Raises UnusableCall."""
+    """Return prompt and answer of a call; None for a span that is not a call of a model. Raises UnusableCall."""
     fields = span.fields
     details = [own for name, own in span.events if name == "gen_ai.client.inference.operation.details"]
     for given in (fields, *details[:1]):

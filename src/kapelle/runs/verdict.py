@@ -37,7 +37,7 @@ is large.
   below 0.9. The entropy that remains bounds the possible gain (2505.22617), and GRPO loses it early (2503.14476).
 - *An unseen fall*: the last evaluation is below the best one, and their 95 % intervals do not overlap; they are widened for
   the choice of the best of several (Bonferroni). It is *memorising* if success in training rises in between (z ≥ 2), *hacked* if
-  the mean return does. By 0.05 or more it is always a fault: *diverging* if success in training falls too (z ≥ 3, and by half
+  the mean return does. A fall of 0.05 or more is always a fault: *diverging* if success in training falls too (z ≥ 3, and by half
   as much or to half) or is unknown, else *memorising*. A proxy reward that rises while the true reward falls is figure 1 of
   2210.10760.
 - *hacked* without evaluations: the return rises and success in training falls, each by z ≥ 3.
@@ -203,7 +203,7 @@ class Course:
 
     def rise(self) -> float:
         """Return the larger z of the outer stretches and of the outer thirds."""
-        # A few high steps alone are no rise.
+        # A few high steps alone are not a rise.
         lucky = median(self.values[self.last]) <= self.mean(self.first)
         return max(0.0 if lucky else self.z(self.first, self.last), self.z(*self.thirds()))
 
@@ -244,7 +244,7 @@ def course(steps: Sequence[float], column: Column, counts: Column | None = None)
     if counts is None:
         sigma = math.sqrt(fmean([move * move for move in moves]) / 2)
     else:
-        # A collapse is one or two large moves; near 0 most moves are 0, so that their median is no estimate.
+        # A collapse is one or two large moves; near 0 most moves are 0, so that their median is useless.
         usual = moves[:-2]
         share = min(1.0, max(0.0, fmean(values)))
         known = [count for count in counts if _known(count) and count > 0]
@@ -439,7 +439,7 @@ class _Found:
     def collapsing(self) -> list[Evidence]:
         found, signal = [], self.signal
         if not self.by_rewards:
-            return []  # these runs are to imitate data or a teacher
+            return []  # these runs should imitate data or a teacher
         if signal is not None:
             half = len(signal.values) // 2
             rising = signal.z(slice(half, half + half // 2), slice(half + half // 2, len(signal.values))) >= 2

@@ -198,7 +198,7 @@ class RunDirectory:
         steps) passes its own function; the file then holds the new config.
 
         Raises RunDirectoryError if the directory is in use, holds other files or another config, is already
-        a run without `resume`, or is no run with `resume`.
+        a run without `resume`, or is not a run with `resume`.
         """
         with writing(path):
             if resume and not (path.is_dir() and any(path.iterdir())):

@@ -3,16 +3,16 @@
     answer = call("`task` of environment 'math'", "environment", 600.0, environment.task, split, index)
     reward = await within("Grading an answer", "grader", 1800.0, grade(text))
 
-Both raise DeadlineExceeded after these seconds; an episode records it as its error. Environments, graders and engines run on the thread of the
-event loop, in a fixed order, so that a run repeats; some code works only on the main thread (`signal.alarm`, connections to SQLite).
-How a late call is ended depends on what it does:
+Both raise DeadlineExceeded after these seconds; an episode records it as its error. Environments, graders and engines run on
+the thread of the event loop, in a fixed order, so that a run repeats; some code works only on the main thread (`signal.alarm`,
+connections to SQLite). How a late call is ended depends on what it does:
 
-    it awaits forever                       its task is cancelled, once more after `GRACE` seconds, then left with its episode
+    it awaits forever                       its task is cancelled, once more after `GRACE` seconds, then abandoned with its episode
     it blocks the main thread               a signal handler raises DeadlineExceeded in the call, then every second
       (`time.sleep`, `while True`)
     it blocks in C code, or another thread  the command ends; files on the disk are complete at every moment
 
-An environment that declares `blocking = True` runs on its own threads (`rollout/bounded_states.py`), which can be left.
+An environment that declares `blocking = True` runs on its own threads (`rollout/bounded_states.py`), which can be abandoned.
 
 Only the time of the call itself counts. The clock of an event loop stops while something blocks the loop, and while this process is
 stopped (SIGSTOP, a sleeping laptop).
@@ -389,7 +389,7 @@ async def within(what: str, kind: str, seconds: float, work: Awaitable[T]) -> T:
     except (Exception, asyncio.CancelledError):
         limit.raise_if_late()
         raise
-    except GeneratorExit:  # it was left, and is closed by other code
+    except GeneratorExit:  # it was abandoned, and other code closes it
         charged = False
         raise
     else:
@@ -401,7 +401,7 @@ async def within(what: str, kind: str, seconds: float, work: Awaitable[T]) -> T:
             _leave(lane, None if outer is None or outer.kind in _LOOP_WORK else outer)
         try:  # noqa: SIM105 - three calls fewer than `suppress`, for every episode
             current.reset(token)
-        except ValueError:  # a coroutine that was left ends in another context
+        except ValueError:  # an abandoned coroutine ends in another context
             pass
         if outer is not None and pauses:
             outer.resume()

@@ -1,9 +1,9 @@
 """Parent and child processes of a run: a child ends with its parent, and a parent distinguishes a stopped child from a slow one.
 
-A child polls the number of its parent (`end_with_parent`): no other sign shows that `kill -9` has ended the parent. A stopped child
-(SIGSTOP) polls nothing, so it requests that the kernel continue it when its parent ends. Before that request its process group is enough: a
-child starts in its own group in its parent's session (`process_group=0`). When the parent is killed, the group is orphaned, and the
-kernel sends SIGHUP and SIGCONT to an orphaned group with a stopped process.
+A child polls the number of its parent (`end_with_parent`): no other sign shows that `kill -9` has ended the parent. A stopped
+child (SIGSTOP) polls nothing, so it requests that the kernel continue it when its parent ends. Before that request its process
+group is enough: a child starts in its own group in its parent's session (`process_group=0`). When the parent is killed, the
+group is orphaned, and the kernel sends SIGHUP and SIGCONT to an orphaned group with a stopped process.
 
 A parent looks at two signs of each child (`LifeSigns`): heartbeats from a thread of the child, and its CPU time. Code that holds
 Python's lock for long gives no heartbeat but uses CPU time, so the child is slow. A stopped process shows neither sign, and has

@@ -89,7 +89,7 @@ Biases = Annotated[dict[str, float], AfterValidator(partial(neutral, only={}))]
 
 B = TypeVar("B", bound=Body)
 MOST_ERRORS = 1000
-"""Most errors of a body that are looked at, which takes a while for each."""
+"""Most errors of a body that are examined, because each one takes a while."""
 
 
 def read_body(form: type[B], body: Json, inside: str = "") -> B:

@@ -1,9 +1,9 @@
-"""Conversions of other libraries' settings with other units: `aliases.toml` names these functions.
+"""Conversions of other libraries' settings that have other units: `aliases.toml` names these functions.
 
-    value under their name, what else is set → {setting of ours: value}
+    value under their name, the other settings → {our setting: value}
 
-Each raises ValueError for a value that has no counterpart. TRL counts completions and optimiser steps, and kapelle tasks and training
-steps: a task has `algorithm.group_size` completions, a training step `epochs · minibatches` optimiser steps.
+Each raises ValueError for a value that has no counterpart. TRL counts completions and optimiser steps; kapelle counts tasks and
+training steps: a task has `algorithm.group_size` completions, a training step `epochs · minibatches` optimiser steps.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PartialRun:
         order: Sequence[str],
         kinds: Mapping[str, Callable[[str], type]],
     ) -> None:
-        """Take merged values, the source of each, the sources in their order, and how the class of a section is found."""
+        """Take merged values, the source of each, the sources in order, and the function that finds the class of a section."""
         self.values, self.origin, self._kinds = values, origin, kinds
         self._order = {source: place for place, source in enumerate([*order, COMMAND_LINE])}
         self.theirs: dict[str, Any] = {}
@@ -46,7 +46,7 @@ class PartialRun:
         """The source of each of these; empty in Python."""
 
     def rank(self, source: str) -> int:
-        """Return how late a source is merged over the others."""
+        """Return a source's position in the order of merging; later sources replace earlier ones."""
         return self._order.get(source, 0)
 
     def source_of(self, path: str) -> str:
@@ -156,7 +156,7 @@ def _updates(run: PartialRun) -> float:
 
 
 def _group(run: PartialRun) -> float:
-    """Return the completions of one task; a pair of DPO and a row of SFT count once."""
+    """Return the number of completions of one task; a pair of DPO and a row of SFT count once."""
     if run.value("algorithm.name") in ("dpo", "sft"):
         return 1
     return number(run.value("algorithm.group_size") or 1, "algorithm.group_size")
@@ -180,7 +180,7 @@ def tasks_of_devices(value: Any, run: PartialRun, name: str) -> Found:
         of = f"{generated} completions generated at once, {each:g} in each batch ({value} per device × {ranks} processes),"
         batches = _whole(number(generated, "generation_batch_size") / each, of, "batches")
     if batches < accumulated:
-        # One update learns from several generations, between which no weights change: they are one.
+        # One update learns from several generations, between which no weights change: they count as one generation.
         _whole(accumulated / batches, f"{accumulated:g} accumulated batches, {batches:g} at once,", "generations")  # fmt: skip
         if _updates(run) != 1:
             raise ValueError(
@@ -194,7 +194,7 @@ def tasks_of_devices(value: Any, run: PartialRun, name: str) -> Found:
 
 
 def part_of_batch_size(value: Any, run: PartialRun, name: str) -> Found:
-    """Return nothing if `per_device_train_batch_size` is set, which multiplies this in."""
+    """Return nothing if `per_device_train_batch_size` is set, whose conversion already includes this factor."""
     if "per_device_train_batch_size" in run.theirs:
         return {}
     raise ValueError(

@@ -1,8 +1,8 @@
-"""Settings by the names that other libraries have for them: `learning_rate` of TRL is read as `optimizer.lr`.
+"""Settings under the names of other libraries: TRL's `learning_rate` is read as `optimizer.lr`.
 
-`aliases.toml` lists these names and what they are called here. `read_aliases` replaces them in the merged settings of a recipe, the
+`aliases.toml` lists these names and the names here. `read_aliases` replaces them in the merged settings of a recipe, the
 command line or a call in Python. It runs after merging because conversions need other settings: TRL's `per_device_train_batch_size`
-counts completions, and becomes a number of tasks. docs/coming_from/names.md is made of the table.
+counts completions, and becomes a number of tasks. docs/coming_from/names.md is generated from that table.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Alias:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self, value: Any, run: PartialRun) -> Mapping[str, Any]:
-        """Return what a value means here, by our names; ValueError if it has no counterpart."""
+        """Return a value's settings here, by our names; ValueError if it has no counterpart."""
         word, absent = _word(value), bool(self.ours) and run.lacks(*self.ours)
         optional = self.optional if isinstance(self.optional, bool) else word in self.optional
         if absent and (optional or value is None):
@@ -77,7 +77,7 @@ def _copied(value: Any, run: PartialRun) -> Any:
 
 
 def _read_table() -> Iterator[Alias]:
-    """Yield all rows; a conversion reads what the rows above it have set."""
+    """Yield all rows; a conversion reads the values that the rows above it have set."""
     for library, kinds in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items():
         for name, ours in _flat(kinds.get("same", {})):
             path, *unset = [ours] if isinstance(ours, str) else ours
@@ -106,7 +106,7 @@ def _flat(values: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
 
 
 TABLE: tuple[Alias, ...] = tuple(_read_table())
-"""Every name of another library that is read."""
+"""Every name of another library that is understood."""
 ARGUMENTS = {
     "train_dataset": "dataset",
     "dataset_name": "dataset",
@@ -115,9 +115,9 @@ ARGUMENTS = {
     "output_dir": "run_dir",
     "num_agents": "agents",
 }
-"""Arguments of TRL's trainers → those of `kapelle.train`, which are no settings."""
+"""Arguments of TRL's trainers → arguments of `kapelle.train`, which are not settings."""
 ROOTS = frozenset(alias.name.partition(".")[0] for alias in TABLE) - RunConfig.model_fields.keys()
-"""Keys beside the sections of a run that names of other libraries begin with."""
+"""Keys with which names of other libraries begin, beside the sections of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,15 +125,15 @@ class Reading:
     """How names of other libraries were read."""
 
     notes: tuple[str, ...] = ()
-    """One line about this; empty without such names."""
+    """One line about these names; empty without such names."""
     by: Mapping[str, str] = field(default_factory=dict)
-    """Our name → theirs."""
+    """Our name → their name."""
     faults: tuple[ConfigError, ...] = ()
-    """What cannot be read, and why."""
+    """The names that cannot be read, and why."""
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Let errors about a setting of ours name the one by which it was given."""
+        """Make errors about one of our settings use the name by which it was given."""
         try:
             yield
         except ConfigError as error:
@@ -148,7 +148,7 @@ class Reading:
 
 
 NOTHING_READ = Reading()
-"""Of settings that have our names alone."""
+"""Description of settings that have only our names."""
 
 
 def read_aliases(
@@ -159,8 +159,9 @@ def read_aliases(
 ) -> Reading:
     """Replace names of other libraries in merged values by ours, in place, and return how they were read.
 
-    `origin` has the source of each value, `order` the sources from the first to the last, `kinds` how the class of a section is
-    found by its `name`. If two sources set a name and ours, the later has precedence. Faults are returned, and their values removed.
+    `origin` has the source of each value, `order` the sources from the first to the last, and `kinds` finds the class of a
+    section by its `name`. If two sources set a name and ours, the later has precedence. Faults are returned, and their values
+    removed.
     """
     run, by = PartialRun(values, origin, order, kinds), dict[str, str]()
     notes, faults = list[str](), list[ConfigError]()
@@ -186,7 +187,7 @@ def read_aliases(
 
 
 def _adapters(run: PartialRun) -> list[str]:
-    """Return a note if settings of TRL or verl, which train all weights by default, do not set what trains."""
+    """Return a note if settings of TRL or verl, which train all weights by default, do not set which weights train."""
     chosen = run.set("team.sharing"), run.set("team.lora")
     whole = {"TRL": "`peft_config`", "verl": "`lora_rank`"}
     theirs = [whole[each.library] for each in TABLE if each.name in run.theirs and each.library in whole]
@@ -219,7 +220,7 @@ def _pop(values: Any, keys: Sequence[str]) -> Any:
 
 
 def _read(alias: Alias, run: PartialRun, by: dict[str, str]) -> str:
-    """Set what an alias stands for; return how it was read."""
+    """Set the settings for which an alias stands; return how it was read."""
     value, source = run.theirs[alias.name], run.sources[alias.name]
     try:
         found = alias.settings(value, run)
@@ -261,7 +262,7 @@ def _put(path: str, value: Any, source: str, run: PartialRun) -> None:
                 del held[key]
                 forget_origin(run.origin, at)
         if held:
-            held["name"] = value  # what is merged below is of the same class
+            held["name"] = value  # the settings that are merged below are of the same class
     merge(run.values, {section: _nested(inner, value)}, source, run.origin)
 
 

@@ -33,9 +33,9 @@ class MayChange(Enum):
     """
 
     FREE = "free"
-    """No result depends on it, except that something may fail or be given up for taking too long."""
+    """No result depends on it, except that something may fail or be given up because it takes too long."""
     FROM_HERE_ON = "from here on"
-    """What is learned later may depend on it, if only in the last bits; what was learned so far stays as it is."""
+    """Later training may depend on it, if only in the last bits; earlier training is unaffected."""
 
 
 FREE = MayChange.FREE
@@ -109,7 +109,7 @@ NO_URL = "it is no http(s) URL such as http://localhost:8000/v1"
 
 
 def open_address(value: str) -> str:
-    """Return an http(s) URL without secrets; ValueError, which does not repeat them, for another text."""
+    """Return an http(s) URL that has no secrets; ValueError, which does not repeat them, for other texts."""
     try:
         parts = urlsplit(value)
         named = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -132,7 +132,7 @@ Address = Annotated[str, AfterValidator(open_address)]
 """A setting that is such a URL."""
 
 
-# -------- Types of a run's sections: settings of a plug-in, together with what the plug-in can do.
+# -------- Types of a run's sections: settings of a plug-in, together with the plug-in's methods.
 #
 # A section (`environment`, `workflow`, `algorithm`) holds settings of the class that its `name` finds. Its type covers
 # both: it is settings, and it is an environment, a workflow, or a builder of an algorithm.
@@ -174,7 +174,7 @@ class AlgorithmSettings(Section, Protocol):
 
 
 class Plugged:
-    """Marks a field with a type that states what a plug-in can do: it holds any `Settings` and is written with all their fields."""
+    """Marks a field whose type states the methods of a plug-in: it holds any `Settings` and is written with all their fields."""
 
     def __get_pydantic_core_schema__(self, _source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Return how pydantic validates and writes the field."""
@@ -184,7 +184,7 @@ class Plugged:
 def named_settings(value: object, missing: str) -> object:
     """Return the settings of the environment named `name`, and values other than mappings unchanged; for a validator.
 
-    An unknown name is a ValueError, and so is none, with the text `missing`.
+    An unknown name raises ValueError. A missing name raises it too, with the text `missing`.
     """
     if not isinstance(value, Mapping):
         return value
@@ -200,7 +200,7 @@ def named_settings(value: object, missing: str) -> object:
 
 
 def parts_of(settings: object, at: str = "") -> Iterator[tuple[str, object]]:
-    """Yield settings and all that is in them at any depth, each before what is in it, with the dotted path to it."""
+    """Yield settings and all settings inside them at any depth, each before its contents, with the dotted path to it."""
     yield at, settings
     pairs: list[tuple[object, object]] = [*settings] if isinstance(settings, pydantic.BaseModel) else []
     pairs += settings.items() if isinstance(settings, Mapping) else ()

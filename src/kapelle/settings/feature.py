@@ -1,4 +1,4 @@
-"""The section of an optional feature of training in a recipe: the part of the contract that every layer knows.
+"""The section of an optional feature of training in a recipe: the part of a feature that every layer knows.
 
     src/kapelle/features/mine/
       settings.py     its section, a class on `FeatureSettings`
@@ -23,22 +23,22 @@ class FeatureSettings(Settings):
     """The section of a feature. A run has the feature if the section is set."""
 
     plan: ClassVar[str] = ""
-    """`module:Class` of its `FeaturePlan`; empty for one that needs none."""
+    """`module:Class` of its `FeaturePlan`; empty if it needs no plan."""
     feature: ClassVar[str] = ""
-    """`module:Class` of its `Feature`; empty for one that acts at none of the phases."""
+    """`module:Class` of its `Feature`; empty if it does not act at any phase."""
     rewards_turns: ClassVar[bool] = False
     """Whether it adds rewards of turns to the environment's."""
     makes_base: ClassVar[bool] = False
-    """Whether it makes the base model that policies are trained on, which a trained team needs as well."""
+    """Whether it makes the base model on which policies are trained, which a trained team also needs."""
 
     @property
     def rollouts(self) -> str:
-        """`module:function` that makes the `Rollouts` of a run in place of the on-policy ones; empty for these."""
+        """`module:function` that makes the `Rollouts` of a run in place of the on-policy ones; empty for the on-policy ones."""
         return ""
 
     @property
     def off_policy(self) -> bool:
-        """Whether steps learn from samples of earlier weights too."""
+        """Whether steps also learn from samples of earlier weights."""
         return False
 
 

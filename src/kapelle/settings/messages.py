@@ -37,11 +37,11 @@ _PLAIN = {
 _RARELY_MEANT = ("warmup", "trackers", "ray")
 """Sections that are suggested last for a key without its section."""
 _NAMES = ("name", "path")
-"""Keys for which people write the value in place of the whole section."""
+"""Keys whose value people write in place of the whole section."""
 
 
 MISSING = " is missing. Add it to the recipe."
-"""End of the message on a missing key."""
+"""End of the message about a missing key."""
 S = TypeVar("S", bound=Settings)
 
 
@@ -68,7 +68,7 @@ def checked(
                 continue
             keys, message = _likeliest(model, left, error, origin, at)
             missing = message.endswith(MISSING)
-            # A key that was removed, or has a misspelt neighbour, is not missing.
+            # A key that was removed, or that has a misspelt neighbour, does not count as missing.
             if not missing or not any(_beside(key, ".".join(keys)) for key in taken):
                 faults.append(ConfigError(message))
             # A mapping that lacks a key is removed, and an entry of a list with its list, so that indices stay valid.
@@ -195,7 +195,7 @@ def _set_by(source: str) -> str:
 
 
 def unknown_key(path: str, where: str, known: Sequence[str], elsewhere: Sequence[str] = ()) -> str:
-    """Return the message on a key that does not exist; `elsewhere` are settings of its name in other sections."""
+    """Return the message about a key that does not exist; `elsewhere` are settings with its name in other sections."""
     key = path.rpartition(".")[2]
     hint = did_you_mean(key, known)
     if elsewhere and not hint.startswith(" Did you mean"):
@@ -253,7 +253,7 @@ def _fix(problem: Any) -> str:
 
 
 def _advice(path: str, value: object, annotations: Sequence[Any], kinds: set[str]) -> str:
-    """Return how to write what was probably meant; empty if unknown."""
+    """Return the correct form of what was probably meant; empty if unknown."""
     if "string_type" in kinds and isinstance(value, bool):
         return "YAML reads yes, no, on and off as true and false. Put the text in quotes"
     models = [model for annotation in annotations for model in models_in(annotation)]
@@ -305,7 +305,7 @@ def _is_list(annotation: Any) -> bool:
 
 
 def unknown_sections(values: Mapping[str, Any], origin: Mapping[str, str]) -> dict[str, ConfigError]:
-    """Return the error of each of a run's values that is no section, by key."""
+    """Return an error for each of a run's values that is not a section, by key."""
     known = list(RunConfig.model_fields)
     found = {}
     for key in values:
@@ -322,7 +322,7 @@ ONE_CALL = ("agents", "dataset", "eval_dataset", "reward", "rewards", "steps")
 
 
 def unknown_keywords(call: Callable[..., Any], name: str, words: Iterable[str]) -> dict[str, ConfigError]:
-    """Return the error of each word that is no section of a run, no keyword of the call, and no library's name for a setting."""
+    """Return an error for each word that is not a section of a run, a keyword of the call, or a library's name for a setting."""
     kinds = inspect.signature(call).parameters.values()
     own = [each.name for each in kinds if each.kind is not each.VAR_KEYWORD and each.name != "self"]
     known = {*RunConfig.model_fields, *ROOTS, *(alias.name for alias in TABLE)}
@@ -381,7 +381,7 @@ _OPTION = re.compile(rf"`kapelle [^`]*`|(?<![\w`])({'|'.join(_ARGUMENTS)})(?![\w
 
 @contextmanager
 def in_python(arguments: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Let errors name the "call" in place of the "command line"; the outermost call or `for_command` decides.
+    """Make errors name the "call" in place of the "command line"; the outermost call or `for_command` decides.
 
     `arguments` are settings that have their own names in that call: `training.steps` → `steps`.
     """

@@ -13,7 +13,7 @@ from yaml.resolver import Resolver
 from kapelle.errors import ConfigError, did_you_mean
 
 COMMAND_LINE = "command line"
-"""Origin of the settings that were typed there."""
+"""Origin of the settings that were typed on the command line."""
 PLUGGED = (
     "environment",
     "workflow",
@@ -27,11 +27,11 @@ PLUGGED = (
 
 MOST_VALUES = 100_000
 MOST_CHARACTERS = 10_000_000
-"""Of one YAML text, with its aliases written out."""
+"""Maximum size of one YAML text, with its aliases written out."""
 MOST_DIGITS = 3000
-"""Of one number; those to the base 60 (`1:30:00`) take quadratic time."""
+"""Maximum length of one number; numbers in base 60 (`1:30:00`) take quadratic time."""
 MOST_OTHER_KEYS = 1000
-"""Keys of one mapping that are no texts: numbers may all have one hash."""
+"""Maximum number of keys of one mapping that are not texts, because numbers may all have one hash."""
 _TEXT = "tag:yaml.org,2002:str"
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
@@ -51,7 +51,7 @@ def parse_setting(setting: str) -> dict[str, Any]:
 def nested(key: str, raw: str, setting: str) -> dict[str, Any]:
     """Return a value, as typed, under the dotted path of its key.
 
-    Raises ConfigError, which quotes `setting`, where the value is not YAML.
+    Raises ConfigError, which quotes `setting`, if the value is not YAML.
     """
     try:
         value = parse_yaml(raw)
@@ -64,7 +64,7 @@ def nested(key: str, raw: str, setting: str) -> dict[str, Any]:
 
 
 class _QuickLoader(Composer, SafeConstructor, Resolver):
-    """`yaml.SafeLoader` in a sixth of the time: libyaml parses the text, and Python nests the events.
+    """`yaml.SafeLoader` in a sixth of the time: libyaml parses the text, and Python builds the nested values.
 
     libyaml's own nesting overflows the C stack for a deeply nested text.
     """
@@ -116,7 +116,7 @@ def _describe(error: yaml.MarkedYAMLError, text: str) -> str:
 
 
 def _once(node: yaml.MappingNode) -> None:
-    """Raise ValueError for a mapping that has a key twice, of which one would be lost."""
+    """Raise ValueError for a mapping that contains a key twice, because one of the two values would be lost."""
     seen: dict[str, int] = {}
     for key, _ in node.value:
         if isinstance(key, yaml.ScalarNode) and key.value != "<<":
@@ -212,13 +212,13 @@ def _place(items: Sequence[Any], key: str, path: str) -> int:
 
 
 def replace_origin(origin: dict[str, str], path: str, value: Any, source: str) -> None:
-    """Record that everything in `value`, at this path, came from `source`; forget what was recorded there before."""
+    """Record that everything in `value`, at this path, came from `source`; remove earlier records of this path."""
     forget_origin(origin, path)
     origin.update(dict.fromkeys(leaves(value, path), source))
 
 
 def forget_origin(origin: dict[str, str], path: str) -> None:
-    """Remove what is recorded of a path and everything below it."""
+    """Remove the records of a path and of everything below it."""
     for key in [key for key in origin if key == path or key.startswith(f"{path}.")]:
         del origin[key]
 

@@ -38,7 +38,7 @@ from kapelle.settings.weights import NAME, DType, Weights
 from kapelle.team import ALL_LINEAR
 from kapelle.types import Constraint, Sampling
 
-# -------- What a run keeps: checkpoints, episodes, credit of tokens, trackers.
+# -------- The data that a run keeps: checkpoints, episodes, credit of tokens, trackers.
 
 EVERYONE = "*"
 """In `start_from`: every trained policy without its own entry."""
@@ -58,10 +58,10 @@ class CheckpointConfig(Settings):
     every: int = Field(default=10, ge=1)
     """Steps between checkpoints."""
     keep: int = Field(default=2, ge=1)
-    """Newest checkpoints that are kept."""
+    """Number of newest checkpoints that are kept."""
     best: str | None = None
-    """Metric of evaluations, or else of steps, that selects the best checkpoint, which is kept beside the newest: `success`,
-    `reward/solver`. One is saved after every evaluation that is better than all before."""
+    """Metric of evaluations, or else of steps, that selects the best checkpoint, which is kept in addition to the newest:
+    `success`, `reward/solver`. One is saved after every evaluation that is better than all before."""
     best_is: Literal["highest", "lowest"] = "highest"
     """Whether the best value of `best` is the highest or the lowest."""
     background: bool = False
@@ -79,7 +79,7 @@ class EpisodesConfig(Settings):
 
 
 class RecordConfig(Settings):
-    """What a run records for people, beside what it needs to resume."""
+    """The data that a run records for people, in addition to the data that it needs to resume."""
 
     credit_episodes: int = Field(default=2, ge=0)
     """Episodes per step of which each token's advantage, credit, ratio and entropy are kept: the best and the worst of the
@@ -188,7 +188,7 @@ class EmbeddedConfig(Settings):
     context: int = Field(default=512, ge=16)
     """Maximum number of tokens (bytes of text)."""
     seed: int = 0
-    """Of the initial weights."""
+    """Seed of the initial weights."""
     sees: bool = False
     """Whether it sees images: the architecture of Qwen2.5-VL, with a frozen, random vision tower of two blocks."""
 
@@ -221,7 +221,7 @@ class ModelConfig(Settings):
     device: Annotated[str | None, FROM_HERE_ON] = None
     """`cpu`, `cuda`, `cuda:1`, …; None is `cuda` if available (`cpu` for the embedded model)."""
     quantization: Literal["nf4"] | None = None
-    """Frozen pretrained bases in four bits a weight, on CUDA, by `kapelle[quantised]`; sampled by `transformers`."""
+    """Store frozen pretrained bases with four bits per weight, on CUDA, by `kapelle[quantised]`; `transformers` samples them."""
     routing: Literal["free", "replayed"] = "free"
     """`replayed`: training routes each token to the experts that sampling chose (R3, 2510.11370)."""
     router: Literal["frozen", "trained"] = "frozen"
@@ -339,9 +339,9 @@ class TeamConfig(Settings):
     """None uses the algorithm's choice: local critics per agent, or one central critic."""
     critic_model: str | None = None
     """Base model of critics and of a verifier (`reward_model`): a folder or a name on a hub, of any family. They then read text in its
-    tokens. Null is each agent's own model."""
+    tokens. Null uses each agent's own model."""
     critic_train: Literal["lora", "full", "head"] = "lora"
-    """What critics train: an adapter (`critic_lora`), all weights of a copy of the model, or only the head."""
+    """Weights that critics train: an adapter (`critic_lora`), all weights of a copy of the model, or only the head."""
     critic_dtype: DType | None = None
     """With this or `critic_device`, critics and a verifier use their own copy of the base."""
     critic_device: Annotated[str | None, FROM_HERE_ON] = None
@@ -463,42 +463,42 @@ TestSet = Annotated[
 
 
 class SetConfig(Settings):
-    """Settings of one set of `evaluation.sets`; null is as in `evaluation`."""
+    """Settings of one set of `evaluation.sets`; null uses the value of `evaluation`."""
 
     samples: int | None = Field(default=None, ge=1)
-    """Answers to each of its problems."""
+    """Number of answers to each of its problems."""
     temperature: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
-    """At which all agents answer it."""
+    """Temperature at which all agents answer it."""
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    """Least probability that the kept tokens have together."""
+    """Minimum total probability of the kept tokens."""
     top_k: int | None = Field(default=None, ge=0)
-    """How many of the likeliest tokens are kept; 0 keeps all."""
+    """Number of most likely tokens that are kept; 0 keeps all."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens of an answer."""
+    """Maximum tokens of an answer."""
 
 
 class EvaluationConfig(Settings):
     """How the team is evaluated on held-out problems, always of the `test` split."""
 
     problems: int = Field(default=500, ge=1)
-    """Problems of an evaluation before and after training."""
+    """Number of problems of an evaluation before and after training."""
     every: int = Field(default=0, ge=0)
     """Steps between evaluations during training; 0 evaluates only before and after."""
     problems_while_training: int = Field(default=100, ge=1)
-    """Problems of an evaluation in between."""
+    """Number of problems of an evaluation during training."""
     greedy: bool = True
-    """False samples as in training."""
+    """Whether agents choose the most likely token; false samples as in training."""
     temperature: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
     """Temperature of all agents, in place of `greedy`; null uses `greedy`."""
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    """Least probability that the kept tokens have together, where agents are sampled; null is as in training."""
+    """Minimum total probability of the kept tokens, if agents are sampled; null uses the value of training."""
     top_k: int | None = Field(default=None, ge=0)
-    """How many of the likeliest tokens are kept, where agents are sampled; 0 keeps all, null is as in training."""
+    """Number of most likely tokens that are kept, if agents are sampled; 0 keeps all, null uses the value of training."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens of an answer; null is as in training."""
+    """Maximum tokens of an answer; null uses the value of training."""
     samples: int = Field(default=1, ge=1)
-    """Answers to each problem, sampled where there are several. The success is then the mean over problems (avg@k);
-    pass@k (2107.03374) and, where answers can be compared, maj@k (2203.11171) stand beside it."""
+    """Number of answers to each problem; several answers are sampled. The success is then the mean over problems (avg@k);
+    pass@k (2107.03374) and, if answers can be compared, maj@k (2203.11171) are reported beside it."""
     sets: dict[str, TestSet] = Field(default={})
     """Further sets of problems. Each has a name, and the settings of an environment with this test split: `{aime: {name: math, …}}`.
     Each has its own rates; a problem that is also in the training rows is an error."""
@@ -540,7 +540,7 @@ class EvaluationConfig(Settings):
 
     @property
     def always_greedy(self) -> bool:
-        """Whether agents choose the likeliest token each time."""
+        """Whether agents always choose the most likely token."""
         return self.greedy if self.temperature is None else not self.temperature
 
     def of_set(self, name: str) -> EvaluationConfig:
@@ -621,8 +621,8 @@ class RunConfig(Settings):
     train_engine: Annotated[Section, Plugged(), FROM_HERE_ON]
     """Settings of the train engine that `train_engine.name` finds; `torch` by default."""
     start_from: StartFrom = Field(default_factory=dict)
-    """Agent, policy or `*` → what its weights start from: a run (`RUN`, `RUN@best`, `RUN@STEP`), a PEFT folder or a model; one
-    alone is for every trained policy."""
+    """Agent, policy or `*` → what its weights start from: a run (`RUN`, `RUN@best`, `RUN@STEP`), a PEFT folder or a model; a
+    single value applies to every trained policy."""
     warmup: WarmupConfig | None = None
     reward_model: RewardModelConfig | None = None
     optimizer: Annotated[OptimizerConfig, FROM_HERE_ON] = OptimizerConfig()

@@ -22,7 +22,7 @@ class OwnModel(Settings):
     train: Literal["full", "lora", "none"] = "full"
     """All its weights, an adapter on it, or nothing."""
     dtype: DType | None = None
-    """None is that of the section `model`, here and below."""
+    """None uses the value of the section `model`, here and below."""
     device: Annotated[str | None, FROM_HERE_ON] = None
     """As in the section `model`."""
 
@@ -53,8 +53,8 @@ class PastAdapter(Settings):
     """An adapter saved by a run, which is frozen: a past self, for example as an opponent."""
 
     past: str
-    """The run that saved it: `runs/mine`, `runs/mine@best` or `runs/mine@10` is the agent's own there. Or a PEFT folder, such as
-    `runs/mine/checkpoints/00000010/policies/first`. Resolved settings hold the folder."""
+    """The run that saved it: `runs/mine`, `runs/mine@best` or `runs/mine@10` selects the agent's own adapter there. Or a PEFT
+    folder, such as `runs/mine/checkpoints/00000010/policies/first`. Resolved settings hold the folder."""
 
 
 class EndpointConfig(Settings):

@@ -1,1 +1,1 @@
-"""From a recipe to a team and its models, everything checked before a model is loaded."""
+"""From a recipe to a team and its models; everything is checked before a model is loaded."""

@@ -51,13 +51,13 @@ def _importable_name(environment: Settings, name: object) -> str:
         try:
             if isinstance(each, str) and _is(own, environment_class(each)):
                 return each
-        except ConfigError:  # its name finds another class
+        except ConfigError:  # the name belongs to another class
             pass
     raise _not_importable(environment, f"is not what `{found}` imports")
 
 
 def _is(own: type, found: type) -> bool:
-    """Return whether a class is the one that was found, except for what `timed` adds."""
+    """Return whether a class is the one that was found, except for the additions of `timed`."""
     return issubclass(own, found) and (own.__module__, own.__qualname__) == (
         found.__module__,
         found.__qualname__,

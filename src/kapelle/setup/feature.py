@@ -1,4 +1,4 @@
-"""What an optional feature means for a run before a model is loaded: its checks, and what it adds to algorithm and team."""
+"""An optional feature before a model is loaded: its checks, and its additions to algorithm and team."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ class RunToCheck:
     elsewhere: bool = False
     """Whether it runs on another machine: no library or device of this one is needed."""
     absent: list[str] | None = None
-    """What this machine lacks, filled in; None raises it."""
+    """List to which things that this machine lacks are added; None raises an error for them."""
 
 
 class FeaturePlan(Generic[S]):
-    """What a feature means for a run. The default of every method adds nothing."""
+    """The checks and additions of a feature. The default of every method adds nothing."""
 
     def __init__(self, settings: S) -> None:
         self.settings = settings
 
     def extend(self, row: Algorithm) -> Algorithm:
-        """Return the algorithm's row with what the feature adds; raises ConfigError where they do not go together."""
+        """Return the algorithm's row with the feature's additions; raises ConfigError if the two do not fit together."""
         return row
 
     def policies(
@@ -59,7 +59,7 @@ class FeaturePlan(Generic[S]):
         return {}
 
     def check(self, run: RunToCheck) -> Iterator[str]:
-        """Yield a message for each reason that prevents training with it: what is wrong and where, and how to fix it."""
+        """Yield a message for each reason that prevents training with it: the fault, its place, and how to fix it."""
         yield from ()
 
     def bases(
@@ -74,11 +74,11 @@ class FeaturePlan(Generic[S]):
         return team.bases
 
     def made_base(self, config: RunConfig, path: str) -> str:
-        """Return what determines the base that it makes from a model's path; empty if it makes none."""
+        """Return a description of all that determines the base that it makes from a model's path; empty if it makes none."""
         return ""
 
     def check_memory(self, run: RunToCheck, models: Mapping[str, Outline]) -> Iterator[str]:
-        """Yield what does not fit the machine; `models` has the shape of each base model."""
+        """Yield a message for each thing that does not fit the machine; `models` has the shape of each base model."""
         yield from ()
 
 

@@ -47,7 +47,7 @@ class FrozenModels:
         self._engines.clear()
 
     def _load(self, path: str) -> RolloutEngine:
-        """Load a model, or an adapter on its base; raise EngineError if that fails, which no episode has caused."""
+        """Load a model, or an adapter on its base; raise EngineError if that fails, because no episode caused the failure."""
         before = capture_random()  # loading must not change the random draws of the run
         try:
             base, adapter = base_and_adapter(path)

@@ -123,7 +123,7 @@ def build_engine(
 ) -> RolloutEngine:
     """Return the engine of all policies of a team: the recipe's engine, and one for endpoints if needed.
 
-    `others` samples for the policies that it holds.
+    `others` is an engine that samples for the policies that it holds.
     """
     engines: list[RolloutEngine] = [] if others is None else [others]
     taken = () if others is None else others.policies

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 def looked_into(
     config: RunConfig, team: Team, models: Mapping[str, Outline], given: Container[str]
 ) -> Iterator[str]:
-    """Yield what the files of each model and adapter hold; raise ModelError for files that could not be loaded."""
+    """Yield the contents of each model's and adapter's files; raise ModelError for files that cannot be loaded."""
     for path, outline in {path: models[base] for base, path in team.bases.items()}.items():
         if path in given or path == "embedded":
             continue
@@ -128,7 +128,7 @@ def short_enough(
             return all(
                 len(renderer.start(opening(agent, task))) <= limit for agent, renderer, limit in limits
             )
-        except ContextError:  # too long to be counted
+        except ContextError:  # the prompt is too long to be counted
             return False
 
     return fits
@@ -137,7 +137,7 @@ def short_enough(
 # -------- How hard a task is, for a curriculum (`tasks.curriculum`).
 
 SOLVE_RATE = "solve_rate"
-"""In place of a field: the measured solve rate (`tasks.difficulty`)."""
+"""Word in place of a field: the measured solve rate (`tasks.difficulty`)."""
 _LAST_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?=\D*$)")
 
 
@@ -269,7 +269,7 @@ def _check_readers(config: RunConfig, team: Team, renderers: Mapping[str, ChatRe
 # -------- Servers that a run calls, checked before models load
 
 SECONDS = 5.0
-"""Within which a server must answer."""
+"""Seconds within which a server must answer."""
 
 
 def check_endpoints(team: Team, environment: object) -> list[str]:
@@ -288,7 +288,7 @@ def check_endpoints(team: Team, environment: object) -> list[str]:
 
 
 def check_keys(team: Team, environment: object) -> list[ExternalServer]:
-    """Return the servers that a run calls, without a call; raise ConfigError for one to which a key would be sent unencrypted."""
+    """Return the servers that a run calls, without calling them; raise ConfigError if a key would be sent unencrypted."""
     found = {policy.endpoint: name for name, policy in team.policies.items() if policy.endpoint is not None}
     servers = [
         ExternalServer(
@@ -307,7 +307,7 @@ def check_keys(team: Team, environment: object) -> list[ExternalServer]:
 
 
 async def _fault(server: ExternalServer) -> str | None:
-    """Return what is wrong with a server, and what to do; None if it answers."""
+    """Return the fault of a server and how to fix it; None if it answers."""
     import httpx
 
     headers = bearer(server.key_env, server.url)
@@ -327,18 +327,18 @@ async def _fault(server: ExternalServer) -> str | None:
 # -------- The preparation
 
 PROMPTS = 64
-"""Number of tasks per split to check the first prompt's length of."""
+"""Number of tasks per split whose first prompt's length is checked."""
 
 DOUBT = "doubt"
-"""In place of a check's name: the run can train, but may do something else than intended."""
+"""Word in place of a check's name: the run can train, but it may not do what was intended."""
 
 Passed = Callable[[str, str], None]
-"""Called after each check that passed, with its name and what it found; and for each `DOUBT`."""
+"""Function that is called after each check that passed, with the check's name and result; and for each `DOUBT`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
-    """A run that passed all checks, and what it is made of; no weights."""
+    """A run that passed all checks, and its parts, without weights."""
 
     config: RunConfig
     given: Mapping[str, LanguageModel]
@@ -352,7 +352,7 @@ class PreparedRun:
     left_out: tuple[str, ...] = ()
     """How many tasks and rows are excluded, and why: one sentence for each reason and split; the run records it."""
     doubts: tuple[str, ...] = ()
-    """What may be unintended, such as a `max_tokens` beyond the context."""
+    """Effects that may be unintended, such as a `max_tokens` beyond the context."""
 
     def on_bases(self, bases: Mapping[str, str], held: Mapping[str, LanguageModel]) -> PreparedRun:
         """Return the same run on other bases (name → path); `held` are models in memory, by path."""
@@ -378,9 +378,9 @@ def prepare(
     """Make every check that needs no weights, and return the prepared run.
 
     `given` are models in memory, by path. Without `training`, checks that only training needs are skipped; for a run `elsewhere`,
-    those of this machine's packages and devices. `renderer_of` reads tokenisers. `passed` is called after each check. With `absent`,
-    what this machine lacks (a package, rows, a model) is added to it, and checks that need it are skipped. Raises the first
-    KapelleError that the run would raise.
+    so are checks of this machine's packages and devices. `renderer_of` reads tokenisers. `passed` is called after each check.
+    With `absent`, what this machine lacks (a package, rows, a model) is added to it, and checks that need it are skipped. Raises
+    the first KapelleError that the run would raise.
     """
     given = given or {}
     doubts: list[str] = []
@@ -473,7 +473,7 @@ def _check_models(
 
 
 def in_training(config: RunConfig, team: Team) -> str:
-    """Return what trains, and at which rate: `adapters of rank 16 on all-linear (solver) at lr 1e-05`."""
+    """Return which weights train, and at which rate: `adapters of rank 16 on all-linear (solver) at lr 1e-05`."""
     usual, found = config.optimizer, dict[tuple[str, float], list[str]]()
     learners: list[Policy | Critic] = [*team.policies.values(), *team.critics.values()]
     for each in learners:
@@ -508,7 +508,7 @@ def _too_long(
     splits: tuple[Split, ...] = ("train", "test")
     for split in splits:
         size = environment.size(split)
-        if not size:  # generated, or empty
+        if not size:  # the split is generated, or empty
             continue
         longer = size - sum(fits(task_of(environment, split, index)) for index in range(size))
         if longer == size > 0:
@@ -553,7 +553,7 @@ def _counted(config: RunConfig, too_long: int) -> tuple[RunConfig, tuple[str, ..
 def check_shapes(
     config: RunConfig, team: Team, models: Mapping[str, Outline], *, training: bool
 ) -> Iterator[str]:
-    """Raise ConfigError for settings that models of these shapes (by base) do not support; yield what fails only on several processes."""
+    """Raise ConfigError for settings that models of these shapes (by base) do not support; yield faults of several processes."""
     if config.model.routing == "replayed":
         for model in models.values():
             check_routing(model.layers)
@@ -599,7 +599,7 @@ def _data(config: RunConfig) -> str:
 
 
 def rows_left_out(config: RunConfig) -> list[str]:
-    """Return a sentence for each split of which the environment excludes rows."""
+    """Return a sentence for each split from which the environment excludes rows."""
     environment = config.environment
     if not offers(environment, Reporting):
         return []

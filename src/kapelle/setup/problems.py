@@ -1,7 +1,7 @@
-"""Which problems a run is tested on, and the check that it trains on none of them.
+"""The problems on which a run is tested, and the check that it trains on none of them.
 
 Two problems are equal if their words, numbers and signs are: spaces, capitals and punctuation of sentences do not count. Images
-count, because one question may be about many. Games have no questions, and are never compared.
+count, because the same question may be asked about many images. Games have no questions, and are never compared.
 
 A finite training split is compared with every further test set (`evaluation.sets`) before a model loads; rows in both are an error.
 Tasks of a generated split are compared when they are drawn, and another task replaces a problem of a test set.
@@ -95,7 +95,7 @@ def choose_tasks(
 def problems_of(
     environment: Environment, settings: EvaluationConfig, fits: Fits | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Yield each problem of a test set, with its question: of a finite split all, else those that an evaluation draws."""
+    """Yield each problem of a test set, with its question: all of a finite split, otherwise those that an evaluation draws."""
     size = environment.size("test")
     count = max(settings.problems, settings.problems_while_training)
     tasks = (
@@ -118,7 +118,7 @@ def untested(config: RunConfig, fits: Fits | None = None) -> Fits | None:
 
     def free(task: Task) -> bool:
         nonlocal known
-        if known is None:  # read when the first task is drawn
+        if known is None:  # the test sets are read when the first task is drawn
             known = frozenset(
                 problem
                 for tested in settings.sets.values()
@@ -132,7 +132,8 @@ def untested(config: RunConfig, fits: Fits | None = None) -> Fits | None:
 def check_sets(config: RunConfig, team: Team) -> list[str]:
     """Check the further test sets; return notes on the problems that training excludes.
 
-    Raises ConfigError for a set that does not suit this team, that holds training rows, or all problems of a generator.
+    Raises ConfigError for a set that does not suit this team, that holds training rows, or that holds all problems of a
+    generator.
     """
     if not config.evaluation.sets:
         return []

@@ -40,12 +40,12 @@ from kapelle.workflow import Workflow, workflow_class, workflow_files
 #
 # Recipes train the embedded model from scratch in minutes: a supervised warm-up of all its weights, learning rates of
 # 1e-3, completions of ten tokens. The section `real` of a recipe holds the values for a pretrained model; `--real` merges it
-# over the recipe. Without it too, another `model.path` removes the recipe's own warm-up.
+# over the recipe. Even without `--real`, another `model.path` removes the recipe's own warm-up.
 
 REAL = "real"
 """The section of a recipe that `--real` merges over the rest."""
 LEFT_OUT = "left out: the recipe's own is for the embedded model"
-"""Origin of a warm-up that is removed for another model."""
+"""Origin of a warm-up that is removed because of another model."""
 
 
 def own_warmup_left_out(
@@ -87,11 +87,11 @@ _CONTRACTS = {
     "engine": EngineSettings,
     "train_engine": TrainEngineSettings,
 }
-"""Section → what its class must have."""
+"""Section → the methods that its class must have."""
 
 
 DATA_FILES = (".jsonl", ".parquet", ".csv", ".tsv", ".arrow", ".gz")
-"""Endings of files that hold rows, and no recipe."""
+"""Endings of files that hold rows and not a recipe."""
 
 
 def names_environment(word: str) -> bool:
@@ -113,7 +113,7 @@ def names_environment(word: str) -> bool:
 
 
 def no_recipe(word: str, recipes: Iterable[str], environments: Iterable[str] = ()) -> ConfigError:
-    """Return the error for a word that names no recipe; `environments` are further names that are allowed here."""
+    """Return the error for a word that does not name a recipe; `environments` are further names that are allowed here."""
     path, quoted = Path(word), shlex.quote(word)
     if path.suffix in DATA_FILES:
         return ConfigError(
@@ -138,7 +138,7 @@ def no_recipe(word: str, recipes: Iterable[str], environments: Iterable[str] = (
 
 
 def check_class(section: str, name: str, found: type) -> None:
-    """Raise ConfigError for a class that is no subclass of Settings, or lacks methods of its section."""
+    """Raise ConfigError for a class that is not a subclass of Settings, or that lacks methods of its section."""
     if not issubclass(found, Settings):
         raise ConfigError(f"The {section} '{name}' must be a subclass of kapelle.Settings.")
     parts = [part for part in vars(_CONTRACTS[section]) if not part.startswith("_")]
@@ -391,8 +391,8 @@ def from_keywords(
 ) -> Recipe:
     """Resolve sections that are keywords of a call; every value that they set has the origin `argument NAME`.
 
-    `unknown` returns errors of unknown keywords, after names of other libraries are replaced in `sections`. These names have
-    precedence over the settings in `less`.
+    `unknown` returns errors of unknown keywords, after names of other libraries are replaced in `sections`. These names
+    replace the settings in `less`.
     """
     reading = read_aliases(sections, dict.fromkeys(less, DERIVED[0]), (DERIVED[0], ""), SECTIONS)
     faults = unknown(sections)
@@ -489,7 +489,7 @@ def resolve(
 
 
 def _is_missing(given: object) -> bool:
-    """Return whether a section of a plug-in has no name of its class."""
+    """Return whether a plug-in's section lacks the name of its class."""
     return given is None or (isinstance(given, Mapping) and given.get("name") is None)
 
 
@@ -541,7 +541,7 @@ def _section(
         check_class(section, type(given).__name__, type(given))
         return given
     if isinstance(given, str):
-        SECTIONS[section](given)  # raises for an unknown name
+        SECTIONS[section](given)  # raises an error for an unknown name
         raise ConfigError(
             f"`{section}` is a section, and '{given}' its `name`. Write `{section}: {{name: {given}}}`, or {section}.name={given}."
         )

@@ -22,7 +22,7 @@ REWARD_BASE = "base@reward"
 
 
 def build_algorithm(config: RunConfig) -> Algorithm:
-    """Return the algorithm's row with what the run's features add; raise ConfigError if they exclude each other."""
+    """Return the algorithm's row with the additions of the run's features; raise ConfigError if they exclude each other."""
     row = row_of(config.algorithm.name, config.algorithm.build)
     for plan in plans_of(config):
         row = plan.extend(row)
@@ -183,9 +183,9 @@ def _critics(
     critics: dict[str, Critic] = {}
     critic_of: dict[str, str] = {}
     for role in learning:
-        owner = _critic_owner(role, roles)  # checks the setting, even if all share one critic
+        owner = _critic_owner(role, roles)  # checks the setting even if all agents share one critic
         owner = first if shared else owner
-        name = f"critic:{owner}"  # no policy can have this name
+        name = f"critic:{owner}"  # a policy cannot have this name
         critic_of[role.name] = name
         policy, whole = policies[policy_of[owner]], team.critic_train == "full"
         base = bases.moving(policy, name) if whole else bases.untrained(policy)

@@ -1,4 +1,4 @@
-"""`team.yaml` of an exported team: from it and the folders beside it the team is served, chatted with and evaluated.
+"""`team.yaml` of an exported team. With it and the folders beside it, the team can be served, evaluated and used in chats.
 
     format: 1
     step: 50                                   updates behind the weights
@@ -53,7 +53,7 @@ class TeamFile:
 
     config: RunConfig
     step: int
-    """Updates behind the weights."""
+    """Number of updates of the weights."""
     adapters: Mapping[str, Path]
     """Policy → folder of its adapter, on a base of `config`. Whole models are bases of `config` themselves."""
 
@@ -64,7 +64,10 @@ def is_team(folder: Path) -> bool:
 
 
 def read_team(folder: Path, settings: Sequence[str] = ()) -> TeamFile:
-    """Read a folder's `team.yaml`, with `settings` merged over the team's; raise DataError for another form, ConfigError for an invalid setting."""
+    """Read a folder's `team.yaml`, with `settings` merged over the team's.
+
+    Raises DataError for another format, ConfigError for an invalid setting.
+    """
     file = folder / TEAM_FILE
     values, step, policies = _read(file)
     for section in _models_in(values):
@@ -75,7 +78,7 @@ def read_team(folder: Path, settings: Sequence[str] = ()) -> TeamFile:
 
 
 def _read(file: Path) -> tuple[dict[str, Any], int, dict[str, dict[str, Any]]]:
-    """Return settings, step and policies of a `team.yaml`; raise DataError for another form."""
+    """Return settings, step and policies of a `team.yaml`; raise DataError for another format."""
     try:
         found = parse_yaml(file.read_text("utf-8"))
         if found["format"] != FORMAT:
@@ -114,7 +117,7 @@ def write_team(
     bases: Mapping[str, Path],
     unpublished: Collection[str],
 ) -> str | None:
-    """Write `team.yaml` into an export and return None; or write nothing and return why the export is no whole team.
+    """Write `team.yaml` into an export and return None; or write nothing and return why the export is not a whole team.
 
     `bases` are the folders of bases that were written with the adapters, and `unpublished` bases that exist nowhere else.
     """

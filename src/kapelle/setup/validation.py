@@ -54,12 +54,12 @@ from kapelle.workflow import CountsTurns, ScoresRounds
 
 
 def unneeded(training: bool) -> tuple[type[KapelleError], ...]:
-    """Return further errors that a run without training only notes: it needs neither its rows nor the user's code."""
+    """Return further errors that are only notes in a run without training, which needs neither its rows nor the user's code."""
     return () if training else (AbsentCode, DataError)
 
 
 Check = Callable[[RunToCheck], Iterator[str] | None]
-"""Yields what is wrong, where, and how to fix it; or raises ConfigError for the first fault."""
+"""Yields each fault, its place, and how to fix it; or raises ConfigError for the first fault."""
 
 
 def check_run(
@@ -81,7 +81,7 @@ def check_run(
             faults.append(fault)
             if check is _check_environment:  # later checks call the environment
                 break
-        except KapelleError:  # of a model or of rows: faults of settings come first
+        except KapelleError:  # errors of a model or of rows; faults of settings come first
             raise_all(faults)
             raise
     raise_all(faults)
@@ -117,7 +117,7 @@ def _check_engine(run: RunToCheck) -> None:
 
 
 def _check_places(run: RunToCheck) -> Iterator[str]:
-    """Yield what worker and sampler processes cannot reach."""
+    """Yield the things that worker and sampler processes cannot reach."""
     config, environment = run.config, run.config.environment
     workers, name = config.episode.environment_workers, environment.name
     for part, each in config.evaluation.sets.items():
@@ -332,11 +332,11 @@ def _check_outside(run: RunToCheck) -> Iterator[str]:
 
 
 MOST_EPISODES = 1_000_000
-"""Of one step or of one evaluation; its episodes are in memory together."""
+"""Maximum episodes of one step or one evaluation, which are in memory together."""
 
 
 def _check_amount(run: RunToCheck) -> Iterator[str]:
-    """Yield amounts of episodes for which no machine has memory."""
+    """Yield numbers of episodes for which no machine has enough memory."""
     config = run.config
     tasks, group = config.training.tasks_per_step, int(getattr(config.algorithm, "group_size", 1))
     if tasks * group > MOST_EPISODES:
@@ -406,7 +406,7 @@ def demonstrates(environment: Environment) -> bool:
 
 
 def _check_demonstrations(run: RunToCheck) -> Iterator[str]:
-    """Yield what lacks demonstrations, or cannot use recorded ones."""
+    """Yield the parts that lack demonstrations or cannot use recorded ones."""
     algorithm, environment = run.algorithm, run.config.environment
     name = environment.name
     if offers(environment, Recorded) and algorithm.plays:
@@ -422,7 +422,7 @@ def _check_demonstrations(run: RunToCheck) -> Iterator[str]:
 
 
 def _check_selection(run: RunToCheck) -> Iterator[str]:
-    """Yield why tasks cannot be chosen by the settings."""
+    """Yield the reasons why the settings cannot choose tasks."""
     config, tasks = run.config, run.config.tasks
     if tasks.difficulty is not None:
         if config.environment.size("train") is None:
@@ -434,7 +434,7 @@ def _check_selection(run: RunToCheck) -> Iterator[str]:
 
 
 def _check_replays(run: RunToCheck) -> Iterator[str]:
-    """Yield that episodes cannot be replayed for the algorithm's credit."""
+    """Yield a message if episodes cannot be replayed for the algorithm's credit."""
     algorithm, environment, data = run.algorithm, run.config.environment, run.algorithm.data
     replays = data.tree is not None or data.interventions is not None or bool(data.widths)
     alive = environment.alive if replays and offers(environment, Alive) else ()
@@ -447,7 +447,7 @@ def _check_replays(run: RunToCheck) -> Iterator[str]:
 
 
 def _check_turn_scores(run: RunToCheck) -> None:
-    """Raise ConfigError if the algorithm needs scores of turns, and environment or workflow has none."""
+    """Raise ConfigError if the algorithm needs scores of turns, and the environment or the workflow has none."""
     config, algorithm, environment = run.config, run.algorithm, run.config.environment
     if not algorithm.data.scores:
         return
@@ -465,7 +465,7 @@ def _check_turn_scores(run: RunToCheck) -> None:
 
 
 def _check_compared(run: RunToCheck) -> Iterator[str]:
-    """Yield why rewards that compare the episodes of a group cannot be given."""
+    """Yield the reasons why rewards that compare the episodes of a group cannot be given."""
     environment, name, data = run.config.environment, run.algorithm.name, run.algorithm.data
     if not (offers(environment, RewardsEpisodes) and environment.compared):
         return

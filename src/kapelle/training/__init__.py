@@ -1,1 +1,1 @@
-"""The training loop, and what records, saves, resumes and shows a run."""
+"""The training loop, and the modules that record, save, resume and show a run."""

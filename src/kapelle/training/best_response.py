@@ -1,4 +1,4 @@
-"""A lower bound of a team's exploitability: the gain of one agent's best response, as far as training finds it.
+"""A lower bound of a team's exploitability: the gain of the best response that training finds for one agent.
 
 For games that are too large to enumerate. One agent's policy continues training while all others are frozen. Its gain on held-out
 games is a lower bound: a longer search may find more. The bound holds with a confidence, because games are random.
@@ -53,7 +53,7 @@ class Found:
     """Lower bound of the gain, at least 0; the bounds of all agents hold together with 95 % confidence."""
     steps: int
     episodes: int
-    """Games of its training."""
+    """Number of games of its training."""
     curve: Sequence[float]
     """Its mean payoff in each step of training."""
 
@@ -69,7 +69,7 @@ class Exploited:
 
     run: str
     games: int
-    """Games that each value is the mean of."""
+    """Number of games over which each value is the mean."""
     found: Sequence[Found]
 
     @property
@@ -104,7 +104,7 @@ def exploit(
     """Return the gain of each agent (or of `agents`) by training alone against the others of a run's checkpoint.
 
     `run` may be `RUN@best` or `RUN@STEP`; it is only read. `settings` such as `optimizer.lr=5e-4` change the training. Raises
-    ConfigError for unknown agents and policies that are no adapters, EpisodeError if all games of an agent failed.
+    ConfigError for unknown agents and policies that are not adapters, EpisodeError if all games of an agent failed.
     """
     folder, _ = split_run(run)
     config = config_of_run(folder, (*LEARNS, f"training.steps={steps}", *settings))
@@ -167,7 +167,7 @@ def _respond(
 
 
 def _returns_of(groups: Sequence[Group], agent: str) -> dict[tuple[str, int], float]:
-    """Return an agent's payoff by task and number of the episode, without failed ones and penalties for invalid moves."""
+    """Return an agent's payoff by task and number of the episode, without failed episodes and penalties for invalid moves."""
     return {
         (group.task.id, number): payoff_of(episode, agent)
         for group in groups

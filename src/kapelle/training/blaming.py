@@ -53,7 +53,7 @@ def blame_team(
     drawn = capture_random()
     try:
         groups = _groups(trainer, None if settings else run, split)
-        # Weights by their hash: a run that was rolled back can reach the same step with other ones.
+        # Weights are identified by their hash: a run that was rolled back can reach the same step with other weights.
         weights = sorted({(t.policy, t.weights_hash) for g in groups for e in g.episodes for t in e.turns})
         measured = {
             "step": trainer.done,

@@ -70,7 +70,7 @@ def give_credit(
     With `stop`, advantages and returns must be finite; without it, the engine skips an update that is not.
 
     Raises:
-        AlgorithmError: `give` raises, omits or invents a turn, or returns an invalid type or shape.
+        AlgorithmError: `give` raises, omits or adds a turn, or returns an invalid type or shape.
         NumericsError: an advantage or return is not finite.
     """
     credit: object = _called(algorithm, "`credit`", give, groups, signals, step=step)

@@ -26,11 +26,11 @@ Event = Literal["phase", "warmup", "step", "evaluation"]
 RETURN = "return/"
 """Prefix of the metrics of agents' returns."""
 SHOWN = 3
-"""Conversations that are shown at once."""
+"""Number of conversations that are shown at once."""
 RECENT = 30
 """Number of the last steps from which the remaining time is estimated."""
 REMEMBERED = 1000
-"""Number of last steps with kept successes."""
+"""Number of last steps whose successes are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Point:
     problems: int
     reward: Mapping[str, float]
     scored: int | None = None
-    """Problems that `success` is the mean of."""
+    """Number of problems over which `success` is the mean."""
     failed: int = 0
     reason: str = ""
     verifier: Mapping[str, Any] | None = None
@@ -72,7 +72,7 @@ class Point:
 
     @property
     def rate(self) -> MeanScore:
-        """The success together with what it is the mean of."""
+        """The success together with its number of episodes."""
         scored = 0 if self.success is None else self.problems if self.scored is None else self.scored
         return MeanScore(
             self.success, self.interval, scored, self.problems, self.failed, self.reason, self.fewer
@@ -84,7 +84,7 @@ class Point:
         return self.success is None and bool(self.reward)
 
     def text(self) -> str:
-        """Return what was measured: the success, or in games each agent's return."""
+        """Return the measured result: the success, or each agent's return in games."""
         return returns(self.reward) if self.is_game else share_text(self.success, self.interval)
 
     def counts(self, what: str = "") -> str:
@@ -136,7 +136,7 @@ class ProgressLine:
     steps: int = 0
     """Steps of the current phase; 0 for a phase without steps."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Of the last step of warm-up or training."""
+    """Metrics of the last step of warm-up or training."""
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Mean return of each agent over the last step's episodes."""
     learning: Mapping[str, float] = field(default_factory=dict)
@@ -214,7 +214,7 @@ class Watch:
             for name, value in step.metrics.items()
             if not none_scored(step.metrics)
             if name.startswith(RETURN)
-            and "/" not in name.removeprefix(RETURN)  # with a second slash: a part of a mixture
+            and "/" not in name.removeprefix(RETURN)  # a second slash marks a part of a mixture
         }
         score = [step.metrics["success"]] if "success" in step.metrics else []
         if not score and rewards and not self._constant_sum:

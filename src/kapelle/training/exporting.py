@@ -37,11 +37,11 @@ from kapelle.training.served import checkpoint_of, warmed
 
 # -------- Whether llama.cpp's `convert_hf_to_gguf.py` supports a model
 #
-# The converter identifies a byte-level BPE by the ids of one text in a list of published tokenisers. So it never supports one that was
-# made for a tiny model.
+# The converter identifies a byte-level BPE by the ids of one text in a list of published tokenisers. It therefore never supports
+# one that was made for a tiny model.
 
 SMALLEST = 30_000
-"""Fewer tokens than any byte-level BPE on the converter's list has."""
+"""A number of tokens smaller than that of any byte-level BPE on the converter's list."""
 UNKNOWN = frozenset({"GPTNeoForCausalLM", "HeliumForCausalLM", "OPTForCausalLM"})
 """Architectures that the converter does not support; docs/export.md names its version."""
 _INSTEAD = "Export with `--format hf`, or train on a pretrained model"

@@ -1,4 +1,4 @@
-"""What an optional feature of training does: the phases of a step, and its state.
+"""The work of an optional feature of training: the phases of a step, and its state.
 
 `settings/feature.py` explains how a feature is found; `features/entropy` is the smallest one.
 """
@@ -26,7 +26,7 @@ from kapelle.types import Group
 
 
 class LoadsWeights(Protocol):
-    """Something that samples with the published weights."""
+    """A sampler that uses the published weights."""
 
     def load(self, policy: str, weights: Mapping[str, Tensor], version: int) -> None:
         """Take new weights of a policy."""
@@ -44,14 +44,14 @@ class StartedRun:
     """Base name → model."""
     base_hashes: Mapping[str, str]
     engine: TrainEngine
-    """Holds what is trained."""
+    """The train engine, which holds the weights that are trained."""
     learners: Learners
-    """Answers signals: the engine, or processes that score for it."""
+    """Answers the calls of signals: the engine, or processes that score for it."""
     setup: RolloutSetup
     """How episodes are collected."""
     run_dir: Path | None = None
     players: Sequence[LoadsWeights] = ()
-    """Everything that samples for training: first the engine of `setup`, then samplers in other processes."""
+    """All samplers for training: first the engine of `setup`, then samplers in other processes."""
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class StepInProgress:
     """One step of training while it is taken; the phases of the loop and the features fill it in."""
 
     number: int
-    """From 1."""
+    """Number of the step, from 1."""
     setup: RolloutSetup
     groups: list[Group] = field(default_factory=list)
     """The episodes that the step has collected."""
@@ -75,7 +75,7 @@ class StepInProgress:
 
 
 class Feature:
-    """What a feature does at the phases of a step, in their order. The default of every method changes nothing."""
+    """The work of a feature at the phases of a step, in their order. The default of every method changes nothing."""
 
     def before_rollouts(self, step: StepInProgress) -> None:
         """Prepare the collection of episodes, for example assign roles."""
@@ -93,11 +93,11 @@ class Feature:
     def samples(
         self, step: StepInProgress, sampled: Sampled, samples: Mapping[TurnKey, Sample]
     ) -> Mapping[TurnKey, Sample]:
-        """Return what policies are trained on; `samples` has one for each turn of `sampled` that has credit."""
+        """Return the samples on which policies are trained; `samples` has one for each turn of `sampled` that has credit."""
         return samples
 
     def objective(self, objective: Objective) -> Objective:
-        """Return what the update minimises."""
+        """Return the objective that the update minimises."""
         return objective
 
     def after_update(self, step: StepInProgress) -> None:
@@ -107,14 +107,14 @@ class Feature:
         """Drop samples of earlier steps; called after a step with `restarted`."""
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of it, as plain values and tensors."""
+        """Return the state that a checkpoint keeps, as plain values and tensors."""
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
 
     def pruned(self, steps: Collection[int]) -> None:
-        """Release what only deleted checkpoints need; `steps` are those with remaining checkpoints."""
+        """Release the data that only deleted checkpoints need; `steps` are the steps of the remaining checkpoints."""
 
 
 def started(run: StartedRun) -> dict[str, Feature]:

@@ -135,7 +135,7 @@ def _judgement(judged: Sequence[Judged]) -> Judgement:
         area_under_curve([each.probability for each in answers], [each.right for each in answers])
         for answers in by_question.values()
     ]
-    within = [area for area in areas if area is not None]  # of questions with correct and incorrect answers
+    within = [area for area in areas if area is not None]  # only questions with correct and incorrect answers
     spread = mean_interval(within)
     return Judgement(
         questions=len(set(questions)),
@@ -163,7 +163,7 @@ def held_out_tasks(
     source = TrainingTasks(environment, config, fits)
     trained = {task.question for step in range(1, steps + 1) for task in source.of(step)}
     size = environment.size("test")
-    # Of an infinite split, twice as many leave enough.
+    # For an infinite split, twice as many tasks leave enough questions.
     most = 2 * count + len(trained) if size is None else size
     held_out: dict[str, Task] = {}
     for task in choose_tasks(environment, "test", most, fits=fits):

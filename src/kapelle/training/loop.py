@@ -67,7 +67,7 @@ class Learned:
 
 
 class Loop:
-    """Collects episodes, credits, updates and publishes, one step at a time."""
+    """Collects episodes, gives credit, updates and publishes weights, one step at a time."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Loop:
         learners: Learners | None = None,
         features: Mapping[str, Feature] | None = None,
     ) -> None:
-        """Take the rollout setup, what is trained, and what collects episodes.
+        """Take the rollout setup, the train engine, and the object that collects episodes.
 
         `learners` answers signals and hooks; None for the engine. `features` are by the path of their section.
         """
@@ -164,7 +164,7 @@ class Loop:
         return sampled, signals
 
     def _greedily(self, step: StepInProgress, groups: Sequence[Group]) -> Sequence[Group]:
-        """Collect one episode of each task with greedy sampling, rewarded as the step's are."""
+        """Collect one episode of each task with greedy sampling, with rewards like those of the step's episodes."""
         seed = derive_seed(self._config.seed, "greedy", step.number)
         greedy: Sequence[Group] = shared_rollout(
             greedy_setup(step.setup), [group.task for group in groups], 1, seed
@@ -224,7 +224,7 @@ class Loop:
         return Learned(updated=bool(policies or critics), traces=found, distributions=spread)
 
     def _objective_at(self, number: int) -> Objective:
-        """Return what the update of a step minimises."""
+        """Return the objective that the update of a step minimises."""
         algorithm, annealed = self._algorithm, self._algorithm.annealed
         if annealed is None:
             return self._objective
@@ -244,7 +244,7 @@ class Loop:
                 feature.forget()
 
     def publish(self) -> None:
-        """Load weights that changed since the last call into everything that samples."""
+        """Load weights that changed since the last call into all samplers."""
         if not self.rollouts.players:
             return
         for policy, published in self._engine.publish().items():

@@ -48,7 +48,7 @@ class Saving:
         self._pending: tuple[int, Future[Path]] | None = None
 
     def begin(self, step: int, save: Callable[[Peers], Path]) -> None:
-        """Begin to save `step` in a thread; none is under way."""
+        """Begin to save `step` in a thread; no other save may be running."""
         assert self._pending is None, "one checkpoint is written at a time"
         self._pending = step, self._threads.submit(save, self._ranks.store_barrier())
 
@@ -173,7 +173,7 @@ class Progress:
         return self.kept and not self.unfinished and self._saved not in (None, self.done)
 
     def when_stopped(self, number: int) -> str:
-        """Return what happens now after a signal that requests a stop."""
+        """Return a description of what happens now, after a signal that requests a stop."""
         if not self._in_step:
             return "then saving"
         pressed = number == signal.SIGINT
@@ -185,7 +185,7 @@ class Progress:
 
     def keep_start(self) -> None:
         """Write the first checkpoint of a run that has none."""
-        # A run that is killed before its first save returns to it.
+        # A run that is killed before its first save returns to this checkpoint.
         if self.kept and self._saved is None:
             self._write()
 
@@ -326,7 +326,7 @@ class Progress:
         """Return the run's files to a checkpoint; return whether its evaluation is missing."""
         run = self._run
         assert run is not None, "the first rank has the run directory"
-        # `train` repeats evaluations at the start and the end; one at a former end stays.
+        # `train` repeats evaluations at the start and the end; an evaluation at a former end stays.
         repeated = not 0 < self.done < self._config.training.steps
         run.rewind(loop["positions"], None if repeated else self.done)
         run.point_latest(loop["folder"])

@@ -1,4 +1,4 @@
-"""What a run depends on besides its config, and what of it has changed when the run is resumed.
+"""The dependencies of a run besides its config, and their changes when the run is resumed.
 
 Each start and each resume is a row under `starts` in `provenance.json`:
 
@@ -55,7 +55,7 @@ _VECTORS = ("avx", "fma", "sse4", "f16c", "amx", "neon", "asimd", "sve", "bf16",
 """Prefixes of processor features on which torch's choice of kernels, and their rounding, depends."""
 _LOUD = ("data", "weights")
 _NAMED = 4
-"""Most changed files that are named one by one."""
+"""Maximum number of changed files that are named one by one."""
 _DIGITS = 12
 _FOLLOWS = {
     "data": "from step {step} on this run learns from changed data. Start a new run to train on these data alone",
@@ -76,7 +76,7 @@ def note_start(
 ) -> None:
     """Record the dependencies of a run that starts, or continues after `steps`; the observer gets a line for each change.
 
-    This reads the data. Without an observer, changed data or weights are a Python warning.
+    This reads the data. Without an observer, changed data or weights cause a Python warning.
     """
     start = {"at": now(), "steps": steps, **provenance_of(config, team, began_from)}
     start["left_out"] = list(left_out)
@@ -157,7 +157,7 @@ def _contents(value: object) -> Iterator[tuple[str, str]]:
 
 
 def _file(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the file that a setting names, also as `path/file.py:Class`."""
+    """Yield the file that a setting names, including the form `path/file.py:Class`."""
     file, colon, _ = text.rpartition(":")
     named = file if colon and file.endswith(".py") else text
     try:
@@ -169,7 +169,7 @@ def _file(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _weights(folder: Path) -> str:
-    """Return a hash of a folder of weights: of its list of hashes, or else of its files."""
+    """Return a hash of a folder of weights, computed from its list of hashes or otherwise from its files."""
     listed = listed_files(folder)
     if listed is None:
         return folder_content(folder)

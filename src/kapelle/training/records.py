@@ -28,7 +28,7 @@ from kapelle.training.provenance import open_run
 from kapelle.training.step_report import Step
 from kapelle.types import Json
 
-# -------- The use of the machine during a step: a row of `system.jsonl`
+# -------- The machine's resources during a step: a row of `system.jsonl`
 #
 #     time             when the row was written, ISO 8601 in UTC
 #     seconds          since the previous row
@@ -43,7 +43,7 @@ from kapelle.types import Json
 
 
 class Machine:
-    """Measures the use of the machine since the last sample."""
+    """Measures how much of the machine was used since the last sample."""
 
     def __init__(self) -> None:
         self._at, self._busy = time.monotonic(), _busy()
@@ -188,7 +188,7 @@ class Records:
 
     def close(self) -> None:
         """Release the run directory and the trackers."""
-        with ExitStack() as closing:  # closes all, even if one fails
+        with ExitStack() as closing:  # closes all of them, even if one fails
             if self.run is not None:
                 closing.push(self.run)
             for tracker in self._trackers:

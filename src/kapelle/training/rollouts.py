@@ -1,4 +1,4 @@
-"""The episodes of a training step: which are collected, by all ranks together, and with which weights."""
+"""The episodes of a training step, which all ranks collect together, and the weights that sample them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ COMPARED = 16
 
 
 class Rollouts:
-    """Collects the episodes of each step with the current weights. Features replace it by subclasses."""
+    """Collects the episodes of each step with the current weights. Features replace it with subclasses."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Rollouts:
     ) -> None:
         self._config, self._algorithm, self._engine, self._team = config, algorithm, engine, setup.team
         self.players = players
-        """Everything that samples for training and gets the weights of each update."""
+        """All samplers for training; they get the weights of each update."""
         self.tasks = tasks_of(setup, config)
         """The tasks of every step."""
         self.on_policy = not any(section.off_policy for section in sections_of(config).values())
@@ -91,19 +91,20 @@ class Rollouts:
     ) -> None:
         """Compare the log-probs of some turns with the trainer's, and merge the gaps into `step.parity`.
 
-        With `versions`, only the tokens that these weights sampled. `weights` are the ones that sampled, the current ones without.
+        With `versions`, only the tokens that these weights sampled. `weights` are those that sampled; by default the current
+        ones.
         """
         samples = fresh_samples(turns, self._team, COMPARED, versions)
         step.parity = merge_rows([step.parity, self._engine.check_parity(samples, weights)])
 
     def settle(self, step: StepInProgress) -> None:
-        """Wait for what is collected during the update of a step; called before its weights are published."""
+        """Wait for the episodes that are collected during the update of a step; called before its weights are published."""
 
     def forget(self) -> None:
-        """Drop what was collected for later steps."""
+        """Drop the episodes that were collected for later steps."""
 
     def state(self) -> dict[str, object]:
-        """Return what was collected for later steps, for a checkpoint."""
+        """Return the episodes that were collected for later steps, for a checkpoint."""
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -119,10 +120,10 @@ def make_rollouts(
     *,
     own_engine: bool,
 ) -> Rollouts:
-    """Return what collects the episodes of a run with the setup `acting`; `closing` releases what it starts.
+    """Return the object that collects the episodes of a run with the setup `acting`; `closing` releases what it starts.
 
-    `bases` are the paths of the team's bases by name, `in_memory` those of models that were passed, and `own_engine` is whether a
-    rollout engine was.
+    `bases` are the paths of the team's bases by name, `in_memory` the paths of models that were passed, and `own_engine` is
+    whether a rollout engine was passed.
     """
     makers = [section.rollouts for section in sections_of(run.config).values() if section.rollouts]
     if not makers:
@@ -144,17 +145,17 @@ def check_versions(groups: Sequence[Group], allowed: Sequence[Mapping[str, int]]
             )
 
 
-# -------- A step that several ranks collect: each its share of the groups, and all of them get the whole
+# -------- A step that several ranks collect: each rank collects its share of the groups, and all ranks get the whole step
 
 
 @dataclass(frozen=True, slots=True)
 class StepShare:
-    """What one process has collected of a step, by place among its groups."""
+    """The part of a step that one process has collected, by place among the step's groups."""
 
     groups: Mapping[int, Group]
-    """The finished ones."""
+    """The finished groups."""
     left: Mapping[int, PartialGroup] = field(default_factory=dict)
-    """Those that a later step finishes."""
+    """The groups that a later step finishes."""
 
     @property
     def in_order(self) -> list[Group]:
@@ -221,7 +222,7 @@ def _with_redraws(
 
 
 def _agree(meeting: Meeting, dead: Sequence[int]) -> list[int]:
-    """Return the places of all processes' groups without variance; random generators continue as the first one's."""
+    """Return the places of all processes' groups without variance; random generators continue from the first process's state."""
     if meeting.size == 1:
         return list(dead)
     drawn = None if meeting.rank else random_as_lists(capture_random())
@@ -267,7 +268,7 @@ def dump_share(share: StepShare) -> bytes:
 
 
 def load_share(text: bytes, *, draws: bool = True) -> StepShare:
-    """Return what `dump_share` has written; with `draws` the global random generators continue from its states."""
+    """Return the share that `dump_share` has written; with `draws` the global random generators continue from its states."""
     first, *lines = text.splitlines()
     head = json.loads(first)
     if draws:

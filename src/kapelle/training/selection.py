@@ -1,4 +1,4 @@
-"""The tasks of training steps: those that fit the context and the wanted difficulty, in a curriculum the easy ones first.
+"""The tasks of training steps: those that fit the context and the wanted difficulty; in a curriculum, easy tasks come first.
 
 They depend on the settings, the number of the step, and solve rates that are measured once and saved. So a resumed run has the
 same tasks.
@@ -24,11 +24,11 @@ from kapelle.setup.problems import drawn, untested
 from kapelle.types import Cast, Task
 
 REDRAWN = 1000
-"""Draws from an infinite split after which the search for a fitting task stops."""
+"""Number of draws from an infinite split after which the search for a fitting task stops."""
 LOOKED_AT = 512
 """Number of tasks of an infinite split that a curriculum compares by difficulty."""
 PLAYED = 256
-"""Number of tasks to measure solve rates of at once."""
+"""Number of tasks whose solve rates are measured at once."""
 
 Roles = Sequence[Mapping[str, Cast]]
 """For each task of a step, the agents with a role that another policy or player has."""

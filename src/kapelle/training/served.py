@@ -46,7 +46,7 @@ def checkpoint_of(run: Path, which: str | None, observer: Observer) -> tuple[Pat
 
 
 def warmed(prepared: PreparedRun, observer: Observer) -> PreparedRun:
-    """Return what is prepared on the bases that the run trained on."""
+    """Return the prepared run on the bases on which it was trained."""
     held: dict[str, LanguageModel] = {}
     bases = bases_of(prepared.config, prepared.team, observer.warmup, observer.phase, held)
     return prepared.on_bases(bases, held)
@@ -54,7 +54,7 @@ def warmed(prepared: PreparedRun, observer: Observer) -> PreparedRun:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A team with its weights in memory, and no optimiser."""
+    """A team with its weights in memory, without an optimiser."""
 
     config: RunConfig
     setup: RolloutSetup

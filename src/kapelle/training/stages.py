@@ -46,10 +46,10 @@ FROM_STAGE = "stage:"
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One run of several."""
+    """One of several runs."""
 
     number: int
-    """From 1."""
+    """Number of the stage, from 1."""
     name: str
     recipe: Recipe
 
@@ -187,7 +187,7 @@ def checkable(stages: Sequence[Stage]) -> Iterator[list[RunConfig]]:
 
 
 def _check_hand_over(names: Sequence[str], configs: Sequence[RunConfig]) -> None:
-    """Raise ConfigError for a stage that uses weights of an earlier one with other settings than in their training."""
+    """Raise ConfigError for a stage that uses weights of an earlier one with settings that differ from those of their training."""
     kept: dict[str, tuple[str, RunConfig, Policy]] = {}
     for name, config in zip(names, configs, strict=True):
         team = _team(config)
@@ -295,8 +295,8 @@ def start_folders(
 ) -> dict[str, Path]:
     """Return the folder that each trained policy starts from; for a run with checkpoints only those `given` as paths.
 
-    Raises ConfigError for an agent that is not trained or a name that is no run, adapter or model, CheckpointError for a run without
-    an intact checkpoint.
+    Raises ConfigError for an agent that is not trained or a name that is not a run, adapter or model, CheckpointError for a run
+    without an intact checkpoint.
     """
     also = {EVERYONE: given} if isinstance(given, str) else dict(given or {})
     folders = {policy: folder for policy, folder in also.items() if isinstance(folder, Path)}

@@ -54,11 +54,11 @@ class Pieces:
 
     team: Team
     models: Mapping[str, LanguageModel]
-    """By base name."""
+    """Models by base name."""
     base_hashes: Mapping[str, str]
     """Base name → hash of the base weights under adapters."""
     engine: TrainEngine
-    """Holds what is trained."""
+    """The train engine, which holds the weights that are trained."""
     setup: RolloutSetup
     """How the team's episodes are rolled out."""
     acting: RolloutSetup

@@ -1,6 +1,6 @@
-"""What a step reports: why it had no learning signal, metrics of credit, distributions, traces of a few episodes.
+"""The report of a step: why it had no learning signal, metrics of credit, distributions, traces of a few episodes.
 
-Nothing here changes training. Shapes: T completion tokens of one turn, K tokens of one agent or critic in a step.
+This module does not affect training. Shapes: T completion tokens of one turn, K tokens of one agent or critic in a step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Step:
     """A finished step of training."""
 
     number: int
-    """From 1: the number of steps that the weights have been trained for."""
+    """Number of the step, from 1; it is also the number of steps for which the weights have been trained."""
     groups: tuple[Group, ...]
     metrics: Mapping[str, float]
     traces: tuple[Trace, ...] = ()
@@ -178,7 +178,7 @@ def traced_distributions(groups: Sequence[Group], traces: Sequence[Trace]) -> di
             policy = policies[turn.index]
             found[f"entropy/{policy}"].extend(turn.entropy)
             ratios[policy].extend(turn.ratio)
-    with np.errstate(divide="ignore", invalid="ignore"):  # histograms exclude what is not finite
+    with np.errstate(divide="ignore", invalid="ignore"):  # histograms exclude values that are not finite
         logs = {f"log_ratio/{policy}": np.log(every) for policy, every in ratios.items()}
     return _histograms(found) | _histograms(logs)
 
@@ -250,7 +250,7 @@ def traces(
 
 
 def chosen(groups: Sequence[Group], most: int) -> set[tuple[int, int]]:
-    """Return (group, episode) of those to keep: best and worst of each group, the group with the largest range first."""
+    """Return (group, episode) of the episodes to keep: best and worst of each group, the group with the largest range first."""
     ranked: list[tuple[float, int, list[int]]] = []
     for g, group in enumerate(groups):
         total = {

@@ -194,13 +194,13 @@ def _recipe(
 
 
 def _options(*decided: str) -> list[str]:
-    """Return the keywords of a trainer beside a whole recipe or run, without those that the call has `decided`."""
+    """Return the keywords of a trainer beside a whole recipe or run, without those that the call has already `decided`."""
     aside = {"self", "config", "sections", *decided}
     return [each for each in signature(Trainer.__init__).parameters if each not in aside]
 
 
 def _check_options(call: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Raise ConfigError for the first option that is no keyword beside a whole recipe or run."""
+    """Raise ConfigError for the first option that is not a keyword beside a whole recipe or run."""
     word = next((word for word in options if word not in known), None)
     if word is not None:
         _refuse(call, word, known)
@@ -428,7 +428,7 @@ class Trainer:
         due = every > 0 and self.done % every == 0 and 0 < self.done < last
         if not due:
             return False
-        self._progress.owed = True  # it stays so after a stop
+        self._progress.owed = True  # it stays due after a stop
         if stop_requested():
             return False
         self.evaluate(self.config.evaluation.problems_while_training)
@@ -549,7 +549,7 @@ class Trainer:
         self._closing.close()
 
     def close_at_exit(self) -> None:
-        """Close it when it is garbage-collected, at the latest when Python ends."""
+        """Close the trainer when it is garbage-collected, at the latest when Python ends."""
         weakref.finalize(self, self._closing.close)
 
     def __enter__(self) -> Self:

@@ -23,7 +23,7 @@ from kapelle.viewer.skimming import FIXED, SkimmedPair, Tally
 Met = Sequence[tuple[int, SkimmedPair, Tally]]
 """Step, two players, and their results."""
 ENTRANTS = 14
-"""About the most players of one heat map, in which a trained player has a row for each range of its versions."""
+"""The approximate maximum number of players in one heat map, in which a trained player has a row for each range of its versions."""
 FIXED_ENTRANTS = 20
 """Most untrained players of one heat map: those with the most games."""
 RANGES = 6
@@ -67,7 +67,7 @@ DESCRIBED = {
         "known_as": "exploitability",
     },
 }  # fmt: skip
-"""Descriptions of panels that are no metrics of a run."""
+"""Descriptions of panels that do not show metrics of a run."""
 
 
 @dataclass(frozen=True, slots=True)

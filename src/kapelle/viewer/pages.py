@@ -86,7 +86,7 @@ def coded(text: str) -> Markup:
     """Return a text of this package as HTML, with parts between backquotes as code."""
     parts = text.split("`")
     marked = (Markup("<code>") + part + Markup("</code>") if k % 2 else part for k, part in enumerate(parts))
-    return Markup("").join(marked)  # joining escapes the parts that are no `Markup`
+    return Markup("").join(marked)  # joining escapes the parts that are not `Markup`
 
 
 def figure(value: object) -> str:

@@ -179,7 +179,7 @@ class Skimmed:
 
 
 def skimmed(raw: bytes, line: int) -> Skimmed | None:
-    """Return the table's fields of a line; None if the line is no episode."""
+    """Return the table's fields of a line; None if the line is not an episode."""
     short = _without_numbers(raw)
     row = None if short is None else parsed(short)
     if row is None and short != raw:

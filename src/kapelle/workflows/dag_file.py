@@ -1,4 +1,4 @@
-"""Whole workflow files: siiRL's YAML (MARFT, 2504.16129), or the same form for kapelle.
+"""Whole workflow files: siiRL's YAML (MARFT, 2504.16129), or the same format for kapelle.
 
 Such a file contains more than a workflow: which agents train and how often, whose critic is shared, how rewards are shared, and
 the environment. `read_workflow` converts it to sections of a recipe:

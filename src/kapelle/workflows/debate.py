@@ -52,7 +52,7 @@ class Debate(Settings, Drawable, CountsTurns, ScoresRounds, GoesOnWithout):
     """Number of consecutive rounds with the same answer after which an agent stops; its last answer stays valid. With null,
     all agents answer in every round."""
     score_rounds: bool = False
-    """Whether each answer's score is recorded on its turn (`Turn.score`); scores are no rewards."""
+    """Whether each answer's score is recorded on its turn (`Turn.score`); scores are not rewards."""
 
     @model_validator(mode="after")
     def _some_round_can_stop(self) -> Debate:

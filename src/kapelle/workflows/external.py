@@ -49,7 +49,7 @@ class ExternalWorkflow(Settings):
                         for number in news["gone"]:
                             pending.pop(
                                 number
-                            ).cancel()  # the client left: the completion is no turn of the episode
+                            ).cancel()  # the client has disconnected: the completion does not become a turn of the episode
                     if not movers:
                         break
                 for task in pending.values():

@@ -13,7 +13,7 @@ from kapelle.workflow import Scene, check_template, observation_prompt
 
 
 class ToolUse(Settings):
-    """Every agent works on the question by itself, all at once, until the environment has its answer.
+    """All agents work on the question at the same time, each by itself, until the environment has the agent's answer.
 
     An agent first reads its prompt, with its observation as `{question}`. Later observations are tool results, which its
     model's chat template marks as such.

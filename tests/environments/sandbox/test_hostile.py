@@ -160,7 +160,6 @@ def descriptors() -> Counter[str]:
     return found
 
 
-@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",

@@ -89,7 +89,7 @@ def test_what_is_no_reward_model_is_refused(tmp_path: Path) -> None:
     judge = "Qwen3ForSequenceClassification"
     with pytest.raises(ModelError, match="has 3 labels"):
         open_reward_model(written(tmp_path / "three", judge, labels=3))
-    with pytest.raises(ModelError, match="Qwen3ForCausalLM and no reward model"):
+    with pytest.raises(ModelError, match="not a reward model"):
         open_reward_model(written(tmp_path / "speaks", "Qwen3ForCausalLM"))
     pickled = written(tmp_path / "pickled", judge)
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")

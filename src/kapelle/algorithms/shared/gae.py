@@ -176,7 +176,7 @@ class GAECredit:
         if not signals.bootstrap or s.truncated == "terminate" or not s.gamma_turn:
             return paths
         # U is an average over all moves of other agents. In truncated episodes such moves did not end the game. Paths of
-        # the same length that such moves did end are cases that U stands for, so they count as truncated too.
+        # the same length that such moves did end belong to the cases over which U averages, so they count as truncated too.
         overtaken = {path.like for path in paths if path.cut and path.followed}
         paths = [replace(path, cut=path.cut or (path.followed and path.like in overtaken)) for path in paths]
         has_target = {turn.agent for path in paths for _, turn in path.with_target}

@@ -57,7 +57,7 @@ class Comparison:
     scaled: bool = False
     """Whether differences are divided by a standard deviation."""
     start: float | None = None
-    """What a lone member is compared with before there are earlier returns; None uses the step's other tasks."""
+    """Value with which a lone member is compared before there are earlier returns; None uses the step's other tasks."""
 
 
 CENTRED = Comparison(group_centred, resized=True)
@@ -202,7 +202,7 @@ def _member(
     return Member(place, value, tokens, tuple([TurnKey(g, e, turn.index) for turn in turns]), like)
 
 
-# -------- Comparison within a set, and of a lone member with earlier returns
+# -------- Comparison within a set, and comparison of a lone member with earlier returns
 
 
 class Moments(NamedTuple):

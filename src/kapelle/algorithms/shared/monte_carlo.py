@@ -1,4 +1,4 @@
-"""Settings and the algorithm row that all algorithms without a critic share.
+"""The settings and the algorithm row that all algorithms without a critic share.
 
 Each algorithm compares returns in its own way. Reward sharing, penalties, truncated turns, the loss and the order of
 updates are the same for all of them, and are defined here.

@@ -41,7 +41,7 @@ TeamReward = Literal["mean", "sum", "max", "min", "last", "individual"]
 `individual` leaves each agent its own reward."""
 
 Truncated = Literal["keep", "mask", "penalise"]
-"""What Monte Carlo estimators do with a turn that reached its token limit: train on it unchanged, mask it in the loss,
+"""How Monte Carlo estimators treat a turn that reached its token limit: train on it unchanged, mask it in the loss,
 or subtract a penalty from its reward."""
 
 

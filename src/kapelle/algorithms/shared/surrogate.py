@@ -168,8 +168,8 @@ def surrogate_loss(outputs: Outputs, targets: Targets, *, settings: SurrogateCon
     if s.importance_cap is not None:
         logprobs = [targets[column] for column in (Column.PROXIMAL, Column.BEHAVIOUR)]
         if s.level != "token":
-            # The action is the whole completion, for `sequence` too: a weight from the mean over its tokens would give
-            # another expectation than the trainer's.
+            # The action is the whole completion, for `sequence` too: a weight from the mean over its tokens would have
+            # a different expectation from the trainer's.
             logprobs = [masking.segment_sum(logp, *completions)[targets.segment_K] for logp in logprobs]
         weight_K = truncated_importance_weight(*logprobs, cap=s.importance_cap)
         loss_K = loss_K * weight_K

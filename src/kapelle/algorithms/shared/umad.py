@@ -117,7 +117,7 @@ def influence(place: tuple[int, int], episode: Episode, signals: Signals, eta: f
             [[reward[movers[agent].index] for agent in both] for movers in (now, following)],
             dtype=torch.float64,
         )
-        # For an agent whose last turn this is, the others are all of `both`; its own column has no change.
+        # If this is the agent's last turn, the others are all of `both`; its own column has no change.
         outside_TA = torch.cat([change_TA, torch.zeros(2, 1, dtype=torch.float64)], dim=1)
         if len(both) >= 2:
             inside = umad_influence(change_TA, eta=eta)[0].tolist()

@@ -1,7 +1,7 @@
 """Critics' values of turns, and of the unseen future of truncated episodes.
 
 The value after a turn's last token estimates everything after the turn: rewards for other agents' moves, and the agent's next
-turns. Critics learn it from turns that were followed by others (`Credit.after`), in every step with a truncated episode.
+turns. Critics learn this value from turns that were followed by others (`Credit.after`), in every step with a truncated episode.
 """
 
 from __future__ import annotations

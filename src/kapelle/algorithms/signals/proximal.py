@@ -1,4 +1,4 @@
-"""Log-probs by the trainer's weights before the update: the denominator of ratios if sampler and trainer differ."""
+"""Log-probs under the trainer's weights before the update: the denominator of ratios if sampler and trainer differ."""
 
 from __future__ import annotations
 

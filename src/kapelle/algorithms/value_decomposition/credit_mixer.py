@@ -11,7 +11,7 @@ With R the team's return from the round on, and every mean over the other episod
   within-task variance of returns that Q_tot explained in earlier steps, on episodes before they were fitted. With w = 0 this is the
   team's return minus its mean (Dr.GRPO). With w = 1 and Q = R it is Q_tot − mean_k Q_tot(Q_i ← Q_i^k), the exact advantage over the
   agent's samples.
-- `modelled`: Q_tot − Q_tot(Q_i ← mean Q_i), minus its mean, with weight 1. It has no noise of the return, and all errors of Q.
+- `modelled`: Q_tot − Q_tot(Q_i ← mean Q_i), minus its mean, with weight 1. It has no noise of the return, but all errors of Q.
 - `utility`: Q_i itself, minus its mean (MAVERL).
 
 The expected gradient of `difference` is that of Dr.GRPO, (n − 1)/n·∇J for n episodes of a task, because w, B_i and the means are

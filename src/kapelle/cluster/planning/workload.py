@@ -1,7 +1,8 @@
 """The lengths of prompts and answers in a step, from episodes with a mock engine.
 
-The mock engine answers at once, with the most tokens. In games it makes the moves of the environment's script; elsewhere it repeats a
-word. Environments that need servers or endpoints are not started: the plan assumes that every agent answers its first prompt once.
+The mock engine answers at once, with as many tokens as allowed. In games it makes the moves of the environment's script;
+elsewhere it repeats a word. Environments that need servers or endpoints are not started: the plan assumes that every agent
+answers its first prompt once.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class _PlannedAgent(ScriptedEngine):
         """Agent → the tokens that it has read and written."""
 
     async def generate(self, request: Request) -> Completion:
-        """Return an answer of the most tokens."""
+        """Return an answer with as many tokens as allowed."""
         moment = len(self.turns)
         for _ in range(_ARRIVING):
             await asyncio.sleep(0)

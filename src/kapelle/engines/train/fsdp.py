@@ -199,7 +199,7 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines, CountsTokens):
         return {key: gathered(tensor) for key, tensor in own.items()}
 
     def load_weights(self, name: str, weights: Mapping[str, Tensor]) -> None:
-        """Set the weights of a policy, critic or reference; ModelError when names or shapes do not fit."""
+        """Set the weights of a policy, critic or reference; ModelError if names or shapes do not fit."""
         parts = self._engine.weights(name)
         if not any(isinstance(tensor, DTensor) for tensor in parts.values()):
             self._engine.load_weights(name, weights)

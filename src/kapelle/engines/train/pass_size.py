@@ -1,7 +1,7 @@
 """Choose the tokens of a pass of an update for `training.microbatch_tokens: auto`.
 
-On a CPU it is a fixed number that suits its cache, so that runs repeat exactly. A GPU is used the better
-the larger a pass is, up to its memory.
+On a CPU it is a fixed number that suits its cache, so that runs repeat exactly. A larger pass uses a GPU better,
+up to the limit of its memory.
 
 For its backward pass a block keeps about the inputs and outputs of its linear layers for every token, in the compute type, and the
 residual stream before its two halves, in float32. The backward pass of one block takes about the same amount in addition. With gradient

@@ -135,7 +135,7 @@ class TrainEngine(Protocol):
     def load_weights(self, name: str, weights: Mapping[str, Tensor]) -> None:
         """Set the weights of a policy, critic or reference, with the names of `weights`; keep the optimiser.
 
-        Raises ModelError when names or shapes do not fit.
+        Raises ModelError if names or shapes do not fit.
         """
         ...
 
@@ -165,7 +165,8 @@ class TrainEngine(Protocol):
         """Compare the samples' `behaviour` with the log-probs of the current weights; return the gaps as metrics.
 
         `weights`, by policy and name, replace the current ones for this comparison: those that sampled, if
-        the policies have learned since. Afterwards the current weights are restored exactly. Raises ParityError if the samples come from other weights or another distribution.
+        the policies have learned since. Afterwards the current weights are restored exactly. Raises ParityError if the samples
+        come from other weights or another distribution.
         """
         ...
 

@@ -26,7 +26,7 @@ class Gymnasium(Endless, StatedRewards):
     penalty: FiniteFloat = Field(default=-1.0, le=0.0)
     """Reward of an illegal action, which a random legal one replaces."""
     max_steps: int = Field(default=100, ge=1)
-    """Most steps of an episode."""
+    """Maximum number of steps in an episode."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
@@ -81,11 +81,11 @@ class _GymState(SteppingState):
         super().__init__(agent, max_steps, seed)
 
     def reset(self, seed: int) -> str:
-        """Begin by the seed."""
+        """Start the episode with the seed."""
         return self._show(*self._made.reset(seed=seed % 2**31))
 
     def act(self, text: str) -> tuple[str, float, bool, bool]:
-        """Act by the text; a random action replaces an illegal one and adds the penalty."""
+        """Take the action in the text; a random action replaces an illegal one, and the penalty is added."""
         space = self._made.action_space
         action, cost = read_action(text, space, self._legal), 0.0
         if action is None:

@@ -44,7 +44,7 @@ from kapelle.settings.base import FREE, FROM_HERE_ON, Address
 from kapelle.types import Json, Split, Task
 
 PAUSES = (0.2, 1.0, 3.0)
-"""Seconds between attempts to open a session. An open session is never replaced: it holds the episode's state."""
+"""Seconds between tries to open a session. An open session is never replaced: it holds the episode's state."""
 
 CLOSING_SECONDS = 2.0
 """Seconds for a server to close a finished session."""
@@ -64,9 +64,9 @@ class OpenEnv(Endless, StatedRewards, WithTeacher, Alive, UsesServers, Described
     arguments: Mapping[str, Json] = Field(default={})
     """Further arguments of `reset`."""
     max_steps: int = Field(default=50, ge=1)
-    """Most steps of an episode."""
+    """Maximum number of steps in an episode."""
     max_characters: int = Field(default=8000, ge=100)
-    """Most characters of an observation that an agent reads."""
+    """Maximum number of characters of an observation that an agent reads."""
     sessions: Annotated[int, FREE] = Field(default=1, ge=1)
     """Episodes that the server runs at once; further ones wait. The default of openenv-core's servers is one."""
     attempt_s: Annotated[float, Field(gt=0.0), FREE] = 60.0

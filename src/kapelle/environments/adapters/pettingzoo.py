@@ -39,7 +39,7 @@ class PettingZoo(GameSettings, ListsMoves):
     penalty: FiniteFloat = Field(default=-1.0, le=0.0)
     """Reward of an illegal action, which a random legal one replaces."""
     max_rounds: int = Field(default=100, ge=1)
-    """Most rounds of an episode."""
+    """Maximum number of rounds in an episode."""
 
     @property
     def reward_range(self) -> tuple[float, float]:

@@ -42,7 +42,7 @@ class Plain(Endless, StatedRewards):
     arguments: Mapping[str, Json] = Field(default={})
     """Keyword arguments of the class; each episode constructs one object."""
     max_steps: int = Field(default=20, ge=1)
-    """Most steps of an episode."""
+    """Maximum number of steps in an episode."""
 
     @property
     def sources(self) -> Mapping[Split, str]:
@@ -70,7 +70,7 @@ class Plain(Endless, StatedRewards):
 
 
 class SteppingState(ABC):
-    """The state of one agent's episode in a foreign environment; each step has its reward.
+    """The state of one agent's episode in a third-party environment; each step has its own reward.
 
     A subclass defines how the episode begins and what an action does.
     """
@@ -165,7 +165,7 @@ def make_own(make: Any, arguments: Mapping[str, Json], what: str, part: str = "r
 
 
 def need_package(environment: str, module: str, install: str) -> Any:
-    """Import the module of a foreign package; raise AbsentPackage if it is not installed."""
+    """Import the module of a third-party package; raise AbsentPackage if it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -23,7 +23,7 @@ from kapelle.runtime.foreign_code import reason
 from kapelle.types import Json, Message, Split, Task
 
 DRAWS = 64
-"""Most problems drawn for a task until one belongs to its split."""
+"""Maximum number of problems drawn for a task until one belongs to its split."""
 SIZE = 2**22
 """The size of a data set. Most kinds ignore it; `gsm_symbolic` and `list_functions` build a list of that length."""
 NONSENSE = ("", "x", "nan")

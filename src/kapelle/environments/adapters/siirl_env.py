@@ -89,7 +89,7 @@ def _named(reset: Any) -> list[str]:
 
 
 class SiirlState(Resets, Retriable):
-    """The state of one question: the object reads the agents' texts, and the agents read the object's.
+    """The state of one question: the object reads the agents' texts, and the agents read the object's texts.
 
     The text of the object's `reset` follows the question: one for all agents, or a list with one per agent; None adds nothing.
     Each turn rewards the last agent to act, as in siiRL. `success` is the questions' own grade of the last answer.
@@ -139,7 +139,7 @@ class SiirlState(Resets, Retriable):
                 self._observations[agent] = f"{self._question.observe(agent)}\n\n{text}"
 
     def allow_answers(self, most: int) -> None:
-        """Allow so many turns of the team."""
+        """Allow this many turns of the team."""
         self._most = most
 
     def observe(self, agent: str) -> str:

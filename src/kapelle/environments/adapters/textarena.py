@@ -30,7 +30,7 @@ class TextArena(GameSettings):
     arguments: Mapping[str, Json] = Field(default={})
     """Keyword arguments of `textarena.make`."""
     max_moves: int = Field(default=200, ge=1)
-    """Most moves of an episode."""
+    """Maximum number of moves in an episode."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
@@ -127,7 +127,7 @@ class ArenaState(BaseState):
         return {}
 
     def _result(self) -> Outcome:
-        """Return the outcome of the finished game; raise ValueError for a reward that is no number."""
+        """Return the outcome of the finished game; raise ValueError for a reward that is not a number."""
         rewards, info = self._game.close()
         totals = {agent: float((rewards or {}).get(k, 0.0)) for k, agent in enumerate(self.agents)}
         reasons = {

@@ -5,8 +5,8 @@
 The package's own `rollout` runs the episode, with the team as its model (`TeamModel`). So user turns, tools, stop conditions and
 subclasses of `MultiTurnEnv` work as they do there, and the environment's rubric gives the reward.
 
-A single-turn environment becomes one of questions: several agents may answer, debate or work in a chain, and a rollout of its
-own grades each text. Any other environment is a conversation in which one agent moves at a time (`TeamMoves`).
+A single-turn environment becomes an environment of questions: several agents may answer, debate or work in a chain, and a
+separate rollout grades each text. Any other environment is a conversation in which one agent moves at a time (`TeamMoves`).
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class LoadedEnvironment:
         """Return the answer that its parser finds in a text."""
         try:
             found = self.environment.parser.parse_answer([{"role": "assistant", "content": text}])
-        except Exception:  # noqa: BLE001 - a foreign parser
+        except Exception:  # noqa: BLE001 - a third-party parser
             return None
         return None if found is None else str(found).strip()
 

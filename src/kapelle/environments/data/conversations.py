@@ -1,7 +1,7 @@
 """Questions and answers in a row's columns: texts, and conversations as messages.
 
-A conversation has the form of OpenAI (`role`, `content`, `tool_calls`) or of ShareGPT (`from`, `value`). It stays a conversation:
-the model's chat template renders its messages, tool calls and tools.
+A conversation has the form of OpenAI (`role`, `content`, `tool_calls`) or of ShareGPT (`from`, `value`). It remains a
+conversation: the model's chat template renders its messages, tool calls and tools.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ QUESTIONS = ("prompt", "question", "problem", "messages", "conversations")
 """Default columns of the question, in this order."""
 
 MAX_QUESTION = 50_000
-"""Most characters of a question; a longer one is usually a damaged row."""
+"""Maximum number of characters of a question; a longer one is usually a damaged row."""
 
 ROLES: Mapping[str, str] = {
     "system": "system",

@@ -45,7 +45,7 @@ Fields = dict[str, Json]
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
-    """A data set that can be prepared."""
+    """A data set that `kapelle data prepare` can prepare."""
 
     hub: str
     """`owner/name` on the Hugging Face hub."""
@@ -56,7 +56,8 @@ class DataSet:
     train: tuple[str, ...] = ("train",)
     """Train splits on the hub, or files in a folder (suffix optional); the first one that exists."""
     test: tuple[str, ...] = ()
-    """Likewise. Empty without a published test split: a hash of each question then holds `test_share` out."""
+    """The same for test. Empty without a published test split: a hash of each question then selects the share `test_share` for
+    test."""
     key: tuple[str, ...] = ("question",)
     """The written field that separates train from test: no value occurs in both. The first of these that a row has."""
     environment: str = "math"
@@ -220,7 +221,7 @@ def prepare(
             for split, own in kept.items():
                 file = folder / f"{split}.{form}"
                 if form == "jsonl":
-                    # ASCII: some readers take U+2028, which occurs in GSM8K, for the end of a line.
+                    # ASCII: some readers treat U+2028, which occurs in GSM8K, as the end of a line.
                     file.write_text("".join(json.dumps(row) + "\n" for row in own), "ascii")
                 else:
                     try:

@@ -41,9 +41,9 @@ class Skipped:
 
     count: int = 0
     total: int = 0
-    """All rows, excluded ones among them."""
+    """The number of all rows, including excluded ones."""
     named: tuple[str, ...] = ()
-    """The places of the first ones and why they are unusable."""
+    """The places of the first excluded rows and why they are unusable."""
 
     def __str__(self) -> str:
         """Return `3 of 7,473 rows cannot be used and are left out: …`, empty if there are none."""
@@ -83,14 +83,14 @@ def usable(
 
 
 MANIFEST = "manifest.json"
-"""The description of a prepared folder by `kapelle data prepare`."""
+"""The manifest that `kapelle data prepare` writes into a prepared folder."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 RowsRead = tuple[tuple[DataRow, ...], tuple[DataRow, ...] | None]
-"""Train and test rows as read; None for the second if one file is both."""
+"""Train and test rows as read; the second is None if one file contains both."""
 Words = Callable[[DataRow, str, str], str]
-"""(row, field, setting) → the field as text; DataError if it is no text."""
+"""(row, field, setting) → the field as text; DataError if it is not a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class DataSource:
     test: str
     """Names of the splits: files in the folder (suffix optional), or splits on the hub."""
     test_share: float
-    """Share held out, by a hash of the row's key field, where `path` is one file."""
+    """Share of the rows for the test split, by a hash of the row's key field, if `path` is one file."""
     called: tuple[str, str] | None = None
     """Names of the train rows and the test rows in messages; None: `path`."""
 
@@ -169,7 +169,7 @@ class DataSource:
         read: Callable[[DataRow], object] | None = None,
         max_unusable: float = 0.0,
     ) -> Splits:
-        """Return both splits as `load` does; without a `second`, `first` is both."""
+        """Return both splits as `load` does; without a `second`, `first` contains both."""
 
         def check(row: DataRow) -> None:
             words(row, key, setting)
@@ -216,7 +216,7 @@ class Splits:
     duplicates: int
     """Train rows that are also in the test split."""
     skipped: Mapping[Split, Skipped] = field(default_factory=dict)
-    """Unusable rows; `train` counts those of a file that is both splits."""
+    """Unusable rows; `train` counts those of a file that contains both splits."""
 
     def of(self, split: Split) -> tuple[DataRow, ...]:
         """Return the rows of one split."""
@@ -305,8 +305,8 @@ class DataFiles(Settings, Reads):
     """The place of the rows."""
 
     path: str
-    """A folder with a file per split (also one of `kapelle data prepare`), one file, or `owner/name` on the Hugging Face
-    hub."""
+    """A folder with a file per split (including a folder from `kapelle data prepare`), one file, or `owner/name` on the Hugging
+    Face hub."""
     config: str | None = None
     """Configuration of the hub's data set; null for its only one."""
     train: str = "train"

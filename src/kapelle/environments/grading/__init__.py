@@ -1,1 +1,1 @@
-"""Graders: extract the answer of a text and decide whether it is correct, without executing any of it."""
+"""Graders: extract the answer from a text and decide whether it is correct, without executing any of the text."""

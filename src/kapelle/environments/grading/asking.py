@@ -36,9 +36,9 @@ class JudgeLimits(Settings):
     cache: Annotated[str | None, FREE] = None
     """A JSONL file that stores every reply, so that a resumed run repeats its verdicts; null keeps them only in memory."""
     budget: Annotated[int | None, FREE] = Field(default=None, ge=1)
-    """Most replies that a process may request; cached ones are free. Beyond it the run stops. null: no limit."""
+    """Maximum number of replies that a process may request; cached ones are free. Beyond it the run stops. null: no limit."""
     concurrency: Annotated[int, FREE] = Field(default=16, ge=1)
-    """Most requests at once."""
+    """Maximum number of requests at once."""
 
 
 class EndpointJudge(JudgeEndpoint, JudgeLimits):
@@ -51,7 +51,7 @@ class ModelJudge(JudgeLimits):
     path: str
     """A model, or the folder of an adapter (PEFT); it is loaded once, separately from the team's models."""
     max_tokens: int = Field(default=4096, ge=1)
-    """Most tokens of one reply, including reasons and thoughts."""
+    """Maximum number of tokens of one reply, including reasons and thoughts."""
 
 
 AnyJudge = EndpointJudge | ModelJudge
@@ -115,7 +115,7 @@ class Asking:
             raise
         except BaseException as error:
             future.set_exception(error)
-            future.exception()  # marks it as retrieved, for there may be no other caller
+            future.exception()  # marks it as retrieved, because there may be no other caller
             raise
         finally:
             del self._pending[key]

@@ -1,8 +1,7 @@
 """Judges: language models that grade and compare answers, protected against answers that imitate the judge.
 
-Answers are inserted as JSON texts between marks with a hash of everything that is judged, so no answer
-can know or close its mark. The verdict must follow the same hash, once, on the reply's last line;
-anything else is no verdict.
+Answers are inserted as JSON texts between marks with a hash of everything that is judged, so an answer cannot know its mark or
+close it. The verdict must follow the same hash, once, on the reply's last line; anything else does not count as a verdict.
 
 - `judge_answer`, `judge_pair` compare two texts in both orders, and only a verdict that is the same in both
   counts.
@@ -41,9 +40,9 @@ Ask = Callable[[Sequence[Message]], Awaitable[str]]
 """Any judge: maps a conversation to the reply's text."""
 
 MAX_CHARACTERS = 20_000
-"""Most characters of an answer for a judge; a longer one is no answer."""
+"""Maximum number of characters of an answer for a judge; a longer one does not count as an answer."""
 
-# Openers without an answer, which judges were observed to reward (arXiv 2507.08794).
+# Opening phrases without an answer, which judges sometimes reward (arXiv 2507.08794).
 _OPENERS = re.compile(
     r"(?:thought process|let'?s (?:solve|think)[\w\s]*|solution|final answer|answer|explanation|reasoning"
     r"|step \d+|okay|sure|解|かいせつ|respuesta)[\s:.,!*#-]*",
@@ -170,7 +169,7 @@ async def _sealed(ask: Ask, seal: str, system: str, asked: str, read: Callable[[
 FULL = 10
 """The best score; a judge writes whole numbers from 0."""
 MAX_COMPARED = 120_000
-"""Most characters of all samples that a judge reads at once; each gets an equal part, at most `MAX_CHARACTERS`."""
+"""Maximum number of characters of all samples that a judge reads at once; each gets an equal part, at most `MAX_CHARACTERS`."""
 CRITERION = r"[A-Za-z][A-Za-z0-9_]{0,39}"
 """Pattern of a criterion's name."""
 
@@ -260,7 +259,7 @@ async def judge_attempts(
     mean counts. The orders depend only on the texts, so that exchanging samples exchanges their scores. Samples with the same
     text are shown once and share their score. One without content is `no_answer` with score 0. If only
     one text remains, the judge is not called: it gets 1 against samples without content, and 1/2 if all are the same. All are
-    `ungraded` where a judge gives every score in the required form.
+    `ungraded` unless the judge gives every score in the required form.
     """
     assert texts, "there is something to compare"
     most = min(MAX_CHARACTERS, MAX_COMPARED // len(texts))
@@ -345,7 +344,7 @@ def _scores_in(names: Sequence[str], text: str) -> tuple[float, ...] | None:
 TIMEOUT = 120.0
 """Seconds of one HTTP request, from connecting to the last byte."""
 RETRIES = 4
-"""Most retries of a request."""
+"""Maximum number of retries of a request."""
 
 
 class JudgeEndpoint(Settings, UsesServers):
@@ -358,7 +357,7 @@ class JudgeEndpoint(Settings, UsesServers):
     api_key_env: Annotated[str, FREE] = "OPENAI_API_KEY"
     """Environment variable that holds the key; the key itself is never stored."""
     max_tokens: int = 4096
-    """Most tokens of one verdict with its reasons and thoughts."""
+    """Maximum number of tokens of one verdict with its reasons and thoughts."""
 
     def servers(self) -> Sequence[ExternalServer]:
         """The judge."""

@@ -1,9 +1,8 @@
-"""Killable processes for work on hostile text that has no bound in its own process.
+"""Processes that can be killed, for work on hostile text that could otherwise take unlimited time.
 
-A server process imports the needed modules once and forks a child for every question. So a child starts in
-milliseconds, has no state of earlier questions, and can be killed without cost.
-Signals and threads cannot do this: `signal.alarm` raises outside the main thread, and neither stops a
-regular expression or an integer power that runs in C.
+A server process imports the needed modules once and forks a child for every question. A child therefore starts in milliseconds,
+has no state from earlier questions, and can be killed at no cost. Signals and threads cannot do this: `signal.alarm` raises
+outside the main thread, and neither stops a regular expression or an integer power that runs in C.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class AnswerLimits:
     cpu_s: float = 0.8
     """Seconds of CPU: the main limit, independent of the machine's load."""
     wall_s: float = 120.0
-    """Seconds from fork to answer, for a child that hangs without computing; far more than a loaded machine needs."""
+    """Seconds from fork to answer, for a child that hangs without computing; far more than a busy machine needs."""
     start_s: float = 60.0
     """Seconds for a server's imports."""
     memory_bytes: int = 1 << 30
@@ -188,7 +187,7 @@ Answer = Callable[[Json], Json]
 _SPARE_BYTES = 1 << 16
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
 """Signals of a process whose stack overflowed by a deeply nested text: the question is the reason, not the machine."""
-# Work on text needs none of these events; a library that is tricked into one fails.
+# Work on text causes none of these audit events; a library that is tricked into one fails.
 _FORBIDDEN_EVENTS = frozenset(
     {
         "os.system",
@@ -253,7 +252,7 @@ def _in_child(answer: Answer, asked: dict[str, Json], memory: int, replies: int)
         return _gave_up(f"It takes longer than {wall_s:g} s.")
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
         return _gave_up(f"It takes longer than {cpu_s:g} s of CPU.", costly=True)
-    # A child that died while writing leaves half a line.
+    # A child that was killed while writing leaves half a line.
     if data.endswith(b"\n"):
         return data.rstrip(b"\n")
     crashed = os.WIFSIGNALED(status) and os.WTERMSIG(status) in _CRASHES
@@ -269,7 +268,7 @@ def _answer_and_exit(answer: Answer, question: Json, writing: int, memory: int) 
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    # macOS has no such limit; there only the wall time bounds a child.
+    # macOS has no such limit; there only the wall time limits a child.
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     sys.addaudithook(_refuse)

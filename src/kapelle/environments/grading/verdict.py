@@ -8,7 +8,7 @@ from typing import Literal
 Status = Literal["graded", "no_answer", "ungraded"]
 
 SHOWN = 80
-"""Most characters of an answer in an explanation."""
+"""Maximum number of characters of an answer in an explanation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,14 +61,14 @@ class Level(Settings):
     tasks: int = Field(ge=1)
     """Number of tasks with these parameters, `training.tasks_per_step` in each step."""
     parameters: Mapping[str, Value]
-    """Of the game; they override `environment.parameters`."""
+    """Parameters of the game; they override `environment.parameters`."""
 
 
 class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, HasPlayers, Progressive, Scripted):
     """A game by name; agents are the players without an opponent, in order.
 
     The team has one agent per player, or one agent for all of them. A player observes OpenSpiel's string of its
-    information, and writes a legal move; of several lines the last one counts.
+    information, and writes a legal move; if it writes several lines, the last one counts.
     """
 
     name: Literal["openspiel"] = "openspiel"
@@ -76,7 +76,7 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, HasPlayers, Progr
     """OpenSpiel's name, with or without parameters in brackets, or `hanabi_very_small`, `hanabi_small`,
     `hanabi_full`."""
     parameters: Mapping[str, Value] = Field(default={})
-    """Of the game, such as `players: 3`."""
+    """Parameters of the game, such as `players: 3`."""
     curriculum: tuple[Level, ...] = ()
     """Levels before the game itself, in order; the test split is always the game itself."""
     wording: Wording = "full"
@@ -184,7 +184,7 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, HasPlayers, Progr
         return Task(f"{split}-{index}", "", {"level": len(self.curriculum) + 1} if self.curriculum else {})
 
     def task_after(self, played: int, index: int) -> Task:
-        """Return one episode of the level of the `curriculum` after so many tasks."""
+        """Return one episode of the level that the `curriculum` reaches after this many tasks."""
         for number, level in enumerate(self.curriculum, start=1):
             if played < level.tasks:
                 return Task(f"train-{index}", "", {"level": number, "parameters": dict(level.parameters)})
@@ -353,10 +353,11 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, HasPlayers, Progr
         )
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return a listed move: the `demonstrator`'s, or half the time any and else the one that a hash of the observation prefers.
+        """Return a listed move: the `demonstrator`'s, else a random one or one that a hash of the observation selects.
 
-        The latter demonstrates only the form of a move, but a model that imitates it must read the observation.
-        Raises EpisodeError if `list_moves` is off, because the script has the information of a player.
+        Without a `demonstrator` the two are equally likely. The second demonstrates only the form of a move, but a model that
+        imitates it must read the observation. Raises EpisodeError if `list_moves` is off, because the script has the information
+        of a player.
         """
         seen = messages[-1].content if messages else ""
         moves = read_listed(seen)
@@ -380,12 +381,12 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, HasPlayers, Progr
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How observations are written, and the penalty of invalid moves."""
+    """How observations are written, and the penalty for invalid moves."""
 
     wording: Wording
     view: View
     words: GameText
-    """The texts of that wording."""
+    """The texts in this wording."""
     list_moves: bool
     forfeit: bool
     """Whether an invalid move ends the game; a random legal one replaces it otherwise."""

@@ -38,7 +38,7 @@ PRESETS: Mapping[str, tuple[str, Mapping[str, Value]]] = {
 """Sizes of Hanabi as in 1902.00506; `players` (2 to 5) and any other parameter can be set as well."""
 
 MOST_NODES = 500_000
-"""Most nodes of a game that OpenSpiel's solvers receive."""
+"""Maximum number of nodes of a game that OpenSpiel's solvers receive."""
 
 
 def spiel() -> Any:
@@ -56,9 +56,9 @@ def spiel() -> Any:
 def load_game(name: str, parameters: Mapping[str, Value], seed: int = 0) -> Any:
     """Return a game by OpenSpiel's name or a preset's.
 
-    A name, also of a preset, may contain parameters as OpenSpiel writes them, `kuhn_poker(players=3)`; `parameters` override
-    them. `seed` matters to games in which OpenSpiel draws chance itself. Raises ConfigError for an unknown game or parameter,
-    with the closest known ones, and for invalid combinations of parameters.
+    A name, including the name of a preset, may contain parameters as OpenSpiel writes them, `kuhn_poker(players=3)`;
+    `parameters` override them. `seed` matters to games in which OpenSpiel draws chance itself. Raises ConfigError for an unknown
+    game or parameter, with the closest known ones, and for invalid combinations of parameters.
     """
     try:
         written = spiel().game_parameters_from_string(name)
@@ -129,7 +129,8 @@ def check_walkable(game: Any) -> None:
 
 
 PROBES, ABOVE, FACTOR = 16, 4, 1000
-"""Random games of `check_size`, how many of them reject a game, and by which factor they must exceed its bound."""
+"""Number of random games in `check_size`, how many of them must reject a game, and the factor by which they must exceed its
+bound."""
 
 
 def check_size(game: Any, most: int) -> None:
@@ -154,7 +155,7 @@ def check_size(game: Any, most: int) -> None:
 
 
 def in_turns(game: Any) -> Any:
-    """Return the game with simultaneous moves made one after another, each hidden until all are made; any other game as it is.
+    """Return a game with simultaneous moves made in succession, each hidden until all are made; any other game unchanged.
 
     All players have the same information in it, so that values and equilibria are those of the game itself.
     """
@@ -176,7 +177,7 @@ def too_large(game: Any, most: int) -> ConfigError:
     )
 
 
-# -------- The rules of OpenSpiel's games in a few sentences, which precede the observations
+# -------- The rules of OpenSpiel's games in a few sentences, shown before the observations
 
 
 @cache
@@ -275,7 +276,7 @@ def unknown_rules(game: Any) -> str:
 # with hidden moves or cards.
 
 Choose = Callable[[Any, int], int]
-"""State and player → a legal action."""
+"""(state, player) → a legal action."""
 Chances = Mapping[str, Mapping[int, float]]
 """Information state → legal action → its probability."""
 
@@ -302,7 +303,7 @@ class ScriptedOpponent(Settings):
         tuple[str, ...],
         BeforeValidator(lambda value: value.split("|") if isinstance(value, str) else value),
     ] = ()
-    """In order of preference, as OpenSpiel writes them (brackets and letter case do not matter); also one text with `|`
+    """In order of preference, as OpenSpiel writes them (brackets and letter case do not matter); or a single text with `|`
     between them. Illegal moves are skipped."""
 
     def check(self, game: Any) -> None:
@@ -333,7 +334,7 @@ class _OnlyHanabi(Settings):
 
 
 class Demonstrator(_OnlyHanabi):
-    """Gives a warm-up demonstrations in Hanabi: those of the careful scripted player, with random moves between them."""
+    """Gives demonstrations for a warm-up in Hanabi: those of the careful scripted player, with random moves between them."""
 
     slips: float = Field(default=0.5, ge=0.0, le=1.0)
     """Share of its moves that are drawn uniformly from the legal ones."""
@@ -483,7 +484,7 @@ def count_decisions(written: str) -> int:
 
 @cache
 def regret_policy(written: str, iterations: int) -> Chances:
-    """Return the average policy after so many iterations of CFR+; cached."""
+    """Return the average policy after this many iterations of CFR+; cached."""
     solver = spiel().CFRPlusSolver(in_turns(spiel().load_game(written)))
     for _ in range(iterations):
         solver.evaluate_and_update_policy()

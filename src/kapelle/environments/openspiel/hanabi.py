@@ -18,7 +18,7 @@ COLORS = "RYGWB"
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How large a game of Hanabi is; of several games, the largest of each."""
+    """The sizes of a game of Hanabi; for several games, the largest value of each size."""
 
     colors: int
     ranks: int
@@ -28,7 +28,7 @@ class Sizes:
 
 
 def sizes_of(games: Sequence[Any]) -> Sizes:
-    """Return the sizes that all of these games of OpenSpiel fit into."""
+    """Return sizes that are large enough for all of these OpenSpiel games."""
     found = []
     for game in games:
         has = dict(game.get_parameters())
@@ -44,20 +44,20 @@ class Card:
     """A card in a hand."""
 
     face: str
-    """`R1`; `XX` in the own hand."""
+    """`R1`; `XX` in the player's own hand."""
     told: str
     """What hints have revealed: `X1` its rank, `RX` its colour, `XX` nothing."""
     colors: str
     """The colours that the hints allow."""
     ranks: str
-    """The ranks likewise."""
+    """The ranks that the hints allow."""
 
     def fits(self, fireworks: Mapping[str, int]) -> bool:
-        """Return whether every card that it can be fits."""
+        """Return whether every card that this one can be fits."""
         return all(fireworks[color] == int(rank) - 1 for color in self.colors for rank in self.ranks)
 
     def may_fit(self, fireworks: Mapping[str, int]) -> bool:
-        """Return whether some card that it can be fits."""
+        """Return whether some card that this one can be fits."""
         return any(fireworks[color] == int(rank) - 1 for color in self.colors for rank in self.ranks)
 
     @property
@@ -84,12 +84,12 @@ class Table:
         return {stack[0]: int(stack[1:]) for stack in self.fireworks.split()}
 
     def cards(self, player: int) -> list[Card]:
-        """Return the hand of the player who comes so many turns after this one."""
+        """Return the hand of the player who moves this many turns after this one."""
         return [read_card(written) for written in self.hands[player]]
 
 
 def read_card(written: str) -> Card:
-    """Return a card from how OpenSpiel writes it."""
+    """Return a card from OpenSpiel's notation."""
     face, _, knowledge = written.partition(" || ")
     revealed, _, possible = knowledge.partition("|")
     letters = "".join(sign for sign in possible if sign.isalpha())
@@ -117,9 +117,9 @@ def read_table(raw: str) -> Table:
 
 
 class Colours:
-    """A player's own names of the colours: it reads and writes as in a game with these names from the start.
+    """A player's own names of the colours: it reads and writes as if the game had always had these names.
 
-    No rule of Hanabi depends on a colour, so that such a game has the same probability and the same rewards.
+    No rule of Hanabi depends on a colour, so such a game has the same probability and the same rewards.
     """
 
     _RUN = re.compile(r"(?<![A-Za-z])[RYGWB]+(?![a-z])")
@@ -177,7 +177,7 @@ _SHORT = re.compile(r"L(\d+) I(\d+) D(\d+) F((?:[A-Z][\d-])+) X(\S*) (\S+)")
 def read_short(seen: str) -> Table:
     """Return a player's observation from the line that a model reads; ValueError without such a line.
 
-    The line lacks the hints; it has what each card may be.
+    The line does not contain the hints; it shows what each card may be.
     """
     found = _SHORT.search(seen)
     if found is None:
@@ -216,8 +216,8 @@ def advise(table: Table, moves: Sequence[str], draw: random.Random, *, bold: boo
     """Return a simple player's move: play a card that fits, hint at one that fits, else discard the oldest card.
 
     `moves` are the legal ones as OpenSpiel writes them, without brackets. A `bold` player also plays a hinted card that may fit,
-    while a mistake does not end the game. A hint names the rank of the next player's first card that fits without its player's
-    knowledge, or its colour if the rank is known.
+    as long as a mistake does not end the game. A hint goes to the first of the following players who holds a card that fits and
+    does not know that it fits. It names the rank of that card, or its colour if the rank is known.
     """
     stacks, own = table.stacks, table.cards(0)
     for place, card in enumerate(own):

@@ -1,7 +1,8 @@
-"""Measures of games beside their results: the moves of players, and their knowledge at each move.
+"""Measures of games in addition to their results: the moves of players, and their knowledge at each move.
 
-`GameState` counts every move before it is made, also of opponents, and reports the counts in `Outcome.info`: a number for the game,
-a mapping for its agents. Each is a metric, `info/<name>` and `info/<name>/<agent>`, in training and in evaluations.
+`GameState` counts every move before it is made, including those of opponents, and reports the counts in `Outcome.info`: a number
+for the game, a mapping for its agents. Each is a metric, `info/<name>` and `info/<name>/<agent>`, in training and in
+evaluations.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class MoveTally:
         self._moves += 1
 
     def found(self, state: Any) -> Found:
-        """Return the number of moves, also of opponents."""
+        """Return the number of moves, including those of opponents."""
         return {"made": float(self._moves)}, {}
 
 

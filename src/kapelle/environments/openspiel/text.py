@@ -1,7 +1,7 @@
 """Observations and moves of OpenSpiel's games as text, in three wordings.
 
 `full` is a few lines for a language model. `short` is one line of few bytes. `columns`, for Hanabi, is one line in which every
-fact has a fixed place. All show exactly OpenSpiel's information state or observation string of that player.
+fact has a fixed place. All of them show exactly OpenSpiel's information state or observation string of that player.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ def hanabi_columns(games: Sequence[Any]) -> Show:
     """Return the wording of Hanabi in which every fact has the place that it has in the largest of these games.
 
     `L3 I2 D04 FR0Y1 X012000 R.1..,.Y123;R2=RY.23,R2=RY123`: lives, hints, deck, fireworks, how many of each card were discarded
-    (colours in turn), and hands, the own one first. A dot is a colour or rank that a card cannot have, or a missing card.
+    (colours in turn), and hands, starting with the player's own. A dot is a colour or rank that a card cannot have, or a missing
+    card.
     """
     sizes = sizes_of(games)
     colors = COLORS[: sizes.colors]
@@ -212,7 +213,7 @@ def normal(text: str) -> str:
 def match(text: str, moves: Sequence[Sequence[str]]) -> int | None:
     """Return the place of the move that a text names, None if it names none or several.
 
-    Each move is given by its names. Letter case matters only where two moves differ in it.
+    Each move is given by its names. Letter case matters only if two moves differ only in case.
     """
     written = normal(text)
     found = [k for k, names in enumerate(moves) if written in {normal(name) for name in names}]

@@ -205,7 +205,7 @@ class Remote(Settings, Alive, Described, Opposed, Reporting, Reads, OpensStates)
     async def open_state(
         self, task: Task, agents: Sequence[str], seed: int, patience: Patience
     ) -> RemoteState:
-        """Open an episode on the server with the fewest, or on another one if that fails."""
+        """Open an episode on the server with the fewest episodes, or on another server if that fails."""
         request = {
             "environment": self.serves,
             "agents": list(agents),
@@ -217,7 +217,7 @@ class Remote(Settings, Alive, Described, Opposed, Reporting, Reads, OpensStates)
         return await self.servers.open_state(request, self.name, patience)
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> EpisodeState:
-        """Open an episode and wait for it; for environments that have this one as a part."""
+        """Open an episode and wait for it; for environments that contain this one as a part."""
         from kapelle.environments.remote.servers import InnerState, ScorableInnerState, ServerState
 
         patience = patience_here.get()

@@ -1,6 +1,6 @@
 """Environment servers from the side of a run: connections, several servers behind one recipe, and episodes on them.
 
-Each episode goes to the server with the fewest, and to another one if its server fails.
+Each episode goes to the server with the fewest episodes, and to another one if its server fails.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Run untrusted code: one contract, `run(backend, files, command, stdin, limits) → Result`.
 
-It contains the hostile programs listed in `docs/sandbox.md`, and is never called secure: the kernel is
-shared. A backend is chosen by name; nothing falls back to a weaker one.
+It contains the hostile programs listed in `docs/sandbox.md`. It is never called secure, because the kernel is shared. A backend
+is chosen by name; nothing falls back to a weaker one.
 """
 
 from kapelle.environments.sandbox.contract import Layer, Limits, Result

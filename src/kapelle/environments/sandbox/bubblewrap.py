@@ -4,8 +4,8 @@ Every run starts these programs in this order:
 
     prlimit → setpriv (root only: another uid) → bwrap (namespaces, filter) → sh (unpacks files, sets limits) → command
 
-The shell that unpacks is process 1 of the new pid namespace. It waits for the command and reaps what that
-leaves; when it ends, or is killed, the kernel kills everything else in the namespace.
+The shell that unpacks the files is process 1 of the new pid namespace. It waits for the command and reaps the processes that the
+command leaves; when the shell ends, or is killed, the kernel kills everything else in the namespace.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ ENVIRONMENT = {
 }
 DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 _SIGNALS = 1024
-"""Most signals that may be queued for a run: the kernel stores each."""
+"""Maximum number of signals that may be queued for a run: the kernel stores each."""
 _UID_MAP = Path("/proc/self/uid_map")
 _PRESSURE = "/proc/pressure"
-# There everyone may have the kernel watch the whole machine, by triggers; not every kernel has it.
+# Through these files anyone may make the kernel watch the whole machine, with triggers; some kernels lack them.
 _WITHOUT_PRESSURE = (
     ("--size", "4096", "--tmpfs", _PRESSURE, "--remount-ro", _PRESSURE) if Path(_PRESSURE).is_dir() else ()
 )
@@ -96,7 +96,8 @@ _OF_THE_HOST = tuple(
 # Each layer of protection is one entry. The tests remove one at a time and check that a hostile program then succeeds.
 LAYERS: Mapping[str, tuple[str, ...]] = {
     "user namespace": ("--unshare-user", "--uid", "1000", "--gid", "1000", "--disable-userns"),
-    # Over process 1: a program has its user id, could write to its memory, and it is what dies with the supervisor.
+    # A tmpfs covers /proc/1: a program has the same user id as process 1 and could write to its memory, and process 1 must stay
+    # the one that ends with the supervisor.
     "pid namespace": (
         *("--unshare-pid", "--as-pid-1", "--proc", "/proc"),
         *("--size", "4096", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1"),
@@ -122,23 +123,24 @@ class Layout:
     """Contents of a sandbox in addition to the system and the work directory. Paths are absolute."""
 
     folders: tuple[str, ...] = ()
-    """More writable folders, empty and in memory, each as large as the work directory."""
+    """Additional writable folders, initially empty and in memory, each as large as the work directory."""
     files: tuple[tuple[str, bytes], ...] = ()
     """Files that no one in the sandbox can change, each with its contents."""
     visible: tuple[str, ...] = ()
     """Files and folders of this machine, at the same path, that the programs may read."""
     socket: tuple[str, str] | None = None
-    """A Unix socket of this machine and the path at which programs connect to it: their only connection."""
+    """A Unix socket of this machine and the path at which programs connect to it; programs have no other connection."""
     loopback: bool = False
-    """Let programs use TCP with each other, in a network of the sandbox's own, and wait for descriptors by epoll, which
-    clients of HTTP need."""
+    """Let programs use TCP with each other, in a network that belongs to the sandbox, and wait for descriptors with epoll, which
+    HTTP clients need."""
     report: tuple[str, ...] = ()
-    """Files that process 1, which no program can reach, prints when the command has ended and it has killed all else: a line in
-    base64 for each, empty without a regular file there. Nothing else comes out then, and limits do not end in a report."""
+    """Files that process 1, which no program can reach, prints after the command has ended and all other processes have been
+    killed: one line in base64 for each, empty if there is no regular file. There is then no other output, and a run that reaches
+    a limit has no report."""
 
 
 REPORTED_BYTES = 1 << 20
-"""Most bytes of one file in a report."""
+"""Maximum number of bytes of one file in a report."""
 _PLAIN_LAYOUT = Layout()
 
 
@@ -167,14 +169,15 @@ def arguments(
     """Return bubblewrap's arguments for these limits, without the command; `held` has descriptors of the layout's files."""
     layers = dict(LAYERS)
     read_only = layers.pop("read-only system")
-    # A /dev of harmless devices: no terminals to exhaust, and no /dev/zero, whose mappings are uncounted memory.
+    # A /dev with harmless devices: it has no terminals to exhaust, and no /dev/zero, whose mappings are memory that is not
+    # counted.
     devices = ["--size", "65536", "--tmpfs", "/dev"]
     for name in DEVICES:
         devices += ["--dev-bind", name, name]
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         devices += ["--symlink", f"/proc/self/fd/{number}", f"/dev/{name}"]
     devices += ["--symlink", "/proc/self/fd", "/dev/fd"]
-    # Programs and libraries; of /etc only what the linker needs.
+    # Programs and libraries; from /etc only the files that the linker needs.
     system = ["--ro-bind", "/usr", "/usr"]
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
         path = Path("/", name)
@@ -211,7 +214,7 @@ def arguments(
 def drop_privileges() -> list[str]:
     """Return the command prefix with which root starts each run as a different unprivileged user.
 
-    Limits on processes do not bind root, and files would stay readable to it inside a user namespace.
+    Limits on processes do not apply to root, and root could still read files inside a user namespace.
     """
     if os.geteuid() != 0:
         return []
@@ -262,12 +265,12 @@ class ReachableInterpreter:
 
     path: str
     needs: tuple[str, ...]
-    """Files and folders outside /usr, which is visible anyway."""
+    """Files and folders outside /usr; /usr is always visible."""
 
 
 @functools.cache
 def reachable_interpreter() -> ReachableInterpreter:
-    """Return the interpreter for contained programs: this one's base if it can be reached, else the system's.
+    """Return the interpreter for contained programs: this one's base if it can be reached, else the system's interpreter.
 
     Raises SandboxError when there is none.
     """
@@ -288,7 +291,7 @@ def reachable_interpreter() -> ReachableInterpreter:
 def needs(executable: Path, prefix: Path) -> tuple[str, ...]:
     """Return only the files and folders below its prefix that an interpreter needs.
 
-    A prefix may be a home, or ~/.local, where private files stand beside the libraries.
+    A prefix may be a home directory, or ~/.local, where private files lie beside the libraries.
     """
     if prefix.is_relative_to("/usr"):
         return ()
@@ -305,14 +308,14 @@ def needs(executable: Path, prefix: Path) -> tuple[str, ...]:
 
 
 def readable_by_others(path: Path) -> bool:
-    """Return whether an unprivileged user (another one when this is root) can start the file at a path."""
+    """Return whether an unprivileged user (a different user if this process is root) can start the file at a path."""
     if os.geteuid() != 0:
         return os.access(path, os.R_OK | os.X_OK)
     folders = all(folder.stat().st_mode & stat.S_IXOTH for folder in path.parents)
     return folders and bool(path.stat().st_mode & stat.S_IXOTH)
 
 
-# -------- Sends files and a command to a prepared sandbox, on the pipe that becomes its standard input
+# -------- Sends files and a command to a prepared sandbox, through the pipe that becomes its standard input
 
 _OPEN_FILES = 128
 # Reads exactly the archive and the script: the rest of the pipe is the program's standard input.
@@ -325,7 +328,7 @@ def opening(
     """Return the input of the waiting shell (two sizes, an archive, a script) and its first output."""
     greeting = f"kapelle {secrets.token_hex(8)}"
     bounded = " && ".join(kernel_limits(limits).values()) or ":"
-    # The shell prints the greeting after it has set every limit: a run without it never began.
+    # The shell prints the greeting after it has set every limit: a run without the greeting never began.
     script = f"{bounded} && echo {greeting} || exit 1\nset -- {shlex.join(command)}\n".encode()
     script += _reporting(report) if report else b'"$@"\nexit $?\n'
     buffer = io.BytesIO()
@@ -339,7 +342,7 @@ def opening(
 
 
 def _reporting(paths: Sequence[str]) -> bytes:
-    """Return the end of a script that reports files: only this shell has its output."""
+    """Return the end of a script that reports files: only this shell can write to its output."""
     return f"""
 "$@" >/dev/null 2>&1
 n=0
@@ -353,9 +356,9 @@ exit 0
 
 
 def kernel_limits(limits: Limits) -> dict[str, str]:
-    """Return what the kernel enforces for each process, as the shell's commands by what they bound."""
+    """Return the limits that the kernel enforces for each process: the shell's command by what it limits."""
     cpu_s = max(1, math.ceil(limits.cpu_s))
-    # The shell that waits for the command is a process too. Shells differ in the letter.
+    # The shell that waits for the command is a process too. Shells use different letters for this limit.
     processes = limits.processes + 1
     address = limits.memory_bytes if limits.address_bytes is None else limits.address_bytes
     return {
@@ -369,17 +372,18 @@ def kernel_limits(limits: Limits) -> dict[str, str]:
     }
 
 
-# -------- Starts programs without transparent huge pages: a partly mapped huge page stays whole, and no sum includes the rest
+# -------- Starts programs without transparent huge pages: a partly mapped huge page stays whole, and no sum includes the
+# unmapped part
 #
-# What a process may have is kept by what it starts, across `execve` too (prctl(2), PR_SET_THP_DISABLE), and no program between
-# here and the sandbox can set it: so this process goes without for as long as a start takes. That is only done where the
-# machine gives huge pages unasked; asking for them is what the system call filter rejects.
+# Child processes inherit this setting, also across `execve` (prctl(2), PR_SET_THP_DISABLE), and no program between this process
+# and the sandbox can set it. So this process disables huge pages for itself during a start. It does so only if the machine gives
+# huge pages by default; the system call filter rejects requests for them.
 
 _SETTING = Path("/sys/kernel/mm/transparent_hugepage")
 _PR_SET_THP_DISABLE, _PR_GET_THP_DISABLE = 41, 42
 _turn = threading.Lock()
 _before: list[int] = []
-"""What this process had before, once for each start that is under way: starts may overlap."""
+"""The earlier setting of this process, once for each start in progress: starts may overlap."""
 
 
 @contextlib.contextmanager
@@ -412,7 +416,7 @@ def given_unasked(setting: Path) -> bool:
 LOOK_ANYWAY_S = 0.5
 """Seconds after which a run is measured again even if it has used no CPU time."""
 _FIRST_TO_GO = "1000"
-"""Of /proc/<pid>/oom_score_adj: whom the kernel ends first when the machine runs out of memory."""
+"""The value of /proc/<pid>/oom_score_adj: it decides which process the kernel ends first when the machine runs out of memory."""
 
 
 class NamespaceGroup(ProcessGroup):
@@ -469,26 +473,26 @@ class NamespaceGroup(ProcessGroup):
         if self._tcp:
             usage = replace(usage, memory_bytes=usage.memory_bytes + tcp_bytes(self._init_pid))
         if cpu_s is not None:
-            # The one holds time in the kernel, the other that of children that were never waited for.
+            # The first includes time in the kernel, the second the time of children that were never waited for.
             usage = replace(usage, cpu_s=max(usage.cpu_s, cpu_s))
         self._last, self._counted_s, self._looked_at = usage, cpu_s, time.monotonic()
         return usage
 
     def waited_s(self) -> float:
-        """Return for how long a thread of the run has waited for a core, at most."""
+        """Return the longest time that a thread of the run has waited for a core."""
         return longest_wait_s(self._init_pid) if self._init_fd is not None else 0.0
 
     def kernel_s(self) -> tuple[float, float] | None:
-        """Return the seconds of CPU of all processes and of those the ones in the kernel; None in a cgroup, or before and after."""
+        """Return the CPU seconds of all processes, in total and in the kernel; None in a cgroup, or before and after the run."""
         if self._cgroup is not None or self._init_fd is None:
             return None
         return times_of(self._init_pid)
 
     def begin(self, within_s: float) -> None:
-        """Count CPU time, or all use, from here on: before the program starts, while process 1 is alone.
+        """Start counting CPU time, or all use: before the program starts, while process 1 is the only process.
 
-        From here on it is also the first to end when the machine runs out of memory. Raises SandboxError when counting fails
-        although this machine can.
+        From then on it is also the first process that ends when the machine runs out of memory. Raises SandboxError if counting
+        fails although this machine supports it.
         """
         if self._found(within_s):
             with contextlib.suppress(OSError):
@@ -507,7 +511,7 @@ class NamespaceGroup(ProcessGroup):
                     raise SandboxError(
                         f"The CPU time of a sandbox cannot be counted: {error.strerror}."
                     ) from error
-        # Reset the times of the devices, which every program can set: no later program can read them.
+        # Reset the times of the devices, which every program can set, so that no later program can read them.
         for name in DEVICES:
             with contextlib.suppress(OSError):
                 os.utime(name)
@@ -521,7 +525,7 @@ class NamespaceGroup(ProcessGroup):
                 signal.pidfd_send_signal(self._init_fd, signal.SIGKILL)
             readable(self._init_fd, within_s)
         else:
-            # Only its session reaps it, later: the process id is still its own.
+            # Only its session reaps it, and later: the process id still belongs to it.
             os.kill(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
@@ -535,7 +539,7 @@ class NamespaceGroup(ProcessGroup):
             self._cgroup.close()
 
     def _found(self, within_s: float) -> bool:
-        """Learn process 1 from bubblewrap, which writes it once and closes the pipe."""
+        """Read the id of process 1 from bubblewrap, which writes it once and closes the pipe."""
         if self._info_fd is not None and readable(self._info_fd, within_s):
             text = b""
             while chunk := os.read(self._info_fd, 4096):
@@ -543,7 +547,7 @@ class NamespaceGroup(ProcessGroup):
             # Closed only once: afterwards the number may belong to another descriptor.
             info_fd, self._info_fd = self._info_fd, None
             os.close(info_fd)
-            with contextlib.suppress(ValueError, KeyError, OSError):  # gone already, or no descriptor left
+            with contextlib.suppress(ValueError, KeyError, OSError):  # it has ended, or no descriptor is left
                 pid = json.loads(text)["child-pid"]
                 fd = os.pidfd_open(pid)
                 # Between bubblewrap's message and the line above the number could have been reused.
@@ -570,7 +574,7 @@ _LOOK = "readlink /proc/self/ns/user /proc/self/ns/mnt /proc/self/ns/pid /proc/s
 
 
 class PreparedShell:
-    """A sandbox without a program: its namespaces and mounts exist, its shell waits for an archive (`UNPACK`)."""
+    """A sandbox without a program: its namespaces and mounts exist, and its shell waits for an archive (`UNPACK`)."""
 
     def __init__(
         self,
@@ -638,8 +642,8 @@ def _prepare(limits: Limits, layout: Layout = _PLAIN_LAYOUT) -> PreparedShell:
         if layout.loopback
         else filter_program(children_counted=counted)
     )
-    # The kernel's limits for which a shell has no letter, or not small enough units. Cores have one byte: at 0 a crash still
-    # starts the host's handler, where cores go to one (core(5)).
+    # The kernel's limits for which the shell has no letter or only large units. Core dumps are limited to one byte: with 0 a
+    # crash would still start the host's core handler, if there is one (core(5)).
     wanted = {"core": (resource.RLIMIT_CORE, 1), "sigpending": (resource.RLIMIT_SIGPENDING, _SIGNALS)}
     lowered = [
         f"--{name}={most}:{most}"

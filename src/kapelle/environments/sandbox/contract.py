@@ -1,4 +1,4 @@
-"""The contract of sandboxes: limits go in, bytes and facts come out.
+"""The contract of sandboxes: the input is limits, the output is bytes and facts.
 
 Sizes are bytes, times are seconds. A result records what happened and is never a verdict: an exit code and anything
 printed are claims of the program that ran.
@@ -17,7 +17,7 @@ LimitName = Literal["wall", "cpu", "memory", "output", "files"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one run, for all of its processes together unless a field states otherwise."""
+    """Limits of one run, for all of its processes together unless a field says otherwise."""
 
     wall_s: float = 10.0
     cpu_s: float = 10.0
@@ -27,19 +27,19 @@ class Limits:
     """Address space of each process, for programs that reserve more than they use, such as Node and Go; None means
     `memory_bytes`."""
     processes: int = 32
-    """Processes and threads alive at one time."""
+    """Number of processes and threads that are alive at the same time."""
     output_bytes: int = 1024**2
     """Standard output and standard error together."""
     file_bytes: int = 32 * 1024**2
     """Size of one file, and of the work directory as a whole."""
     files: int = 2048
-    """Files and directories that exist at one time."""
+    """Number of files and directories that exist at the same time."""
     patience: float = 0.0
-    """Extra time, in multiples of `wall_s`, for seconds in which a program waits for a core: with 0 only the clock counts, and a
-    loaded machine ends programs that would finish on an idle one."""
+    """Extra time, in multiples of `wall_s`, for seconds in which a program waits for a core. With 0 only the clock counts, and a
+    busy machine ends programs that would finish on an idle one."""
     unexplained_bytes: int = 256 * 1024**2
-    """Most of the kernel's memory that may disappear on the machine while the run is in the kernel, if no cgroup limits
-    the run. It is far above the variation caused by other work."""
+    """Maximum amount of kernel memory that may disappear on the machine while the run is in the kernel, if no cgroup limits the
+    run. It is far above the variation caused by other work."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

@@ -1,8 +1,8 @@
 """Contain programs in Docker containers, for machines without user namespaces, or with gVisor as runtime.
 
 A container takes tenths of a second to start, so this backend is for machines where bubblewrap does not work,
-not for speed. The image must have `sh`, `tar`, `head` and Python 3.11 or newer, and must be present
-already, as nothing is pulled.
+not for speed. The image must have `sh`, `tar`, `head` and Python 3.11 or newer, and must already be present, because nothing is
+pulled.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Docker:
 
 
 class Container(ProcessGroup):
-    """All processes of one container; the engine's cgroups hold the sums, the kernel's memory too."""
+    """All processes of one container; the engine's cgroups hold the totals, including the kernel's memory."""
 
     def __init__(self, process: subprocess.Popen[bytes], name: str) -> None:
         super().__init__(process)
@@ -98,7 +98,7 @@ class Container(ProcessGroup):
 
 @functools.cache
 def engine_problem() -> str | None:
-    """Return why no Docker engine can be used here, None when one answers."""
+    """Return why no Docker engine can be used here; None if one answers."""
     try:
         asked = subprocess.run(
             [_docker(), "version", "--format", "{{.Server.Version}}"],

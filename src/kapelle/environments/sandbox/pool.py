@@ -30,10 +30,10 @@ T = TypeVar("T")
 
 
 class Pool(AbstractContextManager["Pool"]):
-    """A backend that keeps sandboxes of one backend ready, and an asyncio front for blocking work with them.
+    """A backend that keeps sandboxes of another backend ready, and an asyncio interface for blocking work with them.
 
-    `limits` are those of the warm sandboxes; a run with other limits gets a fresh one. `parallel` bounds the
-    calls under way, `warm` the sandboxes that wait. Used as a context manager, or closed with `close`.
+    `limits` are those of the warm sandboxes; a run with other limits gets a fresh one. `parallel` limits the calls in progress,
+    `warm` the waiting sandboxes. Use it as a context manager, or close it with `close`.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class Pool(AbstractContextManager["Pool"]):
         """The name of the backend behind it."""
         self._limits = limits
         self.parallel = parallel
-        """The most calls under way at one time."""
+        """The maximum number of calls in progress at the same time."""
         self._wanted = parallel if warm is None else warm
         self._ready: collections.deque[Prepared] = collections.deque()
         self._change = threading.Condition()
         self._closed = False
         self._calls = ThreadPoolExecutor(parallel, thread_name_prefix="kapelle-sandbox")
-        # The kernel kills a sandbox when the thread that started it ends: this one lives as long as the pool.
+        # The kernel kills a sandbox when the thread that started it ends: this thread lives as long as the pool.
         self._filler = threading.Thread(target=self._fill, name="kapelle-sandbox-filler", daemon=True)
         self._filler.start()
 
@@ -66,7 +66,7 @@ class Pool(AbstractContextManager["Pool"]):
         return self._backend.layers()
 
     def prepare(self, limits: Limits) -> Prepared:
-        """Return a warm sandbox where there is one with these limits, else a fresh one."""
+        """Return a warm sandbox if there is one with these limits, else a fresh one."""
         with self._change:
             if self._closed:
                 raise SandboxError("The sandbox pool is closed; nothing can run in it any more.")
@@ -87,18 +87,18 @@ class Pool(AbstractContextManager["Pool"]):
         return await self.call(functools.partial(run, self, files, command, stdin, limits or self._limits))
 
     async def call(self, work: Callable[[], T]) -> T:
-        """Run blocking work with this pool in one of its threads; its sandboxes bound how long that takes."""
+        """Run blocking work with this pool in one of its threads; its sandboxes limit how long the work takes."""
         loop, turn = asyncio.get_running_loop(), pause_deadline()
 
         def begin() -> T:
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the wait
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and nothing waits any more
                 loop.call_soon_threadsafe(turn)
             return work()
 
         return await loop.run_in_executor(self._calls, begin)
 
     def wait_until_warm(self, timeout_s: float = 10.0) -> bool:
-        """Wait until all warm sandboxes stand ready; False when that did not happen in time."""
+        """Wait until all warm sandboxes are ready; return False if the time runs out first."""
         with self._change:
             return self._change.wait_for(lambda: len(self._ready) >= self._wanted, timeout_s)
 
@@ -106,7 +106,7 @@ class Pool(AbstractContextManager["Pool"]):
         self.close()
 
     def close(self) -> None:
-        """Wait for the runs under way and free the sandboxes that wait; may be called again."""
+        """Wait for the runs in progress and free the waiting sandboxes; may be called again."""
         self._calls.shutdown(wait=True, cancel_futures=True)
         with self._change:
             self._closed = True
@@ -120,7 +120,7 @@ class Pool(AbstractContextManager["Pool"]):
                     self._change.wait_for(lambda: self._closed or len(self._ready) < self._wanted)
                     if self._closed:
                         break
-                # Without one the next call prepares its own, and raises what is wrong where it is seen.
+                # Without a warm sandbox the next call prepares its own, and raises the error where the caller sees it.
                 prepared = self._backend.prepare(self._limits)
                 with self._change:
                     self._ready.append(prepared)
@@ -140,14 +140,14 @@ BACKENDS: Mapping[str, Callable[[], Backend]] = {
 
 
 def backend(name: str = DEFAULT) -> Backend:
-    """Return the sandbox of a name. Raises SandboxError for an unknown one; `require` checks whether it works here."""
+    """Return the sandbox with this name. Raises SandboxError for an unknown name; `require` checks whether it works here."""
     if name not in BACKENDS:
         raise SandboxError(f"There is no sandbox '{name}'.{did_you_mean(name, BACKENDS)}")
     return BACKENDS[name]()
 
 
 def layers(name: str = DEFAULT) -> tuple[Layer, ...]:
-    """Return each layer of protection of a sandbox and whether this machine gives it, for `kapelle info`."""
+    """Return each layer of protection of a sandbox and whether this machine provides it, for `kapelle info`."""
     return backend(name).layers()
 
 
@@ -165,7 +165,7 @@ def require(chosen: Backend) -> None:
 
 
 def modes_required() -> tuple[str, ...]:
-    """Return a line for each sandbox that this process has asked for: by what its runs are bounded as a whole."""
+    """Return a line for each sandbox that this process has requested: what limits its runs as a whole."""
     return tuple(
         f"{name}: {layer.detail}"
         for name in sorted(_required)

@@ -1,13 +1,13 @@
 """A system call filter for contained programs, written by hand as classic BPF.
 
-Honest programs compute, read, write and start processes; what they never need is closed here: parts of the
-kernel with a large surface or with stores that all share (io_uring, bpf, filters, keyrings, userfaultfd), other processes' memory, mounts and
-namespaces, memory that belongs to no process or that no sum over processes sees (memfd, System V segments, pages
-that a pipe holds, huge pages, sockets that are not stream sockets of the run's own), locks and notifications on
-files that all runs share, what the page cache holds of them, the disks below them, and the other calling
-conventions, in which none of these numbers would hold. Of `fcntl`, `ioctl` and `prctl`, to which kernels add, what honest
-programs use is allowed and nothing else. epoll is absent, as on an older kernel: it has any number of entries, which
-belong to no process; who waits for descriptors falls back to `poll`.
+Honest programs compute, read, write and start processes. The filter blocks what they never need: parts of the kernel with a
+large attack surface or with shared storage (io_uring, bpf, filters, keyrings, userfaultfd); the memory of other processes;
+mounts and namespaces; memory that belongs to no process or that no sum over processes includes (memfd, System V segments, pages
+held by a pipe, huge pages, and sockets other than the run's own stream sockets); locks and notifications on files that all runs
+share, their content in the page cache, and the disks below them; and other calling conventions, in which these numbers have a
+different meaning. Kernels keep adding operations to `fcntl`, `ioctl` and `prctl`; only those that honest programs use are
+allowed. epoll is absent, as on an older kernel, because it can have any number of entries, which belong to no process. Programs
+that wait for descriptors then use `poll`.
 
 The instruction format is `struct sock_filter` of linux/filter.h: code, jump if true, jump if false, operand.
 """
@@ -36,10 +36,10 @@ NEW_NAMESPACES = 0x7E020000
 CLONE_FILES, CLONE_THREAD = 0x400, 0x10000
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 PLAIN_IOCTL = (0x541B, 0x5421, 0x5450, 0x5451)
-"""FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: the rest is for devices and file systems, or tells about the host's."""
+"""FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: all others are for devices and file systems, or reveal those of the host."""
 PLAIN_FCNTL = (*range(8), 1030, 1032)
-"""F_DUPFD, F_{GET,SET}{FD,FL}, F_{GETLK,SETLK,SETLKW}, F_DUPFD_CLOEXEC, F_GETPIPE_SZ. Not leases, notifications, hints and
-the locks of descriptors, which other runs and the host would meet on files that all read."""
+"""F_DUPFD, F_{GET,SET}{FD,FL}, F_{GETLK,SETLK,SETLKW}, F_DUPFD_CLOEXEC, F_GETPIPE_SZ. Leases, notifications, hints and locks of
+descriptors are excluded: they would affect other runs and the host on files that all of them read."""
 F_SETFL = 4
 AF_UNIX, AF_INET, AF_INET6, SOCK_STREAM, _SOCK_TYPE = 1, 2, 10, 1, 0xF
 SOL_SOCKET, SO_SNDBUF, SO_SNDBUFFORCE, SO_ATTACH_FILTER = 1, 7, 32, 26
@@ -47,11 +47,13 @@ MAP_SHARED, MAP_ANONYMOUS, MAP_HUGETLB = 0x1, 0x20, 0x40000
 MADV_MERGEABLE, MADV_HUGEPAGE, MADV_COLD, MADV_PAGEOUT, MADV_COLLAPSE = 12, 14, 20, 21, 25
 PLAIN_PRCTL = (1, 2, 3, 7, 15, 16, 21, 23, 27, 29, 30, 37, 38, 39, 40, 42)
 """PR_{SET,GET}_PDEATHSIG, PR_GET_DUMPABLE, PR_GET_KEEPCAPS, PR_{SET,GET}_NAME, PR_GET_SECCOMP, PR_CAPBSET_READ, PR_GET_SECUREBITS,
-PR_{SET,GET}_TIMERSLACK, PR_GET_CHILD_SUBREAPER, PR_{SET,GET}_NO_NEW_PRIVS, PR_GET_TID_ADDRESS, PR_GET_THP_DISABLE. The rest hides a
-process from the supervisor, undoes its clock, or has the kernel keep what no sum sees: tables of futexes, names of memory."""
+PR_{SET,GET}_TIMERSLACK, PR_GET_CHILD_SUBREAPER, PR_{SET,GET}_NO_NEW_PRIVS, PR_GET_TID_ADDRESS, PR_GET_THP_DISABLE. All others
+hide a process from the supervisor, disable its clock, or make the kernel keep memory that no sum includes: tables of futexes,
+names of memory."""
 SIGCHLD = 17
 SHARED_ANONYMOUS_BYTES = 1024**2
-"""Most of one shared anonymous mapping: a process that maps a page of it may hold all of it, unseen."""
+"""Maximum size of one shared anonymous mapping: a process that maps one page of it may hold all of it, and this is not
+counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +71,9 @@ class _Machine:
     pretended: Mapping[str, int]
     """By name; they succeed and do nothing."""
     without: Mapping[str, int]
-    """By name; they fail as what the file system does not have."""
+    """By name; they fail as on a file system that does not support them."""
     absent: Mapping[str, int]
-    """By name; they fail as what the kernel does not have."""
+    """By name; they fail as on a kernel that does not support them."""
 
 
 # fmt: off
@@ -113,22 +115,23 @@ _PRETENDED: Mapping[str, tuple[int, int | None]] = {
     "sync": (162, 81), "syncfs": (306, 267), "sync_file_range": (277, 84), "fsync": (74, 82),
     "fdatasync": (75, 83), "msync": (26, 227), "fadvise64": (221, 223), "readahead": (187, 213),
 }
-"""They succeed and do nothing, as they do on the file systems in memory where a program can write: asked of a file that it
-only reads, or of all, they make the host write to its disks, or forget what it had read from them."""
+"""They succeed and do nothing, as on the file systems in memory where a program can write. For a file that it only reads, or for
+all files, they would make the host write to its disks, or drop what it had read from them."""
 _WITHOUT: Mapping[str, tuple[int, int | None]] = {
     "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463),
 }
-"""They fail as on a file system without attributes. One of them is an access list, which says who may read."""
+"""They fail as on a file system without attributes. One of these attributes is an access list, which defines who may read a
+file."""
 _ABSENT: Mapping[str, tuple[int, int | None]] = {
     "clone3": (435, 435), "openat2": (437, 437), "epoll_create": (213, None), "epoll_create1": (291, 20),
 }
-"""They fail as on a kernel that does not have them. The flags of the first two lie behind a pointer, where a filter cannot look;
-callers fall back to `clone`, `openat` and `poll`."""
+"""They fail as on a kernel that does not have them. The flags of the first two are behind a pointer, which a filter cannot
+follow; callers fall back to `clone`, `openat` and `poll`."""
 # fmt: on
 
 
 def _column(table: Mapping[str, tuple[int, int | None]], column: int) -> dict[str, int]:
-    """Return the calls that the architecture in a column has."""
+    """Return the calls of the architecture in a column."""
     numbers = ((name, row[column]) for name, row in table.items())
     return {name: number for name, number in numbers if number is not None}
 
@@ -160,9 +163,9 @@ def refused_calls(machine: str | None = None) -> Mapping[str, int]:
 def filter_program(
     machine: str | None = None, *, children_counted: bool = True, loopback: bool = False
 ) -> bytes | None:
-    """Return the filter for an architecture (this one's by default), None if its numbers are not known.
+    """Return the filter for an architecture (by default this machine's); None if its numbers are unknown.
 
-    With `loopback` programs have TCP, in a network of their own, and epoll, without which many clients and servers do not start.
+    With `loopback` programs have TCP, in a separate network, and epoll, because many clients and servers do not start without it.
 
     Without `children_counted` SIGCHLD keeps its meaning: the CPU time of children that are never waited for is lost unless it was
     counted while they lived.
@@ -199,7 +202,7 @@ def _rules(direct: int) -> dict[str, bytes]:
     """Return the rules of each call whose arguments matter."""
     socket = _stream_sockets(AF_UNIX)
     return {
-        # Locks of a process that shares its descriptors outlive it, and are then in no list.
+        # The locks of a process that shares its descriptors remain after it ends, and then appear in no list.
         "clone": _step(_LOAD, _ARGUMENTS[0])
         + _when(_ANY_BIT, NEW_NAMESPACES, errno.EPERM)
         + _step(_AND, CLONE_FILES | CLONE_THREAD)
@@ -222,7 +225,7 @@ def _rules(direct: int) -> dict[str, bytes]:
         + _unless(0, errno.ENOMEM)
         + _step(_LOAD, _ARGUMENTS[1])
         + _when(_ABOVE, SHARED_ANONYMOUS_BYTES, errno.ENOMEM),
-        # The error of a kernel without huge pages; one mapped page keeps a whole huge page, uncounted.
+        # The error of a kernel without huge pages; one mapped page keeps a whole huge page, which is not counted.
         "madvise": _step(_LOAD, _ARGUMENTS[2])
         + _refuse_each(
             *(MADV_MERGEABLE, MADV_HUGEPAGE, MADV_COLD, MADV_PAGEOUT, MADV_COLLAPSE), error=errno.EINVAL
@@ -260,9 +263,9 @@ def _stream_sockets(*families: int) -> bytes:
 
 
 def _readable(place: int) -> bytes:
-    """Reject a mode, the argument in a place, with which the owner may run a file and not read it.
+    """Reject a mode (the argument at this place) with which the owner may run a file but not read it.
 
-    What runs from such a file loses the clock that counts its time, and with it what says that it did anything.
+    A program that runs from such a file loses the clock that counts its time, and thus the only evidence that it did anything.
     """
     return (
         _step(_LOAD, _ARGUMENTS[place])

@@ -1,6 +1,6 @@
 """Supervises one run: copies bounded input and output, measures its use, and ends all of its processes.
 
-Works the same for every backend; how the processes of a run are watched and killed is the backend's `ProcessGroup`.
+It works the same for every backend; the backend's `ProcessGroup` watches and kills the processes of a run.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from kapelle.runtime.clock import SuspendAwareClock
 
 # -------- The last protection of the weak mode: kernel memory that the machine loses while a run is in the kernel
 #
-# Limits and sums bound every kind of memory that is known to be held. What they miss (a table behind a new option of a system
-# call, a leak) is still missing from the machine. So its own counters are read a few times a second, and what the kernel
-# holds beyond everything that they attribute is compared with the time that each run spends in the kernel: a run that is
-# not in the kernel takes nothing from it. Memory of processes, files and page tables never enters the comparison, so
-# neighbours may use as much of it as they like.
+# Limits and sums cover every known kind of memory. Memory that they miss (a table behind a new option of a system call, a leak)
+# is still missing from the machine. So the machine's own counters are read a few times a second. The memory that the kernel
+# holds beyond everything that the counters attribute is compared with the time that each run spends in the kernel: a run that is
+# not in the kernel takes no memory from it. Memory of processes, files and page tables is not part of the comparison, so other
+# programs may use any amount of it.
 
 NET_EVERY_S = 0.2
 """Seconds between two readings of the machine's counters during runs."""
@@ -41,9 +41,9 @@ _FASTEST = 8 * 1024**3
 _TICK_S = 0.01
 """Delay of the kernel's accounts of system time."""
 _SETTLE_S = 2.0
-"""How long no other run is suspected after one: the kernel takes back meanwhile what it held."""
+"""How long no other run is suspected after one: during this time the kernel frees the memory that the first one held."""
 _RETURN_WITHIN_S = 1.0
-"""How long the kernel may take to free what a dead run held; it does so behind a grace period."""
+"""How long the kernel may take to free the memory of a dead run; it does so after a grace period."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MEMINFO = Path("/proc/meminfo")
 _ZONEINFO = Path("/proc/zoneinfo")
@@ -57,7 +57,7 @@ _ATTRIBUTED = (
 
 
 def unattributed_bytes(meminfo: Path = _MEMINFO, zoneinfo: Path = _ZONEINFO) -> int | None:
-    """Return what the kernel holds for itself, its page tables and stacks aside; None where it does not tell."""
+    """Return the memory that the kernel holds for itself, without page tables and stacks; None if it is not reported."""
     try:
         held = {
             name: int(value.split()[0]) * 1024
@@ -72,7 +72,7 @@ def unattributed_bytes(meminfo: Path = _MEMINFO, zoneinfo: Path = _ZONEINFO) -> 
 
 
 def came_back(held: int, wanted: int) -> bool:
-    """Return whether the kernel frees so many of the bytes that it `held` soon."""
+    """Return whether the kernel soon frees this many of the bytes that it `held`."""
     until = time.monotonic() + _RETURN_WITHIN_S
     while True:
         left = unattributed_bytes()
@@ -92,11 +92,11 @@ class Net:
         self._next = self._quiet_until = 0.0
 
     def rest(self) -> None:
-        """Forget the last reading: without runs, none is charged for changes until the next reading."""
+        """Forget the last reading: while there are no runs, changes until the next reading are charged to none."""
         self._before, self._next = None, 0.0
 
     def look(self, runs: Iterable[Session], now: float, held: int | None = None) -> None:
-        """Read the counters, when it is time, and suspect one run: of those that may have taken too much, the one longest in the kernel."""
+        """Read the counters, if it is time. Of the runs that may hold too much, suspect the one longest in the kernel."""
         if now < self._next:
             return
         self._next = now + NET_EVERY_S
@@ -127,9 +127,9 @@ class _Account:
         self._cpu_s, self._kernel_s, self._meanwhile_s = 0.0, 0.0, 0.0
 
     def charge(self, grown: int, held: int, cpu_s: float, kernel_s: float) -> tuple[int, float]:
-        """Add what the kernel has grown by, as far as the run had time for it.
+        """Add the growth of the kernel's memory, as far as the run had time to cause it.
 
-        Return the sum, and the seconds that the run was in the kernel while that grew.
+        Return the sum, and the seconds that the run was in the kernel during this growth.
         """
         ran, in_kernel = cpu_s > self._cpu_s, max(kernel_s - self._kernel_s, 0.0)
         self._cpu_s, self._kernel_s = cpu_s, kernel_s
@@ -137,7 +137,7 @@ class _Account:
         if ran and grown > 0:
             self._waiting += grown
         if in_kernel and self._waiting:
-            # The kernel's accounts come in ticks: what has grown waits for the next one.
+            # The kernel updates its accounts in ticks: the growth waits for the next tick.
             self._charged += min(self._waiting, int((in_kernel + _TICK_S) * _FASTEST))
             self._meanwhile_s += in_kernel
             self._waiting = 0
@@ -146,7 +146,7 @@ class _Account:
         return self._charged, self._meanwhile_s
 
 
-# -------- Measures runs without a waiting call: a program may continue between two calls
+# -------- Measures runs while no call waits for them: a program may continue between two calls
 
 LOOK_EVERY_S = 0.05
 """Seconds between two measurements of a run while no call waits for it."""
@@ -178,7 +178,7 @@ class _Watcher:
                 self._change.wait_for(lambda: len(self._runs) > 0)
                 runs = list(self._runs)
             for run in runs:
-                # It has ended, or this process has no descriptors left: the next measurement or call reports it.
+                # The run has ended, or this process has no descriptors left: the next measurement or call reports it.
                 with contextlib.suppress(OSError):
                     run.look()
             net.look(runs, time.monotonic())
@@ -212,7 +212,7 @@ class ProcessGroup:
         self._process = process
 
     def begin(self, within_s: float) -> None:
-        """Count use from here on; called right before the program starts."""
+        """Start counting use; called right before the program starts."""
 
     def usage(self) -> Usage | None:
         """Return their use now; None if it is unknown."""
@@ -223,7 +223,7 @@ class ProcessGroup:
         return 0.0
 
     def kernel_s(self) -> tuple[float, float] | None:
-        """Return their seconds of CPU and of those the ones in the kernel; None if a cgroup counts all that they hold."""
+        """Return their CPU seconds, and how many of them were spent in the kernel; None if a cgroup counts all their memory."""
         return None
 
     def kill(self, within_s: float) -> None:
@@ -231,7 +231,7 @@ class ProcessGroup:
         self._process.kill()
 
     def close(self) -> None:
-        """Free what the backend holds for the run: descriptors, directories, names."""
+        """Free the resources that the backend holds for the run: descriptors, directories, names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +241,8 @@ class Opening:
     message: bytes
     """The first input of the waiting sandbox."""
     greeting: bytes
-    """What it writes on standard output when everything stands and the program is next; no output before it
-    is a program's, and a run without it never began."""
+    """What it writes to standard output when everything is ready and the program starts next. Output before it does not come
+    from the program, and a run without it never began."""
 
 
 class Session:
@@ -274,7 +274,7 @@ class Session:
         self._limit: LimitName | None = None
         self._memory, self._peak_memory, self._seen_cpu_s = 0, 0, 0.0
         self._granted_s = 0.0
-        # Counts what passes while the program is waited for, and nothing while this process is stopped.
+        # Counts the time that passes while this process waits for the program, and no time while this process is stopped.
         self._clock = SuspendAwareClock()
         self._started = self._clock.now()
         self._looked = self._started
@@ -294,7 +294,7 @@ class Session:
         self.ended = False
         """Whether the program has ended by itself."""
         self.suspected = False
-        """Whether the machine misses memory, and most by this run: its next look then ends it."""
+        """Whether the machine is missing memory and this run is the main suspect: the next measurement then ends the run."""
         self._lost_by_others = False
         self._result: Result | None = None
         for fd in (self._stdin, *self._output):
@@ -303,7 +303,7 @@ class Session:
         _watcher(os.getpid()).add(self)
 
     def kernel_s(self) -> tuple[float, float] | None:
-        """Return its seconds of CPU and of those the ones in the kernel, None before its program begins."""
+        """Return its CPU seconds, and how many of them were spent in the kernel; None before its program begins."""
         return None if self._waiting else self._group.kernel_s()
 
     @property
@@ -319,7 +319,7 @@ class Session:
             self._check_begun()
 
     def look(self) -> None:
-        """End the run if it is above its limits; nothing while a call is under way, which looks by itself."""
+        """End the run if it is above its limits; do nothing during a call, which checks the limits itself."""
         if not self._turn.acquire(blocking=False):
             return
         try:
@@ -346,9 +346,9 @@ class Session:
             return line
 
     def finish(self, *, kill: bool = False) -> Result:
-        """Close the input, wait for the end within the limits (or bring it about) and free everything.
+        """Close the input, wait for the end within the limits (or end the run) and free everything.
 
-        May be called again, and then returns the same.
+        May be called again, and then returns the same result.
         """
         with self._turn:
             if self._result is not None:
@@ -363,7 +363,8 @@ class Session:
                 wall_s = self._clock.now() - self._started
                 status, cpu_s = _wait(self._process, KILL_WITHIN_S)
                 cpu_s = max(cpu_s, self._seen_cpu_s)
-                # A program's signal is its own, negative, or one that the shell which waits for it reports above 128.
+                # The signal of a program is either its own negative status, or a status above 128 from the shell that waits for
+                # it.
                 by_signal = None
                 if status is not None and (status < 0 or status > 128):
                     by_signal = -status if status < 0 else status - 128
@@ -403,7 +404,7 @@ class Session:
             self._lost_by_others = not came_back(held, self.limits.unexplained_bytes // 2)
 
     def _check_own_fault(self) -> None:
-        """Raise SandboxError for a run that was ended for memory of others: the program is not at fault."""
+        """Raise SandboxError for a run that was ended because of the memory of others: the program is not at fault."""
         if self._lost_by_others:
             raise SandboxError(
                 f"The machine lost more than {self.limits.unexplained_bytes:,} bytes of memory to its kernel while a program "
@@ -427,7 +428,7 @@ class Session:
             raise SandboxError(f"The sandbox could not start the program: {said or why}.")
 
     def _pump(self, done: Callable[[], bool], until: float) -> None:
-        """Move bytes until `done`, the end of the program, a limit, or a moment, later by what is granted meanwhile."""
+        """Move bytes until `done`, the end of the program, a limit, or a deadline, which time granted meanwhile extends."""
         granted_before = self._granted_s
         while not done() and not self.ended and self._limit is None:
             now = self._clock.now()
@@ -484,8 +485,7 @@ class Session:
 
     def _end(self) -> None:
         self.ended = True
-        # What it wrote before it ended may have come after the last look at the pipes, and what it used after the
-        # last look at that.
+        # Its last output may have come after the pipes were last read, and its last use after the last measurement.
         self._drain()
         if self._limit is None:
             self._is_above_a_limit()
@@ -525,7 +525,7 @@ class Session:
         if self.suspected:
             self._limit = "memory"
             return True
-        # Before the greeting the mounts may still be the host's, and what is used is not the program's.
+        # Before the greeting the mounts may still be those of the host, and the use is not that of the program.
         usage = None if self._waiting else self._group.usage()
         if usage is None:
             return False
@@ -544,9 +544,9 @@ class Session:
 
 
 def look_again_s(grown: int, in_s: float, room: int) -> float:
-    """Return when to look again at a run that has grown by some bytes in some seconds and may grow by `room` more.
+    """Return when to measure a run again that has grown by some bytes in some seconds and may grow by `room` more.
 
-    One that would be full by the next look, if it grew twice as fast, is looked at twice before that.
+    A run that would reach its limit by the next measurement, if it grew twice as fast, is measured twice before that.
     """
     full_s = math.inf if grown <= 0 else room * in_s / grown
     return WATCH_EVERY_S if full_s > 2 * WATCH_EVERY_S else max(full_s / 4, WATCH_CLOSELY_S)
@@ -571,14 +571,14 @@ def _wait(process: subprocess.Popen[bytes], within_s: float) -> tuple[int | None
 
 
 class Prepared(Protocol):
-    """A sandbox that stands ready for one program."""
+    """A sandbox that is ready for one program."""
 
     def start(self, files: Mapping[str, bytes], command: Sequence[str]) -> Session:
-        """Put the files into the work directory and start the command there; the clock runs from here."""
+        """Put the files into the work directory and start the command there; this starts the clock."""
         ...
 
     def discard(self) -> None:
-        """Free it unused; does nothing after `start`."""
+        """Free the sandbox if it is unused; does nothing after `start`."""
         ...
 
 
@@ -587,7 +587,7 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """The name that asks for it."""
+        """The name by which it is selected."""
         ...
 
     @property
@@ -596,11 +596,11 @@ class Backend(Protocol):
         ...
 
     def layers(self) -> tuple[Layer, ...]:
-        """Return each layer of protection and whether this machine gives it; cheap after the first call."""
+        """Return each layer of protection and whether this machine provides it; cheap after the first call."""
         ...
 
     def prepare(self, limits: Limits) -> Prepared:
-        """Make a sandbox ready. Raises SandboxError when a required layer is missing."""
+        """Prepare a sandbox. Raises SandboxError if a required layer is missing."""
         ...
 
 
@@ -613,7 +613,7 @@ def run(
 ) -> Result:
     """Run a command on files (path below the work directory → content) and return what happened.
 
-    Raises SandboxError when the machine cannot give the sandbox, or the files do not fit it.
+    Raises SandboxError if the machine cannot provide the sandbox, or the files do not fit into it.
     """
     session = start(backend, files, command, limits or Limits())
     try:
@@ -625,7 +625,7 @@ def run(
 
 
 def start(backend: Backend, files: Mapping[str, bytes], command: Sequence[str], limits: Limits) -> Session:
-    """Start a command on files and return the run under way. Raises SandboxError like `run`."""
+    """Start a command on files and return the active run. Raises SandboxError like `run`."""
     prepared = backend.prepare(limits)
     try:
         return prepared.start(files, command)

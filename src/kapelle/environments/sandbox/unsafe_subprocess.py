@@ -1,8 +1,7 @@
 """Runs programs as plain child processes without containment: only for code that you would run by hand.
 
-Asked for by name only, and says so with a warning. Wall time and output are bounded and the process group is
-killed, so honest mistakes end; a hostile program reads, writes and sends whatever its user may, and can leave
-its group.
+It must be chosen by name, and gives a warning. Wall time and output are limited and the process group is killed, so honest
+mistakes end. A hostile program can read, write and send whatever its user may, and can leave its group.
 """
 
 from __future__ import annotations
@@ -67,13 +66,13 @@ class PreparedSubprocess:
         self._used = False
 
     def start(self, files: Mapping[str, bytes], command: Sequence[str]) -> Session:
-        """Write the files and start the command in a process group of its own."""
+        """Write the files and start the command in a separate process group."""
         check_files(files, self._limits)
         for path, content in files.items():
             target = self._work / path
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
-        # Set by a shell, which becomes the command: the limits that every POSIX shell knows.
+        # A shell sets the limits that every POSIX shell knows, and then becomes the command.
         blocks, seconds = max(1, self._limits.file_bytes // 512), max(1, int(self._limits.cpu_s + 0.999))
         bounded = f"ulimit -c 0; ulimit -S -t {seconds}; ulimit -H -t {seconds + 1}; ulimit -f {blocks}"
         process = subprocess.Popen(
@@ -102,7 +101,7 @@ class PreparedSubprocess:
 
 
 class UnsafeProcessGroup(ProcessGroup):
-    """A process group and its work directory; the run's processes cannot be told from others of the host."""
+    """A process group and its work directory; the processes of the run cannot be distinguished from others of the host."""
 
     def __init__(self, process: subprocess.Popen[bytes], work: Path) -> None:
         super().__init__(process)

@@ -1,8 +1,8 @@
 """Measures the processes of a sandbox: summed from /proc without trusting their contents, or reported by a cgroup.
 
-Resource limits of the kernel bind single processes; this sums over all of a run's processes, so that many small ones
-cannot do what one large one may not. What /proc does not tell is counted as the most that it can be: a pipe or a
-socket as full, shared anonymous memory as touched.
+The kernel's resource limits apply to single processes. This module sums over all processes of a run, so that many small ones
+cannot do what one large one may not. A quantity that /proc does not report is counted at its maximum: a pipe or a socket as
+full, shared anonymous memory as touched.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _PIPE_BYTES = 65536
 _LIBC = ctypes.CDLL(None)
 _KCMP, _KCMP_VM = {"x86_64": 312, "aarch64": 272}, 1
 _MAPPINGS_BYTES = 1 << 19
-"""Of /proc/<pid>/maps: some ten thousand mappings, a hundred times what a Python with libraries has."""
+"""For /proc/<pid>/maps: about ten thousand mappings, a hundred times as many as Python with libraries has."""
 _LOCK_BYTES = 256
-"""At least what the kernel keeps of a record lock, for which it has no limit."""
+"""At least the kernel memory of one record lock; the kernel does not limit their number."""
 _LOCKS_BYTES = 1 << 17
-"""Of /proc/locks: some two thousand locks; a database has a few."""
+"""For /proc/locks: about two thousand locks; a database has a few."""
 _LOCKED = re.compile(rb" ([0-9a-f]+:[0-9a-f]+:[0-9]+) ")
 """In a line of /proc/locks, the device (hexadecimal) and the inode."""
 
@@ -47,15 +47,15 @@ class Usage:
     memory_bytes: int
     files: int
     countable: bool = True
-    """False when there is what no honest program has: more mappings or locks than are read, a lock on a file of the host, or
-    what may not be read."""
+    """False if there is something that no honest program has: more mappings or locks than are read, a lock on a file of the
+    host, or something that may not be read."""
 
 
 def usage_of(init_pid: int, mounts: tuple[str, ...], memory_limit: int) -> Usage:
     """Return the use of a process and all its descendants, with the tmpfs `mounts` that they see.
 
-    A process that ends while it is read counts as nothing. Memory that several processes share is divided among them
-    only when the plain sum is above the limit: that is slower to read.
+    A process that ends while it is read counts as zero. Memory that several processes share is divided among them only if the
+    plain sum is above the limit, because the divided values are slower to read.
     """
     locked = lock_bytes(init_pid, mounts)
     cpu_ticks, countable = 0, locked is not None
@@ -92,9 +92,9 @@ def usage_of(init_pid: int, mounts: tuple[str, ...], memory_limit: int) -> Usage
 
 
 def longest_wait_s(init_pid: int) -> float:
-    """Return for how long the one of a process's and its descendants' threads that waited longest has waited for a core.
+    """Return the longest time that any thread of a process and its descendants has waited for a core.
 
-    Of those that live; 0 where the kernel does not tell.
+    Only living threads count; 0 if the kernel does not report it.
     """
     waited, waiting = 0, [init_pid]
     while waiting:
@@ -108,7 +108,7 @@ def longest_wait_s(init_pid: int) -> float:
 
 
 def times_of(init_pid: int) -> tuple[float, float]:
-    """Return the seconds of CPU of a process and all its descendants, and of those the ones in the kernel."""
+    """Return the CPU seconds of a process and all its descendants, and how many of them were spent in the kernel."""
     everywhere, in_kernel, waiting = 0, 0, [init_pid]
     while waiting:
         pid = waiting.pop()
@@ -167,9 +167,9 @@ def _has_memory(pid: int) -> bool:
 
 
 def _private_bytes(pid: int, threads: list[Path]) -> tuple[Path, int] | None:
-    """Return the anonymous memory of a process, what it shares with its forks included, its page tables, and where that was read.
+    """Return a process's anonymous memory (shared with forks included), its page tables, and the file that was read.
 
-    Any living thread tells: the first one may have ended, and then does not.
+    Any living thread reports it: the first one may have ended, and then it does not.
     """
     for place in (Path(f"/proc/{pid}"), *threads):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -180,7 +180,7 @@ def _private_bytes(pid: int, threads: list[Path]) -> tuple[Path, int] | None:
 
 
 def _each_once(held: list[tuple[Path, int]]) -> list[tuple[Path, int]]:
-    """Return one of the processes for each memory: a child of `vfork` has its parent's until it starts its program."""
+    """Return one process for each memory: a child of `vfork` shares its parent's memory until it starts its program."""
     found: list[tuple[Path, int]] = []
     for place, size in held:
         if not any(_is_one_memory(place, other) for other, _ in found):
@@ -195,7 +195,7 @@ def _is_one_memory(place: Path, other: Path) -> bool:
 
 
 def _divided(held: list[tuple[Path, int]], room: int) -> int:
-    """Return the sum with what is shared divided, or as much of it as is above `room`: they grow while they are read."""
+    """Return the sum with shared memory divided, or a partial sum that is above `room`: they grow while they are read."""
     total = 0
     for place, size in sorted(_each_once(held), key=lambda one: -one[1]):
         try:
@@ -219,7 +219,7 @@ def _sum_of(file: Path, names: tuple[bytes, ...]) -> int | None:
 def _shared_anonymous(thread: Path) -> set[bytes]:
     """Return names of the pieces of shared anonymous memory that a process maps, or the start of one.
 
-    Raises OverflowError when there are too many mappings to read.
+    Raises OverflowError if there are too many mappings to read.
     """
     text = _all_of(thread / "maps", _MAPPINGS_BYTES)
     if b"/dev/zero" not in text:
@@ -243,13 +243,13 @@ def _all_of(file: Path, most: int) -> bytearray:
 def lock_bytes(init_pid: int, mounts: tuple[str, ...]) -> int | None:
     """Return the kernel memory of the run's record locks.
 
-    None for more than are read, and for one on a file that is not in the tmpfs `mounts` of the run: the host, or another
-    run, may wait for that.
+    None if there are more than are read, or if one is on a file outside the tmpfs `mounts` of the run: the host, or another run,
+    may wait for that lock.
     """
     try:
         # Read in the run's own /proc, which has only its own locks.
         lines = _all_of(Path(f"/proc/{init_pid}/root", "proc/locks"), _LOCKS_BYTES).splitlines()
-        # Whether a process has this one's pid namespace, as in a sandbox that is rejected for it.
+        # Whether a process has the pid namespace of this process, as in a sandbox that is rejected for that reason.
         if not lines or Path(f"/proc/{init_pid}/ns/pid").readlink() == Path("/proc/self/ns/pid").readlink():
             return 0
         devices = (os.stat(f"/proc/{init_pid}/root{mount}").st_dev for mount in mounts)  # noqa: PTH116
@@ -265,9 +265,9 @@ def lock_bytes(init_pid: int, mounts: tuple[str, ...]) -> int | None:
 
 
 def _pipe_bytes(threads: list[Path]) -> int:
-    """Return the most that the pipes can hold of which threads have descriptors; each thread may have some of its own."""
+    """Return the maximum that the pipes with open descriptors can hold; each thread may have its own descriptors."""
     pipes = set[tuple[int, int]]()
-    with contextlib.suppress(OSError):  # this process has no descriptors left: the next look tells
+    with contextlib.suppress(OSError):  # no descriptors left: the next measurement reports it
         for folder in (thread / "fd" for thread in threads):
             for name in _names(folder):
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
@@ -285,7 +285,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _socket_bytes(init_pid: int) -> int:
-    """Return the most that all Unix sockets of the run can hold, those on their way and in queues included."""
+    """Return the maximum that all Unix sockets of the run can hold, including sockets in transit and in queues."""
     try:
         sockets = Path(f"/proc/{init_pid}/net/unix").read_bytes().count(b"\n") - 1
     except OSError:
@@ -300,7 +300,7 @@ def _most_of_a_socket() -> int:
 
 
 def tcp_bytes(init_pid: int) -> int:
-    """Return at least what the queues of all TCP sockets of a run's own network hold: twice their bytes, for the kernel's own."""
+    """Return an upper estimate of the queues of all TCP sockets in a run's network: twice their bytes, for kernel overhead."""
     held = 0
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -310,10 +310,10 @@ def tcp_bytes(init_pid: int) -> int:
     return 2 * held
 
 
-# -------- The CPU time of a process and all its descendants, also of those that ended and were never waited for
+# -------- The CPU time of a process and all its descendants, including those that ended and were never waited for
 #
-# /proc adds the time of a child to its parent when the parent waits for it. A parent that ignores SIGCHLD never does, and
-# what such children used is gone. A performance counter that children inherit keeps it (perf_event_open(2)).
+# /proc adds the time of a child to its parent when the parent waits for it. A parent that ignores SIGCHLD never waits, and the
+# time of such children is lost. A performance counter that children inherit keeps it (perf_event_open(2)).
 
 _PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
 _SIZE = 64
@@ -334,9 +334,9 @@ def task_clock_works() -> bool:
 
 
 def open_clock(pid: int) -> int:
-    """Return a descriptor of a clock that counts from here on for a process (0: this one) and what it will start.
+    """Return a descriptor of a clock that counts from now on for a process (0: this one) and the processes that it will start.
 
-    Raises OSError where that is not allowed.
+    Raises OSError if that is not allowed.
     """
     number = _PERF_EVENT_OPEN.get(platform.machine())
     if number is None:
@@ -358,11 +358,11 @@ def read_clock(fd: int) -> float:
     return int.from_bytes(os.read(fd, 8), "little") / 1e9
 
 
-# -------- The strong mode: a cgroup for each run, in which the kernel bounds memory and processes, counts CPU, and kills all
+# -------- The strong mode: a cgroup for each run, in which the kernel limits memory and processes, counts CPU, and kills all
 #
 # This needs cgroup v2 and a folder of it that this process may use: one that systemd has delegated
 # (`systemd-run --user --scope --property=Delegate=yes kapelle train …`), or one with `memory` and `pids` in its
-# `cgroup.subtree_control` in whose child `kapelle` this process is.
+# `cgroup.subtree_control`, if this process is in its child `kapelle`.
 
 LEAF = "kapelle"
 """The cgroup of this process itself: a cgroup with processes may not have children with controllers."""
@@ -400,7 +400,7 @@ class RunCgroup:
             raise SandboxError(f"A sandbox cannot be moved to {self._folder}: {error.strerror}.") from error
 
     def cpu_s(self) -> float:
-        """Return the seconds of CPU of all that ever ran in it."""
+        """Return the CPU seconds of all processes that ever ran in it."""
         return self._numbers("cpu.stat").get("usage_usec", 0) / 1e6
 
     def memory_bytes(self) -> int:
@@ -448,7 +448,7 @@ _left: set[Path] = set()
 
 @functools.cache
 def strong_or_why_not() -> Path | str:
-    """Return the folder in which cgroups of runs can be made, or the reason that there is none."""
+    """Return the folder in which cgroups of runs can be made, or the reason why there is none."""
     try:
         return find_folder(_ROOT, _OWN)
     except SandboxError as error:
@@ -458,7 +458,7 @@ def strong_or_why_not() -> Path | str:
 def find_folder(root: Path, own: Path) -> Path:
     """Return the folder in which cgroups of runs can be made, for a file system and a file like /proc/self/cgroup.
 
-    Raises SandboxError with the reason that there is none.
+    Raises SandboxError with the reason why there is none.
     """
     paths = [line.removeprefix("0::/") for line in own.read_text().splitlines() if line.startswith("0::/")]
     if not paths or not (root / "cgroup.controllers").is_file():

@@ -42,9 +42,9 @@ REWARDS = ("reward.json", "reward.txt")
 SETUP_S = 30.0
 """Seconds beyond a task's own time limits, to copy files."""
 LEAST_MB = 256
-"""Least mebibytes of memory, which unpacking a task's files needs."""
+"""Minimum memory in mebibytes, which is needed to unpack a task's files."""
 SAID_BYTES = 256 << 10
-"""Most bytes of the tests' output that are kept."""
+"""Maximum number of bytes of the tests' output that are kept."""
 Entries = list[list[Any]]
 """The files of `driver`: lists of path, kind, mode and content."""
 
@@ -58,7 +58,7 @@ class Room:
     disk_mb: int
     """Mebibytes of files in one folder."""
     left_mb: int
-    """Most mebibytes of files at the end."""
+    """Maximum size of the files at the end, in mebibytes."""
     processes: int
     packages: tuple[str, ...]
     """Python packages of this installation, with their requirements."""
@@ -73,7 +73,7 @@ class Room:
 
 
 MOST_FILES = 4096
-"""Most files at the end."""
+"""Maximum number of files at the end."""
 PORT = 8000
 """Port of the relay in the sandbox."""
 SOCKET = "/run/policy"
@@ -192,7 +192,7 @@ class Workplace:
             self._begin()
         session = self._session
         assert session is not None, "begun above"
-        # Random, so that a program cannot have written the reply ahead.
+        # Random, so that a program cannot have written the reply in advance.
         number = secrets.token_hex(16).encode()
         session.send(number + b" " + json.dumps({"do": what, **given}).encode() + b"\n")
         line = session.receive(within_s)
@@ -298,7 +298,7 @@ class TaskRunResult:
 def grade(
     task: TaskFolder, entries: Entries, room: Room, rewards: tuple[float, float] = (0.0, 1.0)
 ) -> TaskRunResult:
-    """Run a task's tests on an agent's files; block meanwhile. Raises SandboxError if there is no sandbox.
+    """Run a task's tests on an agent's files, and block until they end. Raises SandboxError if there is no sandbox.
 
     A result that is unclear gives the smaller of `rewards`.
     """

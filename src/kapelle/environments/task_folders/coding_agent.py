@@ -64,7 +64,7 @@ class CodingAgent(FolderSettings, WithTeacher, Alive, Holding, DrivenByPrograms,
     time_limit: float | None = Field(default=None, gt=0.0)
     """Seconds of the program, without the time in which it waits for answers; null is the task's limit."""
     programs: Annotated[int, FROM_HERE_ON] = Field(default=4, ge=1)
-    """Most programs that run at once."""
+    """Maximum number of programs that run at once."""
     tool_form: Form | None = None
     """Form in which agents call the program's tools; null is that of their chat template, or else `hermes`."""
 

@@ -50,7 +50,7 @@ def put(entries: list[list[Any]]) -> None:
 
 
 def take(folders: list[str], most_bytes: int, most_files: int) -> dict[str, Any]:
-    """Kill every other process and return the entries below some folders, or which limit they exceed (`refused`).
+    """Kill every other process and return the entries below some folders, or the limit that they exceed (`refused`).
 
     Devices, pipes, sockets and unreadable files are skipped.
     """
@@ -103,7 +103,7 @@ def kill_others() -> None:
 
 
 def remove_links_out(folders: list[str]) -> None:
-    """Remove links that lead outside some folders and the system, until none is left, because links may chain."""
+    """Remove links that lead outside some folders and the system, until none is left, because links may form chains."""
     inside = tuple(f"{os.path.realpath(folder)}/" for folder in folders) + SYSTEM
     removed = True
     while removed:

@@ -55,13 +55,13 @@ class FolderSettings(Settings, Reads, Reporting):
     packages: tuple[str, ...] = ("pytest",)
     """Python packages of this installation in the sandbox, with their requirements."""
     memory_mb: Annotated[int, FROM_HERE_ON] = Field(default=1024, ge=64)
-    """Most mebibytes of all programs and files of an episode; a task may set less."""
+    """Maximum memory for all programs and files of an episode, in mebibytes; a task may set less."""
     disk_mb: Annotated[int, FROM_HERE_ON] = Field(default=128, ge=1)
-    """Most mebibytes of files in one folder of the sandbox."""
+    """Maximum size of the files in one folder of the sandbox, in mebibytes."""
     left_mb: int = Field(default=32, ge=1)
-    """Most mebibytes of files at the end; more files give the smallest reward."""
+    """Maximum size of the files at the end, in mebibytes; larger files give the smallest reward."""
     processes: Annotated[int, FROM_HERE_ON] = Field(default=64, ge=8)
-    """Most processes and threads of an episode."""
+    """Maximum number of processes and threads of an episode."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
@@ -189,7 +189,7 @@ class TaskFolders(CallSettings, FolderSettings, Scripted, Holding):
 
     name: Literal["task_folders"] = "task_folders"
     max_turns: int = Field(default=16, ge=1)
-    """Most turns of an agent; without a final text by then, the reward is 0."""
+    """Maximum number of turns of an agent; without a final text by then, the reward is 0."""
     call_s: Annotated[float, FREE] = Field(default=60.0, gt=0.0)
     """Seconds of one command."""
 

@@ -31,7 +31,7 @@ from kapelle.settings.overlays import parse_yaml
 TESTS = "/tests"
 VERIFIER = "/logs/verifier"
 MOST_FOLDER_BYTES = 256 << 20
-"""Most bytes of a task's files, and of its tests."""
+"""Maximum number of bytes of a task's files, and of its tests."""
 _CLOSED = frozenset([
     "bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys", "usr",
     "box", "kapelle", "logs", "oracle", "solution", "tests", "tmp",

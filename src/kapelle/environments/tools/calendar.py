@@ -1,6 +1,6 @@
 """Calendar tools: list, create, move and delete the events of one episode, at a fixed time.
 
-Two events never overlap; the error names the event in the way. The machine's clock is not read, so episodes repeat.
+Two events never overlap; the error names the conflicting event. The machine's clock is not read, so episodes repeat.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from kapelle.settings.base import Settings
 from kapelle.types import Json
 
 MAX_EVENTS = 200
-"""Most events of a calendar."""
+"""Maximum number of events of a calendar."""
 MAX_TITLE = 120
-"""Most characters of a title."""
+"""Maximum number of characters of a title."""
 LONGEST = 7 * 24 * 60
-"""Most minutes of one event."""
+"""Maximum number of minutes of one event."""
 _FORM = "%Y-%m-%d %H:%M"
 
 _START: Mapping[str, Json] = {"type": "string", "description": "such as 2031-03-04 10:00"}
@@ -105,7 +105,7 @@ class Event:
 
     @property
     def end(self) -> datetime:
-        """Its end, which is excluded."""
+        """Its end (exclusive)."""
         return self.start + timedelta(minutes=self.minutes)
 
     def line(self) -> str:
@@ -184,7 +184,7 @@ class Events(Toolbox):
         return self._events[number]
 
     def _placed(self, event: Event, itself: int | None = None) -> Event:
-        """Return the event; raise ToolFault, naming the first event in the way, if it overlaps."""
+        """Return the event; raise ToolFault, naming the first conflicting event, if it overlaps."""
         if not 1 <= event.minutes <= LONGEST:
             raise ToolFault(f"An event lasts 1 to {LONGEST:,} minutes.")
         try:

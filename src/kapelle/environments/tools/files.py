@@ -1,6 +1,6 @@
 """File tools beneath one folder: each part of a path is opened from the one before, and links are never followed.
 
-So an opened file is beneath the root, even if another process changes the folder meanwhile.
+An opened file is therefore always beneath the root, even if another process changes the folder at the same time.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 MAX_LISTED = 200
 MAX_DEPTH = 32
-"""Most parts of a path; a tree of thousands of levels is hard to remove."""
+"""Maximum number of parts of a path; a tree of thousands of levels is hard to remove."""
 MAX_READ = 20_000
-"""Most characters of one result."""
+"""Maximum number of characters of one result."""
 MAX_WRITTEN = 1 << 20
-"""Most bytes of one file."""
+"""Maximum number of bytes of one file."""
 
 _PATH: Mapping[str, Json] = {"type": "string", "description": "relative, such as notes/today.txt"}
 _LIST = ToolSchema(
@@ -66,7 +66,7 @@ class Files(ToolSettings, Reads):
     write: bool = False
     """True: each agent gets a writable copy of the folder for the episode."""
     files: int = Field(default=200, ge=1)
-    """Most files that an agent writes in an episode."""
+    """Maximum number of files that an agent writes in an episode."""
     texts: Mapping[str, str] = Field(default_factory=dict)
     """Path → text of the files in a new folder, if there is no `root`."""
 
@@ -163,7 +163,7 @@ class Folder(Toolbox):
         return "\n".join([*shown, *([f"… and {more} more"] if more else [])]) or "(empty)"
 
     def read_file(self, arguments: Mapping[str, Json]) -> str:
-        """Return a file's text from a line on, up to the limit of one call."""
+        """Return a file's text starting at a line, up to the limit of one call."""
         parts = _parts(arguments["path"])
         if not parts:
             raise ToolFault("That is a folder. Use `list_files`.")

@@ -45,7 +45,7 @@ _OURS = frozenset(
         "upgrade",
     ]
 )
-"""Headers of the protocol itself, as are all that begin with `mcp-`."""
+"""Headers of the protocol itself, like all headers that begin with `mcp-`."""
 
 
 class Mcp(ToolSettings, StartsProgram):

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 # -------- A server program: one message per line
 
 MAX_MESSAGE = 1 << 20
-"""Most bytes of one message."""
+"""Maximum number of bytes of one message."""
 KEPT_ERRORS = 2_000
 """Bytes of a server's standard error that are shown."""
 ENDED = "The server has ended."
@@ -158,7 +158,7 @@ async def _until(
 GOODBYE_S = 2.0
 """Seconds for a server to confirm the end of a session."""
 MAX_STREAMS = 100
-"""Times that a connection opens the stream of the server's requests; the package reopens a broken one."""
+"""How many times a connection opens the stream of the server's requests; the package reopens a broken stream."""
 _HEADERS = {"Accept-Encoding": "identity", "User-Agent": "kapelle"}
 
 
@@ -189,7 +189,7 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
             raise self.failed(str(fault)) from None
         except httpx2.HTTPError as error:
             raise self.failed(f"the request failed ({type(error).__name__})") from None
-        # Outside a session 404 may carry a message: that there is no such method.
+        # Outside a session a 404 response may carry a message that there is no such method.
         is_message = answer.headers.get("Content-Type", "").startswith("application/json") and not in_session
         if (
             answer.status_code in (401, 403)
@@ -273,11 +273,11 @@ def client(transport: BoundedTransport, headers: Mapping[str, str] | None) -> ht
 # -------- The connection: the official package's session over the transports above
 
 MAX_PAGES = 16
-"""Most pages of a list of tools."""
+"""Maximum number of pages of a list of tools."""
 MAX_MESSAGES = 10_000
-"""Most messages of a server after each request: the answer, notifications and its own requests."""
+"""Maximum number of messages of a server after each request: the answer, notifications and its own requests."""
 CLOSE_S = 10.0
-"""Most seconds to close a connection."""
+"""Maximum time to close a connection, in seconds."""
 _ANSWER = TypeVar("_ANSWER", bound=BaseModel)
 _RESULT: TypeAdapter[types.CallToolResult | types.InputRequiredResult] = TypeAdapter(
     types.CallToolResult | types.InputRequiredResult
@@ -341,7 +341,7 @@ class Pipes:
             self.fault = self.fault or why
 
     def _log_invalid(self, line: bytes) -> None:
-        """Log a line of standard output that is no message; once per program, because episodes start it often."""
+        """Log a line of standard output that is not a message; once per program, because episodes start it often."""
         if self.program.name not in _warned:
             _warned.add(self.program.name)
             shown = cleaned(line.decode("utf-8", "replace")[:200])
@@ -490,10 +490,10 @@ class McpConnection:
     def call(self, name: str, arguments: Mapping[str, Json]) -> str:
         """Return the text of a tool's result; raise ToolFault for a failure, Lost if there is no answer.
 
-        The tool's `outputSchema` is ignored, because a server could make that check arbitrarily long.
+        The tool's `outputSchema` is ignored, because a server could make that check take arbitrarily long.
         """
         if self._session.discover_result is not None and not self._listed:
-            self.tools()  # without `initialize` a tool's schema defines headers of its calls
+            self.tools()  # without `initialize` a tool's schema defines the headers of its calls
         plain = json.loads(json.dumps(dict(arguments), default=str))
         request = types.CallToolRequest(params=types.CallToolRequestParams(name=name, arguments=plain))
         try:

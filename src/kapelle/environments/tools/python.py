@@ -25,7 +25,7 @@ _SCHEMA = one_text(
 )
 _BEGIN = "import sys; sys.path.insert(0, ''); from interpreter import serve; serve()"
 EPISODE_S = 24 * 3600.0
-"""Seconds that an interpreter may exist, the agent's turns included."""
+"""Seconds that an interpreter may exist, including the agent's turns."""
 
 
 class Python(ToolSettings):
@@ -37,11 +37,11 @@ class Python(ToolSettings):
     sandbox: Annotated[str, FROM_HERE_ON] = "bubblewrap"
     """The sandbox: `bubblewrap`, `docker`, or `unsafe_subprocess`, which isolates nothing."""
     call_s: Annotated[float, FREE] = Field(default=10.0, gt=0.0)
-    """Seconds of one program (wall time)."""
+    """Time limit of one program in seconds (wall time)."""
     cpu_s: Annotated[float, FREE] = Field(default=30.0, gt=0.0)
-    """Seconds of CPU time of all programs of an interpreter."""
+    """CPU time limit in seconds for all programs of an interpreter together."""
     memory_mb: Annotated[int, FREE] = Field(default=512, ge=64)
-    """Mebibytes of memory of an interpreter."""
+    """Memory limit of an interpreter in mebibytes."""
 
     def check(self) -> None:
         """Raise SandboxError if the sandbox is unavailable on this machine."""
@@ -69,7 +69,7 @@ class Interpreter(Toolbox):
             command = [self._sandbox.python, "-I", "-B", "-c", _BEGIN]
             driver = Path(str(tool_python_driver.__file__)).read_bytes()
             self._session = start(self._sandbox, {"interpreter.py": driver}, command, self._limits)
-        # Random, so that an earlier program cannot have written the reply ahead.
+        # Random, so that an earlier program cannot have written the reply in advance.
         number = secrets.token_hex(16).encode()
         self._session.send(number + b" " + json.dumps(arguments["program"]).encode() + b"\n")
         line = self._session.receive(self._call_s)

@@ -1,9 +1,9 @@
 """Runs inside the sandbox: an interpreter that keeps its variables from one program to the next.
 
 A request is one line: a number, a space, and the JSON text of a program. The reply is one line: the same number, a space, and the
-JSON text of the program's output. Each request has a new random number, so that a program cannot write a later reply ahead. The
-caller trusts nothing else: the program shares this process. Only the standard library is imported, because this file is copied
-into sandboxes.
+JSON text of the program's output. Each request has a new random number, so that a program cannot write a later reply in advance.
+The caller trusts nothing else: the program shares this process. Only the standard library is imported, because this file is
+copied into sandboxes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 import os
 
 MAX_PRINTED = 20_000
-"""Most characters of one reply."""
+"""Maximum number of characters of one reply."""
 
 
 def serve() -> None:

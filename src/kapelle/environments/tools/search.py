@@ -26,9 +26,9 @@ from kapelle.settings.base import FREE, open_address
 from kapelle.types import Json
 
 MAX_WORDS = 32
-"""Most words of a query; more are dropped."""
+"""Maximum number of words of a query; more are dropped."""
 MAX_PASSAGE = 600
-"""Most characters of one result."""
+"""Maximum number of characters of one result."""
 
 _SCHEMA = one_text(
     "search", "Searches documents and returns the passages that fit best.", "query", "a few words"

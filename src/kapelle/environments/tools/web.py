@@ -1,7 +1,7 @@
 """Requests to servers on behalf of an agent: limited in bytes and seconds, and to public addresses only.
 
-A name is resolved once, all its addresses are checked, and the connection goes to a checked address. So a change of the name's
-address between check and connection has no effect.
+A name is resolved once, all its addresses are checked, and the connection goes to a checked address. A change of the address
+between the check and the connection therefore has no effect.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kapelle.runtime.http import exchange
 from kapelle.types import Json
 
 TIMEOUT_S = 10.0
-"""Seconds of one request."""
+"""Time limit of one request in seconds."""
 
 Resolve = Callable[[str, int], Sequence[str]]
 """Host and port → addresses."""
@@ -40,7 +40,7 @@ def is_public(address: str) -> bool:
         if found in _NAT64:
             inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
         found = inner or found
-    local = isinstance(found, ipaddress.IPv6Address) and found.is_site_local  # fec0::/10, of before RFC 3879
+    local = isinstance(found, ipaddress.IPv6Address) and found.is_site_local  # fec0::/10, before RFC 3879
     inside = any(found in network for network in _INSIDE)
     return found.is_global and not (found.is_multicast or found.is_reserved or local or inside)
 
@@ -129,7 +129,7 @@ def fetch_json(
     resolve: Resolve = addresses_of,
     timeout_s: float = TIMEOUT_S,
 ) -> Json:
-    """Return the JSON at an address; raise WebFault if it is not allowed, too large, late, or no JSON.
+    """Return the JSON at an address; raise WebFault if it is not allowed, too large, late, or not JSON.
 
     Redirects are not followed. Call it in a thread without an event loop.
     """

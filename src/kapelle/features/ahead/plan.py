@@ -1,4 +1,4 @@
-"""What rollouts ahead of the update mean for a run before a model is loaded."""
+"""Checks of rollouts ahead of the update, before a model is loaded."""
 
 from __future__ import annotations
 

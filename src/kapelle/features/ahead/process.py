@@ -89,10 +89,10 @@ class SamplingProcess:
         self._pipe: Connection | None = None
         self._pulse: SharedStatus | None = None
         self._still: str | None = None
-        """How long it has given no sign of life, if that was too long."""
+        """How long it has given no sign of life, if that is too long."""
         self._busy = False
         self.seconds = 0.0
-        """Seconds of the last step."""
+        """Duration of the last step, in seconds."""
         self._start()
 
     @property

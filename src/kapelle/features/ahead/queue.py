@@ -33,7 +33,7 @@ from kapelle.training.rollouts import Rollouts, StepShare, begin_share, check_ve
 from kapelle.training.selection import Roles, TrainingTasks
 from kapelle.types import Group
 
-# -------- The episodes of one step, of which some may stay unfinished
+# -------- The episodes of one step, some of which may stay unfinished
 
 Left = Sequence[PartialGroup]
 """Unfinished groups of the steps before."""
@@ -77,15 +77,15 @@ def _as_share(collected: Callable[[], Mapping[int, PartialGroup]]) -> StepShare:
 
 
 def steps_ahead(training: AheadSettings) -> int:
-    """Return how many steps are collected before the one that is trained on.
+    """Return how many steps ahead of the trained one are collected.
 
-    These are all that `max_staleness` allows, but at most one with `partial_rollouts`: the others are for unfinished groups.
+    This is the number that `max_staleness` allows, but at most one with `partial_rollouts`: the others are for unfinished groups.
     """
     return min(1, training.max_staleness - 1) if training.partial_rollouts else training.max_staleness
 
 
 def enough_for(training: TrainingConfig, number: int, groups: Sequence[PartialGroup]) -> EndOfStep:
-    """Return when step `number` may end: at most `partial_rollouts` of its groups are unfinished, and the next step may have them."""
+    """Return when step `number` may end: at most a share `partial_rollouts` of its groups is left for a later step."""
     most = min(training.tasks_per_step - 1, max(1, int(training.partial_rollouts * training.tasks_per_step)))
     oldest = number - (training.max_staleness - steps_ahead(training))
     return EndOfStep(tuple(place for place, group in enumerate(groups) if group.number <= oldest), most)
@@ -94,7 +94,7 @@ def enough_for(training: TrainingConfig, number: int, groups: Sequence[PartialGr
 # -------- The queue
 
 Pending = Callable[[], StepShare]
-"""Waits for the episodes of a step that another process collects."""
+"""Function that waits for the episodes of a step that another process collects."""
 
 
 class Sampler(LoadsWeights, Protocol):
@@ -251,7 +251,7 @@ class RolloutsAhead(Rollouts):
             share = self._begin(number, left)()
         if not self.on_policy:
             self._compare(step, share, dict(self._engine.versions))
-            setup.engine.release_caches()  # as in a sampling process; the next step would read what is kept
+            setup.engine.release_caches()  # as in a sampling process; otherwise the next step would read these caches
         return share
 
     def _compare(

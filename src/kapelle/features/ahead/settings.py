@@ -19,15 +19,15 @@ class AheadSettings(FeatureSettings):
     plan: ClassVar[str] = "kapelle.features.ahead.plan:AheadPlan"
 
     max_staleness: int = Field(default=0, ge=0)
-    """Steps by which rollouts may run ahead of the update; 0 is on-policy. Above 0, every step but the first ones
+    """Steps by which rollouts may run ahead of the update; 0 is on-policy. Above 0, every step except the first ones
     trains on samples of older weights: see `algorithm.loss.importance_cap` and `algorithm.gae.vtrace`."""
     overlap: Annotated[bool, FREE] = False
     """Whether a second process samples during the update. It takes a second copy of the base models, and saves time with a
     `max_staleness` of 1 or more. The results are bitwise the same."""
     partial_rollouts: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Largest share of a step's groups that may be unfinished when it ends; `true` is a quarter. The next step continues them with
-    its weights, so that no step waits for its longest episodes. From 2 on, one step of `max_staleness` is for running ahead and the
-    others are for unfinished groups: no token is older than `max_staleness`."""
+    its weights, so that no step waits for its longest episodes. If `max_staleness` is 2 or more, one of its steps is for running
+    ahead and the others are for unfinished groups: no token is older than `max_staleness`."""
 
     @field_validator("partial_rollouts", mode="before")
     @classmethod

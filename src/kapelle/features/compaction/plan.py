@@ -1,4 +1,4 @@
-"""What compaction means for a run before a model is loaded."""
+"""Checks of compaction, before a model is loaded."""
 
 from __future__ import annotations
 

@@ -15,11 +15,12 @@ class CompactionConfig(FeatureSettings):
     plan: ClassVar[str] = "kapelle.features.compaction.plan:CompactionPlan"
 
     over: int | None = Field(default=None, ge=1)
-    """Prompt length in tokens above which messages are dropped; null is where the answer (`sampling.max_tokens`) would not fit."""
+    """Prompt length in tokens above which messages are dropped; null is the length above which the answer
+    (`sampling.max_tokens`) would not fit."""
     keep_first: int = Field(default=1, ge=0)
     """Messages that stay from the beginning, after the system message."""
     keep_last: int = Field(default=8, ge=1)
-    """Most messages that stay from the end; fewer where they do not fit."""
+    """Maximum number of messages that stay from the end; fewer if they do not fit."""
     note: str = "[{dropped} messages were left out here.]"
     """Text in place of the dropped messages, with `{dropped}` for their number; empty for none."""
 

@@ -1,4 +1,4 @@
-"""What the entropy bonus means for a run before a model is loaded."""
+"""Checks of the entropy bonus, before a model is loaded."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from kapelle.settings.feature import FeatureSettings
 
 
 class BonusConfig(Settings):
-    """The entropy bonus of one agent, in a straight line from the first step to the last one."""
+    """The entropy bonus of one agent, which changes linearly from the first step to the last one."""
 
     start: float = Field(ge=0.0, allow_inf_nan=False)
     """Weight of the bonus in the first step, per nat."""

@@ -1,1 +1,1 @@
-"""A league: a pool of opponents or partners, who of them is drawn, and who sits where. Plain data and functions, without models."""
+"""A league: a pool of opponents or partners, which of them are drawn, and which roles they play. It holds no models."""

@@ -1,8 +1,8 @@
 """The league in a run: past selves in the slots of the adapter bank, results of games, entries, and exact values of small games.
 
-Slots are policies of the team map without an agent, which are not trained; the members in them change from step to step. So a
-learner plays against many opponents in one batch, and `league.slots` bounds the memory. The weights of other members are in the
-machine's memory or in the run's folder `league`.
+Slots are policies of the team map without an agent, which are not trained; the members in them change from step to step. A
+learner therefore plays against many opponents in one batch, and `league.slots` limits the memory. The weights of other members
+are in the machine's memory or in the run's folder `league`.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ Load = Callable[[str, Mapping[str, Tensor], int], None]
 Save = Callable[[Path, str, Mapping[str, Tensor]], None]
 """Writes the adapter of a policy as a PEFT folder."""
 SMALL = 1e-12
-"""Added to the weights of a mixture, which is undefined if the meta-strategy draws only members that are no tables."""
+"""Added to the weights of a mixture, which is undefined if the meta-strategy draws only members that are not tables."""
 START = "start"
 """Name of the snapshot of all learners at the start, for those that restart."""
 COMPARED = 16
-"""Turns of each member that are compared with the train engine in each step."""
+"""Number of turns of each member that are compared with the train engine in each step."""
 
 
 def _save(run: StartedRun, folder: Path, policy: str, weights: Mapping[str, Tensor]) -> None:
@@ -104,7 +104,7 @@ class SnapshotStore:
         """Keep at most `most` in memory if there is a folder, which all `ranks` can read and the first one writes."""
         self._folder, self._most, self._ranks, self._save = folder, most, ranks, save
         self._held: dict[str, Weights] = {}
-        """The most recently used one last."""
+        """Snapshots in memory; the most recently used one is last."""
 
     def put(self, name: str, weights: Weights) -> None:
         """Keep copies of a snapshot's weights; all ranks call it with equal weights."""
@@ -156,7 +156,7 @@ class SnapshotStore:
 
 @dataclass(slots=True)
 class SlotHolder:
-    """Something that samples members from its slots."""
+    """A sampler with members in its slots."""
 
     load: Load
     holds: dict[int, str] = field(default_factory=dict)
@@ -164,7 +164,7 @@ class SlotHolder:
 
 
 class League(Feature):
-    """Assigns roles to members before a step, and measures from its games how strong they are."""
+    """Assigns roles to members before a step, and measures their strength from the step's games."""
 
     def __init__(self, settings: LeagueConfig, run: StartedRun) -> None:
         """Keep weights in the folder `league` of the run directory. Raises ConfigError for workers that cannot play pairs."""
@@ -185,7 +185,7 @@ class League(Feature):
             for learner, named in added_learners(self._settings).items()
         }
         self._line = [name for name in self._learners if name == MAIN or name.startswith(FOLLOWER)]
-        """The next learner to enter, and those behind it. Each meets the members and the drafts of learners before it."""
+        """The next learner to enter, and those behind it. Each one meets the members and the drafts of the learners before it."""
         self._spread()
         self.pool = MemberPool(self._settings, fixed_members(self._settings, team))
         self._players = {member.plays: member.name for member in self.pool.members if member.plays}
@@ -199,7 +199,7 @@ class League(Feature):
         self.restarted = False
         """Whether a learner restarted after the last step, so that samples collected ahead are of other weights."""
         self._step = 0
-        """The last step with counted games."""
+        """The last step whose games were counted."""
         self._exact = _tabulated(setup, self._settings.exact)
         if self.has_pair_games and len(run.players) > 1 and isinstance(setup.engine, CollectsGroups):
             raise ConfigError(
@@ -325,7 +325,7 @@ class League(Feature):
     def _begin(self) -> None:
         """Keep a snapshot of the learners at the start, and make it the first member."""
         self._snapshots.put(START, self._weights_now(*self._learners))
-        # It is a member already if a game of the table failed before.
+        # It is already a member if a game of the table failed before.
         if self._settings.enter is not None and self._settings.start and not self.pool.past:
             self._enter(MAIN, 0)
         self._redraft(0)
@@ -335,7 +335,7 @@ class League(Feature):
         return chances(self._settings, self.pool, MAIN, self._strategy(level).get(home))
 
     def sit(self, names: Sequence[str], players: Iterable[SlotHolder] = ()) -> None:
-        """Load snapshots into the slots of the train engine, in this order, and of these players."""
+        """Load these players' snapshots into the slots of the train engine, in this order."""
         for slot, name in enumerate(names):
             if self._in_slot.get(slot) != name:
                 for policy, weights in self._snapshots.of(name, self._learners[MAIN]).items():
@@ -408,7 +408,7 @@ class League(Feature):
                     invalid += sum(float(made[agent]) for agent in own)
                     turns += sum(len(episode.by(agent)) for agent in own)
                 if met is None:
-                    if not group.task.cast:  # partners of fictitious co-play have a cast
+                    if not group.task.cast:  # partners of fictitious co-play have assigned roles
                         among_selves.append(fmean(totals))
                     continue
                 own_return = episode.total(met.home)
@@ -474,9 +474,9 @@ class League(Feature):
         self._snapshots.put(member.name, {policy: self._engine.weights(mine) for policy, mine in own.items()})
 
     def _restart(self, learner: str, *, last: bool) -> None:
-        """Move a learner that has entered to the end of its line, and restore its weights of the start if the settings require it.
+        """Move a learner that has entered to the end of its line, and restore its first weights if the settings require it.
 
-        After the `last` step it keeps its weights, which are the result of the run.
+        After the `last` step it keeps its current weights, which are the result of the run.
         """
         if learner in self._line:
             self._line.remove(learner)
@@ -489,7 +489,7 @@ class League(Feature):
                 self._engine.load_weights(mine, self._placed(mine, start[mine]))
 
     def _redraft(self, number: int) -> None:
-        """Take new drafts of all but the last learner of the line, and fill the table for the learners behind them."""
+        """Make new drafts of all learners of the line except the last, and fill the table for the learners behind them."""
         if len(self._line) == 1:
             return
         for draft in self.pool.drafts:
@@ -519,7 +519,7 @@ class League(Feature):
     # -------- The table of all pairs, and what follows from it
 
     def _fill_payoffs(self, members: Sequence[LeagueMember]) -> None:
-        """Compute or play what is missing in the table of payoffs of these members."""
+        """Compute, or find by games, the missing entries of these members' table of payoffs."""
         for home in self._homes:
             for one in members:
                 for other in members:
@@ -611,14 +611,14 @@ class League(Feature):
 
     @property
     def has_pair_games(self) -> bool:
-        """Whether pairs of members play for the table, because not all payoffs are exact."""
+        """Whether pairs of members play games for the table, because not all payoffs are exact."""
         if isinstance(self._settings.population, PsroPopulation):
             return self._exact is None or bool(self._settings.members)
         return self._exact is None and self._settings.pair_games > 0
 
     @property
     def _paired(self) -> list[LeagueMember]:
-        """The members of the table: all with `psro`; else past selves, if payoffs are exact or `pair_games` are played."""
+        """The members in the table: all with `psro`; otherwise past selves, if payoffs are exact or `pair_games` are played."""
         if isinstance(self._settings.population, PsroPopulation):
             return self.pool.members
         paired = self._exact is not None or self._settings.pair_games > 0
@@ -694,7 +694,7 @@ class League(Feature):
         tables = [self._table(member) for member in past]
         mixed = average(game, tables)
         if strategies := self._strategy():
-            # Each role is mixed by the strategy that its opponents answer.
+            # Each role is mixed by the strategy to which its opponents respond.
             roles = {
                 self._setup.team.names.index(agent): next((o for o in self._homes if o != agent), agent)
                 for agent in self._homes
@@ -731,7 +731,7 @@ class League(Feature):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
         self.pool.load_state(state["pool"])
-        # Games since the checkpoint are repeated and may differ, so a name may mean another snapshot.
+        # Games since the checkpoint are repeated and may differ, so a name may refer to another snapshot.
         for slots in (self._in_slot, *(player.holds for player in self._players_of_steps)):
             slots.clear()
         self._tables.clear()

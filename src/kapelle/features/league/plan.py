@@ -1,4 +1,4 @@
-"""What a league means for a run before a model is loaded: the policies that it adds, and its checks."""
+"""The policies that a league adds to a run, and its checks, before a model is loaded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from kapelle.workflows.play import PlayWorkflow
 
 
 def members(league: LeagueConfig, run: RunToCheck) -> Iterator[str]:
-    """Yield the faults of the members that are named."""
+    """Yield the faults of the named members."""
     environment = run.config.environment
     players: dict[str, str] = {}
     for member, weights in league.members.items():
@@ -63,7 +63,7 @@ def members(league: LeagueConfig, run: RunToCheck) -> Iterator[str]:
 
 
 def _other_game(config: RunConfig, where: str, run: Path) -> Iterator[str]:
-    """Yield that a past self learned another game; in a mixture, one of the games is enough."""
+    """Yield a message if a past self learned another game; in a mixture, one common game is enough."""
     read = parse_yaml(read_config(run))
     learned = read.get("environment") if isinstance(read, Mapping) else None
     if not isinstance(learned, Mapping):
@@ -97,7 +97,7 @@ def games(league: LeagueConfig, run: RunToCheck) -> Iterator[str]:
 
 
 def population(league: LeagueConfig, run: RunToCheck) -> Iterator[str]:
-    """Yield what the population of the league does not allow."""
+    """Yield the settings that the population of the league does not support."""
     config, algorithm, team, drawn = run.config, run.algorithm, run.team, league.population
     homes = [name for name in team.names if team.policy(name).trained]
     observes = isinstance(config.workflow, PlayWorkflow) and config.workflow.memory == "observation"
@@ -163,7 +163,7 @@ def _line(league: LeagueConfig, run: RunToCheck) -> Iterator[str]:
 
 
 def memory(league: LeagueConfig, run: RunToCheck, models: Mapping[str, Outline]) -> Iterator[str]:
-    """Yield that the adapters of past selves and of all learners are larger than the machine's memory."""
+    """Yield a message if the adapters of past selves and of all learners are larger than the machine's memory."""
     team = run.team
     own = [
         policy
@@ -200,5 +200,5 @@ class LeaguePlan(FeaturePlan[LeagueConfig]):
             yield from check(self.settings, run)
 
     def check_memory(self, run: RunToCheck, models: Mapping[str, Outline]) -> Iterator[str]:
-        """Yield that the machine cannot hold the adapters."""
+        """Yield a message if the machine cannot hold the adapters."""
         yield from memory(self.settings, run, models)

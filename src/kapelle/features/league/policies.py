@@ -16,7 +16,7 @@ from kapelle.setup.team_builder import policy_for
 from kapelle.team import Policy, Rate, Team
 
 MOST_ADAPTERS = 10_000
-"""Most adapters of a league, far more than fit into one machine."""
+"""Maximum number of adapters of a league, far more than fit into one machine."""
 
 
 def slot_name(slot: int, policy: str) -> str:
@@ -52,14 +52,14 @@ def added_policies(
     found: dict[str, Policy] = {}
     followers = followers_of(league)
     slots = min(league.slots, league.keep) if league.enter is not None else 0
-    # Checked before they are made, which would take the machine's memory.
+    # Checked before the adapters are made, because making them would fill the machine's memory.
     count = (slots + partners_of(league) + 2 * followers + (league.exploiter is not None)) * len(learners)
     if count > MOST_ADAPTERS:
         raise ConfigError(
             f"`league` has {count} adapters in memory, more than {MOST_ADAPTERS}. Lower `league.slots`, whose other past selves are on the "
             "disk, or the partners or learners of `league.population`."
         )
-    for slot in range(slots + followers):  # the draft of each learner before a follower has a slot
+    for slot in range(slots + followers):  # the draft of each learner that another one follows has a slot
         found |= {
             slot_name(slot, name): replace(policy, name=slot_name(slot, name), trained=False, rate=Rate())
             for name, policy in learners.items()

@@ -20,15 +20,15 @@ MAIN = "self"
 EXPLOITER = "exploiter"
 """The learner with only the learners of the team map as opponents (`league.exploiter`)."""
 PARTNER = "partner_"
-"""Prefix of learners that learn first, each with itself alone (`fcp`)."""
+"""Prefix of learners that learn first, each by self-play (`fcp`)."""
 FOLLOWER = "follower_"
 """Prefix of further learners of a line (`psro` with `learners`)."""
 DRAFT = "draft-"
-"""Prefix of drafts: snapshots of learners of a line, which are no members."""
+"""Prefix of drafts: snapshots of learners of a line, which are not members."""
 
 
 def partners_of(league: LeagueConfig) -> int:
-    """Return how many partners learn before the learner does."""
+    """Return the number of partners that learn before the learner does."""
     return league.population.partners if isinstance(league.population, FcpPopulation) else 0
 
 
@@ -74,7 +74,7 @@ class MatchScore:
 
     @property
     def points(self) -> float:
-        """Share of points, a draw being half of one, with half a win and half a loss added: one half without games."""
+        """Share of points, where a draw is half a point. Half a win and half a loss are added, so it is one half without games."""
         return (self.wins + self.draws / 2 + 0.5) / (self.games + 1.0)
 
     def times(self, factor: float) -> MatchScore:
@@ -94,7 +94,7 @@ class MatchScore:
 
 
 def dependence(scores: Iterable[MatchScore]) -> float:
-    """Return how many games of these pairs have the information of one independent game: between 1 and the games of a task.
+    """Return how many games of these pairs carry the information of one independent game: from 1 to the games of a task.
 
     It is the design effect (Kish 1965) over all pairs: the variance of the tasks' shares of points divided by that of independent
     games, corrected by Student's quantile for few tasks. Without variance a task counts as one game.
@@ -190,7 +190,7 @@ class MemberPool:
         return low > share
 
     def enter(self, learner: str, step: int) -> tuple[LeagueMember, LeagueMember | None]:
-        """Let a learner enter after a step; return the new member, and the one that leaves for it or None."""
+        """Let a learner enter after a step; return the new member, and the member that leaves in exchange or None."""
         self.entered += 1
         member = LeagueMember(f"{learner}@{step}", step, self.entered)
         now = f"{learner}@now"
@@ -217,7 +217,7 @@ class MemberPool:
         return self.drafts
 
     def _remove(self, member: LeagueMember, step: int) -> None:
-        """Remove the results of a member that leaves after a step, and note that its weights are stored."""
+        """Remove the results of a member that leaves after a step, and record that its weights are stored."""
         name = member.name
         self.gone[name] = (member.step, step)
         self.scores = {pair: score for pair, score in self.scores.items() if name not in pair}
@@ -226,14 +226,14 @@ class MemberPool:
         self.payoff_games = {key: count for key, count in self.payoff_games.items() if key in self.payoffs}
 
     def _leaves(self, learner: str, past: Sequence[LeagueMember]) -> LeagueMember:
-        """Return the member that leaves, of all snapshots but the newest."""
+        """Return the member that leaves; the newest snapshot always stays."""
         match self._settings.leaves:
             case "weakest":
                 # An exploiter meets only the learner, so its entry is judged by the learner's results.
                 scored = learner if learner.startswith(FOLLOWER) else MAIN
                 return max(past, key=lambda each: self.scores.get((scored, each.name), MatchScore()).points)
             case "thinned" if len(past) > 2:
-                # The one with the nearest neighbours in time; the first and the last stay.
+                # The member with the nearest neighbours in time leaves; the first and the last stay.
                 gaps = [after.step - before.step for before, after in zip(past, past[2:], strict=False)]
                 return past[1 + gaps.index(min(gaps))]
             case _:

@@ -1,4 +1,4 @@
-"""The assignment of members to roles: how likely each member is drawn, which ones are loaded, and the roles of each task.
+"""The assignment of members to roles: the probability of each member, which ones are loaded, and the roles of each task.
 
 All episodes of a task have the same opponent, so that a group is compared within one opponent.
 """
@@ -48,8 +48,8 @@ def chances(
 def seated(drawn: Chances, past: Sequence[str], slots: int, seed: int) -> dict[str, float]:
     """Return the members that are loaded, with their probabilities; at most `slots` of the `past` ones.
 
-    More than `slots` are thinned by systematic sampling, and the chosen ones share the probability of all: on average over steps
-    each one is met with its own probability.
+    If there are more, systematic sampling chooses among them, and the chosen ones share the probability of all: on average over
+    steps, each one is met with its own probability.
     """
     wanted = {name: chance for name, chance in drawn.items() if chance > 0.0}
     own = [name for name in wanted if name in past]
@@ -103,14 +103,14 @@ class Assignments:
     exploited: float = 0.0
     """Share of the tasks in which the exploiter plays against the learners."""
     partners: tuple[Mapping[str, str], ...] = ()
-    """Partners that learn first with themselves: agent → policy of each."""
+    """Partners that learn first by self-play: agent → policy for each of them."""
     partners_until: int = 0
     """The last step in which they learn."""
     followers: tuple[Follower, ...] = ()
-    """Further learners, each in as many tasks as the learners of the team map."""
+    """Further learners; each one has as many tasks as the learners of the team map."""
 
     def casts(self, seed: int, step: int, count: int) -> list[dict[str, Cast]]:
-        """Return the roles of each of a step's `count` tasks that other policies or players have, by agent.
+        """Return, for each of a step's `count` tasks, the roles that other policies or players have, by agent.
 
         A step follows shares and probabilities as exactly as `count` allows.
         """
@@ -145,7 +145,7 @@ class Assignments:
         return {home: own[home], **met} if met else own
 
     def _opposite(self, point: float, home: str, entries: Sequence[OpponentEntry]) -> dict[str, Cast]:
-        """Return the players in all roles but `home`; empty if the learner plays itself."""
+        """Return the players in all roles except `home`; empty if the learner plays itself."""
         if not entries or point >= self.share:
             return {}
         reached = 0.0

@@ -20,7 +20,7 @@ class SelfPlayPopulation(Settings):
 
 
 class FictitiousPopulation(Settings):
-    """Every member is drawn equally often: fictitious play, where the members are past selves."""
+    """Every member is drawn equally often; this is fictitious play if the members are past selves."""
 
     name: Literal["fictitious"] = "fictitious"
     share: float = Field(default=1.0, gt=0.0, le=1.0)
@@ -34,9 +34,9 @@ class PfspPopulation(Settings):
     share: float = Field(default=0.65, gt=0.0, le=1.0)
     """As in `fictitious`; AlphaStar's main agents played half of their games by PFSP and 35 % against themselves."""
     weight: Literal["hard", "even"] = "hard"
-    """Of a member that the learner beats with probability x: `hard` is (1 − x)^`power`, `even` is x(1 − x)."""
+    """Weight of a member that the learner beats with probability x: `hard` is (1 − x)^`power`, `even` is x(1 − x)."""
     power: float = Field(default=2.0, gt=0.0, allow_inf_nan=False)
-    """How much more often the harder ones of `hard` are drawn; 1 is in proportion to the share of points that they win."""
+    """Exponent of `hard`: a larger value draws harder members more often; 1 draws in proportion to the points that they win."""
 
 
 class PsroPopulation(Settings):
@@ -46,7 +46,7 @@ class PsroPopulation(Settings):
     share: float = Field(default=1.0, gt=0.0, le=1.0)
     """As in `fictitious`."""
     by: Literal["nash", "alpha_rank", "prd", "uniform"] = "nash"
-    """The meta-strategy: a Nash equilibrium of the table, α-Rank (1903.01373), projected replicator dynamics, or all alike."""
+    """The meta-strategy: a Nash equilibrium of the table, α-Rank (1903.01373), projected replicator dynamics, or uniform."""
     games: int = Field(default=64, ge=2)
     """Games of each pair in each role for the table, if the game is too large to compute payoffs exactly."""
     learners: int = Field(default=1, ge=1)
@@ -57,22 +57,22 @@ class PsroPopulation(Settings):
 
 
 class FcpPopulation(Settings):
-    """Partners learn first, each with itself alone, and then the learner with all of them (fictitious co-play, 2110.08176).
+    """Partners learn first, each by self-play; then the learner learns with all of them (fictitious co-play, 2110.08176).
 
-    For games that all win together. Partners enter the pool as they learn, so that the learner meets beginners and masters alike.
+    For cooperative games. Partners enter the pool while they learn, so that the learner meets both weak and strong partners.
     """
 
     name: Literal["fcp"] = "fcp"
     share: float = Field(default=1.0, gt=0.0, le=1.0)
     """As in `fictitious`."""
     partners: int = Field(default=4, ge=1)
-    """How many learn by self-play, each with its own adapters."""
+    """Number of partners that learn by self-play, each with its own adapters."""
     alone: float = Field(default=0.5, gt=0.0, lt=1.0)
-    """Share of the run's steps in which they do; in the others the learner learns."""
+    """Share of the run's steps in which the partners learn; in the other steps the learner learns."""
     spread: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
-    """Standard deviation of the noise on the matrices B of each partner's adapters at the start. Adapters that all begin as their base
-    settle on one convention, and the learner then meets no other. With a spread, partners begin apart, as networks with different
-    random weights do."""
+    """Standard deviation of the noise on the matrices B of each partner's adapters at the start. If all adapters start equal to
+    their base, they settle on one convention, and the learner meets no other. With a spread, partners start at different points,
+    as networks with different random weights do."""
 
 
 def _named(value: object) -> object:
@@ -92,17 +92,17 @@ class EnterConfig(Settings):
     """When the learners, as they are, enter the pool as a member."""
 
     every: int = Field(default=10, ge=1)
-    """Steps from one entry to the next; with `beats` the fewest."""
+    """Steps from one entry to the next; with `beats`, the minimum number."""
     beats: float | None = Field(default=None, gt=0.0, lt=1.0)
-    """Share of points (a draw is half of one) that the learner must win against the pool, more likely than not by `confidence`;
-    null lets it enter as it is."""
+    """Share of points (a draw is half of one) that the learner must win against the pool, as tested with `confidence`;
+    null lets it enter without a test."""
     confidence: float = Field(default=0.95, ge=0.5, lt=1.0)
-    """How certain it must be, by Wilson's interval over the games since the last entry, that it wins more than `beats`."""
+    """Required confidence that the learner wins more than `beats`, by Wilson's interval over the games since the last entry."""
     at_latest: int | None = Field(default=None, ge=1)
-    """Steps after which it enters even if it has not beaten the pool, `every` or more; null waits for ever."""
+    """Steps after which it enters even if it has not beaten the pool, `every` or more; null waits without a limit."""
     restart: bool = False
     """Whether the learner then restarts from its first weights, so that each member is a new best response to those before it, as in
-    PSRO. A policy of low entropy hardly finds other moves."""
+    PSRO. A policy of low entropy rarely finds other moves."""
 
     @model_validator(mode="after")
     def _waiting(self) -> EnterConfig:
@@ -115,12 +115,12 @@ class EnterConfig(Settings):
 
 
 class ExploiterConfig(Settings):
-    """A second learner with only the present first one as opponent; both enter the pool (AlphaStar's main exploiter)."""
+    """A second learner, whose only opponent is the current first learner; both enter the pool (AlphaStar's main exploiter)."""
 
     share: float = Field(default=0.25, gt=0.0, lt=1.0)
     """Share of the tasks in which it learns."""
     restart: bool = True
-    """Whether it restarts from its first weights each time it has entered."""
+    """Whether it restarts from its first weights after each of its entries."""
 
 
 MemberConfig = PastAdapter | OwnModel | EndpointConfig | str
@@ -132,27 +132,28 @@ class LeagueConfig(FeatureSettings):
     plan: ClassVar[str] = "kapelle.features.league.plan:LeaguePlan"
     feature: ClassVar[str] = "kapelle.features.league.league:League"
     population: Population = PfspPopulation()
-    """Who of the pool is drawn: `self_play`, `fictitious`, `pfsp`, `psro`, or one of them with its settings; or `fcp` with its own."""
+    """Rule by which members are drawn: `self_play`, `fictitious`, `pfsp`, `psro`, or one of these with its settings; or `fcp`
+    with its settings."""
     members: dict[Annotated[str, Field(pattern=NAME)], MemberConfig] = Field(default={})
-    """Members that are always there, by name: `frozen` (the base), `{past: RUN@10}`, `{model: FOLDER}`, `{endpoint: …, model: …}`, or a
+    """Permanent members, by name: `frozen` (the base), `{past: RUN@10}`, `{model: FOLDER}`, `{endpoint: …, model: …}`, or a
     player of the environment such as `nash`, `random` or `mcts(simulations=200)`."""
     enter: EnterConfig | None = EnterConfig()
     """When past selves enter; null for never."""
     start: bool = True
-    """Whether the learners as they are at the start are the first member, where past selves enter at all."""
+    """Whether the learners' initial weights are the first member, if past selves enter at all."""
     keep: int = Field(default=16, ge=1)
-    """Most past selves in the pool."""
+    """Maximum number of past selves in the pool."""
     leaves: Literal["oldest", "weakest", "thinned"] = "thinned"
-    """Which one leaves when there are more: the oldest, the one that the learner beats most surely, or the one with the nearest
+    """Which one leaves when there are more: the oldest, the one that the learner beats most often, or the one with the nearest
     neighbours in time, so that those that stay are spread over the run."""
     slots: int = Field(default=4, ge=1)
-    """Most past selves that are in the memory of the models, and so in one step's games; the others rest."""
+    """Maximum number of past selves that are loaded beside the models, and so take part in one step's games."""
     in_memory: int = Field(default=8, ge=1)
-    """Most past selves with weights in the machine's memory, if a run directory can hold the others."""
+    """Maximum number of past selves with weights in the machine's memory, if a run directory can hold the others."""
     forget: float = Field(default=0.9, gt=0.0, le=1.0)
-    """Weight of earlier games, per step, in the win rates by which members are drawn: the learner changes."""
+    """Factor per step on the weight of earlier games in the win rates by which members are drawn, because the learner changes."""
     exact: int = Field(default=2000, ge=0)
-    """Most information states of a game for which payoffs and NashConv are computed exactly from the policies; 0 computes none."""
+    """Maximum information states of a game whose payoffs and NashConv are computed exactly from the policies; 0 computes none."""
     pair_games: int = Field(default=0, ge=0)
     """Games that each pair of past selves plays when one enters, for the table of payoffs and the pool's diversity, if payoffs are not
     exact; 0 plays none. `psro` has its own `games`."""

@@ -1,4 +1,4 @@
-"""Groups of earlier steps for replay: which are kept, and which a step draws."""
+"""Groups of earlier steps for replay: which of them are kept, and which of them a step draws."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Kept = tuple[tuple[int, Group], ...]
 
 
 def replayed(kept: Kept, settings: ReplayConfig, step: int, seed: int, fresh: Sequence[Group]) -> Kept:
-    """Return the past groups that a step trains on beside its new groups `fresh`: a seeded draw, of other tasks than these."""
+    """Return the past groups that a step trains on beside its new groups `fresh`: a seeded draw from other tasks."""
     now = {group.task.id for group in fresh}
     free = [
         (when, group) for when, group in kept if group.task.id not in now and _young(settings, step, when)
@@ -32,7 +32,7 @@ def replayed(kept: Kept, settings: ReplayConfig, step: int, seed: int, fresh: Se
 
 
 def remembered(kept: Kept, settings: ReplayConfig, step: int, fresh: Sequence[Group]) -> Kept:
-    """Return what is kept after a step: its groups in which some episodes succeeded and others did not join, the oldest leave."""
+    """Return the kept groups after a step: its groups with both successes and failures are added, and the oldest are dropped."""
     mixed = []
     for group in fresh:
         scored = [each.success >= 1.0 for each in group.valid if each.success is not None]

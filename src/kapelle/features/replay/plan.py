@@ -1,4 +1,4 @@
-"""What replay means for a run before a model is loaded."""
+"""Checks of replay, before a model is loaded."""
 
 from __future__ import annotations
 

@@ -12,16 +12,16 @@ from kapelle.settings.feature import FeatureSettings
 class ReplayConfig(FeatureSettings):
     """Replay of past groups in which some episodes succeeded and others did not.
 
-    Their ratios are to the weights that sampled them, as for `training.max_staleness`.
+    Their ratios are relative to the weights that sampled them, as with `training.max_staleness`.
     """
 
     plan: ClassVar[str] = "kapelle.features.replay.plan:ReplayPlan"
     feature: ClassVar[str] = "kapelle.features.replay.feature:EpisodeReplay"
 
     groups: int = Field(default=1, ge=1)
-    """Most past groups that a step trains on, beside its own."""
+    """Maximum number of past groups that a step trains on, in addition to its own."""
     capacity: int = Field(default=64, ge=1)
-    """Newest such groups that are kept, one for each task."""
+    """Number of the newest such groups that are kept, one for each task."""
     max_age: int | None = Field(default=None, ge=1)
     """Steps after which a group is dropped; null keeps it as long as there is room."""
 

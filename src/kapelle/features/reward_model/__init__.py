@@ -1,1 +1,1 @@
-"""A trained reward model beside the environment's rewards, and verifiers that are trained further on graded answers of the team."""
+"""A trained reward model in addition to the environment's rewards, and verifiers that train further on graded answers."""

@@ -1,9 +1,9 @@
-"""A reward model in training, and a verifier that is refreshed on graded answers of the team that it rewards.
+"""A reward model used in training, and a verifier that is refreshed on graded answers of the team that it rewards.
 
 A fixed verifier was trained on answers of an earlier team. The team that it rewards moves to answers with high scores, correct or
 not (2210.10760). So after each step the environment grades a few of the team's answers, and the verifier trains on the remembered
-ones. Grades are labels with a cost, so they are counted. `verifier_auc` of a step is of answers before the verifier trains on them.
-Answers of evaluations are never graded.
+ones. Grades cost something, so they are counted. A step's `verifier_auc` is measured on its answers before the verifier trains on
+them. Answers of evaluations are never graded.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class RefreshedVerifier(Feature):
     def learn(self, number: int, groups: Sequence[Group]) -> dict[str, float]:
         """Grade some answers of step `number` and train the verifier; return metrics.
 
-        Correct and incorrect answers have equal weight in every update. There is no update while all remembered answers are of one kind.
+        Correct and incorrect answers have equal weight in every update. There is no update while all remembered answers are of
+        one kind.
         """
         settings = self._settings
         answers = turns_of(groups, trained_only=False)

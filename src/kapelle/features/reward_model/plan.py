@@ -1,4 +1,4 @@
-"""What a reward model means for a run before a model is loaded."""
+"""The signal that a reward model adds to the algorithm, before a model is loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class RewardModelPlan(FeaturePlan[RewardModelConfig]):
     """Adds the reward model's scores to the algorithm."""
 
     def extend(self, row: Algorithm) -> Algorithm:
-        """Return the row with the scores as a signal; ConfigError where the algorithm does not learn from rewards of turns."""
+        """Return the row with the scores as a signal; ConfigError if the algorithm does not learn from rewards of turns."""
         if row.need(VerifierScores) or (row.data.scores and row.returns is None):
             raise ConfigError(
                 f"`reward_model` is added to the environment's reward, but `{row.name}` is rewarded by a verifier's scores alone. "

@@ -12,20 +12,20 @@ from kapelle.settings.weights import DType
 
 
 class RefreshConfig(FeatureSettings):
-    """How a verifier continues to train while it scores the team: on new answers of the team that the environment grades."""
+    """How a verifier continues to train while it scores the team, on new answers of the team that the environment grades."""
 
     feature: ClassVar[str] = "kapelle.features.reward_model.feature:RefreshedVerifier"
 
     share: float = Field(default=0.1, gt=0, le=1)
     """Share of each step's answers, at least one, that is graded; a grade is a label that has to be supplied."""
     lr: float = Field(default=2e-4, gt=0)
-    """Learning rate, constant. One that is high for few grades makes it forget what it knew."""
+    """Constant learning rate. A rate that is too high for few grades makes the verifier forget earlier training."""
     updates: int = Field(default=4, ge=1)
     """Optimiser steps of the verifier after each step of training."""
     batch: int = Field(default=64, ge=2)
-    """Graded answers in each of them, drawn from those that are remembered."""
+    """Graded answers in each of these steps, drawn from the remembered ones."""
     memory: int = Field(default=512, ge=2)
-    """Graded answers that are remembered, the newest."""
+    """Number of newest graded answers that are remembered."""
 
 
 class RewardModelConfig(FeatureSettings):
@@ -42,6 +42,6 @@ class RewardModelConfig(FeatureSettings):
     device: Annotated[str | None, FROM_HERE_ON] = None
     """The device on which it runs with its own copy of the base; null shares the team's base."""
     dtype: DType | None = None
-    """The compute type of its own copy; null is that of the section `model`."""
+    """The compute type of its own copy; null uses the type of the section `model`."""
     refresh: RefreshConfig | None = None
-    """Lets it continue to train on graded answers of the team that it scores; null leaves it as it was saved."""
+    """Continued training on graded answers of the team that it scores; null leaves it as it was saved."""

@@ -16,7 +16,7 @@ from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.team import Team
 
 FORMAT = 2
-"""Raise it if a change of the code changes the warmed-up model of the same settings."""
+"""Increase this number if a change of the code changes the warmed-up model for the same settings."""
 
 
 def cache_folder() -> Path:

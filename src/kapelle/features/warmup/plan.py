@@ -1,4 +1,4 @@
-"""What a warm-up means for a run before a model is loaded: its checks, and the base that it makes."""
+"""The checks of a warm-up, before a model is loaded, and the base that it makes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class WarmupPlan(FeaturePlan[WarmupConfig]):
     """The checks of a warm-up, and the base models that it makes."""
 
     def check(self, run: RunToCheck) -> Iterator[str]:
-        """Yield that no script demonstrates the roles, or that the base is in memory already."""
+        """Yield a message if no script demonstrates the roles, or if the base is already in memory."""
         environment, path = run.config.environment, run.config.model.path
         if not demonstrates(environment):
             yield (

@@ -18,7 +18,7 @@ class WarmupConfig(FeatureSettings):
     steps: int = Field(default=400, ge=1)
     """Optimiser steps."""
     demonstrations: int = Field(default=20_000, ge=1)
-    """Number of episodes to roll out with the script on the training split."""
+    """Number of episodes that the script acts in, on the training split."""
     batch: int = Field(default=48, ge=1)
     """Sequences per step."""
     lr: float = Field(default=3e-3, gt=0)

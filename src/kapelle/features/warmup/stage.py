@@ -1,7 +1,7 @@
 """Supervised warm-up of a base model on demonstrations by the environment's script, cached by a hash of the settings.
 
-An untrained tiny model solves nothing, so reinforcement learning has no reward to learn from. The script's stated flaws leave
-something to learn. The files of a cached model have hashes, which are verified at every use.
+An untrained tiny model solves nothing, so reinforcement learning has no reward to learn from. The script makes intended mistakes,
+so something remains to learn. The files of a cached model have hashes, which are verified at every use.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MADE = "made.json"
 
 
 def origin_note(folder: str) -> str:
-    """Return how a cached model was trained with other threads, processor or versions than here; empty if with the same.
+    """Return how a cached model's threads, processor or versions differ from this machine's; empty if they are the same.
 
     These change the order of sums, and after hundreds of steps the weights. A run that continues needs the cached model, so it
     is used and the difference is reported.
@@ -70,7 +70,7 @@ def origin_note(folder: str) -> str:
 
 
 def _here() -> dict[str, Any]:
-    """Return what a model's last bits depend on besides its settings."""
+    """Return the properties, besides the settings, on which a model's last bits depend."""
     found = machine()
     kernels = str(found.pop("processor features", "")).partition(":")[0]
     return {**found, "kernels": kernels, **{key: versions()[key] for key in ("torch", "transformers")}}
@@ -103,7 +103,7 @@ def train_stage(
         for number in range(1, stage.training.steps + 1):
             metrics = loop.step(number).metrics
             if progress is not None:
-                # Nothing is sampled, so speed has no meaning.
+                # Nothing is sampled, so sampling speed has no meaning.
                 row = {name: value for name, value in metrics.items() if not name.startswith("time/")}
                 progress(number, stage.training.steps, row)
         copy_weights(model.base_parameters(), engine.weights(policy.name), f"policy '{policy.name}'")
@@ -190,7 +190,7 @@ def warmed_up(
         return folder
     beside = _beside(folder)
     try:
-        with _saving_in(folder.parent):  # found before the work, which would be lost
+        with _saving_in(folder.parent):  # checked before the work, which would otherwise be lost
             beside.mkdir(parents=True)
         model = train_stage(config, progress, say)
         try:

@@ -10,8 +10,8 @@ their visible keys, with a hand-written backward pass. Longer sequences and othe
 
 On CUDA in half precision, one kernel computes all sequences of a pass without buckets, masks or repeated key heads.
 
-Shapes: N flat tokens, B sequences of a bucket, L (longest) queries, M (longest) keys, H query heads, J key heads, G = H / J query heads per key head, E head
-size, P = B·J pairs of sequence and key head, S = G·L queries of a pair.
+Shapes: N flat tokens, B sequences of a bucket, L (longest) queries, M (longest) keys, H query heads, J key heads, G = H / J
+query heads per key head, E head size, P = B·J pairs of sequence and key head, S = G·L queries of a pair.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ the `transformers` modules, which also compute every model that this file does n
 The halves of a layer are single steps of autograd, with hand-written backward passes. Autograd over a layer's thirty small
 operations stores an intermediate of each, and later reads and writes each one. Here a half computes in place, writes and sums
 products where the result is needed (elementwise.py has the operations between products). It stores only what its backward pass
-cannot recompute cheaply: the outputs of norms and gates, a fifth of an update's memory, are recomputed. Norms and rotation are computed in
-the type of the stream (float32), products in the compute type. The numbers are those of `transformers` (tested).
+cannot recompute cheaply: the outputs of norms and gates, a fifth of an update's memory, are recomputed. Norms and rotation are
+computed in the type of the stream (float32), products in the compute type. The numbers are those of `transformers` (tested).
 
 Shapes: N flat tokens, D hidden size, F inner size, T heads of queries or of keys, H query heads, J key heads, E head size.
 """

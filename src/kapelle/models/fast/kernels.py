@@ -46,7 +46,7 @@ def _tried(kernel: str, where: tuple[Hashable, ...], trial: Trial) -> bool:
             for found, expected in trial():
                 far = float((found.detach().float() - expected.detach().float()).abs().max())
                 bound = _bound(found.dtype) * float(expected.detach().float().abs().max())
-                if not far <= bound:  # nor is NaN
+                if not far <= bound:  # NaN does not count as close
                     _log.warning(
                         "%s differ from plain operations by %.2g here (%s); the limit is %.2g. They are not used; please "
                         "report it.",

@@ -8,11 +8,11 @@ Adapters are LoRA as in 2106.09685, y = Wx + (alpha / rank) · B·A·x. Rows use
 crosses from one adapter to another.
 
 Several adapters are one grouped product if there is a kernel for it, torch's `grouped_mm` or our own in Triton; else each has
-its own products, and their launches leave a GPU mostly idle. A grouped product computes all groups of rows in one kernel, forward,
-backward and for the gradient of each group's weight. If all groups have equally many rows, as in decoding, it is a batched
-product: grouped products suit many rows, and took 4.7 of the 9.3 ms of a step of 64 rows on an H100. The factors are stacked; smaller ranks are padded
-with zeros, which changes no number. Rows without an adapter are a group with zero factors, because rows outside all
-groups are not computed.
+its own products, and their launches leave a GPU mostly idle. A grouped product computes all groups of rows in one kernel,
+forward, backward and for the gradient of each group's weight. If all groups have equally many rows, as in decoding, it is a
+batched product: grouped products suit many rows, and took 4.7 of the 9.3 ms of a step of 64 rows on an H100. The factors are
+stacked; smaller ranks are padded with zeros, which changes no number. Rows without an adapter are a group with zero factors,
+because rows outside all groups are not computed.
 
 The mask of dropout (1207.0580) is a function of each token, independent of the pass. A generator draws masks in
 the order of a pass, so another split into microbatches or processes would have other masks. Here a row has a key, a layer has a salt,

@@ -1,8 +1,8 @@
 """Grouped products in Triton, for CUDA devices and types without a kernel of torch.
 
-torch's `grouped_mm` is one kernel in bfloat16 on compute capability 9 and 10. On an A100, an L40S or a 4090, and in float16 or float32, it is a
-loop that synchronises with the GPU. Here the product of all groups is one kernel: sums are float32, nothing waits for the
-device, and results are deterministic.
+torch's `grouped_mm` is one kernel in bfloat16 on compute capability 9 and 10. On an A100, an L40S or a 4090, and in float16 or
+float32, it is a loop that synchronises with the GPU. Here the product of all groups is one kernel: sums are float32, nothing
+waits for the device, and results are deterministic.
 
 Tests run it on a CPU by Triton's interpreter (`TRITON_INTERPRET=1`).
 
@@ -64,7 +64,7 @@ def grouped_outer(left_NP: Tensor, right_NQ: Tensor, ends_G: Tensor) -> Tensor:
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:
-    """Make a CUDA device the one that Triton starts its kernels on."""
+    """Let Triton start its kernels on this CUDA device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 

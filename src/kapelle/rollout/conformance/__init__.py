@@ -242,7 +242,7 @@ def splits_apart(environment: Environment, chosen: Mapping[Split, Sequence[Task]
     shared = questions["train"] & questions["test"]
     if shared:
         game = "; in a game leave `Task.question` empty, and let the world's `observe` give the text"
-        fix = game if len(questions["train"]) == 1 else ""  # one text for all tasks is no question
+        fix = game if len(questions["train"]) == 1 else ""  # a text that all tasks share is not a question
         return Finding("splits", "failed", f"train and test share the question {min(shared)[:60]!r}{fix}")
     if not questions["train"]:
         return Finding("splits", "not checked", "the tasks of a game have no questions")
@@ -301,7 +301,7 @@ async def private_views(environment: Environment, tasks: Sequence[Task], agents:
                     )
                 for (owner, secret), (agent, view) in itertools.product(secrets, views.items()):
                     if agent != owner and secret in view:
-                        # Some of the view on both sides of the secret.
+                        # Part of the view on both sides of the secret.
                         at = view.index(secret)
                         shown = view[max(0, at - 60) : at + len(secret) + 60]
                         return Finding(
@@ -317,7 +317,7 @@ async def private_views(environment: Environment, tasks: Sequence[Task], agents:
                 moves |= {agent: moves[agent] + 1 for agent in movers}
                 secrets = [each for each in secrets if not any(each[1] in text for text in actions.values())]
         except EpisodeError:
-            continue  # "rewards" and "records" report failed episodes
+            continue  # the checks "rewards" and "records" report failed episodes
         finally:
             await state.close()
     note = "" if offers(environment, Private) else "; it names no secrets (`Private`) to look for"
@@ -325,7 +325,7 @@ async def private_views(environment: Environment, tasks: Sequence[Task], agents:
 
 
 async def rewards_in_range(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
-    """Return whether all rewards are finite, in the declared range, and of agents of the team."""
+    """Return whether all rewards are finite, in the declared range, and for agents of the team."""
     low, high = environment.reward_range
     name, failed = "rewards", 0
     slack = 1e-9 * max(1.0, abs(low), abs(high))

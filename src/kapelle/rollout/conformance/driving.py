@@ -18,7 +18,7 @@ from kapelle.types import Message, Task
 T = TypeVar("T")
 
 LONGEST = 2_000
-"""Most steps of an episode; a longer one is a fault."""
+"""Maximum steps of an episode; a longer episode is a fault."""
 SECONDS = 60.0
 """Time limit of a call during checks, if `environment.timeout` is longer."""
 

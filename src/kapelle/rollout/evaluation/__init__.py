@@ -1,1 +1,1 @@
-"""How good a team is, and compared with what."""
+"""Evaluations of a team, and the results with which they are compared."""

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 DEALS = 20
-"""From so many deals on, intervals of ratings are between deals; with fewer, games count as independent."""
+"""From this number of deals on, intervals of ratings are between deals; with fewer, games count as independent."""
 CLOSE = 1e-9
 
 
@@ -62,7 +62,7 @@ class Contestant:
 Side = Annotated[int, Field(ge=0, le=1)]
 """A player of a pair."""
 Payoffs = tuple[FiniteFloat, FiniteFloat]
-"""Mean payoff of the roles of one player, and of the other."""
+"""Mean payoff of one player's roles, and of the other player's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Encounter:
         return tuple(_over_seatings(deal) for deal in self.games)
 
     def counts(self, deal: int | None = None) -> tuple[int, int, int]:
-        """Return how many deals `one` won, drew and lost over all assignments, as in duplicate bridge: of one deal, or of all."""
+        """Return how many deals `one` won, drew and lost over all assignments, as in duplicate bridge; for one deal or for all."""
         results = self.deals if deal is None else (_over_seatings(self.games[deal]),)
         ahead = [pair[0] - pair[1] for pair in results if pair is not None]
         wins, losses = sum(each > CLOSE for each in ahead), sum(each < -CLOSE for each in ahead)
@@ -168,7 +168,7 @@ async def meet(
         for assignment in assignments:
             team, cast = seated(names, pair, assignment)
             plays.append(replace(setup, team=team))
-            # One seed for all assignments of all pairs: the same cards, and the same luck of each role.
+            # One seed for all assignments of all pairs: they have the same cards, and each role has the same luck.
             own_seed = derive_seed(seed, "arena", task.id)
             scheduled.append(ScheduledEpisode(replace(task, cast=cast), 0, own_seed))
 
@@ -216,7 +216,8 @@ async def meet(
 def payoffs(episode: Episode, names: Sequence[str], *, graded: bool) -> dict[str, float]:
     """Return the payoff of each agent in an episode.
 
-    If a question is `graded` and only the answering agents are rewarded, the others get their mean: the payoff is the team's.
+    If a question is `graded` and only the answering agents are rewarded, the others get the mean of their rewards: the team
+    shares the payoff.
     """
     own = {name: payoff_of(episode, name) for name in names}
     rewards = [own[name] for name in names if name in episode.rewards]
@@ -248,7 +249,7 @@ class Payoff:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Payoff | None:
-        """Return the mean of what each deal gave; None without any."""
+        """Return the mean over the values of deals; None without any."""
         if not values:
             return None
         low, high = mean_interval(values) or (None, None)
@@ -308,7 +309,7 @@ class Arena:
 
     @cached_property
     def results(self) -> Results:
-        """Games won, drawn and lost, by players' places."""
+        """Games won, drawn and lost, by the players' positions."""
         return self._results(None)
 
     def _results(self, deal: int | None) -> Results:
@@ -415,7 +416,7 @@ class Arena:
 
     @property
     def reasons(self) -> list[str]:
-        """The most frequent reason of each encounter with failed episodes."""
+        """For each encounter with failed episodes, the most frequent reason."""
         return sorted({met.reason for met in self.meetings.values() if met.reason})
 
     @property
@@ -431,7 +432,7 @@ class Arena:
         return tuple(sorted(self.labels, key=place))
 
     def __str__(self) -> str:
-        """Return the players in order, the matrix of payoffs, and what follows from both."""
+        """Return the players in order, the matrix of payoffs, and the values that follow from both."""
         return "\n".join(lines(self))
 
     def row(self) -> dict[str, Json]:
@@ -508,16 +509,16 @@ def _by_deal(meetings: Sequence[Encounter]) -> dict[int, float]:
     }
 
 
-# -------- The same for people
+# -------- The result as text for people
 
 NAMES = 40
-"""Most characters of a player's name."""
+"""Maximum characters of a player's name."""
 WIDE = 12
-"""Most players for which the table of payoffs shows intervals."""
+"""Maximum number of players for which the table of payoffs shows intervals."""
 
 
 def lines(result: Arena) -> list[str]:
-    """Return the result as text: the players in order, the matrix of payoffs, and what follows from both."""
+    """Return the result as text: the players in order, the matrix of payoffs, and the values that follow from both."""
     found = [
         f"{result.environment}: {result.deals} deals, every pair in every assignment of {result.seats} roles",
         "",

@@ -9,9 +9,9 @@ at that moment,
     drop of turn t = before − after
 
 The probability after one moment is that before the next, so each moment is estimated once. If no two agents act at once, the drops
-of an episode sum to the probability at its beginning minus its outcome. Over all episodes the mean drop of every turn is 0: a turn
-that costs something in failed episodes gains as much in others. So drops compare agents on failed episodes, and solved ones are
-measured too.
+of an episode sum to the probability at its beginning minus its outcome. Over all episodes the mean drop of every turn is 0: a
+drop in failed episodes is balanced by a gain in others. So drops compare agents on failed episodes, and solved ones are measured
+too.
 
 Continuations use the sampling of training, also for greedy episodes. The n-th continuations of one moment share their seed.
 """
@@ -52,11 +52,11 @@ from kapelle.runtime.event_loop import run_async
 from kapelle.types import Episode, Group, Turn
 
 AT_ONCE = 512
-"""About how many continuations are rolled out at once; the results of their episodes are saved together."""
+"""Approximate number of continuations that are rolled out at once; the results of their episodes are saved together."""
 ALTERNATIVES = 8
-"""Most alternative texts that are kept of a turn."""
+"""Maximum number of alternative texts that are kept for a turn."""
 LONGEST = 4000
-"""Most characters of a text that are kept."""
+"""Maximum number of characters that are kept of a text."""
 SAY_EVERY = 5.0
 """Seconds between two reports of the progress."""
 
@@ -163,7 +163,7 @@ def measure_blame(
     if file is not None:
         file.append(())  # fails early if the folder cannot be written
 
-    # The expected cost is that of the episodes themselves.
+    # The expected cost is estimated from the episodes themselves.
     forks = {place: forks_of(chosen[place][1], chosen[place][0], seed) for place in left}
     counts = {place: samples * len(own) for place, own in forks.items()}
     total = sum(counts.values())

@@ -77,11 +77,11 @@ class Evaluation:
     games: bool = False
     """True if no task has a question: the score is then the share of the greatest reward."""
     fewer: str = ""
-    """Why fewer problems were evaluated than requested (`Rate.fewer`); empty if none is missing."""
+    """Why fewer problems were evaluated than requested (`Rate.fewer`); empty if no problem is missing."""
     groups: tuple[Group, ...] = field(default=(), repr=False)
     """The episodes."""
     verifier: Mapping[str, Any] | None = None
-    """How well the verifier judges that the run trains (`training.held_out.Judgement`); the team is not trained then."""
+    """How well the verifier that the run trains judges answers (`training.held_out.Judgement`); the team is not trained then."""
     judged: Mapping[str, Any] | None = None
     """How well the verifier that rewards the team judges these episodes (`training.held_out.Judgement`)."""
     stderr: float | None = None
@@ -230,7 +230,7 @@ def decoded(setup: RolloutSetup, settings: EvaluationConfig) -> RolloutSetup:
 async def evaluate_tasks(
     setup: RolloutSetup, tasks: Sequence[Task], seed: int, returns: Returns = own_returns
 ) -> Evaluation:
-    """Play every task once and summarise; `returns` shares the team's reward (`Algorithm.returns`)."""
+    """Roll out every task once and summarise; `returns` shares the team's reward (`Algorithm.returns`)."""
     groups = await rollout(setup, tasks, 1, derive_seed(seed, "evaluation"))
     setup.engine.release_caches()
     return summarise(groups, returns)
@@ -239,7 +239,7 @@ async def evaluate_tasks(
 def evaluate_shared(
     setup: RolloutSetup, tasks: Sequence[Task], seed: int, returns: Returns = own_returns, samples: int = 1
 ) -> Evaluation:
-    """Do the same from synchronous code, with `samples` episodes of each task and the tasks dealt to the ranks."""
+    """Do the same from synchronous code, with `samples` episodes of each task and the tasks divided among the ranks."""
     seed = derive_seed(seed, "evaluation")
     groups = shared_rollout(setup, tasks, samples, seed)
     setup.engine.release_caches()
@@ -257,10 +257,10 @@ def evaluate_held_out(
     returns: Returns = own_returns,
     fits: Callable[[Task], bool] | None = None,
 ) -> Evaluation:
-    """Play `problems` of the environment's test split and of each further set, and summarise.
+    """Roll out `problems` tasks of the environment's test split and of each further set, and summarise.
 
-    Rates of a set are parts of the result under its name, which its tasks have as their part. Tasks for which `fits` is false are
-    excluded.
+    Rates of a set are parts of the result under the set's name, which is also the `part` of its tasks. Tasks for which `fits` is
+    false are excluded.
     """
     tasks = choose_tasks(setup.environment, "test", problems, fits=fits)
     result = evaluate_shared(decoded(setup, settings), tasks, seed, returns, settings.samples)
@@ -411,7 +411,7 @@ def own_scores(groups: Sequence[Group]) -> dict[str, MeanScore]:
 
 
 def own_totals(groups: Sequence[Group]) -> dict[str, MeanScore]:
-    """Return the same for all rewards of an episode, for games with rewards of turns."""
+    """Return the same for all rewards of an episode, for games that reward turns."""
     return _own(groups, lambda episode, agent: episode.total(agent))
 
 
@@ -442,8 +442,9 @@ def verifier_metrics(groups: Sequence[Group], score: Mapping[TurnKey, float]) ->
 
 # -------- Baselines with the same number of tokens: one agent alone, and a majority vote of its answers
 #
-# A team that beats one agent may only have used more tokens. So each agent gets the team's mean number of tokens per problem, once
-# as the limit of one answer, and once for several answers at temperature 1 with a majority vote (self-consistency, 2203.11171).
+# A team that beats one agent may simply have used more tokens. So each agent gets the team's mean number of tokens per problem,
+# once as the limit of one answer, and once for several answers at temperature 1 with a majority vote (self-consistency,
+# 2203.11171).
 
 
 @dataclass(frozen=True, slots=True)

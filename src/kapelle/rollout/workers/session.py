@@ -20,11 +20,11 @@ from kapelle.types import Task
 LENGTH = 4
 """Bytes of a frame's length."""
 LARGEST = 1 << 30
-"""Most bytes of a frame."""
+"""Maximum bytes of a frame."""
 
 
 def pack(message: Mapping[str, Any]) -> bytes:
-    """Return a message as a frame; EpisodeError if it is too large or no JSON."""
+    """Return a message as a frame; EpisodeError if it is too large or is not JSON."""
     body = to_text(message, LARGEST).encode("ascii")
     return len(body).to_bytes(LENGTH, "big") + body
 

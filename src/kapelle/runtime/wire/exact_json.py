@@ -4,7 +4,7 @@ Plain JSON stays as it is. A value that JSON lacks becomes an object with a tag 
 
     {"$tuple": [1, 2]}        a tuple
     {"$float": "nan"}         nan, inf or -inf
-    {"$items": [[1, "a"]]}    a mapping with a key that is no text or starts with `$`
+    {"$items": [[1, "a"]]}    a mapping with a key that is not a text or starts with `$`
 
 Callers that store other types, such as tensors, add their own tags.
 """

@@ -5,8 +5,8 @@
 
     GenericEnvClient(base_url="http://127.0.0.1:8000"): reset(seed=3, split="test"), step({"message": "…"}), state()
 
-Each WebSocket (`/ws`) has its own episode. An observation is that of the next agent to move. With several agents, an action may name its `agent`. The texts of agents that move at once are collected
-one by one before the environment moves.
+Each WebSocket (`/ws`) has its own episode. An observation is that of the next agent to move. With several agents, an action may
+name its `agent`. The texts of agents that move at once are collected one by one before the environment moves.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class Agents:
     """The agents of a team, each of which answers by itself."""
 
     def __init__(self, setup: RolloutSetup, thread: LoopThread, form: Form | None = None) -> None:
-        """`form` is that of tool calls, if it is not to be detected from the chat template."""
+        """`form` is the form of tool calls; None detects it from the chat template."""
         self.setup = setup
         self.thread = thread
         self._form = form
@@ -256,7 +256,7 @@ class TextStream:
     """The text of one answer as it grows."""
 
     def __init__(self, spoken: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
-        """Decode tokens by `spoken`; hold text back that may be the beginning of a stop string."""
+        """Decode tokens by `spoken`; hold back text that may be the beginning of a stop string."""
         self._spoken = spoken
         self._held = max((len(stop) - 1 for stop in stops), default=0)
         self._ids: list[int] = []
@@ -309,7 +309,7 @@ class MarkedTexts:
         self._decodes = decodes
         self._all = marks
         self._marks: dict[int, str] = {}
-        """Token → the mark that it is and that `spoken` drops; empty for every other token."""
+        """Token → the mark that it stands for, which `spoken` drops; empty for every other token."""
 
     def marked(self, ids: Sequence[int]) -> bool:
         """Return whether the plain text of these tokens lacks a mark."""

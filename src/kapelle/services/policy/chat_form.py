@@ -27,7 +27,7 @@ MOST_STOPS = 16
 MOST_ALTERNATIVES = 20
 """Of one token."""
 LEAST_TEMPERATURE = 1e-10
-"""Above 0; by less, logits grow beyond float32."""
+"""Above 0; a smaller temperature makes logits too large for float32."""
 LONGEST_STOP = 1024
 """Characters of one stop string."""
 
@@ -147,7 +147,7 @@ class JsonFormat(Body):
 
 
 class JsonSchema(Body):
-    """A schema, with the client's name and description of it."""
+    """A schema, with the client's name and description for it."""
 
     schema_: dict[str, Any] = Field(alias="schema")
     name: str | None = None

@@ -100,7 +100,7 @@ class MessageItem(Body):
 
 
 class CallItem(Body):
-    """A call of a function, of an earlier answer."""
+    """A function call of an earlier answer."""
 
     type: Literal["function_call"]
     call_id: str

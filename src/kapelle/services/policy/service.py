@@ -52,7 +52,7 @@ class ServingLimits:
     calls: int = 1024
     """Most answers in progress, counting each of `n` choices; further calls get status 429."""
     seconds: float = 600.0
-    """Longest duration of one call, with its time in the queue."""
+    """Longest duration of one call, including its time in the queue."""
     idle: float = 3600.0
     """Seconds after its last call for which a recorded session is kept if others need its place."""
 

@@ -1,4 +1,4 @@
-"""Answers of the whole team: the run's workflow, on the caller's question."""
+"""Answers of the whole team: the run's workflow answers the caller's question."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ServedEnvironment(Answerable):
 
     name: str
     environment: Environment
-    """The run's own, which has the tools and the form of answers."""
+    """The run's own environment, which has the tools and the form of answers."""
     answers: list[str] = field(default_factory=list)
     """The agents' texts of each move. The last one is the team's answer if the workflow names none."""
 

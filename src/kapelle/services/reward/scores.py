@@ -38,10 +38,10 @@ class Score:
     """The score of an answer, or the reason why it has none."""
 
     value: float | None
-    """In [0, 1]: σ(logit), for a verifier the probability that the answer is correct, calibrated where its run did. None for one that is
-    ungraded."""
+    """In [0, 1]: σ(logit). For a verifier it is the probability that the answer is correct, calibrated if its run has done so.
+    None for an ungraded answer."""
     logit: float | None = None
-    """None for one that is ungraded."""
+    """None for an ungraded answer."""
     reason: str = ""
     """Why it is ungraded."""
 
@@ -68,7 +68,7 @@ def score_each(
     logits: Callable[[Sequence[R]], Sequence[float]],
     calibration: Calibration = UNCALIBRATED,
 ) -> list[Score]:
-    """Return the scores of a model that gives a logit for each answer that it can `read`; `calibration` makes it a probability.
+    """Return the scores of a model that gives a logit for each answer that it can `read`; `calibration` turns it into a probability.
 
     `read` raises ContextError for an answer that is too long: that one is ungraded, the others are scored.
     """
@@ -90,7 +90,7 @@ def score_each(
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """What scores answers, called by one thread."""
+    """Scores answers; only one thread calls it."""
 
     about: Mapping[str, Json]
     """The model's description for callers: its `name`, a hash of its `weights`, and further facts."""
@@ -101,7 +101,7 @@ class Scorer:
 def open_reward_model(folder: Path, name: str | None = None) -> Scorer:
     """Load a reward model of transformers; its score is the logit of its only label. Raises ModelError for an unusable folder.
 
-    It is called by the folder's name unless another `name` is given.
+    Its name is that of the folder unless `name` is given.
     """
     model = load_reward_model(folder)
     weights = folder_content(folder, lambda path: path.suffix == ".safetensors")
@@ -121,7 +121,7 @@ def open_reward_model(folder: Path, name: str | None = None) -> Scorer:
 def verifier_scorer(engine: TrainEngine, about: Mapping[str, Json]) -> Scorer:
     """Return a scorer by a verifier in a train engine: the probability that an answer is correct.
 
-    `about` has how well it judges (`held_out`), and with that how its scores become probabilities.
+    `about` has its accuracy (`held_out`), which includes how its scores become probabilities.
     """
     renderer = engine.renderer(VERIFIER)
     calibrated = (about.get("held_out") or {}).get("calibrated") or {}

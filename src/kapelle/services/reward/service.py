@@ -30,7 +30,7 @@ from kapelle.types import Json, Message
 
 # -------- Batches
 #
-# A batch does not wait to fill: while one is scored other answers arrive, and those that wait by then are the next batch.
+# A batch does not wait until it is full. While one is scored, other answers arrive; those that then wait are the next batch.
 
 ROLES = get_args(Role)
 FAILED = "The model failed on this answer; the service's log says why."
@@ -45,7 +45,7 @@ class _ScoredCall:
     answers: Sequence[Answered]
     future: Future[list[Score]] = field(default_factory=Future)
     begun: int = 0
-    """How many of its answers are in a batch already, or behind one."""
+    """How many of its answers have been taken into a batch."""
     scores: list[Score] = field(default_factory=list)
 
 
@@ -53,7 +53,7 @@ class Batches:
     """Scores the answers of callers; a context manager."""
 
     def __init__(self, score: Callable[[Sequence[Answered]], Sequence[Score]], most: int, room: int) -> None:
-        """Score `most` answers together at most, and hold `room` of them, waiting and under way."""
+        """Score at most `most` answers together, and hold at most `room` that wait or are being scored."""
         self._score, self._most, self.room = score, most, room
         self._waiting: deque[_ScoredCall] = deque()
         self.held = 0
@@ -84,7 +84,7 @@ class Batches:
             return await asyncio.wrap_future(scores)
 
     def _forget(self, call: _ScoredCall) -> None:
-        """Give back the room of a call that was cancelled while it waited."""
+        """Free the room of a call that was cancelled while it waited."""
         with self._changed:
             if call in self._waiting:
                 self._waiting.remove(call)
@@ -102,7 +102,7 @@ class Batches:
                         call.future.set_result(call.scores)
 
     def _next(self) -> list[tuple[_ScoredCall, int]]:
-        """Return the answers of the next batch, by call and place; none when it is over."""
+        """Return the answers of the next batch, by call and place; none after the end."""
         batch: list[tuple[_ScoredCall, int]] = []
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._over)
@@ -116,7 +116,7 @@ class Batches:
         return batch
 
     def _scored(self, answers: Sequence[Answered]) -> Sequence[Score]:
-        """Return a score for each answer; if a batch fails each is scored alone, so that a bad answer affects only itself."""
+        """Return a score for each answer; if a batch fails, each is scored alone, so that a bad answer affects only itself."""
         try:
             return self._score(answers)
         except Exception as error:
@@ -175,7 +175,7 @@ class RewardService(methods.RewardServicer, GrpcService):
     name = "kapelle.reward.v1.Reward"
 
     def __init__(self, about: Mapping[str, Json], batches: Batches, seconds: float) -> None:
-        """Describe the model to callers by `about`; `seconds` limits a call, with its time in the queue."""
+        """`about` describes the model to callers; `seconds` limits a call, including its time in the queue."""
         self._about, self.batches, self._seconds = dict(about), batches, seconds
 
     # Over HTTP.
@@ -189,7 +189,7 @@ class RewardService(methods.RewardServicer, GrpcService):
         )
 
     async def health(self, call: Call) -> JsonAnswer:
-        """Return that it serves, and how much room is left."""
+        """Return its status, and how many more answers it accepts."""
         held = self.batches.held
         return JsonAnswer({"status": "ok", "under_way": held, "room": self.batches.room - held})
 
@@ -268,14 +268,14 @@ class RewardService(methods.RewardServicer, GrpcService):
 
 @dataclass(frozen=True, slots=True)
 class RewardLimits:
-    """What a reward server takes on."""
+    """Limits of a reward server."""
 
     answers: int = 8192
-    """Answers held at once, waiting and in progress; further calls get status 429."""
+    """Most answers at once, waiting and in progress; further calls get status 429."""
     batch: int = 64
-    """Answers that are scored together."""
+    """Most answers that are scored together."""
     seconds: float = 600.0
-    """For which one call may take, its time in the queue included."""
+    """Longest duration of one call, including its time in the queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,9 +298,9 @@ class RunningRewardServer:
 def serve_reward(
     scorer: Scorer, binding: Binding, limits: RewardLimits, grpc_port: int | None = None
 ) -> Iterator[RunningRewardServer]:
-    """Serve a scorer while the block runs, over gRPC too where it is given a port (0 takes a free one).
+    """Serve a scorer while the block runs, and over gRPC too if that has a port (0 takes a free one).
 
-    Raises ConfigError when a port is taken or an extra is missing.
+    Raises ConfigError if a port is taken or an extra is missing.
     """
     with ExitStack() as closing:
         batches = closing.enter_context(Batches(scorer.score, limits.batch, limits.answers))

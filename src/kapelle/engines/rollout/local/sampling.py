@@ -70,7 +70,7 @@ class SamplingRows:
 
     @classmethod
     def of(cls, samplings: Sequence[Sampling], seeds: Sequence[int], device: torch.device) -> SamplingRows:
-        """Return the settings of rows that sample so, with these seeds, as tensors on a device."""
+        """Return the settings of rows with this sampling and these seeds, as tensors on a device."""
         columns = (
             torch.tensor([sampling.temperature for sampling in samplings], dtype=torch.float32),
             torch.tensor([sampling.top_p for sampling in samplings], dtype=torch.float32),

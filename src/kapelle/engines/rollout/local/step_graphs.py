@@ -48,7 +48,7 @@ class Recordings:
     """The recordings of steps, by their kinds: steps of one kind are the same operations on the same memory."""
 
     def __init__(self, recorder: GraphRecorder) -> None:
-        """Record with this."""
+        """Record with this recorder."""
         self._recorder = recorder
         self._warm: set[Hashable] = set()
         self._recorded: OrderedDict[Hashable, Callable[[], Tensor]] = OrderedDict()

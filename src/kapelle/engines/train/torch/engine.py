@@ -188,7 +188,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         return found
 
     def load_weights(self, name: str, weights: Mapping[str, Tensor]) -> None:
-        """Set the weights of a policy, critic or reference; ModelError when names or shapes do not fit."""
+        """Set the weights of a policy, critic or reference; ModelError if names or shapes do not fit."""
         copy_weights(self.weights(name), weights, f"'{name}'")
         if name in self.learners:
             self.learners[name].replaced()
@@ -221,7 +221,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
     def update(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
         """Take the optimiser steps of one update; every learner on its own samples.
 
-        Raises ParityError before anything changes when trainer and sampler disagree, NumericsError when a loss
+        Raises ParityError before anything changes if trainer and sampler disagree, NumericsError if a loss
         or gradient is not finite.
         """
         self._check_critics_context(samples)

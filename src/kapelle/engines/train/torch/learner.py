@@ -83,7 +83,7 @@ class Learner:
         )
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """Return the loss times this learner's loss scale (1 but for fp16)."""
+        """Return the loss times this learner's loss scale (1 except for fp16)."""
         return loss if self._scale is None else loss * self._scale.scale
 
     def step(self, weight: float, on_bad: str, agreed: Agreed = lambda wrong: wrong) -> dict[str, float]:
@@ -239,7 +239,7 @@ class Learner:
 
 
 class LossScale:
-    """The factor on a learner's losses that keeps small gradients above the least number of float16 (1710.03740).
+    """The factor on a learner's losses that keeps small gradients above the smallest number of float16 (1710.03740).
 
     It is halved after a skipped step with a gradient that is not finite, and doubled after 2000 finite ones.
     """
@@ -338,8 +338,9 @@ def _snapshot(tree: Mapping[str, Any]) -> dict[str, Any]:
 def rate_at(step: int, total: int, settings: OptimizerConfig) -> float:
     """Return the factor on the learning rate at an optimiser step, counted from 0.
 
-    It rises linearly from 0 over `warmup_steps`, as transformers' schedules do, so that the first step changes nothing. Then it stays (`constant`) or falls to 0 at `total`, linearly
-    (`linear`) or by a half cosine (`cosine`, 1608.03983 without restarts).
+    It rises linearly from 0 over `warmup_steps`, as transformers' schedules do, so that the first step changes nothing. Then it
+    stays constant (`constant`) or falls to 0 at `total`, linearly (`linear`) or by a half cosine
+    (`cosine`, 1608.03983 without restarts).
     """
     if step < settings.warmup_steps:
         return step / settings.warmup_steps

@@ -1,8 +1,8 @@
 """Runs inside the candidate's sandbox: imports `solution.py` and executes one request at a time.
 
-Nothing here is trusted. The solution shares this process and may take it over, but can then only send values, as it may anyway.
-A request is one line: an unguessable mark and a typed value, `(keep, operation, part, ..)` (see `_OPERATIONS`). A
-reply is one line that begins with the same mark:
+Nothing here is trusted. The solution shares this process and may take it over. It can then only send values, which it may do
+anyway. A request is one line: an unguessable mark and a typed value, `(keep, operation, part, ..)` (see `_OPERATIONS`). A reply
+is one line that begins with the same mark:
 
     value VALUE   the result; with `keep`, or if it has no encoding, the object stays here and VALUE is its number
     error (name of the exception's class, text)

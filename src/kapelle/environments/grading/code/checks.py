@@ -21,9 +21,9 @@ from kapelle.environments.grading.code.candidate_driver import MATCH, OF_OBJECTS
 from kapelle.environments.grading.code.values import MAX_BITS, Stays, spread
 
 MOST_ITEMS = 1_000_000
-"""Most items of a sequence that is made of a candidate's values."""
+"""Maximum number of items of a sequence that is made of a candidate's values."""
 FEW = 1000
-"""Most items for operations with more than linear time."""
+"""Maximum number of items for operations with more than linear time."""
 
 
 class UnfitValue(Exception):
@@ -50,7 +50,7 @@ class CandidateRequest(Later):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Apply(Later):
-    """The result of a Python function for values."""
+    """The result of a Python function applied to values."""
 
     function: Callable[..., Any]
     parts: tuple[Any, ...]

@@ -77,9 +77,9 @@ class CodeGrade:
 # -------- The candidate in its sandbox: one request at a time, and only well-formed replies are accepted
 
 REPLIES = 64 * 1024**2
-"""Most bytes of all replies of a candidate."""
+"""Maximum number of bytes of all replies of a candidate."""
 MOST_STARTS = 3
-"""Most starts of one candidate: after a test that ends it, the next test starts it again."""
+"""Maximum number of starts of one candidate: after a test that ends it, the next test starts it again."""
 
 
 class CandidateGone(Exception):
@@ -113,8 +113,8 @@ class Candidate:
     def ask(self, operation: str, *parts: Plain, keep: bool = False) -> Plain:
         """Return the value of an operation of `candidate_driver`; with `keep`, a reference to the object.
 
-        Raises CandidateError for what the candidate raised, CandidateGone, from then on until `renew`, and ValueFault for a request or
-        a value that has no encoding.
+        Raises CandidateError for an exception of the candidate, CandidateGone once the candidate is lost (until `renew`), and
+        ValueFault for a request or a value that has no encoding.
         """
         request = encode((keep, operation, *parts)).encode()
         if self._lost:
@@ -367,7 +367,7 @@ def _as_json(value: Plain, like: Plain) -> Plain:
 
 
 def same_value(got: Plain, expected: Plain, tolerance: float = 0.0) -> bool:
-    """Return whether two values of built-in types and their types are the same, except that 2 equals 2.0.
+    """Return whether two values of built-in types have the same value and type, except that 2 equals 2.0.
 
     NaN never matches; a list is never a tuple, a set never a frozenset, and `{True}` not `{1}`.
     """

@@ -41,7 +41,7 @@ from kapelle.environments.grading.code.programs import tree_of
 from kapelle.environments.grading.code.values import ValueFault, decode, encode
 
 MOST_STEPS = 100_000
-"""Most syntax nodes that are evaluated to read one test, including loops."""
+"""Maximum number of syntax nodes that are evaluated to read one test, including loops."""
 
 
 class NotLiteral(Exception):

@@ -31,10 +31,9 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 def program_of(text: str) -> str | None:
     """Return the program of a turn, unchanged; None if it has none.
 
-    It is the last fenced block marked as Python. Without such a block it is the last block of no named language
-    that is a program, or else the first such block. A block that only calls what an earlier one defines is
-    an example of its use. A text without a fence is a program as a whole. Thoughts and text after the end of the turn
-    are ignored.
+    It is the last fenced block marked as Python. Without such a block it is the last block without a named language that is a
+    program, or else the first block without one. A block that only calls what an earlier one defines is an example of its use. A
+    text without a fence is a program in its entirety. Thoughts and text after the end of the turn are ignored.
     """
     if len(text) > MAX_TEXT:
         return None

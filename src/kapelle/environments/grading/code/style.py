@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from kapelle.environments.grading.code.programs import runnable, tree_of
 
 MAX_PROGRAM = 20_000
-"""Most characters of a program; a longer one scores 0."""
+"""Maximum number of characters of a program; a longer one scores 0."""
 LONGEST_LINE = 99
-"""Most characters of a line, PEP 8's limit for teams."""
+"""Maximum number of characters of a line, PEP 8's limit for teams."""
 
 
 def syntax_score(program: str) -> float:
@@ -74,7 +74,7 @@ def style_parts(program: str) -> Mapping[str, float]:
 
 
 def _share(things: Sequence[object], good: Callable[..., bool]) -> float:
-    """Return the share of good things; 1 if there are none."""
+    """Return the share of things that are good; 1 if there are no things."""
     return sum(map(good, things)) / len(things) if things else 1.0
 
 

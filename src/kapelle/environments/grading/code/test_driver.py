@@ -21,7 +21,7 @@ from typing import Any
 
 
 def imported(program: str) -> set[str]:
-    """Return the modules that a test imports at its top, except the candidate; these must exist."""
+    """Return the modules that a test imports at the top level, except the candidate; these must exist."""
     nodes = ast.parse(program).body
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
@@ -29,7 +29,7 @@ def imported(program: str) -> set[str]:
 
 
 def serve() -> None:
-    """Run the tests that standard input lists."""
+    """Run the tests that are listed on standard input."""
     sys.setrecursionlimit(10_000)
     token, count, modules = json.loads(sys.stdin.readline())
     reports = os.fdopen(os.dup(1), "w")

@@ -25,24 +25,24 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 MAX_TEXT = 16_000_000
-"""Most characters of one message."""
+"""Maximum number of characters of one message."""
 MAX_PARTS = 1_000_000
-"""Most parts of one encoded value."""
+"""Maximum number of parts of one encoded value."""
 MAX_DEPTH = 200
-"""Most nested lists; Python's parser limits literals to this depth too."""
+"""Maximum depth of nested lists; Python's parser limits literals to this depth too."""
 MAX_BITS = 400_000
-"""Most bits of an integer: arithmetic on longer ones would take seconds."""
+"""Maximum number of bits of an integer: arithmetic on longer ones would take seconds."""
 MAX_COLLIDING = 50
-"""Most elements of a set or dictionary with the same hash, which a candidate could choose to make it slow."""
+"""Maximum number of elements of a set or dictionary with the same hash, which a candidate could choose to make it slow."""
 MAX_EXPONENT = 6000
-"""Most digits of a decimal number."""
+"""Maximum number of digits of a decimal number."""
 
 Plain = Any
 """A value of a built-in type, or of one of the standard library's above."""
 
 
 class ValueFault(Exception):
-    """A text that is no encoded value, or a value without an encoding."""
+    """A text that is not an encoded value, or a value without an encoding."""
 
 
 class NoEncoding(ValueFault):

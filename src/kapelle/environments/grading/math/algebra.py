@@ -1,8 +1,8 @@
 r"""Exact arithmetic for answers: quotients of polynomials in letters, π, i and square roots of integers.
 
-Two such values are equal exactly when cross-multiplication says so: square roots of distinct squarefree
-integers are linearly independent over the rationals, and letters stand for anything. Sizes are bounded
-before the arithmetic is done: a larger value raises `TooLarge` at once.
+Two such values are equal exactly when cross-multiplication gives the same result: square roots of distinct squarefree
+integers are linearly independent over the rationals, and a letter may stand for any value. Sizes are checked before the
+arithmetic is done: a larger value raises `TooLarge` at once.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Quotient:
         return _times(self.top, other.bottom) == _times(other.top, self.bottom)
 
     def proportional(self, other: Quotient) -> bool:
-        """Return whether one is a rational multiple, not 0, of the other: as equations `= 0` they agree."""
+        """Return whether one is a nonzero rational multiple of the other: as equations `= 0` they are equivalent."""
         one, two = _times(self.top, other.bottom), _times(other.top, self.bottom)
         if one.keys() != two.keys():
             return False
@@ -60,7 +60,7 @@ class Quotient:
 
     @property
     def rational(self) -> Fraction | None:
-        """The value as a fraction, None when it is not one."""
+        """The value as a fraction; None if it is not a fraction."""
         top, bottom = _constant(self.top), _constant(self.bottom)
         return None if top is None or bottom is None else top / bottom
 
@@ -89,7 +89,7 @@ def add(one: Quotient, other: Quotient) -> Quotient:
 
 
 def negate(value: Quotient) -> Quotient:
-    """Return the value with the other sign."""
+    """Return the value with its sign changed."""
     return Quotient({monomial: -factor for monomial, factor in value.top.items()}, value.bottom)
 
 
@@ -110,7 +110,7 @@ def divide(one: Quotient, other: Quotient) -> Quotient:
 def written_terms(value: Quotient) -> set[object]:
     """Return the terms of one polynomial in a sum. Sums that share terms are not combined yet.
 
-    None of a sum with letters, which stands there in brackets: `3(x + 2)^2 - 2` is finished.
+    None for a sum with letters, which is written in brackets: `3(x + 2)^2 - 2` is finished.
     """
     constant = kind(value)
     if not constant and len(value.top) > 1:
@@ -122,7 +122,7 @@ def written_terms(value: Quotient) -> set[object]:
 
 
 def kind(value: Quotient) -> str:
-    """Return what constant a value is, `rational`, `i` or `root`, for a sum with roots too; empty for one with letters or π."""
+    """Return the kind of a constant: `rational`, `i` or `root` (also a sum with roots); empty for a value with letters or π."""
     if any(letters for terms in (value.top, value.bottom) for _, _, letters in terms):
         return ""
     if value.rational is not None:
@@ -152,7 +152,7 @@ def power(base: Quotient, exponent: int) -> Quotient:
 
 
 def square_root(value: Fraction) -> Quotient:
-    """Return the square root of a rational number, an imaginary one for a negative number."""
+    """Return the square root of a rational number; it is imaginary for a negative number."""
     # √(p/q) = √(pq)/q
     radicand = abs(value.numerator) * value.denominator
     if radicand > MAX_RADICAND:
@@ -176,7 +176,7 @@ _LARGEST = 10**40
 
 
 def decimal(value: Quotient) -> Decimal | None:
-    """Return a value as a decimal number of 60 digits; None for an imaginary one, one with letters, or a huge one."""
+    """Return a value as a decimal number of 60 digits; None if it is imaginary, has letters, or is huge."""
     parts = [_decimal(terms) for terms in (value.top, value.bottom)]
     if None in parts or not parts[1]:
         return None

@@ -1,6 +1,6 @@
 """Parses a mathematical answer: numbers, expressions, lists, sets, intervals, points, matrices, words.
 
-`read_answer` takes a text apart and evaluates none of it as code; `sameness.py` compares two readings.
+`read_answer` parses a text and never evaluates it as code; `sameness.py` compares two parsed answers.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class Infinity:
 
 @dataclass(frozen=True, slots=True)
 class Based:
-    """Digits with their base after them: `1012_3`."""
+    """Digits followed by their base: `1012_3`."""
 
     digits: str
-    """Without leading zeros, with its sign."""
+    """The digits without leading zeros, with the sign."""
     base: int
 
 
@@ -83,11 +83,11 @@ class Equation:
 class Several:
     """Values side by side.
 
-    `list`: with repetitions, in any order. `set`: without, in any order.
-    `vector`: in this order. `()`, `(]`, `[)`, `[]`: a point or an interval, in this order. `union`: of intervals, in any order.
+    `list`: with repetitions, in any order. `set`: without repetitions, in any order.
+    `vector`: in this order. `()`, `(]`, `[)`, `[]`: a point or an interval, in this order. `union`: intervals, in any order.
     `ratio`: of three or more, in this order, up to a factor. `mod`: the least number that is not negative, and the modulus.
     `named`: `x = 1, y = 2`, in the order of the answer's names.
-    `row`: of a matrix, and `matrix`: of its rows, in this order.
+    `row`: the values of a matrix row, and `matrix`: its rows, in this order.
     """
 
     kind: str
@@ -109,7 +109,7 @@ class MathAnswer:
     letters: frozenset[str]
     """The letters in the text of its value, including letters that cancel."""
     plain: str = ""
-    """Its text if it is only letters: `odd` is a word or a product."""
+    """Its text if it consists of letters only: `odd` is a word or a product."""
     unfinished: bool = False
     """Whether something is left to calculate: `3 + 4`. False for an equation with unknowns."""
 
@@ -142,7 +142,7 @@ def has_relation(body: str) -> bool:
 
 
 def read_bounds(body: str, read: Read) -> tuple[str, Value]:
-    """Return the name that an inequality bounds, and its intervals. Raises Unreadable and Unfamiliar."""
+    """Return the name that an inequality limits, and its intervals. Raises Unreadable and Unfamiliar."""
     parts, marks = split_marked(body, _RELATION)
     if any(_UNEQUAL.fullmatch(mark) for mark in marks):
         # All numbers except the one in `x \ne 5`.
@@ -176,7 +176,7 @@ def read_bounds(body: str, read: Read) -> tuple[str, Value]:
         return subject["name"], _interval(ends, shut)
     moved = _end(subject["moved"] or "0", read, subject["name"])
     assert moved is not None, "no infinity stands behind a name"
-    # An absolute value is bounded, `|x - 1| < 3`: each bound gives two ends, shifted by the number added to the name.
+    # An absolute value has a bound, `|x - 1| < 3`: each bound gives two ends, shifted by the number that is added to the name.
     for end in ends:
         if end is not None and (end.rational is None or end.rational < 0):
             raise Unfamiliar
@@ -203,7 +203,7 @@ def both(bounds: Sequence[tuple[str, Value]]) -> tuple[str, Value]:
 
 
 def without(values: Sequence[Quotient]) -> Several:
-    """Return the real numbers other than these. Raises Unfamiliar for letters."""
+    """Return all real numbers except these. Raises Unfamiliar for letters."""
     placed = {}
     for value in values:
         exact = algebra.decimal(value)
@@ -345,11 +345,11 @@ PARTS = {"half": 2, "halve": 2, "third": 3, "quarter": 4} | {
     word: number
     for number, word in enumerate(["fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"], 4)
 }
-"""Number words that count parts (`thirds`), and how many parts are a whole."""
+"""Number words that count parts (`thirds`), and the number of parts in a whole."""
 
 
 class _Reading:
-    """The parser of one answer, with the notation that it has found."""
+    """The parser for one answer, with the notation that it has found."""
 
     def __init__(self) -> None:
         self.seen = Seen()
@@ -459,8 +459,9 @@ class _Reading:
     def _chained(self, part: AnswerPart) -> AnswerPart:
         """Return a part whose value is written several times, `x = 5 + 6 = 11`, with only its last exact side.
 
-        Raises NotAnAnswer where it contradicts itself: by numbers that differ, unless a side is worked out (then what it ends
-        with counts, as it does behind wrong steps), or by what does not round or cut what stands before its `≈`.
+        Raises NotAnAnswer if it contradicts itself. It does so if its numbers differ, unless a side is a calculation (then its
+        last side counts, even after wrong steps), or if the number after a `≈` is not the rounded or truncated value of what
+        comes before it.
         """
         if not _ABOUT.search(part.body):
             return part
@@ -485,7 +486,7 @@ class _Reading:
         """Return the common number of all sides; None if the equation has unknowns, is wrong, or is trivial."""
         ratios = ["/" in side or "frac" in side for side in sides]
         if all(parse_number(side) is not None for side in sides) and len(set(ratios)) == 1:
-            return None  # `5 = 5` says nothing
+            return None  # `5 = 5` carries no information
         values, unfinished = self._apart(sides)
         self.seen.unfinished = all(unfinished)
         same = all(value.rational is not None and value.same(values[0]) for value in values)

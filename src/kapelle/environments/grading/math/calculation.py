@@ -1,7 +1,8 @@
 """Small arithmetic expressions: parsed, evaluated exactly, and written in one normal form.
 
-The parser never executes code, and the length of a text bounds the work: without powers a value cannot outgrow its text, and with them
-its size is known before it is worked out. Values are fractions, exact but for roots that have no fraction.
+The parser never executes code, and the length of a text limits the work: without powers a value cannot be longer than its text,
+and with powers its size is known before it is computed. Values are fractions. They are exact, except for roots that are not
+fractions.
 """
 
 from __future__ import annotations
@@ -70,10 +71,10 @@ class NoValueError(ValueError):
 
 
 def parse_expression(text: str, *, powers: bool = False) -> Expression | None:
-    """Return the expression that a text is, or None for anything else.
+    """Return a text as an expression, or None if it is not one.
 
     Dollar signs and thousands separators are dropped and `20%` is 0.2. With `powers`, `2**10`, `2^10`, `5²`, `sqrt(2)`, `√2` and
-    `cbrt(27)` are read too: from right to left, and before a sign (`-2^2` is -4).
+    `cbrt(27)` are accepted too. Powers are evaluated from right to left, and before a sign (`-2^2` is -4).
     """
     if len(text) > MAX_CHARACTERS:
         return None
@@ -97,7 +98,7 @@ def parse_expression(text: str, *, powers: bool = False) -> Expression | None:
 
 
 def _operations(tokens: Sequence[str | Fraction], place: int, weakest: int) -> tuple[Expression, int] | None:
-    """Parse operations at least as strong as `weakest` from a place; return them and the place after."""
+    """Parse operations that bind at least as strongly as `weakest`, starting at a place; return them and the place after them."""
     parsed = _operand(tokens, place)
     while parsed is not None:
         left, place = parsed
@@ -160,7 +161,7 @@ def work_out(expression: Expression) -> Fraction | None:
 def value_of(expression: Expression) -> tuple[Fraction, bool]:
     """Return the value of an expression and whether it is exact, else to `DIGITS` digits or a few less.
 
-    Raises NoValueError where it divides by zero, is no real number, or is larger or smaller than `MAX_BITS` allow.
+    Raises NoValueError if it divides by zero, is not a real number, or is larger or smaller than `MAX_BITS` allows.
     """
     if isinstance(expression, Value):
         return expression.number, True
@@ -204,7 +205,7 @@ def apply(operator: Operator, left: Fraction, right: Fraction) -> Fraction | Non
 
 
 def _power(base: Fraction, exponent: Fraction) -> tuple[Fraction, bool]:
-    """Return a power and whether it is exact: where it is a fraction that is not too long. Roots are real ones."""
+    """Return a power and whether it is exact, which it is if it is a fraction that is not too long. Roots are real."""
     root, times = exponent.denominator, exponent.numerator
     if base == 0 and times < 0:
         raise NoValueError("divides by zero")
@@ -258,7 +259,7 @@ def _rounded(number: Fraction) -> Fraction:
 
 
 def shown(value: Fraction, *, exact: bool) -> str:
-    """Return a value as a decimal where that ends, else as a fraction; one that is not exact, or very long, to `SHOWN` digits."""
+    """Return a value as a finite decimal or a fraction; a value that is inexact or very long has `SHOWN` digits."""
     text = (decimal(value) or str(value)) if exact else ""
     if text and (len(text) <= LONG or value.denominator == 1):
         return text
@@ -275,7 +276,7 @@ def write(expression: Expression) -> str | None:
         return None
     strength = _STRENGTH[expression.operator]
     # Without brackets, `a - (b - c)` would be read as `(a - b) - c`.
-    if expression.operator == "**":  # which is read from the right, and before a sign
+    if expression.operator == "**":  # which is evaluated from the right, and before a sign
         left = f"({left})" if left.startswith("-") or _strength(expression.left) <= strength else left
         right = f"({right})" if _strength(expression.right) < strength else right
         return f"{left}**{right}"

@@ -34,7 +34,7 @@ class NotAnAnswer(Unreadable):
 
 
 class Unfamiliar(Exception):
-    """A text that this reader does not know; math-verify may know it."""
+    """A text that this reader cannot parse; math-verify may be able to."""
 
 
 _GREEK = (
@@ -96,7 +96,7 @@ class Seen:
 
 
 def read_expression(text: str, seen: Seen) -> list[Quotient]:
-    r"""Return the value of an expression: one, or two where it holds one `\pm`. Adds what it is written with.
+    r"""Return the values of an expression: one, or two if it contains one `\pm`. Also records its notation.
 
     Raises Unreadable and Unfamiliar.
     """

@@ -1,8 +1,9 @@
-r"""Grades mathematical answers: by our own exact reader first, else by math-verify in a process that can be killed.
+r"""Grades mathematical answers: first with our own exact reader, otherwise with math-verify in a process that can be killed.
 
 Our reader decides about numbers, polynomials and their quotients, square roots, lists, sets, intervals, points, matrices,
-equations and words, by exact algebra. Other notation (`\sin x`, cube roots) goes to math-verify, which compares loosely. So an
-answer goes there only if no letter, word or command in it could deceive the comparison (`why_not_comparable`).
+equations and words, by exact algebra. Answers in other notation (`\sin x`, cube roots) go to math-verify, which compares
+loosely. An answer therefore goes there only if no letter, word or command in it could deceive the comparison
+(`why_not_comparable`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from kapelle.environments.grading.text.match import plain_text
 from kapelle.environments.grading.verdict import Grade, no_answer, right, ungraded, wrong
 
 COMPARISON = AnswerLimits(cpu_s=3.0)
-"""What one comparison by math-verify may cost: five times the CPU that the most expensive honest one takes (0.6 s)."""
+"""The limit for one comparison by math-verify: five times the CPU time of the most expensive honest comparison (0.6 s)."""
 
 
 def math_processes(size: int = 2, limits: AnswerLimits = COMPARISON) -> KillableProcesses:
@@ -74,7 +75,7 @@ def grade_math(
     """Return whether the final answer of a text equals the gold answer and does not copy a formula of the question.
 
     An answer that is too long, ambiguous or undefined, or that takes math-verify more CPU or memory than `processes` allows, is
-    `no_answer`. Where the machine or the gold answer is the reason, the verdict is `ungraded`.
+    `no_answer`. If the machine or the gold answer is the reason, the verdict is `ungraded`.
     """
     read = read_math(text, gold, rules, percent)
     grade = compare_math(read, processes) if isinstance(read, Undecided) else read
@@ -147,7 +148,7 @@ _LISTED = re.compile(r"\['(.*)'\]", re.DOTALL)
 
 
 def gold_problem(gold: str) -> str | None:
-    """Return why a gold answer cannot be read, empty if it can; None if only math-verify may know it."""
+    """Return why a gold answer cannot be read, empty if it can be read; None if only math-verify may be able to read it."""
     truth = gold_answer(gold)
     try:
         return None if parse_number(truth) is None and _known_gold(truth) is None else ""
@@ -156,7 +157,7 @@ def gold_problem(gold: str) -> str | None:
 
 
 def library_problem(gold: str, processes: KillableProcesses) -> str:
-    """Return why math-verify cannot read a gold answer, empty where it can; blocks as `compare_math` does."""
+    """Return why math-verify cannot read a gold answer, empty if it can; blocks like `compare_math`."""
     truth = gold_answer(gold)
     grade = compare_math(Undecided(truth, truth), processes)
     return "" if grade.status == "graded" else grade.explanation
@@ -204,9 +205,9 @@ def _no_gold(answer: str, gold: str, problem: str) -> Grade:
 
 
 def _same(answer: str, gold: str, percent: Percent) -> bool | None:
-    """Return whether two answers are the same by the rules here; None if only math-verify may know.
+    """Return whether two answers are the same by the rules here; None if only math-verify may be able to decide.
 
-    Raises Unreadable for what must not be read as an answer, _GoldRejected for such a gold answer.
+    Raises Unreadable for a text that must not be read as an answer, and _GoldRejected for such a gold answer.
     """
     # Equal texts are equal answers.
     if plain_text(tidy(answer)) == plain_text(tidy(gold)):
@@ -217,7 +218,7 @@ def _same(answer: str, gold: str, percent: Percent) -> bool | None:
         for left, right in ((answer, gold), (gold, answer))
     ):
         return True
-    # The name of a figure has no value: `\\angle ABC`.
+    # The name of a figure does not have a value: `\\angle ABC`.
     named, truth_named = _label(answer), _label(gold)
     if truth_named is not None:
         return named == truth_named
@@ -230,7 +231,7 @@ def _same(answer: str, gold: str, percent: Percent) -> bool | None:
     one, other = parse_number(answer), parse_number(gold)
     if one is not None and other is not None:
         return (same_figure if percent == "figure" else same_value)(one, other)
-    # The gold answer is read first: if that fails, the fault is not the answer's.
+    # The gold answer is read first: if that fails, the answer is not at fault.
     truth, read = _known_gold(gold), _known(answer)
     if truth is not None and not truth.unfinished and (read.unfinished if read else is_number(truth)):
         raise Unreadable(
@@ -317,7 +318,7 @@ def _rows(text: str) -> list[str]:
 
 
 def _without_names(answer: str, gold: str) -> Undecided:
-    """Return both texts for math-verify, without a name that only one of them or both have."""
+    """Return both texts for math-verify, without a name, which both or only one of them may have."""
     (name, value), (other, truth) = without_name(tidy(answer)), without_name(tidy(gold))
     named = bool(name or other) and (name == other or not (name and other)) and value and truth
     return Undecided(value, truth) if named else Undecided(answer, gold)
@@ -331,7 +332,8 @@ _POINTED = re.compile(r"([-+]?[0-9]{1,20})([.,])([0-9]{2,20})")
 def _is_comma_for_point(comma: str, point: str) -> bool:
     """Return whether one text has a decimal comma and the other a decimal point: `2,74` and 2.74.
 
-    Digit by digit, two of them at least behind the comma: `0,5` and `1,2` are lists, and `1,234` is a whole number.
+    They must agree digit by digit, with at least two digits after the comma: `0,5` and `1,2` are lists, and `1,234` is a whole
+    number.
     """
     one, other = (
         _POINTED.fullmatch(tidy(text).removesuffix("\\$").rstrip("$€£ ")) for text in (comma, point)
@@ -348,10 +350,10 @@ _FLOAT = re.compile(r"[-+]?([0-9]{0,20}\.[0-9]{1,40})")
 
 
 def _is_float_of(text: str, other: str) -> bool:
-    r"""Return whether a text is the floating-point number of an irrational one: 4.123105625617661 of `\sqrt{17}`.
+    r"""Return whether a text is the floating-point value of an irrational number: 4.123105625617661 for `\sqrt{17}`.
 
-    Every digit has to be right: fewer of them are a rounded number, which is another one. A fraction has digits of its own,
-    or is written as one: 0.3333333333333333 is not 1/3.
+    Every digit must be correct: with fewer digits it is a rounded number, which is a different number. A fraction has its own
+    digits, or is written as a fraction: 0.3333333333333333 is not 1/3.
     """
     (name, written), (other_name, exact) = without_name(tidy(text)), without_name(tidy(other))
     found = _FLOAT.fullmatch(written)
@@ -415,7 +417,7 @@ _HARMLESS = frozenset({"\\{", "\\}", "\\\\", "\\,", "\\;", "\\!", "\\ ", "\\|", 
 def why_not_comparable(answer: str, gold: str) -> str:
     """Return why math-verify, which compares loosely, must not compare an answer; empty if it may.
 
-    The rules keep a guess from being accepted by approximation or by more than one reading.
+    The rules prevent a guess from being accepted because of approximation or because it can be read in more than one way.
     """
     ours, theirs = tidy(answer), tidy(gold)
     if not ours.isascii():
@@ -464,7 +466,7 @@ _FUNCTION = re.compile(
 
 
 def _is_fact(text: str) -> bool:
-    r"""Return whether a text is a relation between numbers, `\log_2 8 = 3`: math-verify reads only that it is true."""
+    r"""Return whether a text is a relation between numbers, `\log_2 8 = 3`: math-verify reads only whether it is true."""
     plain = _COMMAND.sub(lambda command: "x" if command[0][1:] in GREEK else " ", text)
     unknowns = set(_LETTER.findall(plain)) - _PLAIN_FUNCTIONS
     return ("=" in text or has_relation(text)) and not unknowns

@@ -262,7 +262,7 @@ def _unadorned(text: str) -> str:
     if not text.isalnum():
         for pattern, to in _SPELLED:
             text = pattern.sub(to, text)
-    # The first `{a \\over b}` or `\\choose`, whatever brackets it holds: patterns cannot count them.
+    # The first `{a \\over b}` or `\\choose`, whatever brackets it contains: patterns cannot count brackets.
     found = _OVER.search(text)
     if found is not None:
         opening = _outer_brace(text, range(found.start() - 1, -1, -1), "}", "{")
@@ -394,13 +394,13 @@ def _unmarked(text: str) -> str:
 def split_top(text: str, mark: str) -> list[str]:
     """Return the parts between the marks outside all brackets.
 
-    Any bracket closes whatever is open, as in `[0, 1)`. Raises Unreadable if they do not balance.
+    Any closing bracket closes the last open one, as in `[0, 1)`. Raises Unreadable if they do not balance.
     """
     return split_marked(text, re.compile(re.escape(mark)))[0]
 
 
 def split_marked(text: str, mark: re.Pattern[str]) -> tuple[list[str], list[str]]:
-    """Return the parts between marks outside all brackets, as `split_top`, and the marks."""
+    """Return the parts between marks outside all brackets, like `split_top`, and the marks."""
     parts: list[str] = []
     marks: list[str] = []
     depth = start = place = 0

@@ -1,11 +1,11 @@
-r"""Single values as they are written: the name, the unit and the words around one, and the number that one is.
+r"""Single values as they are written: the name, the unit and the words around a value, and its number.
 
-Numbers have a bounded parser of their own and are compared exactly. Nothing is evaluated. The size of a literal is
-bounded before any arithmetic is done with it, so neither `1e400` nor a million digits cost anything. Values are
+Numbers have their own parser, which has limits, and are compared exactly. Nothing is evaluated. The size of a literal is
+bounded before any arithmetic is done with it, so neither `1e400` nor a million digits take any time. Values are
 fractions without a tolerance: 0.333 is not 1/3.
 
-What `parse_number` reads is one literal: `18`, `-18`, `1,234.5`, `.5`, `3/4`, `2 1/3`, `6e3`, `\frac{3}{4}`, with `$`,
-`€` or `£` before it, or `€` or `£` behind it, and `%`, `pct`, `percent` or `percentage` at its end. A text
+`parse_number` reads one literal: `18`, `-18`, `1,234.5`, `.5`, `3/4`, `2 1/3`, `6e3`, `\frac{3}{4}`, with `$`,
+`€` or `£` before it, or `€` or `£` after it, and `%`, `pct`, `percent` or `percentage` at its end. A text
 with anything else in it (a unit, a second number, an expression, `nan`) is not a number. `read_number` also reads what people
 write around a literal: a name before `=`, a plain unit after it, brackets. Nothing is calculated here. `2^3` is a
 number only to `kapelle.environments.grading.math.grade`: a question may ask for the value of `2^3`.
@@ -242,7 +242,7 @@ def without_name(text: str) -> tuple[str, str]:
         return "", text
     rest = text[found.end() :]
     if _LHS.match(rest):
-        return "", text  # `x = y = 5`: which of both is it?
+        return "", text  # `x = y = 5`: the name is ambiguous
     name = re.sub(r"[{}\s]|^m(?=\s*\\angle)", "", found[1] + found[2])
     return name + re.sub(r"\s", "", found[3] or ""), rest
 
@@ -312,7 +312,7 @@ class Number:
 
 
 def parse_number(text: str) -> Number | None:
-    """Return the one number that a text is, or None when it is anything else or too large to consider."""
+    """Return a text as one number, or None if it is anything else or too large."""
     text = text.strip()
     if len(text) > MAX_CHARACTERS:
         return None
@@ -355,7 +355,7 @@ def parse_number(text: str) -> Number | None:
 def read_number(text: str) -> Number | None:
     r"""Return the number in an answer, with what people write around it: `x = 5`, `5\text{ cm}`, `90^\circ`, `(5)`.
 
-    A unit that is no plain one (`cents`, `squared`) makes it something else, and None.
+    With a unit that is not plain (`cents`, `squared`) the answer is not a number, and the result is None.
     """
     plain = parse_number(text)
     if plain is not None or len(text) > MAX_CHARACTERS:
@@ -394,7 +394,7 @@ def same_value(one: Number, other: Number) -> bool:
 def same_figure(one: Number, other: Number) -> bool:
     """Return whether both have the same digits, with percent as a unit: 50% is 50, not 1/2.
 
-    For data whose questions name the unit (`What percentage …?`) and whose answers leave it out.
+    For data in which the questions name the unit (`What percentage …?`) and the answers omit it.
     """
     return one.figure == other.figure and _one_unit(one, other)
 

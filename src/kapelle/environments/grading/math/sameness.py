@@ -32,8 +32,8 @@ Percent = Literal["figure", "hundredths"]
 def same_answer(one: MathAnswer, other: MathAnswer, percent: Percent = "figure") -> bool:
     """Return whether two answers are the same; symmetric.
 
-    A name or a plain unit counts where both have one. An answer with letters that the other lacks is
-    another answer, even where they cancel.
+    A name or a plain unit matters only if both answers have one. Two answers differ if one has letters that the other lacks,
+    even if those letters cancel.
     """
     if isinstance(one.value, Equation) or isinstance(other.value, Equation):
         return _same_equation(one, other) or _is_sum(one, other) or _is_sum(other, one)
@@ -70,7 +70,7 @@ def _renamed(one: MathAnswer, other: MathAnswer) -> MathAnswer:
 
 
 def _counts_pi(value: Value, letter: str) -> bool:
-    """Return whether a letter occurs only before π: it counts turns."""
+    """Return whether a letter occurs only as a factor of π: it counts turns."""
     if not isinstance(value, Quotient) or _uses(value.bottom, letter):
         return False
     with_it = [dict(each[2]) for each in value.top if letter in dict(each[2])]
@@ -93,7 +93,7 @@ def _same_values(one: MathAnswer, other: MathAnswer, percent: Percent) -> bool:
         return bool(one.letters and other.letters) and _same_equation(one, other)
     word, plain = (one, other) if isinstance(one.value, WordAnswer) else (other, one)
     if isinstance(word.value, WordAnswer) and plain.plain.isalpha() and len(word.value.text) > 1:
-        # `odd` is a word where the other answer is one.
+        # `odd` is a word if the other answer is a word.
         return word.value.text == plain.plain.casefold() and one.unit == other.unit
     if one.letters != other.letters and not (_has_words(one.value) or _has_words(other.value)):
         if _is_unit_as_letter(one, other) or _is_unit_as_letter(other, one):
@@ -116,7 +116,7 @@ def _same_values(one: MathAnswer, other: MathAnswer, percent: Percent) -> bool:
 
 
 def _with_unit(answer: MathAnswer, other: MathAnswer) -> MathAnswer:
-    """Return an answer whose unit is written as a letter, `0.05 m`, with the unit, if the other one's measures the same."""
+    """Return an answer with its unit if that is a letter, `0.05 m`, and the other's unit measures the same quantity."""
     if answer.unit or not other.unit or len(answer.letters) != 1 or not isinstance(answer.value, Quotient):
         return answer
     (unit,) = answer.letters
@@ -207,8 +207,7 @@ def _same_equation(one: MathAnswer, other: MathAnswer) -> bool:
     if letters != others or not _units_agree(one.unit, other.unit):
         return False
     if not letters:
-        # Whether two equations between numbers are the same one: each is true or false, and says
-        # nothing else.
+        # An equation between numbers is either true or false and carries no other information.
         if (
             not (isinstance(one.value, Equation) and isinstance(other.value, Equation))
             or one.value.left is None

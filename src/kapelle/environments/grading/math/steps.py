@@ -1,9 +1,9 @@
 """Splits a worked solution into steps and recomputes each: labels for models that judge solutions step by step.
 
 A solution is searched for equations, `120+12=132` or `48/2=24`, wherever they stand: in running text, in GSM8K's
-annotations `<<48/2=24>>`, or as a whole chain. Each `=` ends a step, which is right if both of its sides are worth the same.
-Where the question is itself a sum to be worked out (`47+85`) and the solution begins with an equation, its first side is a
-step too, and has to be worth what is asked.
+annotations `<<48/2=24>>`, or as a whole chain. Each `=` ends a step, which is correct if both of its sides have the same value.
+If the question is itself a calculation (`47+85`) and the solution begins with an equation, the first side of that equation is a
+step too, and must have the value of the question.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from itertools import pairwise
 from kapelle.environments.grading.math.calculation import parse_expression, work_out
 
 _NUMBER = r"[-−(]*+\$?+(?:\d++(?:,\d{3})*+(?:\.\d++)?+|\.\d++)[%)]*+"
-_SIDE = re.compile(
-    rf"{_NUMBER}(?: ?+[-+*/×÷−] ?+{_NUMBER})*+"
-)  # possessive: each character is looked at once
+_SIDE = re.compile(rf"{_NUMBER}(?: ?+[-+*/×÷−] ?+{_NUMBER})*+")  # possessive: each character is read once
 _EQUALS = re.compile(" ?= ?")
 
 
@@ -29,13 +27,13 @@ class WorkedStep:
     end: int
     """Characters of the solution up to the end of this step."""
     right: bool
-    """Whether this step and all before it are right: what follows a mistake is no progress (2305.20050)."""
+    """Whether this step and all steps before it are correct: steps after a mistake do not count as progress (2305.20050)."""
 
 
 def worked_steps(question: str, solution: str) -> list[WorkedStep]:
-    """Return the steps of a solution in order; none where it has no equation.
+    """Return the steps of a solution in order; empty if it has no equation.
 
-    A result with decimals may be rounded: `10/3=3.33` is right. A side that cannot be read, or divides by zero, is wrong.
+    A result with decimals may be rounded: `10/3=3.33` is correct. A side that cannot be read, or divides by zero, is incorrect.
     """
     asked = _worth(question)
     steps: list[WorkedStep] = []

@@ -26,9 +26,8 @@ WARM = (
 def compare(question: Json) -> Json:
     """Return whether `gold` and `answer` mean the same in both orders; the name of the one that cannot be read, if any.
 
-    Only the LaTeX grammar reads them, which parses; the library's reader of plain expressions evaluates
-    Python and is never used. Its own time limits use `signal.alarm` and turn into a silent False: they
-    are off, and the process is killed instead.
+    Only the library's LaTeX parser reads them. Its reader of plain expressions evaluates Python and is never used. Its time
+    limits use `signal.alarm` and silently return False, so they are off, and the process is killed instead.
     """
     # The forked child has imported it already.
     from math_verify import LatexExtractionConfig, parse, verify

@@ -1,8 +1,8 @@
 """Score an argument by rules for evidence, structure and consistency, each in quarters and with an explanation.
 
 The rules judge form, not truth: a well-structured false argument can satisfy them, and a model that
-trains only on them will learn their form. No keyword counts twice: a sentence counts for one kind of
-evidence, a repeated sentence for nothing.
+trains only on them will learn their form. Keywords are not counted twice: a sentence counts for only one kind of evidence, and a
+repeated sentence does not count.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ArgumentScore:
 _SENTENCE = re.compile(r"[^.!?\n]+[.!?]?")
 _WORD = re.compile(r"[a-z][a-z'-]+")
 _SHORTEST = 6
-"""Fewest words of a sentence that counts as evidence."""
+"""Minimum number of words of a sentence that counts as evidence."""
 
 EVIDENCE: Mapping[str, re.Pattern[str]] = {
     "a figure": re.compile(

@@ -23,7 +23,8 @@ from kapelle.runtime.characters import CHAT_MARKS
 FORMULA = re.compile(
     r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\(((?:(?!\\\().)+?)\\\)|\\\[((?:(?!\\\[).)+?)\\\]", re.DOTALL
 )
-r"""A formula, between `$…$`, `$$…$$`, `\(…\)` or `\[…\]`. One that opens twice begins at the last opening, to take linear time."""
+r"""A formula, between `$…$`, `$$…$$`, `\(…\)` or `\[…\]`. If it opens twice, it begins at the last opening, so that the search
+takes linear time."""
 
 _SPACE = r"(?:\s|[,;~]|\\[,;: ]|\\q?quad)*"
 _WORD = r"(?:(?P<word>and|or)|\\(?:text|mathrm)\{\s*,?\s*(?P<text>and|or)\s*\})?"
@@ -125,12 +126,12 @@ box, or the last formula or number after a later `answer is`, else of the text. 
 Boxes and formulas that are separated by a comma, `and` or `or` are one answer."""
 
 MAX_TEXT = 200_000
-"""Most characters of a text that is searched."""
+"""Maximum number of characters of a text that is searched."""
 
 MAX_NESTED = 4
-"""Most nested boxes."""
+"""Maximum depth of nested boxes."""
 MAX_MARKS = 50
-"""Most answers that a text may mark; more are guesses."""
+"""Maximum number of answers that a text may mark; more are guesses."""
 
 
 _MARKS: Mapping[ExtractionRule, str] = {
@@ -158,7 +159,7 @@ class Extraction:
 def extract(text: str, rules: Sequence[ExtractionRule]) -> Extraction:
     """Return the final answer of a text by the first rule whose mark it has.
 
-    Only the turn's own words count: see `said`. For every rule but `whole`, code fences and quoted
+    Only the words of the turn itself count: see `said`. For every rule except `whole`, code fences and quoted
     lines (`> …`) are ignored too.
     """
     spoken = said(text)
@@ -447,7 +448,7 @@ _DENIES = re.compile(
 
 
 MAX_STATEMENT = 400
-"""Most characters of the last sentence."""
+"""Maximum number of characters of the last sentence."""
 _AROUND = "$ \t\n.*`\"'"
 
 

@@ -1,4 +1,4 @@
-"""JSON answers: parsed with bounds, compared by value and type."""
+"""JSON answers: parsed with limits, compared by value and type."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ MAX_EXPONENT = 308
 
 
 class NotJson(Exception):
-    """A text that is not a JSON value within the bounds."""
+    """A text that is not a JSON value within the limits."""
 
 
 def parse_json(text: str) -> Json:
-    """Return the JSON value that a text is, numbers with a fraction or exponent as Decimal.
+    """Return the JSON value of a text; numbers with a fraction or exponent are Decimals.
 
     Raises NotJson for anything else: too long or deep, a repeated key, NaN, Infinity, a number of absurd size,
     text before or after the value.
@@ -77,7 +77,7 @@ def _object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 def same_json(one: Json, other: Json) -> bool:
     """Return whether two JSON values are the same; symmetric.
 
-    The order of keys is ignored, that of lists counts. 1 equals 1.0, and neither equals true or "1".
+    The order of keys is ignored; the order of lists matters. 1 equals 1.0, and neither equals true or "1".
     """
     if isinstance(one, dict) and isinstance(other, dict):
         ours, theirs = ({composed(key): value for key, value in each.items()} for each in (one, other))

@@ -26,7 +26,7 @@ def composed(text: str) -> str:
 
 
 def plain_text(answer: str) -> str:
-    """Return an answer with composed accents and without space, except one between words."""
+    """Return an answer with composed accents and without spaces, except one between words."""
     return _EMPTY_SPACE.sub("", " ".join(composed(answer).split()))
 
 
@@ -89,7 +89,7 @@ def _words(text: str) -> str:
 # -------- Answers that must match a regular expression of the data set
 
 MAX_CHARACTERS = 10_000
-"""Most characters of an answer that is matched."""
+"""Maximum number of characters of an answer that is matched."""
 
 
 def regex_processes(size: int = 2, limits: AnswerLimits | None = None) -> KillableProcesses:

@@ -1,8 +1,8 @@
 """Similarity of a text to a reference (ROUGE, chrF and BLEU), and a penalty for its length.
 
 The measures are those of the packages `rouge-score` (ROUGE, 2004, as Google's implementation has it) and `sacrebleu` (chrF, 2015; BLEU, 2002), of one text against one
-or several references, scaled to [0, 1]. They compare words and letters, not meaning, and a corpus's BLEU or
-chrF differs from the mean over sentences.
+or several references, scaled to [0, 1]. They compare words and letters, not meaning. BLEU or chrF of a corpus differs from the
+mean over its sentences.
 
 `rouge_l`, `rouge_1`, `rouge_2`, `rouge_lsum`, `chrf` and `bleu` are reward functions: they take `completion`, and a column `reference` of the row.
 """
@@ -25,11 +25,12 @@ from kapelle.settings.base import Settings
 Metric = Literal["rouge1", "rouge2", "rougeL", "rougeLsum", "chrf", "chrf++", "bleu"]
 """`rouge1`, `rouge2`: words and pairs of words; `rougeL`: the longest common subsequence of words, `rougeLsum` line by line; all as
 F1, optionally after Porter's stemmer. `chrf`: letters, F2; `chrf++`: words too. `bleu`: up to four words in a row, smoothed (`exp`)
-and of no higher order than the text has."""
+and never of a higher order than the text allows."""
 BleuTokeniser = Literal["13a", "intl", "char", "zh", "none"]
 """Tokenisation of BLEU: `13a` for most languages, `intl` by Unicode, `char` and `zh` for texts without spaces, `none` by spaces."""
 MAX_WORDS = 1_000
-"""Most words of an answer; a longer one scores 0, because the time of ROUGE-L grows with the product of both lengths."""
+"""Maximum number of words in an answer; a longer answer scores 0, because the time of ROUGE-L grows with the product of both
+lengths."""
 MAX_CHARACTERS = 20_000
 
 
@@ -139,7 +140,7 @@ class Length(Settings):
     tokeniser: str | None = None
     """For tokens: the folder of a model with `tokenizer.json`, or that file."""
     penalty: float = Field(default=1.0, gt=0.0)
-    """Lost share of the score per missed share of the length; large values make the length a hard limit."""
+    """Share of the score that is lost per share by which the length is missed; large values make the length a hard limit."""
 
     @model_validator(mode="after")
     def _says_something(self) -> Length:
@@ -172,7 +173,7 @@ class Length(Settings):
         return len(_tokeniser(self.tokeniser).encode(text.strip(), add_special_tokens=False).ids)
 
     def missed(self, count: int) -> float:
-        """Return the missed share of the length; 0 within the limits."""
+        """Return the share by which a text misses the length; 0 within the limits."""
         low, high = float(self.least or 0), (math.inf if self.most is None else float(self.most))
         if self.target is not None:
             low, high = self.target * (1 - self.tolerance), self.target * (1 + self.tolerance)
@@ -181,7 +182,7 @@ class Length(Settings):
         return (low - count) / low if count < low else 0.0
 
     def kept(self, count: int) -> float:
-        """Return the kept share of the score of a text of this length, in [0, 1]."""
+        """Return the share of the score that a text of this length keeps, in [0, 1]."""
         return max(0.0, 1.0 - self.penalty * self.missed(count))
 
     def __str__(self) -> str:

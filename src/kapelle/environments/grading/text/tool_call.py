@@ -2,10 +2,10 @@
 
 An accepted call lists every correct value of each argument; an empty text among them means that
 the argument is optional (BFCL v4, its `possible_answer` files). Parallel calls are matched in any
-order, as there.
+order, as in BFCL.
 
 It is stricter where the leaderboard treats different values as equal: numbers and formulas in texts (`same_words`),
-true and 1, and nested lists and mappings, which are compared at all levels here.
+true and 1, and nested lists and mappings, which this module compares at all levels.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from kapelle.types import Json
 # Eight forms: `hermes` (`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Hermes, Qwen2.5 and Qwen3),
 # `llama` (the text begins with `{"name": …, "parameters": {…}}`, several of them, or a list of such; the names that others give
 # these, `arguments` and `input`, OpenAI's `tool_calls` and Mistral's `[TOOL_CALLS]` are read, too), `pythonic`
-# (`[weather(city="Bern"), math.sqrt(x=2)]`). Python's own parser reads the last one, after a check that what
-# stands outside the strings can only be calls and literals; nothing is evaluated. `mistral` (`[TOOL_CALLS] [{…}]`, or
-# `[TOOL_CALLS]name[ARGS]{…}`, words before them allowed), `deepseek` (V3 and R1 with a fence around the arguments, V3.1 without),
-# `glm` (4.5: `<tool_call>name`, then `<arg_key>` and `<arg_value>` in turns), `qwen_coder` (Qwen3-Coder and Qwen3.5:
-# `<function=name>` and `<parameter=key>` inside `<tool_call>`) and `harmony` (gpt-oss: messages of the channel
-# `commentary` to `functions.name`) are those of the chat templates of these families.
+# (`[weather(city="Bern"), math.sqrt(x=2)]`). Python's own parser reads the last one, after a check that the part outside the
+# strings can only be calls and literals; nothing is evaluated. `mistral` (`[TOOL_CALLS] [{…}]`, or `[TOOL_CALLS]name[ARGS]{…}`,
+# words before them allowed), `deepseek` (V3 and R1 with a fence around the arguments, V3.1 without), `glm` (4.5:
+# `<tool_call>name`, then `<arg_key>` and `<arg_value>` in turns), `qwen_coder` (Qwen3-Coder and Qwen3.5: `<function=name>` and
+# `<parameter=key>` inside `<tool_call>`) and `harmony` (gpt-oss: messages of the channel `commentary` to `functions.name`) are
+# those of the chat templates of these families.
 
 Form = Literal["hermes", "llama", "pythonic", "mistral", "deepseek", "glm", "qwen_coder", "harmony"]
 
 MAX_CALLS = 64
 MAX_PYTHON = 10_000
-"""Characters of a pythonic call."""
+"""Maximum number of characters of a pythonic call."""
 MAX_DEPTH = 16
-"""Brackets in brackets of a pythonic call."""
+"""Maximum depth of nested brackets in a pythonic call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +57,14 @@ class ReadCall:
 
 @dataclass(frozen=True, slots=True)
 class UnreadCall:
-    """One call whose arguments are no object of JSON; they are kept as they were written."""
+    """One call whose arguments are not a JSON object; they are kept as they were written."""
 
     name: str
     arguments: str
 
 
 class NotCalls(Exception):
-    """A text that tries to call tools and does not succeed."""
+    """A text with an invalid tool call."""
 
 
 def parse_calls(text: str, forms: Sequence[Form], schemas: Sequence[Json] = ()) -> tuple[ReadCall, ...]:
@@ -103,11 +103,11 @@ _SPANS: Mapping[Form, re.Pattern[str]] = {
     "pythonic": re.compile(r"\A.*", re.DOTALL),
     "deepseek": re.compile(r"<｜tool▁calls?▁begin｜>(?:.*<｜tool▁calls?▁end｜>|.*)", re.DOTALL),
 }
-"""The part of a text with calls, by form."""
+"""Form → the part of a text that contains calls."""
 
 
 def beside_calls(text: str, form: Form) -> str:
-    """Return the words of a text beside its calls; empty in forms whose texts are only calls."""
+    """Return the words of a text that are not part of its calls; empty for forms in which a text consists only of calls."""
     if form == "harmony":
         others = (each for each in harmony_messages(text) if each.recipient is None)
         return "\n".join(each.text for each in others if each.channel != "analysis").strip()
