@@ -398,7 +398,7 @@ class RewardsEpisodes:
         return ()
 
     async def reward_group(self, episodes: Sequence[Episode]) -> Sequence[Outcome]:
-        """Return the outcome of each episode of a group, in order: its rewards so far and those of the comparison.
+        """Return the outcome of each episode of a group, in order: its rewards so far, plus the rewards from the comparison.
 
         Called once for each group, with the episodes that did not fail. An exception fails them all.
         """
@@ -809,7 +809,7 @@ def task_of(
         raise Unfit(f"`task('{split}', {index})` returns {task!r:.60}; return a kapelle.Task.")
     for name, value in (("id", task.id), ("question", task.question)):
         if not isinstance(value, str):
-            raise Unfit(f"`task('{split}', {index})` has the {name} {value!r:.60}, which is no text.")
+            raise Unfit(f"`task('{split}', {index})` has the {name} {value!r:.60}, which is not text.")
     return task
 
 

@@ -131,7 +131,7 @@ def test_a_program_learns_in_ten_steps(name: str, tmp_path: Path, monkeypatch: p
     with preloaded(name) as (command, wire):
         recipe["environment"] |= {"command": command, "teacher": f"{APPS}/teacher.py:say"}
         with Trainer(**recipe, observer=Watching()) as trainer:
-            wire.write_text("")  # what was demonstrated is no turn of training
+            wire.write_text("")  # what was demonstrated is not a turn of training
             first = {agent: frozen_copy(trainer.engine.weights(agent)) for agent in AGENTS}
             episodes = []
             for step in trainer.steps():

@@ -100,9 +100,9 @@ def test_a_damaged_pair_is_named_before_anything_is_played(
         ),
         (("nash", "mcts", *GAME), "The opponent `mcts` sees the whole state"),
         (("run", "nash", *GAME), "'run' was trained on arithmetic"),
-        (("./rum@2", "nash"), "'./rum@2' is no run: rum has no config.yaml"),
+        (("./rum@2", "nash"), "'./rum@2' is not a run: rum has no config.yaml"),
         (("nash", "http://localhost:1/v1", *GAME), "names no model. Write http://localhost:1/v1#MODEL"),
-        (("nash", "random", "training.steps=3", *GAME), "'training.steps=3' is no setting of an arena"),
+        (("nash", "random", "training.steps=3", *GAME), "'training.steps=3' is not a setting of an arena"),
         (("nash", "random", "envronment.invalid=forfeit", *GAME), "Did you mean 'environment'?"),
     ],
 )

@@ -52,4 +52,4 @@ def test_an_exported_team_is_evaluated_chatted_with_and_handed_to_vllm(
     )
     assert "kapelle export RUN --out run" in kapelle("serve", "policy", "run", "--print", "vllm").err
     kapelle("export", str(run), "--out", "one", "--agent", "actor")
-    assert not Path("one/team.yaml").exists(), "one of two agents is no team"
+    assert not Path("one/team.yaml").exists(), "one of two agents is not a team"

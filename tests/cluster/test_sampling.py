@@ -134,7 +134,7 @@ def test_pools_are_placed_once_and_rollout_workers_share_their_workers() -> None
     [
         (
             {"big": {"agents": ["bem"]}},
-            r"`ray.pools.big.agents` names 'bem', which is no agent.*Did you mean 'ben'",
+            r"`ray.pools.big.agents` names 'bem', which is not an agent.*Did you mean 'ben'",
         ),
         ({"a": {"agents": ["ben"]}, "b": {"agents": ["ben"]}}, r"in the pool 'a'"),
         (

@@ -77,7 +77,7 @@ class TestAccepted:
 
     def test_a_dividend_has_the_digits_of_a_product(self) -> None:
         assert ALL.proposed("1128÷24", 1128) == Proposed("1128÷24", 47)
-        assert ALL.proposed("1128+24", 1128) == "1128 is no whole number from 0 to 99."
+        assert ALL.proposed("1128+24", 1128) == "1128 is not a whole number from 0 to 99."
 
     def test_brackets_need_the_setting(self) -> None:
         plain = Proposals(problems=Arithmetic(operators=("+", "*"), operations=2))

@@ -165,7 +165,7 @@ def _change(file: _File, operation: Operation) -> None:
 def _folder(root: _Folder, path: PurePosixPath) -> _Folder:
     for part in path.parts:
         inner = root.entries[part]
-        assert isinstance(inner, _Folder), f"{path} is no folder"
+        assert isinstance(inner, _Folder), f"{path} is not a folder"
         root = inner
     return root
 

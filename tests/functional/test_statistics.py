@@ -122,7 +122,7 @@ def test_area_under_curve_by_hand() -> None:
 def test_the_interval_of_a_share_stays_within_what_a_share_can_be() -> None:
     # Two graded scores, 0 and 0.45: Student's t alone would give −2.63 … 3.08.
     assert rate_of([0.0, 0.45], 2, 0).interval == (0.0, 1.0)
-    # What a game paid is no share and is not cut.
+    # What a game paid is not a share and is not cut.
     low, high = rate_of([-1.0, 2.0], 2, 0).interval or (0.0, 0.0)
     assert low < -1.0
     assert high > 2.0

@@ -70,7 +70,7 @@ def test_an_adapter_with_a_flipped_bit_is_not_trained_with(adapter: Path, how: s
     start = {"ada": adapter} if how == "start_from" else {}
     Trainer(**sections(team=team), start_from=start).close()
     flip(adapter / name, -3 if name.endswith(".safetensors") else -6)
-    with pytest.raises(ModelError, match=r"damaged|is no PEFT adapter"):
+    with pytest.raises(ModelError, match=r"damaged|is not a PEFT adapter"):
         Trainer(**sections(team=team), start_from=start)
 
 

@@ -159,7 +159,7 @@ def unbounded(text: str) -> Iterator[str]:
 
 
 def shallow(text: str) -> Iterator[str]:
-    """Yield places that read someone's JSON and catch what is no JSON, but not what is nested too deeply."""
+    """Yield places that read someone's JSON and catch what is not JSON, but not what is nested too deeply."""
     if "json" not in text or "ValueError" not in text:
         return
     for node in ast.walk(ast.parse(text)):

@@ -29,7 +29,7 @@ from kapelle.types import Task
 
 
 class Foreign(BaseException):
-    """What some library raises that is no Exception."""
+    """What some library raises that is not an Exception."""
 
 
 class Unreadable(Exception):

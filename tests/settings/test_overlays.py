@@ -36,7 +36,7 @@ ODD = [
     "a: \x00b", "{a:1}", "[http://x, a:b, {c:d}]", "? a\n: b", "a: &x 1\nb: *x", "a: *b", "<<: {a: 1}\nb: 2", "a: !x 1", "a: \u2028b", "\ufeffa: 1",
     "a: 2024-13-45", "a: 1e-3", "a: yes", "a: 0o7", "a: |\n  x\n   y\n", "a: >-\n\n  x\n", "a: {b: [c, {d: e}]}", "a: [b", "a: 1\na: 2", "[" * 3000, "- " * 100_000,
 ]  # fmt: skip
-"""What the two readers of the library see with other eyes, what is no YAML, and what is nested deeply."""
+"""What the two readers of the library see with other eyes, what is not YAML, and what is nested deeply."""
 
 
 def outcome(text: str) -> object:

@@ -61,7 +61,7 @@ def test_paths_are_those_beside_the_file_and_settings_are_laid_over(tmp_path: Pa
     ("changed", "told"),
     [
         ({"format": 2}, "has the format 2, and this version of kapelle reads 1"),
-        ({"policies": [1]}, "is no team of `kapelle export`"),
+        ({"policies": [1]}, "is not a team of `kapelle export`"),
     ],
 )
 def test_another_file_is_no_team(tmp_path: Path, changed: dict[str, object], told: str) -> None:

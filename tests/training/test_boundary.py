@@ -110,7 +110,7 @@ WRONG_CREDIT: dict[str, tuple[Callable[[dict[TurnKey, Credit]], object], str]] =
     "a list of numbers": (give(advantage_T=[1.0]), r"gave .* \[1\.0\] \(a list\) as `advantage_T`"),
     "no advantage": (give(advantage_T=None), f"gave {AGENT} None as `advantage_T`"),
     "a negative weight": (give(weight=-1.0), rf"gave {AGENT} the weight -1\.0"),
-    "a weight that is no number": (give(weight="all"), rf"gave {AGENT} the weight 'all'"),
+    "a weight that is not a number": (give(weight="all"), rf"gave {AGENT} the weight 'all'"),
     "an endless weight": (give(weight=float("inf")), f"gave {AGENT} the weight inf"),
     "a pair by name": (give(pair="left"), f"gave {AGENT} the pair 'left'"),
     "a look-up that finds nothing": (

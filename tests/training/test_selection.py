@@ -163,7 +163,7 @@ def test_what_is_learned_from_again_is_said_and_changes_what_is_learned(tmp_path
         (
             NOISE,
             {"tasks": {"curriculum": {"by": "level"}}},
-            r"`tasks\.curriculum\.by: level` is no field of task .* \(its fields: ",
+            r"`tasks\.curriculum\.by: level` is not a field of task .* \(its fields: ",
         ),
         (
             NOISE,

@@ -33,7 +33,7 @@ async def test_a_proposer_reads_why_its_problem_was_rejected_and_writes_again() 
     assert transcript(episode) == [
         "0 seen=0 47+? -> one: 85+47",
         "1 seen=1 It does not begin with 47. -> one: 47+",
-        "2 seen=2 This is no problem of arithmetic. -> one: 47+85",
+        "2 seen=2 This is not a problem of arithmetic. -> one: 47+85",
         "3 seen=3 47+85 -> two: 132",
     ]
     [episode] = await play(SUMS, Propose(tries=2), agents, scripts, GIVEN)

@@ -94,7 +94,7 @@ def is_model(name: str, environment: str | None = None) -> bool:
 
 
 def check_changeable(settings: Sequence[str]) -> None:
-    """Raise ConfigError for a setting of a run that must stay as it was trained."""
+    """Raise ConfigError for a setting that cannot be changed after training."""
     for setting in settings:
         if not setting.startswith(MAY_CHANGE):
             raise ConfigError(

@@ -91,7 +91,7 @@ def enter(words: Sequence[str], environment: str | None, settings: Sequence[str]
     for setting in settings:
         if not setting.startswith(SETTABLE):
             raise ConfigError(
-                f"'{setting}' is no setting of an arena. Set keys of {', '.join(each.rstrip('.') for each in SETTABLE)}."
+                f"'{setting}' is not a setting of an arena. Set keys of {', '.join(each.rstrip('.') for each in SETTABLE)}."
             )
     if len(words) < 2:
         raise ConfigError(
@@ -151,7 +151,7 @@ def _check_there(word: str) -> None:
     if model or "://" in word or not (path.is_dir() or "@" in word or ("/" in word and path.parent.is_dir())):
         return
     meant = did_you_mean(folder.name, [each.name for each in folder.parent.glob("*") if is_run(each)])
-    raise ConfigError(f"'{word}' is no run: {folder} has no config.yaml.{meant}")
+    raise ConfigError(f"'{word}' is not a run: {folder} has no config.yaml.{meant}")
 
 
 def _run_entry(

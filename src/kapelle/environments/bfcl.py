@@ -210,7 +210,7 @@ def _read(path: str, category: Category, test_share: float) -> _Read:
             tools = tuple(row.fields["function"])
         except (KeyError, TypeError) as fault:
             raise DataError(
-                f"{row.place} is no row of BFCL: {fault!r} is missing or of another form."
+                f"{row.place} is not a row of BFCL: {fault!r} is missing or of another form."
             ) from None
         items.append(Item(number, question, tools, accepted.get(number, ())))
     by_split: dict[Split, tuple[Item, ...]] = {

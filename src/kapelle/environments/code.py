@@ -241,7 +241,7 @@ def _parsed(row: DataRow, field: str) -> Json:
     except (ValueError, RecursionError) as error:
         if field == "private_test_cases":
             raise DataError(
-                f"{row.place}: `{field}` is no JSON. LiveCodeBench publishes it as a compressed pickle, which could run code. Write it "
+                f"{row.place}: `{field}` is not JSON. LiveCodeBench publishes it as a compressed pickle, which could run code. Write it "
                 'as JSON text, [{"input": …, "output": …, "testtype": …}], or drop the field.'
             ) from None
         raise DataError(

@@ -115,7 +115,7 @@ class UserConversation(BaseEnvironment, Scripted, Private):
         check_flaws(self.flaws, agents)
         if self.user != SCRIPT and self.user not in agents:
             raise ConfigError(
-                f"`environment.user: {self.user}` is no agent of the team ({', '.join(agents)}). Name one, or set "
+                f"`environment.user: {self.user}` is not an agent of the team ({', '.join(agents)}). Name one, or set "
                 f"`environment.user: {SCRIPT}`.{did_you_mean(self.user, agents)}"
             )
         if not [agent for agent in agents if agent != self.user]:

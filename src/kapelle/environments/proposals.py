@@ -85,7 +85,7 @@ class Proposals(BaseEnvironment, Scripted):
         """Raise ConfigError unless the team has the proposer and a solver, and `flaws` are of its agents."""
         if self.proposer not in agents:
             raise ConfigError(
-                f"`environment.proposer: {self.proposer}` is no agent of the team ({', '.join(agents)})."
+                f"`environment.proposer: {self.proposer}` is not an agent of the team ({', '.join(agents)})."
                 f"{did_you_mean(self.proposer, agents)}"
             )
         if self.proposer != agents[0]:
@@ -120,7 +120,7 @@ class Proposals(BaseEnvironment, Scripted):
             return f"This proposes nothing: {found.problem}"
         expression = parse_expression(found.text)
         if not isinstance(expression, Operation):
-            return "This is no problem of arithmetic."
+            return "This is not a problem of arithmetic."
         if why := self._misfit(expression, given):
             return why
         value = work_out(expression)
@@ -151,7 +151,7 @@ class Proposals(BaseEnvironment, Scripted):
                 wide = {"*": digits, "/": digits + kind.digits}.get(part.operator, kind.digits)
                 parts += [(part.right, kind.digits), (part.left, wide)]
             elif part.number.denominator != 1 or not 0 <= part.number < 10**digits:
-                return f"{part.number} is no whole number from 0 to {10**digits - 1}."
+                return f"{part.number} is not a whole number from 0 to {10**digits - 1}."
             elif first and part.number != given:
                 return f"It does not begin with {given}."
             else:

@@ -241,7 +241,7 @@ def rows_in_memory(rows: Iterable[object], where: str) -> tuple[DataRow, ...]:
             )
         for column, value in row.items():
             if not isinstance(column, str):
-                raise DataError(f"{place} has a column named {column!r}, which is no text.")
+                raise DataError(f"{place} has a column named {column!r}, which is not text.")
             try:
                 json.dumps(value, allow_nan=False)
             except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Ratings of players from games between pairs, and meta-games if strength is not one number.
+"""Ratings of players from games between pairs, and meta-games for strengths that are not transitive.
 
 *Ratings* put each member of a league on one line: Bradley and Terry's model (1952) on Elo's scale with intervals, and OpenSkill's
 ratings (Joshy 2024, 2401.05451), which follow the order of the games. *Meta-games* use the table of payoffs itself. If A beats B,

@@ -307,11 +307,11 @@ def read_lora(folder: Path) -> Lora:
         raise
     except OSError as error:
         raise ModelError(
-            f"'{folder}' is no PEFT adapter folder: adapter_config.json cannot be read ({error.strerror}). Name a "
+            f"'{folder}' is not a PEFT adapter folder: adapter_config.json cannot be read ({error.strerror}). Name a "
             "run (RUN, RUN@best, RUN@STEP), or a saved policy such as RUN/checkpoints/STEP/policies/NAME."
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ModelError(f"'{folder}' is no PEFT adapter folder: {error!r}.") from error
+        raise ModelError(f"'{folder}' is not a PEFT adapter folder: {error!r}.") from error
 
 
 def shapes_of(folder: Path, files: str = "*.safetensors") -> dict[str, tuple[int, ...]]:

@@ -100,14 +100,14 @@ def local_only(path: str, file: str = CONFIG) -> bool:
         return True
     if modelscope_folder(path) is not None:
         raise ModelError(
-            f"Model '{path}' is no folder here, and {fault}. ModelScope's cache has it: write `{MODELSCOPE}{path}`."
+            f"Model '{path}' is not a folder here, and {fault}. ModelScope's cache has it: write `{MODELSCOPE}{path}`."
         )
     if get_close_matches(path, ("embedded",), cutoff=0.8):
         raise ModelError(
-            f"Model '{path}' is no folder here. Did you mean 'embedded', the tiny model that kapelle makes?"
+            f"Model '{path}' is not a folder here. Did you mean 'embedded', the tiny model that kapelle makes?"
         )
     raise AbsentModel(
-        f"Model '{path}' is no folder here and was not downloaded, and {fault}. Check the name and the network; or fetch it "
+        f"Model '{path}' is not a folder here and was not downloaded, and {fault}. Check the name and the network; or fetch it "
         f"elsewhere (`hf download {path} --local-dir FOLDER`) and name the folder."
     )
 

@@ -105,7 +105,7 @@ def read_head(file: Path) -> dict[str, StoredTensor]:
             (length,) = struct.unpack("<Q", start[:8])
             if length > min(size - 8, LARGEST_HEAD):
                 raise _broken(
-                    file, "is cut off in its head, or is no safetensors file. Fetch or save it again"
+                    file, "is cut off in its head, or is not a safetensors file. Fetch or save it again"
                 )
             opened.seek(8)
             head: Any = json.loads(opened.read(length))
@@ -129,7 +129,7 @@ def read_head(file: Path) -> dict[str, StoredTensor]:
     except OSError as error:
         raise _broken(file, f"cannot be read: {error.strerror}. Check the path and the disk") from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise _broken(file, "has a head that is no list of tensors. Fetch or save it again") from error
+        raise _broken(file, "has a head that is not a list of tensors. Fetch or save it again") from error
     return found
 
 

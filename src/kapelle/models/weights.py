@@ -143,7 +143,7 @@ def read_adapter(folder: Path) -> tuple[dict[str, Tensor], Lora]:
     try:
         return load_tensors(folder / ADAPTER), lora
     except DataError as error:
-        raise ModelError(f"'{folder}' is no PEFT adapter folder: {error}") from error
+        raise ModelError(f"'{folder}' is not a PEFT adapter folder: {error}") from error
 
 
 def save_model(folder: Path, model: LanguageModel, weights: Mapping[str, Tensor] | None = None) -> None:

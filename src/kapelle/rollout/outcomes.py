@@ -78,7 +78,7 @@ _PLAIN = frozenset({str, float, bool, type(None)})
 def plain(value: object, place: str, depth: int = 0) -> Json:
     """Return a copy of a value in plain types that JSON represents exactly; `place` names it in errors.
 
-    Scalars of NumPy and torch become Python's. Raises EpisodeError for values that cannot be converted.
+    Scalars of NumPy and torch are converted to Python scalars. Raises EpisodeError for values that cannot be converted.
     """
     if type(value) in _PLAIN:  # nearly always
         return value

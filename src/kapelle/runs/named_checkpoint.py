@@ -187,7 +187,7 @@ def weights_of(policy: str, source: str, setting: str) -> Path:
             "folder of a PEFT adapter or model."
         )
     raise ConfigError(
-        f"`{setting}` names '{source}', which is no run, checkpoint, PEFT adapter or model: it has no config.yaml, "
+        f"`{setting}` names '{source}', which is not a run, checkpoint, PEFT adapter or model: it has no config.yaml, "
         f"{_POLICIES}/, adapter_config.json or config.json."
     )
 

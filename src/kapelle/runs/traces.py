@@ -188,7 +188,7 @@ def _documents(file: Path) -> Iterator[Any]:
             found, place = decoder.raw_decode(text, place)
         except (ValueError, RecursionError) as error:
             line = text.count("\n", 0, place) + 1
-            raise DataError(f"{file}, line {line} is no JSON: {error}. Fix or remove it.") from error
+            raise DataError(f"{file}, line {line} is not JSON: {error}. Fix or remove it.") from error
         yield from found if isinstance(found, list) else [found]
 
 
@@ -383,7 +383,7 @@ def _part(part: Any) -> str:
         return _tool_call(part.get("name"), part.get("arguments"))
     if kind == "tool_call_response":
         return _text(part.get("response", part.get("result")))
-    raise UnusableCall(f"a part of the kind `{kind}`, which is no text")
+    raise UnusableCall(f"a part of the kind `{kind}`, which is not text")
 
 
 def _event_message(role: str, fields: Fields) -> Row:

@@ -149,7 +149,7 @@ def hardness(task: Task, field: str) -> float:
     if field not in task.data:
         known = ", ".join(sorted(task.data)) or "none"
         raise ConfigError(
-            f"`tasks.curriculum.by: {field}` is no field of task {task.id} (its fields: {known}). Name one, or `{SOLVE_RATE}`."
+            f"`tasks.curriculum.by: {field}` is not a field of task {task.id} (its fields: {known}). Name one, or `{SOLVE_RATE}`."
         )
     value = task.data[field]
     if isinstance(value, int | float) and not isinstance(value, bool):

@@ -244,7 +244,7 @@ def _files(
         if pretrained is None:
             continue
         if not isinstance(pretrained, Mapping):
-            raise ConfigError(f"`{REAL}` of recipe '{source}' is no mapping of sections.")
+            raise ConfigError(f"`{REAL}` of recipe '{source}' is not a mapping of sections.")
         found = True
         if real:
             layers.append((f"{source} --{REAL}", pretrained))
@@ -323,7 +323,7 @@ def load_stages(
 def _check_stages(recipe: str, stages: Any) -> None:
     if not isinstance(stages, list) or not stages or not all(isinstance(stage, Mapping) for stage in stages):
         raise ConfigError(
-            f"`stages` of recipe '{recipe}' is no list of stages. Write `stages: [{{name: …}}]`."
+            f"`stages` of recipe '{recipe}' is not a list of stages. Write `stages: [{{name: …}}]`."
         )
     names = [stage.get("name") for stage in stages]
     for number, name in enumerate(names):

@@ -259,7 +259,7 @@ def pools_of(config: RunConfig, team: Team) -> dict[str, tuple[str, ...]]:
         for agent in settings.agents:
             if agent not in team.names:
                 raise ConfigError(
-                    f"`{where}` names '{agent}', which is no agent of this team.{did_you_mean(agent, team.names)}"
+                    f"`{where}` names '{agent}', which is not an agent of this team.{did_you_mean(agent, team.names)}"
                 )
             policy = team.policy(agent)
             if policy.endpoint is not None:

@@ -92,7 +92,7 @@ def _read(file: Path) -> tuple[dict[str, Any], int, dict[str, dict[str, Any]]]:
         if isinstance(error, DataError):
             raise
         raise DataError(
-            f"{file} is no team of `kapelle export` ({type(error).__name__}: {error}). Export the run again."
+            f"{file} is not a team of `kapelle export` ({type(error).__name__}: {error}). Export the run again."
         ) from None
 
 

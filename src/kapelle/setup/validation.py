@@ -166,7 +166,7 @@ def _check_prices(run: RunToCheck) -> Iterator[str]:
     known = [*run.team.names, "default"]
     for name in run.config.evaluation.prices:
         if name not in known:
-            yield f"`evaluation.prices` names '{name}', which is no agent of the team.{did_you_mean(name, known)}"
+            yield f"`evaluation.prices` names '{name}', which is not an agent of the team.{did_you_mean(name, known)}"
 
 
 def _check_models(run: RunToCheck) -> None:

@@ -114,7 +114,7 @@ def exploit(
         if agent not in names:
             raise ConfigError(f"The team of {run} has no agent '{agent}'; it has {', '.join(names)}.")
     if not names_a_run(run):
-        raise ConfigError(f"'{run}' is no run. Name a run directory, RUN@best or RUN@STEP.")
+        raise ConfigError(f"'{run}' is not a run. Name a run directory, RUN@best or RUN@STEP.")
     sought = agents or names
     doubt = DOUBT / len(sought)
     return Exploited(run, games, [_respond(config, run, agent, games, doubt, say) for agent in sought])

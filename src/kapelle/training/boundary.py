@@ -123,7 +123,7 @@ def give_credit(
     known = {key for key, _ in step.turns}
     if invented := [key for key in credit if key not in known]:
         raise AlgorithmError(
-            f"Algorithm '{algorithm.name}' gave credit to {_described(invented[0])}, which is no turn of a valid episode of this step. Use the "
+            f"Algorithm '{algorithm.name}' gave credit to {_described(invented[0])}, which is not a turn of a valid episode of this step. Use the "
             "keys of `kapelle.rows.turns_of(groups)`."
         )
     return credit

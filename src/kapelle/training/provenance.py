@@ -246,7 +246,7 @@ def config_of_run(folder: Path, settings: Sequence[str] = ()) -> RunConfig:
     if is_team(folder):
         return read_team(folder, settings).config
     if not (folder / "config.yaml").is_file():
-        raise CheckpointError(f"{folder} is no run directory: it has no config.yaml.")
+        raise CheckpointError(f"{folder} is not a run directory: it has no config.yaml.")
     return load_recipe(str(folder / "config.yaml"), (), settings).config
 
 

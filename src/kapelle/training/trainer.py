@@ -140,7 +140,7 @@ class CustomMetrics:
         """Take the function, if there is one; `say` receives its errors. Raises ConfigError if it is not callable."""
         if function is not None and not callable(function):
             raise ConfigError(
-                f"`metrics` is {type(function).__name__}. Give a function of a list of episodes that returns numbers by name."
+                f"`metrics` is {type(function).__name__}. Give a function that takes a list of episodes and returns a mapping from names to numbers."
             )
         self._function = function
         self._report = say

@@ -65,7 +65,7 @@ def called(name: str, arguments: dict[str, Any], mode: str = "") -> dict[str, An
         sys.stdout.flush()
         time.sleep(60)
     if name == "babble":
-        print("this is no message", flush=True)  # noqa: T201 (on the very channel)
+        print("this is not a message", flush=True)  # noqa: T201 (on the very channel)
     if name == "environment":
         return text(",".join(sorted(os.environ)))
     return text(str(CALLS)) if name == "count" else None

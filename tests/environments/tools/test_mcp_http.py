@@ -54,7 +54,7 @@ class Hostile(BaseHTTPRequestHandler):
         elif how == "events":
             self._send((b": nothing" * 1000 + b"\n\n") * 300, kind="text/event-stream")
         elif how == "babble":
-            self._send(b"this is no message")
+            self._send(b"this is not a message")
         elif how == "compressed":
             self._send(b"{}", encoding="gzip")
         elif "id" not in request:

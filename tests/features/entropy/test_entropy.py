@@ -61,7 +61,7 @@ def test_a_bonus_moves_its_agent_alone_and_ends_with_the_run() -> None:
 @pytest.mark.parametrize(
     ("over", "said"),
     [
-        ({}, "names 'c', which is no agent"),
+        ({}, "names 'c', which is not an agent"),
         ({"team": {"agents": [{"name": "c", "weights": "frozen"}, {"name": "b"}]}}, "which is not trained"),
     ],
 )

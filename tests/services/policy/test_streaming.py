@@ -51,7 +51,7 @@ def test_a_team_answers_by_its_workflow(client: OpenAI) -> None:
 
 
 def test_a_vote_counts_answers_that_the_environment_parses(setup: RolloutSetup, web: httpx.Client) -> None:
-    """A text without a number is no vote, also from the first agent."""
+    """A text without a number is not a vote, also from the first agent."""
     texts = {"first": "I pass.", "second": "It is 4."}
     deciding = replace(setup, environment=Arithmetic(), engine=Reciting(lambda request: texts[request.agent]))
     with serve_policy(deciding, "duo", Binding(), ServingLimits()) as server:

@@ -100,7 +100,7 @@ def test_limits_are_refusals_that_say_whether_they_pass(web: httpx.Client) -> No
             items = [{"question": "a", "answer": "b"}]
             said = web.post(f"{served.url}/v1/score", json={"items": items * 2})
             assert (said.status_code, said.headers["retry-after"]) == (429, "1")
-            # What never fits is no question of time.
+            # What never fits is not a question of time.
             said = web.post(f"{served.url}/v1/score", json={"items": items * 4})
             assert (said.status_code, said.json()["error"]["param"]) == (400, "items")
             assert refused(stub, wire.ScoreRequest(items=[*GOOD.items] * 2))[0] == "INVALID_ARGUMENT"

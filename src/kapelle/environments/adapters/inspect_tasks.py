@@ -155,7 +155,9 @@ def _load(path: str, args: str) -> InspectSamples:
             f"inspect's {path} cannot be made with `environment.args: {args}`: {reason(error)}"
         ) from error
     if not isinstance(made, task_class):
-        raise ConfigError(f"environment.path: {path} returns {made!r:.60}, which is no task of inspect_ai.")
+        raise ConfigError(
+            f"environment.path: {path} returns {made!r:.60}, which is not a task of inspect_ai."
+        )
     samples: dict[Split, list[Any]] = {"train": [], "test": []}
     digest = hashlib.blake2b(digest_size=16)
     for sample in made.dataset:

@@ -140,7 +140,7 @@ def read_json(text: str | bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise EpisodeError(f"The OpenEnv server answers {text[:60]!r}, which is no JSON.") from None
+        raise EpisodeError(f"The OpenEnv server answers {text[:60]!r}, which is not JSON.") from None
 
 
 # -------- From an agent's text to an action
@@ -351,7 +351,9 @@ class OpenEnvState(BaseState, Resets):
                 f"The OpenEnv server answers {str(dict(answer))[:80]!r}: an observation and `done` are missing."
             )
         if reward is not None and not (isinstance(reward, int | float) and math.isfinite(reward)):
-            raise EpisodeError(f"The OpenEnv server's reward is {reward!r:.40}, which is no finite number.")
+            raise EpisodeError(
+                f"The OpenEnv server's reward is {reward!r:.40}, which is not a finite number."
+            )
         field = self._settings.observation
         if field is not None and field not in seen:
             raise EpisodeError(
@@ -389,7 +391,7 @@ class OpenEnvState(BaseState, Resets):
         action = to_action(text, self._form)
         try:
             if action is None:
-                raise ActionRejected(f"this is no action. {self._form.hint}")
+                raise ActionRejected(f"this is not an action. {self._form.hint}")
             reward = self._receive(await self._session.request("step", action))
         except ActionRejected as rejected:
             self._faults += 1

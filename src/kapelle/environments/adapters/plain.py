@@ -62,7 +62,7 @@ class Plain(Endless, StatedRewards):
             )
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> SteppingState:
-        """Construct the object of one episode."""
+        """Construct the environment object for one episode."""
         made = make_own(
             find_class("plain environment", self.path, {}), self.arguments, f"environment.path: {self.path}"
         )

@@ -169,7 +169,7 @@ class SiirlState(Resets, Retriable):
             )
         if not isinstance(reward, Real) or not math.isfinite(reward):
             raise EpisodeError(
-                f"`step` of {self._path} returned the reward {reward!r}, which is no finite number."
+                f"`step` of {self._path} returned the reward {reward!r}, which is not a finite number."
             )
         self._observations |= dict(zip(actions, shown, strict=True))
         self._turns += 1

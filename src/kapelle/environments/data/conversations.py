@@ -141,7 +141,7 @@ def _message(entry: Json, open_calls: list[tuple[str, str]], place: int) -> Mess
         calls, content = [content], ""
     if isinstance(content, list):
         if any(not isinstance(part, Mapping) or "text" not in part for part in content):
-            raise ValueError("has a part that is no text; images in rows are not supported")
+            raise ValueError("has a part that is not text; images in rows are not supported")
         content = "".join(str(part["text"]) for part in content)
     elif role == "tool" and not isinstance(content, str):
         content = json.dumps(content, ensure_ascii=False)

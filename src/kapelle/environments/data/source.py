@@ -275,7 +275,7 @@ def hub_rows(
         from datasets import load_dataset
     except ImportError as error:
         raise AbsentData(
-            f"'{path}' is no local file or folder; reading it from the hub needs an extra: "
+            f"'{path}' is not a local file or folder; reading it from the hub needs an extra: "
             "pip install 'kapelle[data]'. Or set `environment.path` to a local copy."
         ) from error
     fault = hub_fault(path, "datasets", ".gitattributes")
@@ -286,7 +286,7 @@ def hub_rows(
         # The hub's client raises the exceptions of the libraries that it uses.
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise AbsentData(
-            f"'{path}' is no local file or folder, and the hub did not give its split '{split}': "
+            f"'{path}' is not a local file or folder, and the hub did not give its split '{split}': "
             f"{fault or reason[0]}. Check the name and the network, or set `environment.path` to a local copy."
         ) from error
     found = tuple(DataRow(f"{path} {split}, row {number}", row) for number, row in enumerate(rows, start=1))

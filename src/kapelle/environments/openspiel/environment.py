@@ -222,13 +222,13 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, HasPlayers, Progr
             )
         if self.other_play and kind.short_name != "hanabi":
             raise ConfigError(
-                f"`environment.other_play` exchanges Hanabi's colours, and this is {self.game}. Remove it."
+                f"`environment.other_play` exchanges the colours of Hanabi, but the game is {self.game}. Remove the setting."
             )
         if self.demonstrator is not None:
             self.demonstrator.check(game)
             if self.wording == "full" or self.conduct.view != "observation" or not self.list_moves:
                 raise ConfigError(
-                    "`environment.demonstrator` reads one line: set `environment.wording: short` or `columns`, "
+                    "`environment.demonstrator` needs observations in one line: set `environment.wording: short` or `columns`, "
                     "`environment.view: observation` and `environment.list_moves: true`."
                 )
         for player, opponent in self.opponents.items():

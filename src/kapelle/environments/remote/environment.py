@@ -74,7 +74,7 @@ class Remote(Settings, Alive, Described, Opposed, Reporting, Reads, OpensStates)
         for each in value:
             found = _ADDRESS.fullmatch(each)
             if found is None or not 0 < int(found[1]) <= 65_535:
-                raise ValueError(f"'{each}' is no host and port, such as localhost:50051")
+                raise ValueError(f"'{each}' is not a host and port, such as localhost:50051")
         if len(set(value)) < len(value):
             raise ValueError("a server is listed twice")
         return value

@@ -494,7 +494,7 @@ def check_room(room: Room) -> None:
     for file in room.files:
         if not Path(file).expanduser().is_file():
             raise ConfigError(
-                f"`environment.files` names {file}, which is no file. Name folders in `environment.visible`."
+                f"`environment.files` names {file}, which is not a file. Name folders in `environment.visible`."
             )
         if names.count(Path(file).name) > 1 or f"{AGENT}/{Path(file).name}" == INSTRUCTION:
             raise ConfigError(
@@ -516,7 +516,7 @@ def checked(entries: object, folders: Sequence[str], most_bytes: int, most_files
     size, kept = 0, Entries()
     for entry in entries:
         if not isinstance(entry, list) or len(entry) != 4:
-            raise ValueError("an entry is no list of four")
+            raise ValueError("an entry is not a list of four")
         path, kind, mode, content = entry
         if not (isinstance(path, str) and isinstance(content, str) and type(mode) is int):
             raise ValueError("an entry has a wrong type")

@@ -136,7 +136,7 @@ def _harbor(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFolder:
     try:
         settings: dict[str, Any] = tomllib.loads(_text(where))
     except tomllib.TOMLDecodeError as error:
-        raise DataError(f"{where} is no TOML: {error}.") from None
+        raise DataError(f"{where} is not TOML: {error}.") from None
     environment, agent, verifier = (
         _table(settings, name, where) for name in ("environment", "agent", "verifier")
     )
@@ -193,7 +193,7 @@ def _terminal_bench(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFo
     try:
         settings = parse_yaml(_text(where))
     except ValueError as error:
-        raise DataError(f"{where} is no YAML: {error}.") from None
+        raise DataError(f"{where} is not YAML: {error}.") from None
     if not isinstance(settings, dict) or not isinstance(settings.get("instruction"), str):
         raise DataError(f"{where} has no text `instruction`. Add it.")
     if settings.get("parser_name", "pytest") != "pytest":
@@ -205,7 +205,7 @@ def _terminal_bench(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFo
         try:
             services = (parse_yaml(_text(compose)) or {}).get("services", {})
         except (ValueError, AttributeError):
-            raise DataError(f"{compose} is no YAML of services.") from None
+            raise DataError(f"{compose} is not YAML of services.") from None
         if len(services) > 1:
             raise _unsupported(compose, f"services {', '.join(sorted(services))}", "a task has one sandbox")
     hidden = frozenset([
@@ -304,7 +304,7 @@ def _test_names(path: str, content: bytes) -> Iterator[str]:
     try:
         tree = ast.parse(content)
     except (SyntaxError, ValueError) as error:
-        raise DataError(f"{path.removeprefix('/')} of the task is no Python: {error}.") from None
+        raise DataError(f"{path.removeprefix('/')} of the task is not Python: {error}.") from None
     for node in tree.body:
         inner = node.body if isinstance(node, ast.ClassDef) and node.name.startswith("Test") else [node]
         for each in inner:
@@ -500,7 +500,7 @@ def _files_below(folder: Path, hidden: frozenset[str]) -> Iterator[tuple[str, in
 
 def _bytes(path: Path, folder: Path) -> bytes:
     if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():
-        raise DataError(f"{path} is no file in {folder}: links to the outside are not followed.")
+        raise DataError(f"{path} is not a file in {folder}: links to the outside are not followed.")
     try:
         return path.read_bytes()
     except OSError as error:
@@ -519,7 +519,7 @@ def _text(path: Path) -> str:
 def _table(settings: Mapping[str, Any], name: str, where: Path) -> Mapping[str, Any]:
     found = settings.get(name, {})
     if not isinstance(found, dict):
-        raise DataError(f"{where}: `{name}` is no table. Write it as [{name}].")
+        raise DataError(f"{where}: `{name}` is not a table. Write it as [{name}].")
     return found
 
 
@@ -550,7 +550,7 @@ def _env(table: Mapping[str, Any], where: str) -> dict[str, str]:
     """Return environment variables; raise DataError for one with a value from this machine."""
     env = table.get("env", {})
     if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
-        raise DataError(f"{where} is no table of texts.")
+        raise DataError(f"{where} is not a table of texts.")
     for name, value in env.items():
         if re.search(r"\$\{\w+\}", value):
             raise DataError(

@@ -62,7 +62,7 @@ def _moment(text: str) -> str:
         return datetime.strptime(text.strip()[:40], _FORM).strftime(_FORM)  # noqa: DTZ007 (a calendar on a wall)
     except ValueError:
         raise ValueError(
-            f"'{text[:40]}' is no day and time. Write it as YYYY-MM-DD HH:MM, such as '2031-03-04 10:00'."
+            f"'{text[:40]}' is not a day and time. Write it as YYYY-MM-DD HH:MM, such as '2031-03-04 10:00'."
         ) from None
 
 

@@ -82,7 +82,7 @@ class Files(ToolSettings, Reads):
             except ToolFault as fault:
                 raise ValueError(f"`texts`: {fault}") from None
             if empty or len(text.encode("utf-8", errors="replace")) > MAX_WRITTEN:
-                raise ValueError(f"`texts.{path}` is no file of at most {MAX_WRITTEN:,} bytes.")
+                raise ValueError(f"`texts.{path}` is not a file of at most {MAX_WRITTEN:,} bytes.")
             if any(
                 other != path and _parts(other)[: len(_parts(path))] == _parts(path) for other in self.texts
             ):
@@ -255,7 +255,7 @@ def _opened(name: str, flags: int, folder: int) -> Iterator[int]:
         file = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise ToolFault(f"'{name}' is no file.")
+            raise ToolFault(f"'{name}' is not a file.")
         yield file
     finally:
         os.close(file)

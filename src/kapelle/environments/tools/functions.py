@@ -66,7 +66,7 @@ def function_tool(function: Callable[..., Any]) -> Tool:
     The first paragraph of the docstring describes the function, and its section `Args:` the arguments. A coroutine is awaited.
     """
     if not inspect.isroutine(function):
-        raise ConfigError(f"The tool {function!r:.60} is no function but {type(function).__name__}.")
+        raise ConfigError(f"The tool {function!r:.60} is not a function but {type(function).__name__}.")
     try:
         hints = typing.get_type_hints(function)
     except (NameError, AttributeError) as error:

@@ -103,7 +103,7 @@ class Mcp(ToolSettings, StartsProgram):
                 raise ConfigError(f"The environment variable {variable} of the tool `mcp` is not set.")
             if not _VALUE.fullmatch(os.environ[variable]):
                 raise ConfigError(
-                    f"The environment variable {variable} of the tool `mcp` is no value of a header: visible ASCII in one line."
+                    f"The environment variable {variable} of the tool `mcp` is not a value of a header: visible ASCII in one line."
                 )
             check_private(variable, self.url or "")
         own = {name: os.environ[variable] for name, variable in self.headers_env.items()}

@@ -345,7 +345,9 @@ class Pipes:
         if self.program.name not in _warned:
             _warned.add(self.program.name)
             shown = cleaned(line.decode("utf-8", "replace")[:200])
-            LOG.warning("The MCP server `%s` wrote a line that is no message: %s", self.program.name, shown)
+            LOG.warning(
+                "The MCP server `%s` wrote a line that is not a message: %s", self.program.name, shown
+            )
 
     async def _write(self, outgoing: MemoryObjectReceiveStream[SessionMessage]) -> None:
         async with outgoing:
@@ -500,7 +502,7 @@ class McpConnection:
             result = self._request(self._session.send_request(request, _RESULT))
         except (ValidationError, RecursionError):
             raise ToolFault(
-                "The server answered with something that is no result of this protocol."
+                "The server answered with something that is not a result of this protocol."
             ) from None
         if isinstance(result, types.InputRequiredResult):
             wanted = sorted({each.method for each in (result.input_requests or {}).values()})

@@ -17,7 +17,7 @@ class EntropyPlan(FeaturePlan[EntropyConfig]):
         names = run.team.names
         for agent in self.settings.agents:
             if agent not in names:
-                yield f"`entropy.agents` names '{agent}', which is no agent of the team.{did_you_mean(agent, names)}"
+                yield f"`entropy.agents` names '{agent}', which is not an agent of the team.{did_you_mean(agent, names)}"
             elif not run.team.policy(agent).trained:
                 yield f"`entropy.agents` names '{agent}', which is not trained. Remove it."
         if not run.algorithm.plays:

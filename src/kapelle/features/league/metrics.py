@@ -55,7 +55,7 @@ METRICS = (
         "league/nash_conv_mixture",
         "reward",
         "The same of the mixture of past selves, which draws one of them for a whole game: all alike, or by the meta-strategy of `psro`.",
-        "Does not fall: the learner is no best response to the pool. Let more steps pass between entries.",
+        "Does not fall: the learner is not a best response to the pool. Let more steps pass between entries.",
         known_as="NashConv of the average policy",
         panel=("league/nash_conv", "mixture of the pool"),
     ),

@@ -210,7 +210,7 @@ class OpenEnvApplication(SocketApplication):
         try:
             message = json.loads(text)
         except (ValueError, RecursionError):
-            return _error("The message is no JSON.", "INVALID_JSON")
+            return _error("The message is not JSON.", "INVALID_JSON")
         kind = message.get("type") if isinstance(message, dict) else None
         data = message.get("data", {}) if isinstance(message, dict) else {}
         if kind not in ("reset", "step", "state", "close"):

@@ -108,7 +108,7 @@ def _read(text: str) -> dict[str, Any]:
     try:
         request = from_text(text)
     except ValueError as error:
-        raise wrong(f"The message is no JSON: {str(error)[:200]}.") from None
+        raise wrong(f"The message is not JSON: {str(error)[:200]}.") from None
     number = request.get("id") if isinstance(request, dict) else None
     if not isinstance(number, int) or isinstance(number, bool):
         raise wrong("A request is a JSON object with an `id`, a whole number that its answer repeats.", "id")

@@ -169,7 +169,7 @@ class Sessions:
         session = self.get(name)
         if session.under_way:
             raise RequestError(
-                409, "Answers of this session are in progress. Wait for them.", None, "session_busy"
+                409, "This session has answers in progress. Wait for them.", None, "session_busy"
             )
         del self._open[name]
         try:
@@ -205,7 +205,7 @@ class Sessions:
         session = self.begin(name) if found is None else found[0].session
         session.called = self._clock()
         if len(session.turns) + session.under_way + request.n > MOST_TURNS:
-            raise busy(f"The session has {MOST_TURNS} turns, the most that it may have.")
+            raise busy(f"The session has reached its maximum of {MOST_TURNS} turns.")
         after, count = found or (None, 0)
         if after is not None:
             session.counts["branches"] += after.continued > 0
@@ -638,5 +638,7 @@ def _read_lines(path: Path) -> tuple[list[Episode], int, bytes]:
         try:
             rows.append(json.loads(line))
         except (ValueError, RecursionError) as error:
-            raise DataError(f"Line {number} of {FILE} is no episode: {error}. Remove that line.") from None
+            raise DataError(
+                f"Line {number} of {FILE} is not an episode: {error}. Remove that line."
+            ) from None
     return [load_episode(row) for row in rows], end, content[end:]

@@ -34,7 +34,7 @@ def ready(engine: TorchTrainEngine, *names: str) -> list[Sample]:
 
 
 def spoiled(samples: list[Sample], learner: str, value: float = math.nan) -> list[Sample]:
-    """The same samples with one advantage of one learner that is no number."""
+    """The same samples with one advantage of one learner that is not a number."""
     columns = [s.columns["advantage"].clone() for s in samples]
     place = next(k for k, s in enumerate(samples) if s.learner == learner)
     columns[place][0] = value

@@ -1,4 +1,4 @@
-"""A final answer is worked out, and is no formula that the question already holds."""
+"""A final answer is worked out, and is not a formula that the question already holds."""
 
 from __future__ import annotations
 

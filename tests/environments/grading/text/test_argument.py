@@ -42,7 +42,7 @@ def test_a_small_overlap_has_a_small_score(text: str, expected: tuple[float, flo
 def test_keywords_in_a_heap_count_once() -> None:
     heap = "Study survey report 40% because for example therefore data from 1999 according to research."
     assert score(heap)[0] == 0.25, "one sentence is one piece of evidence"
-    assert score("Study. 40%. Because. For example.")[0] == 0.0, "and a word is no sentence"
+    assert score("Study. 40%. Because. For example.")[0] == 0.0, "and a word is not a sentence"
 
 
 def test_repetition_is_seen() -> None:

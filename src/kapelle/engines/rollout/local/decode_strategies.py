@@ -539,7 +539,7 @@ def decode_strategy(model: LanguageModel) -> DecodeStrategy:
 
 @torch.inference_mode()
 def _cache_agrees(model: LanguageModel, cache_of: CacheOf) -> bool:
-    """Return whether decoding with a cache gives the logits of whole texts.
+    """Return whether decoding with a cache gives the same logits as a pass over the whole text.
 
     Both are computed in float32, where a small error differs from rounding, and in turn: state that a model keeps of
     its rows outside the cache is then overwritten, as in training.

@@ -234,7 +234,7 @@ def bounded(function: Callable[..., Any], *values: Any, **keywords: Any) -> Any:
         and len(first) > FEW
         and not all(type(item) in (int, float, bool) for item in (*first, *others))
     ):
-        raise UnfitValue("a long sum of what is no number")
+        raise UnfitValue("a long sum of what is not a number")
     if function is round and others and abs(others[0] or 0) > FEW:
         raise UnfitValue("a number of digits that is too large")
     if function == Method("join") and len(first) * len(others[0]) > MOST_ITEMS:
@@ -253,7 +253,7 @@ def power(one: Any, other: Any, *modulus: Any) -> Any:
     """Return `pow` of numbers that are not too large."""
     whole = isinstance(one, int) and isinstance(other, int)
     if not (whole or isinstance(one, (float, complex)) or isinstance(other, (float, complex))):
-        raise UnfitValue("a power of what is no number")
+        raise UnfitValue("a power of what is not a number")
     if whole and not modulus and one.bit_length() * other > MAX_BITS:
         raise UnfitValue("a number that is too large")
     return pow(one, other, *modulus)

@@ -257,7 +257,7 @@ _OPERATION = re.compile(r"(?<=[0-9A-Za-z)}])\s*(?:[-+*/^(]|\\(?:cdot|times|div)\
 
 
 def shortens(text: str, value: Quotient) -> bool:
-    """Return whether a decimal number is a value, rounded or truncated to its digits; False for a value that is not real."""
+    """Return whether a decimal number equals a value rounded or truncated to that many digits; False if the value is not real."""
     exact = algebra.decimal(value)
     if exact is None or len(text) > MAX_DIGITS or not _DECIMAL.fullmatch(text):
         return False

@@ -235,7 +235,7 @@ def _same(answer: str, gold: str, percent: Percent) -> bool | None:
     truth, read = _known_gold(gold), _known(answer)
     if truth is not None and not truth.unfinished and (read.unfinished if read else is_number(truth)):
         raise Unreadable(
-            "It still has to be worked out." if read else "It is no number, or still has to be worked out."
+            "It still has to be worked out." if read else "It is not a number, or still has to be worked out."
         )
     if read is not None and truth is not None:
         with contextlib.suppress(TooLarge):

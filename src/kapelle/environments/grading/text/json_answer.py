@@ -124,7 +124,7 @@ def grade_json(text: str, gold: Json, rules: Sequence[ExtractionRule] = ("tag", 
     try:
         value = parse_json(_stated(found.text))
     except NotJson as problem:
-        return no_answer(f"'{found.text[:80]}' is no answer. {problem}")
+        return no_answer(f"'{found.text[:80]}' is not an answer. {problem}")
     answer = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
     expected = json.dumps(gold, sort_keys=True, ensure_ascii=False, default=str)
     return right(answer) if same_json(value, gold) else wrong(answer, expected)
