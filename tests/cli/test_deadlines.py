@@ -100,7 +100,8 @@ def test_a_signal_ends_a_stuck_run_which_can_be_resumed(
     finally:
         process.kill()
     said = Path("said").read_text()
-    assert process.exitcode == code, said
+    # A second signal may arrive when the process is about to exit, and then ends it.
+    assert process.exitcode in {code, -signals[-1]}, said
     assert "Traceback" not in said
     assert ("holds the process" in said) == (way == "swallow")
     Path("tell").write_text("nothing gets stuck")
