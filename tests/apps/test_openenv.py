@@ -161,7 +161,7 @@ def test_the_action_follows_from_the_schema() -> None:
         episode = asyncio.run(one(OpenEnv(url=url), "4", "four", "5", "6", workflow=remembering))
         assert episode.error is None
         assert "whole number" in episode.turns[0].new_messages[-1].content
-        assert "no action" in episode.turns[2].new_messages[-1].content
+        assert "not an action" in episode.turns[2].new_messages[-1].content
         assert (episode.info["no_actions"], episode.info["steps"]) == (1, 4)
     with echoing(Pair) as (url, _):
         good, bad = 'I take {"row": 1, "column": 2}', '{"row": 1, "column": "x"}'
@@ -244,11 +244,11 @@ def test_nonsense_is_refused() -> None:
     app = Starlette(routes=[Route("/schema", schema), WebSocketRoute("/ws", ws)])
     with serving(app) as (url, _):
         for why in [
-            "no JSON",
+            "not JSON",
             "answers `reset`",
             "answers `reset`",
             "observation",
-            "no finite number",
+            "not a finite number",
             "ended the session",
         ]:
             episode = asyncio.run(one(OpenEnv(url=url, attempt_s=5.0), "x"))

@@ -44,15 +44,15 @@ class TestAccepted:
         ("text", "given", "why"),
         [
             ("", 47, "nothing"),
-            ("forty-seven", 47, "no problem of arithmetic"),
-            ("47+85=132", 47, "no problem of arithmetic"),
-            ("47+85; print(1)", 47, "no problem of arithmetic"),
+            ("forty-seven", 47, "not a problem of arithmetic"),
+            ("47+85=132", 47, "not a problem of arithmetic"),
+            ("47+85; print(1)", 47, "not a problem of arithmetic"),
             ("85+47", 47, "47"),
             ("47-5", 47, "operators"),
             ("47+100", 47, "100"),
             ("47+5.5", 47, "11/2"),
             ("47+1+2", 47, "2 operations"),
-            ("9" * 4000, 47, "no problem of arithmetic"),
+            ("9" * 4000, 47, "not a problem of arithmetic"),
         ],
     )
     def test_a_rejection_has_a_reason(self, text: str, given: int, why: str) -> None:

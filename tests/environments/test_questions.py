@@ -48,7 +48,7 @@ async def graded(text: str) -> tuple[float, object, str]:
 async def test_words_are_compared_in_their_normal_form() -> None:
     assert (await graded("#### PARIS"))[:2] == (1.0, "paris")
     assert (await graded("#### Rome"))[:2] == (0.0, "rome")
-    assert await graded("#### 75") == (0.0, None, "'75' is not a city.")
+    assert await graded("#### 75") == (0.0, None, "'75' is no city.")
     assert (await graded("Paris"))[:2] == (0.0, None)
 
 

@@ -123,15 +123,15 @@ class TestAdapters:
     def test_a_folder_that_is_none_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(
             ModelError,
-            match="no PEFT adapter folder",
+            match="not a PEFT adapter folder",
         ):
             read_adapter(tmp_path / "nowhere")
         (tmp_path / "adapter_config.json").write_text("{")
-        with pytest.raises(ModelError, match="no PEFT adapter folder"):
+        with pytest.raises(ModelError, match="not a PEFT adapter folder"):
             read_adapter(tmp_path)
         (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
         (tmp_path / "adapter_model.safetensors").write_bytes(b"\x00" * 20)
-        with pytest.raises(ModelError, match="no PEFT adapter folder"):
+        with pytest.raises(ModelError, match="not a PEFT adapter folder"):
             read_adapter(tmp_path)
 
 

@@ -81,7 +81,7 @@ def test_what_cannot_be_is_refused_by_name(trained: Path, tmp_path: Path) -> Non
     policy = next((trained / "checkpoints" / "00000001" / "policies").iterdir())
     for start, error, said in (
         ({"nobody": str(policy)}, ConfigError, "`start_from` names 'nobody'"),
-        (str(tmp_path), ConfigError, "no run, checkpoint, PEFT adapter or model"),
+        (str(tmp_path), ConfigError, "not a run, checkpoint, PEFT adapter or model"),
         (f"{trained}@9", CheckpointError, "no whole checkpoint of step 9"),
     ):
         with pytest.raises(error, match=said):

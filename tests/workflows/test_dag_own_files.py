@@ -278,8 +278,8 @@ async def test_rewards_outside_the_declared_range_are_an_error(tmp_path: Path) -
     [
         ("return actions, 1.0", "not `next_obs, reward, should_stop`"),
         ("return actions[:1], 1.0, False", "list of"),
-        ("return actions, float('nan'), False", "no finite number"),
-        ("return actions, None, False", "no finite number"),
+        ("return actions, float('nan'), False", "not a finite number"),
+        ("return actions, None, False", "not a finite number"),
     ],
 )
 async def test_an_invalid_response_of_a_class_fails_the_episode_with_the_reason(

@@ -159,7 +159,7 @@ def test_a_part_of_a_mixture_may_be_remote() -> None:
 
 @pytest.mark.parametrize("address", ["", "localhost", "localhost:0", "localhost:99999", "http://localhost:1"])
 def test_an_invalid_address_is_rejected(address: str) -> None:
-    with pytest.raises(ValueError, match="no host and port"):
+    with pytest.raises(ValueError, match="not a host and port"):
         Remote(address=(address,))
 
 

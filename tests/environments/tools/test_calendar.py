@@ -75,10 +75,10 @@ def event(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "arguments", "why"),
     [
-        ("list_events", {"day": "tomorrow"}, "no day and time"),
+        ("list_events", {"day": "tomorrow"}, "not a day and time"),
         ("create_event", event(title=" "), "1 to 120 characters"),
         ("create_event", event(title="x" * 121), "1 to 120 characters"),
-        ("create_event", event(start="2031-02-30 10:00"), "no day and time"),
+        ("create_event", event(start="2031-02-30 10:00"), "not a day and time"),
         ("create_event", event(minutes=0), "1 to 10,080"),
         ("create_event", event(minutes=10**30), "1 to 10,080"),
         ("create_event", event(start="9999-12-31 23:59"), "ends before"),

@@ -174,7 +174,7 @@ def test_each_episode_begins_with_the_texts_of_its_notes() -> None:
         ({}, "root"),
         ({"root": "a", "write": True, "texts": {"a": "b"}}, "texts"),
         ({"write": True, "texts": {"../a": "b"}}, "beneath the folder"),
-        ({"write": True, "texts": {"": "b"}}, "no file"),
+        ({"write": True, "texts": {"": "b"}}, "not a file"),
         ({"write": True, "texts": {"a": "b", "a/b": "c"}}, "`texts.a`"),
     ],
 )

@@ -70,7 +70,7 @@ def test_plain_containers_and_none_have_schemas() -> None:
     ("target", "message"),
     [
         (f"{LIBRARY}:forcast", "Did you mean 'forecast'"),
-        (f"{LIBRARY}:NOT_A_FUNCTION", "no function"),
+        (f"{LIBRARY}:NOT_A_FUNCTION", "not a function"),
         (f"{LIBRARY}:untyped", "`x`"),
         (f"{LIBRARY}:bundled", "`numbers`"),
         (f"{LIBRARY}:mean", "`weights`"),
