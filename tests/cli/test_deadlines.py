@@ -100,8 +100,11 @@ def test_a_signal_ends_a_stuck_run_which_can_be_resumed(
     finally:
         process.kill()
     said = Path("said").read_text()
-    # A second signal may arrive when the process is about to exit, and then ends it.
-    assert process.exitcode in {code, -signals[-1]}, said
+    if process.exitcode != code:
+        # The second signal met a process that had saved everything and was about to exit.
+        assert len(signals) > 1, said
+        assert process.exitcode == -signals[-1], said
+        assert "nothing is lost" in said
     assert "Traceback" not in said
     assert ("holds the process" in said) == (way == "swallow")
     Path("tell").write_text("nothing gets stuck")
