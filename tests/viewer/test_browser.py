@@ -52,6 +52,33 @@ async def test_curves_are_drawn_with_their_last_numbers(page: Page) -> None:
     assert (await page.locator("figure:visible").count()) == 1
 
 
+async def test_constant_curves_are_one_line_until_they_are_opened(page: Page) -> None:
+    await page.goto("/run/pair-0")
+    line, figure = page.locator(".constants").first, page.locator("figure[data-name=samples]")
+    assert "samples 4" in (await line.inner_text())
+    assert await figure.count() == 0
+    await page.locator("input[name=q]").fill("samples")
+    await figure.wait_for()
+    await page.locator("input[name=q]").fill("")
+    await figure.wait_for(state="detached")
+    await line.get_by_role("button", name="samples").click()
+    await figure.wait_for()
+    await page.goto("/run/pair-0#panel-samples")
+    await figure.wait_for()
+
+
+async def test_a_run_has_one_colour_and_its_agents_have_dashes(page: Page) -> None:
+    await page.goto("/compare?run=pair-0&run=pair-1")
+    for name in ("success", "reward"):
+        figure = page.locator(f"figure[data-name={name}]")
+        for run, color in (("pair-0", "k1"), ("pair-1", "k2")):
+            drawn = figure.locator(".legend button", has_text=run).locator("svg")
+            assert {await each.get_attribute("class") for each in await drawn.all()} == {color}
+    lines = page.locator("figure[data-name=reward] .legend line")
+    dashes = {await line.get_attribute("stroke-dasharray") for line in await lines.all()}
+    assert len(dashes) == 2, "one for each agent"
+
+
 async def test_runs_are_grouped_zoomed_hidden_and_saved(page: Page) -> None:
     await page.goto("/")
     await page.locator("#every").check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -27,14 +28,37 @@ def runs(web: httpx.Client) -> str:
     return "&".join(f"run={key}" for key in keys)
 
 
+def labels(web: httpx.Client, query: str) -> list[str]:
+    """Return the names of the curves that a query draws."""
+    return [source["label"] for source in web.get(f"/curves.json?{query}").json()["sources"]]
+
+
+def test_five_runs_or_more_are_grouped_by_what_varies(web: httpx.Client, runs: str) -> None:
+    page = web.get(f"/compare?{runs}").text
+    assert "30 runs in 6 groups; all 6 groups are drawn" in page
+    assert "grpo, lr 0.001, mean of 5" in labels(web, runs)
+    assert labels(web, "&".join(f"run=grpo-0.1-{seed}" for seed in range(5))) == ["pair, grpo, mean of 5"]
+    assert len(labels(web, "&".join(f"run=grpo-0.1-{seed}" for seed in range(4)))) == 4
+
+
+def test_many_values_of_a_number_are_grouped_in_ranges(tmp_path: Path) -> None:
+    for k in range(26):
+        write_run(tmp_path / f"r{k}", steps=1, lr=(k + 1) / 1000)
+    with client_of(tmp_path) as web:
+        found = labels(web, "&".join(f"run=r{k}" for k in range(26)))
+    assert found == [
+        f"optimizer.lr {low} to {high}, mean of {count}"
+        for low, high, count in ((0.001, 0.007, 7), (0.008, 0.014, 7), (0.015, 0.021, 7), (0.022, 0.026, 5))
+    ]
+
+
 def test_the_number_of_curves_can_be_chosen(web: httpx.Client, runs: str) -> None:
+    runs = f"{runs}&by="
     assert "24 of 30 curves are drawn" in web.get(f"/compare?{runs}").text
-    assert len(web.get(f"/curves.json?{runs}").json()["sources"]) == 24
+    assert len(labels(web, runs)) == 24
     assert "all 30 runs are drawn" in web.get(f"/compare?{runs}&most=48").text
-    assert len(web.get(f"/curves.json?{runs}&most=48").json()["sources"]) == 30
-    assert "24 of 30" in web.get(f"/compare?{runs}&most=1000000").text, (
-        "what may not be asked for is as usual"
-    )
+    assert len(labels(web, f"{runs}&most=48")) == 30
+    assert "24 of 30" in web.get(f"/compare?{runs}&most=1000000").text, "an unknown number has the default"
 
 
 def test_runs_are_grouped_by_any_settings_in_the_order_of_their_values(web: httpx.Client, runs: str) -> None:

@@ -148,12 +148,17 @@ def critic_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def episode_distributions(groups: Sequence[Group]) -> dict[str, Histogram]:
-    """Return histograms of each agent's returns and completion lengths, and of the surprisal of each policy's tokens."""
+    """Return histograms of the returns of each rewarded agent, of completion lengths, and of each policy's surprisal.
+
+    An environment may reward some agents only; the algorithm then shares the reward, and the others have no return here.
+    """
     found: defaultdict[str, list[float]] = defaultdict(list)
     likely: defaultdict[str, list[float]] = defaultdict(list)
     for episode in [episode for group in groups for episode in group.valid]:
+        rewarded = {*episode.rewards, *(turn.agent for turn in episode.turns if turn.reward)}
         for agent in episode.agents:
-            found[f"reward/{agent}"].append(episode.total(agent))
+            if agent in rewarded:
+                found[f"reward/{agent}"].append(episode.total(agent))
         for turn in episode.turns:
             found[f"length/{turn.agent}"].append(len(turn.completion_ids))
             likely[turn.policy].extend(turn.logprobs)

@@ -1,7 +1,8 @@
 """Comparison of runs: curves grouped by settings, and a table of the settings that differ, with results.
 
 A query names the runs (`run=KEY`, repeated), the settings to group by (`by=optimizer.lr`, repeated; `by=seed` groups the
-seeds of each recipe), the curve of a group (`spread=mean` or `median`) and the most curves (`most`).
+seeds of each recipe; an empty `by=` draws each run), the curve of a group (`spread=error`, `mean` or `median`) and the most
+curves (`most`). Without `by`, five or more runs are grouped by the settings that vary.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from starlette.datastructures import QueryParams
@@ -30,6 +31,12 @@ DRAWN = (12, 24, 48, 96, 500)
 """Choices for the most curves."""
 USUAL = 24
 """Default for the most curves."""
+GROUPED = 5
+"""From this number of runs on, runs are grouped by default."""
+GROUPS = 12
+"""Most groups by default."""
+RANGES = 4
+"""Groups of a numeric setting with more values than curves, such as the rates of a random search."""
 WIDE = 8
 """Most runs or groups that are columns of the table of settings; beyond that they are rows."""
 COLUMNS = 16
@@ -46,19 +53,21 @@ class ComparisonQuery:
     most: int
 
     @classmethod
-    def of(cls, query: QueryParams) -> ComparisonQuery:
-        """Read a query, with defaults."""
-        by = tuple(dict.fromkeys(name for name in query.getlist("by") if name))[:4]
-        most = query.get("most", "")
+    def of(cls, query: QueryParams, runs: Sequence[ViewedRun]) -> ComparisonQuery:
+        """Read a query about these runs, with defaults."""
+        chosen = tuple(dict.fromkeys(name for name in query.getlist("by") if name))[:4]
+        by = chosen if "by" in query else usual_grouping(runs)
+        most, spread = query.get("most", ""), query.get("spread")
         return cls(
             by,
-            "median" if query.get("spread") == "median" else "mean",
+            "median" if spread == "median" else "mean" if spread == "mean" else "error",
             int(most) if most in map(str, DRAWN) else USUAL,
         )
 
     def query(self) -> str:
         """Return it as a part of a query."""
-        return urlencode([*(("by", name) for name in self.by), ("spread", self.spread), ("most", self.most)])
+        names = self.by or ("",)
+        return urlencode([*(("by", name) for name in names), ("spread", self.spread), ("most", self.most)])
 
     def arranged(self, runs: Sequence[ViewedRun]) -> tuple[list[ViewedRun], list[str]]:
         """Return the runs in the order of their groups' values, and the name of each run's group; no names without groups."""
@@ -67,7 +76,8 @@ class ComparisonQuery:
         if self.by == (SEED,):
             return list(runs), _recipes(runs)
         settings = [flat(run.settings()) for run in runs]
-        values = [[own.get(name, "not set") for name in self.by] for own in settings]
+        columns = [self._ranges([own.get(name, "not set") for own in settings]) for name in self.by]
+        values = list(zip(*columns, strict=True))
         # With several settings, the last part of each setting's name is sufficient.
         heads = [name if len(self.by) == 1 else name.rpartition(".")[2] for name in self.by]
         named = [
@@ -80,10 +90,51 @@ class ComparisonQuery:
         order = sorted(range(len(runs)), key=lambda k: [_rank(value) for value in values[k]])
         return [runs[k] for k in order], [named[k] for k in order]
 
+    def _ranges(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Return one setting's values; the range of each instead if they are more different numbers than curves."""
+        known = [number(value) for value in values]
+        different = sorted({value for value in known if value is not None})
+        if len(different) <= self.most or None in known:
+            return values
+        size = -(-len(different) // RANGES)
+        parts = [different[start : start + size] for start in range(0, len(different), size)]
+        of_value = {value: Range(part[0], part[-1]) for part in parts for value in part}
+        return [of_value[value] for value in known if value is not None]
+
+
+class Range(NamedTuple):
+    """Consecutive values of a numeric setting."""
+
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        """Return both ends."""
+        return f"{self.low:.3g} to {self.high:.3g}"
+
+
+def usual_grouping(runs: Sequence[ViewedRun]) -> tuple[str, ...]:
+    """Return the settings that vary among five or more runs: those with the fewest values, in at most `GROUPS` groups.
+
+    Returns the seed if nothing else varies, and nothing for fewer runs.
+    """
+    if len(runs) < GROUPED:
+        return ()
+    rows = [row for row in differing(runs) if row["name"] not in (SEED, "description")]
+    rows.sort(key=lambda row: len(set(map(str, row["values"]))))
+    chosen: list[str] = []
+    groups: list[tuple[str, ...]] = [()] * len(runs)
+    for row in rows:
+        finer = [(*group, str(value)) for group, value in zip(groups, row["values"], strict=True)]
+        if len(set(groups)) < len(set(finer)) <= GROUPS:
+            chosen.append(row["name"])
+            groups = finer
+    return tuple(chosen) or (rows[0]["name"] if rows else SEED,)
+
 
 def _rank(value: object) -> tuple[bool, float, str]:
     """Return a sort key for a setting's value: numbers by size, then texts."""
-    found = number(value)
+    found = value.low if isinstance(value, Range) else number(value)
     return found is None, found or 0.0, str(value)
 
 
@@ -107,8 +158,9 @@ class DrawnRuns:
 
     def answer(self, request: Request) -> Response:
         """Return the curves as JSON."""
-        choice = ComparisonQuery.of(request.query_params)
-        runs, groups = choice.arranged(chosen(self._library, request))
+        runs = chosen(self._library, request)
+        choice = ComparisonQuery.of(request.query_params, runs)
+        runs, groups = choice.arranged(runs)
         if not groups:
             runs = runs[: choice.most]
         width = None
@@ -127,8 +179,9 @@ class DrawnRuns:
 
     def page(self, request: Request) -> Response:
         """Return the page that compares runs."""
-        choice = ComparisonQuery.of(request.query_params)
-        runs, groups = choice.arranged(chosen(self._library, request))
+        runs = chosen(self._library, request)
+        choice = ComparisonQuery.of(request.query_params, runs)
+        runs, groups = choice.arranged(runs)
         given = len(set(request.query_params.getlist("run")))
         settings = differing(runs)
         rows = standings(runs, groups, settings)
@@ -160,13 +213,14 @@ def standings(
     rows = []
     for name, own in members.items():
         measured = [row for k in own if (row := _measured(runs[k])) is not None]
+        interval = mean_interval(measured)
         rows.append(
             {
                 "name": name,
                 "key": None if groups else runs[own[0]].key,
                 "count": len(own),
                 "success": fmean(measured) if measured else None,
-                "interval": mean_interval(measured),
+                "interval": interval and (max(0.0, interval[0]), min(1.0, interval[1])),
                 "values": [_together([row["values"][k] for k in own]) for row in settings],
             }
         )

@@ -24,8 +24,8 @@ POINTS = 1000
 """Most points of one curve on a page."""
 MANY = 24
 """Most runs with that many points; curves of more runs have fewer."""
-Spread = Literal["mean", "median"]
-"""The curve of a group: its mean with Student's 95 % interval, or its median with quartiles."""
+Spread = Literal["error", "mean", "median"]
+"""The curve of a group: its mean with its standard error or Student's 95 % interval, or its median with quartiles."""
 BANDS = (*ACTIVITIES, "idle")
 """The parts of a step's time, from the bottom of the band to its top."""
 
@@ -233,7 +233,7 @@ def _merged(name: str, members: Sequence[CurveSource], spread: Spread) -> CurveS
                 "high": success if high_end is None else high_end,
             }
         )
-    label = f"{name}, {spread} of {len(members)}"
+    label = f"{name}, {'median' if spread == 'median' else 'mean'} of {len(members)}"
     places = {axis: [place or 0.0 for place in values] for axis, values in axes.items()}
     rows_read = min(each.rows for each in members)
     return CurveSource(members[0].key, label, places, middle, low, high, measured, rows_read)
@@ -247,10 +247,11 @@ def _band(table_RN: Any, spread: Spread) -> list[list[float | None]]:
         if spread == "median":
             ends = np.nanquantile(table_RN, (0.25, 0.5, 0.75), axis=0)
         else:
-            # Student's t: the deviation is estimated from the same few runs.
-            wide = {int(n): t_quantile(0.975, int(n) - 1) for n in np.unique(count) if n > 1}
             half = np.nanstd(table_RN, axis=0, ddof=1) / np.sqrt(count)
-            half = half * np.array([wide.get(int(n), np.nan) for n in count])
+            if spread == "mean":
+                # Student's t: the deviation is estimated from the same few runs.
+                wide = {int(n): t_quantile(0.975, int(n) - 1) for n in np.unique(count) if n > 1}
+                half = half * np.array([wide.get(int(n), np.nan) for n in count])
             middle = np.nanmean(table_RN, axis=0)
             ends = np.array([middle - half, middle, middle + half])
     return [[value if isfinite(value) else None for value in row] for row in ends.tolist()]

@@ -11,6 +11,7 @@
   let page = null;
   let panels = [];
   const off = new Set(); // what the legend has turned off: runs where several are drawn, else agents
+  const opened = new Set(); // panels that are shown although they are constant
   let zoom = null; // [from, to] on the axis that is drawn over; null shows everything
 
   const resolved = (name) => {
@@ -54,16 +55,58 @@
 
   const keyOf = (line) => (page.sources.length > 1 && !page.alone ? `run ${page.sources[line.source].key} ${page.sources[line.source].label}` : line.who || line.label || "team");
 
+  // A run has one colour in every panel, and dashes distinguish its agents. From the eighth run on, other dashes distinguish runs of one colour.
   const linesOf = (panel) => {
     const many = page.sources.length > 1 && !page.alone;
     const whose = [...new Set(panel.series.map((series) => series.who))];
-    const agents = many && whose.length > 1;
     return panel.series.map((series) => {
-      const place = whose.indexOf(series.who);
-      const color = many && !agents ? 1 + (series.source % 7) : series.color;
-      return { ...series, color, dash: DASHES[(series.source * Number(many) + 3 * place * Number(many) + place * Number(!many)) % DASHES.length], label: named(series, many) };
+      const place = whose.indexOf(series.who), round = many ? Math.floor(series.source / 7) : 0;
+      return { ...series, color: many ? 1 + (series.source % 7) : series.color, dash: DASHES[(place + whose.length * round) % DASHES.length], label: named(series, many) };
     });
   };
+
+  // The text of a panel whose curves have one value at all steps, the same in every run; null for other panels.
+  const constantOf = (panel) => {
+    const values = new Map();
+    let several = false;
+    for (const { who, y } of panel.series) {
+      for (const value of y) {
+        if (value === null) continue;
+        if (!values.has(who)) values.set(who, value);
+        else several = true;
+        if (Math.abs(value - values.get(who)) > rounding(value)) return null;
+      }
+    }
+    if (values.size && !several || panel.name === "success" && page.sources.some((source) => source.evaluations.length)) return null;
+    const texts = [...values.values()].map(short);
+    return new Set(texts).size < 2 ? texts[0] || "–" : [...values.keys()].map((who, k) => `${who || "team"} ${texts[k]}`).join(", ");
+  };
+  const rounding = (size) => Math.max(1e-9, 1e-6 * Math.abs(size)); // smaller differences are rounding errors
+  // Constant panels are folded away, except those that a reader has opened or searches for.
+  const folded = () => {
+    const { q } = settings(), found = new Map();
+    for (const section of page.sections) for (const panel of section.panels) {
+      const text = opened.has(panel.name) || (q && textOf(panel).includes(q)) ? null : constantOf(panel);
+      if (text !== null) found.set(panel.name, [panel, text]);
+    }
+    return found;
+  };
+  const foldedLine = (away) => {
+    const line = make("p", "constants quiet", "constant: ");
+    for (const [name, [panel, text]] of away) {
+      const button = make("button", "", panel.title);
+      button.type = "button";
+      button.addEventListener("click", () => open(name));
+      line.append(button, ` ${text}`, name === [...away.keys()].at(-1) ? "" : " · ");
+    }
+    return line;
+  };
+  const open = (name) => {
+    opened.add(name);
+    draw();
+    document.getElementById(`panel-${name}`).scrollIntoView();
+  };
+  const textOf = (panel) => `${panel.title} ${panel.name} ${panel.known_as || ""} ${(panel.series || []).map((series) => series.column).join(" ")}`.toLowerCase();
 
   const tableOf = (panel, lines, { x, smooth, log }) => {
     const tables = page.sources.map((source, k) => {
@@ -109,9 +152,9 @@
     if (panel.name === "success") {
       page.sources.forEach((source, k) => {
         if (!source.evaluations.length) return;
-        const stroke = colors.k[page.sources.length > 1 ? 1 + (k % 7) : 2];
+        const color = page.sources.length > 1 ? 1 + (k % 7) : 0, stroke = colors.k[color];
         const label = page.sources.length > 1 ? `unseen · ${source.label}` : (lines.some((line) => line.low) ? "unseen problems" : "unseen problems, 95 %");
-        const line = { color: page.sources.length > 1 ? 1 + (k % 7) : 2, dash: [2, 3], label, who: "unseen problems", source: k };
+        const line = { color, dash: [2, 3], label, who: "unseen problems", source: k };
         const shown = !off.has(keyOf(line)), hidden = { stroke: "transparent", spanGaps: true, points: { show: false }, show: shown };
         series.push({ label, show: shown, stroke, width: 1.2, dash: [2, 3], spanGaps: true, points: { show: true, size: 6, fill: stroke }, line });
         series.push({ ...hidden }, { ...hidden });
@@ -125,7 +168,7 @@
   const range = (_, low, high) => {
     if (low === null || high === null) return [0, 1];
     if (low === 0 && high === 0) return [0, 1];
-    const least = Math.max(1e-9, 1e-6 * Math.max(Math.abs(low), Math.abs(high)));
+    const least = rounding(Math.max(Math.abs(low), Math.abs(high)));
     if (high - low < least) return [low - Math.max(least, Math.abs(low) * 0.1), high + Math.max(least, Math.abs(high) * 0.1)];
     const room = 0.08 * (high - low);
     return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
@@ -325,9 +368,10 @@
     return { panel: { name: "time", title: "where a step's time goes" }, figure, chart };
   };
 
+  const shapeOf = (away) => JSON.stringify([page.sections.map((s) => [s.title, s.panels.map((p) => p.name)]), page.times.map((t) => t.bands.length), [...away].map(([name, [, text]]) => [name, text])]);
   const draw = () => {
-    const colors = palette();
-    const shape = JSON.stringify([page.sections.map((s) => [s.title, s.panels.map((p) => p.name)]), page.times.map((t) => t.bands.length)]);
+    const colors = palette(), away = folded();
+    const shape = shapeOf(away);
     if (shape === place.dataset.shape) { // the same figures: what is selected or unfolded in them stays
       panels = panels.map((each) => {
         each.chart.destroy();
@@ -349,6 +393,7 @@
       const heading = make("h2", "", section.title);
       place.append(heading, grid);
       for (const [k, panel] of section.panels.entries()) {
+        if (away.has(panel.name)) continue;
         const figure = figureOf(panel);
         grid.append(figure);
         panels.push({ ...drawn(panel, figure, colors), heading, grid, from: [at, k] });
@@ -362,7 +407,9 @@
           panels.push({ ...timeDrawn(times, page.sources[k], figure, colors), heading, grid, from: [-1, k] });
         });
       }
+      if (!grid.children.length) { heading.remove(); grid.remove(); }
     }
+    if (away.size) place.append(foldedLine(away));
     for (const each of panels) if (told.has(each.panel.name)) each.figure.querySelector(".why")?.click();
     sift();
     place.style.minHeight = "";
@@ -373,8 +420,7 @@
     const shown = new Set();
     for (const each of panels) {
       spoken(each);
-      const text = `${each.panel.title} ${each.panel.name} ${each.panel.known_as || ""} ${(each.panel.series || []).map((s) => s.column).join(" ")}`.toLowerCase();
-      each.figure.hidden = Boolean(q) && !text.includes(q);
+      each.figure.hidden = Boolean(q) && !textOf(each.panel).includes(q);
       if (!each.figure.hidden) shown.add(each.grid);
     }
     for (const each of panels) {
@@ -444,7 +490,8 @@
     drawing ??= setTimeout(() => {
       drawing = null;
       const began = performance.now(), colors = palette();
-      panels = panels.map((each) => {
+      if (shapeOf(folded()) !== place.dataset.shape) draw();
+      else panels = panels.map((each) => {
         if (each.update) { each.update(); return each; }
         const k = each.from[1];
         each.chart.destroy();
@@ -529,7 +576,13 @@
   };
 
   // Links name a panel, which was not there yet when the page was loaded.
-  const reach = () => location.hash.startsWith("#panel-") && document.getElementById(decodeURIComponent(location.hash.slice(1)))?.scrollIntoView();
+  const reach = () => {
+    if (!location.hash.startsWith("#panel-")) return;
+    const id = decodeURIComponent(location.hash.slice(1)), name = id.slice("panel-".length);
+    if (folded().has(name)) open(name);
+    else document.getElementById(id)?.scrollIntoView();
+  };
+  addEventListener("hashchange", () => page && reach());
   controls.x.value = query.get("x") || "step";
   if (!controls.x.value) controls.x.value = "step";
   controls.smooth.value = query.get("smooth") || "0";
@@ -547,7 +600,7 @@
     say();
     if (event.target.name === "x") { zoom = null; controls.reset.hidden = true; } // ends in steps are none in seconds
     keep();
-    if (event.target.name === "q") sift();
+    if (event.target.name === "q" && shapeOf(folded()) === place.dataset.shape) sift();
     else draw();
   });
   document.addEventListener("theme", () => page && draw());

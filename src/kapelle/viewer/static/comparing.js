@@ -8,6 +8,7 @@
     for (const name of ["x", "smooth", "q", "log", "zoom"]) if (shown.get(name)) query.set(name, shown.get(name));
     for (const name of ["off", "only"]) for (const key of shown.getAll(name)) query.append(name, key);
     for (const [name, value] of [...query]) if (!value) query.delete(name, value);
+    if (!query.has("by")) query.set("by", ""); // each run, and not the usual groups
     location.search = query;
   });
 })();

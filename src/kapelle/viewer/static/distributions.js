@@ -11,7 +11,7 @@
     if (text !== undefined) made.textContent = text;
     return made;
   };
-  const short = (value) => String(Number(value.toPrecision(3))).replace("-", "−");
+  const short = (value) => (value && Math.abs(value) < 1e-3 ? value.toExponential(1) : String(Number(value.toPrecision(3)))).replace("-", "−");
   const share = (part, whole) => `${(100 * part / whole).toFixed(part && part / whole < 0.01 ? 2 : 0)} %`;
   const edge = (map, k) => (map.first + k) * 2 ** map.exponent;
   const span = (map, k) => map.exponent <= -20 ? short(edge(map, k)) : map.unit === "tokens" && map.exponent === 0 ? short(edge(map, k)) : `${short(edge(map, k))} to ${short(edge(map, k + 1))}`;
@@ -117,18 +117,22 @@
     canvas.onpointerleave = rest;
   };
 
+  // One value at all steps is a line of text and no figure.
+  const isConstant = (map) => map.rows.length > 1 && map.rows[0].length === 1 && span(map, 0) === short(edge(map, 0));
   const show = () => {
     place.hidden = !page.maps.length;
     if (place.hidden) return;
-    const shape = page.maps.map((map) => map.name).join();
+    const constant = page.maps.filter(isConstant), maps = page.maps.filter((map) => !isConstant(map));
+    const shape = maps.map((map) => map.name).join();
     if (place.dataset.shape !== shape) {
       place.dataset.shape = shape;
       const grid = make("div", "panels");
-      grid.append(...page.maps.map(figureOf));
+      grid.append(...maps.map(figureOf));
       place.replaceChildren(make("h2", "", "How values are distributed"), grid);
+      if (constant.length) place.append(make("p", "constants quiet", `constant: ${constant.map((map) => `${map.title} ${map.who} ${short(edge(map, 0))}`).join(" · ")}`));
     }
     const figures = [...place.querySelectorAll("figure")];
-    page.maps.forEach((map, k) => draw(map, figures[k]));
+    maps.forEach((map, k) => draw(map, figures[k]));
     place.dataset.ready = "1";
   };
   let waiting = null, pause = 2000; // longer on a slow line: a tenth of the time is spent on this
