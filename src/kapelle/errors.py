@@ -32,6 +32,7 @@ import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 
 class KapelleError(Exception):
@@ -136,6 +137,11 @@ class SandboxError(Absent):
 
 class TrainingHalted(KapelleError):
     """A run that one of its own limits stopped, such as the share of failed episodes."""
+
+    def __init__(self, message: str = "", groups: Collection[Any] = ()) -> None:
+        """Take a message, and the groups with the failed episodes that caused the stop."""
+        super().__init__(message)
+        self.groups = groups
 
 
 class OutputError(KapelleError):

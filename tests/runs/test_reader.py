@@ -46,12 +46,12 @@ def test_a_folder_without_a_run_raises(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("host", "state", "read"),
     [
-        (socket.gethostname(), "running", "interrupted"),
+        (socket.gethostname(), "running", "killed"),
         (socket.gethostname(), "finished", "finished"),
         ("another-host", "running", "running"),
     ],
 )
-def test_a_run_whose_process_has_ended_is_interrupted(
+def test_a_run_whose_process_has_ended_without_recording_how_was_killed(
     tmp_path: Path, host: str, state: str, read: str
 ) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])

@@ -178,12 +178,12 @@ def test_a_process_with_the_number_of_the_dead_trainer_is_not_the_trainer(tmp_pa
     with writer(run) as first:
         assert first.said() == "taken"
         assert read_status(run).state == "running"
-    assert read_status(run).state == "interrupted"
+    assert read_status(run).state == "killed"
     # As if the number had been given again, to this process.
     for name in ("status.json", "lock"):
         values = json.loads((run / name).read_bytes())
         (run / name).write_text(json.dumps({**values, "pid": os.getpid()}))
-    assert read_status(run).state == "interrupted"
+    assert read_status(run).state == "killed"
 
 
 def test_a_checkpoint_appears_only_while_the_run_is_held(tmp_path: Path) -> None:

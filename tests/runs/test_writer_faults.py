@@ -125,7 +125,7 @@ def test_every_row_that_was_recorded_survives_a_kill(tmp_path: Path) -> None:
     assert [row["step"] for row in read_metrics(tmp_path / "run")][: seen[-1] + 1] == list(
         range(seen[-1] + 1)
     )
-    assert read_status(tmp_path / "run").state == "interrupted"
+    assert read_status(tmp_path / "run").state == "killed"
     with open_run(tmp_path / "run", resume=True, config="a: 1\n") as run:
         run.rewind({})
 

@@ -21,7 +21,7 @@ def group(name: str, *seeds: int) -> Group:
 
 def files(run: Path) -> dict[str, bytes]:
     """The content of every file but those that say who runs and when."""
-    live = {"lock", "status.json"}
+    live = {"lock", "status.json", "run.log"}
     return {
         path.relative_to(run).as_posix(): path.read_bytes()
         for path in sorted(run.rglob("*"))

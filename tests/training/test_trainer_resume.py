@@ -108,7 +108,7 @@ class TestKilled:
     ) -> None:
         run = tmp_path / "run"
         kill(method, run, death)
-        assert read_status(run).state == "interrupted"
+        assert read_status(run).state == "killed"
         assert start(method, run, resume=True) == 0
         assert_same(run, undisturbed[method])
 

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 from kapelle.cli.output import command, is_first, leave_ranks_here
 from kapelle.cli.source import Source
 from kapelle.cli.stopping import exit_code
+from kapelle.errors import KapelleError
+from kapelle.runs.failure import read_failure
+from kapelle.runs.lock import now
 from kapelle.runs.reader import is_run, read_config, read_evaluations, saved_steps
 from kapelle.runtime.console import say
 from kapelle.runtime.interrupts import stop_within
@@ -53,6 +56,7 @@ def train(source: Source, title: str, *, as_json: bool, plain: bool) -> int:
 
     run_dir = source.run_dir or new_path(source.name)
     stream = sys.stderr if as_json else sys.stdout
+    since = now()
     summary: Summary | None = None
     stopped_by = parameters = 0
     with _view(stream, title, _about(source), run_dir, plain=plain) as view:
@@ -79,6 +83,10 @@ def train(source: Source, title: str, *, as_json: bool, plain: bool) -> int:
                 parameters = sum(p.numel() for model in models for p in model.base_parameters().values())
                 summary = trainer.train()
                 stopped_by = summary.stopped_by
+        except Exception:
+            for line in _failed(run_dir, since):
+                say(line, stream)
+            raise  # its reason is printed last
         except KeyboardInterrupt as stop:
             stopped_by = exit_code(stop)
             leave_ranks_here(
@@ -130,9 +138,23 @@ def _report(watch: Watch, summary: Summary | None, run_dir: Path, parameters: in
     )
 
 
+def _failed(run_dir: Path, since: str) -> list[str]:
+    """Return health, failed episodes and place of a run that this process has trained and that has failed."""
+    try:
+        failure = read_failure(run_dir) if is_first() and is_run(run_dir) else None
+    except KapelleError:
+        return []
+    if failure is None or failure.at < since:
+        return []
+    how = command("runs", "show", str(run_dir))
+    return [
+        *failure.lines()[1:],
+        _row("run", f"{run_dir} failed after step {failure.step}; reason and log: {how}"),
+    ]
+
+
 def _verdict(run_dir: Path) -> Verdict | None:
     """Return the verdict on a run; None if there is no verdict or it cannot be read."""
-    from kapelle.errors import KapelleError
     from kapelle.runs.summary import verdict_of
 
     try:

@@ -65,10 +65,13 @@ def _list(folder: Path, *, as_json: bool) -> int:
     if not found:
         say(f"There is no run under {folder}.")
         return 0
-    rows = [("run", "state", "health", "recipe", "algorithm", "step", "size", "last metrics")]
+    rows = [
+        ("run", "state", "health", "recipe", "algorithm", "step", "size", "last metrics, or why it ended")
+    ]
     for each in found:
         health = "?" if each.verdict is None else each.verdict.word
-        steps, last = f"{each.step}/{each.steps}", printable(each.wrong or in_words(each.metrics, 4), 120)
+        why = each.wrong or (each.failure and each.failure.cause)
+        steps, last = f"{each.step}/{each.steps}", printable(why or in_words(each.metrics, 4), 120)
         rows.append(
             (str(each.path), each.state, health, each.recipe, each.algorithm, steps, amount(each.size), last)
         )
@@ -99,6 +102,7 @@ def _note(place: Path, arguments: argparse.Namespace) -> int:
 
 
 def _show(place: Path, *, as_json: bool) -> int:
+    from kapelle.runs.failure import LOG
     from kapelle.runs.findings import read_notes
     from kapelle.runs.reader import is_run, read_evaluations, read_left_out, read_metrics, read_status
     from kapelle.runs.summary import (
@@ -150,7 +154,14 @@ def _show(place: Path, *, as_json: bool) -> int:
     notes = read_notes(place)
     if notes.tags or notes.text:
         say(f"  noted: {' '.join(f'[{tag}]' for tag in notes.tags)} {printable(notes.text, 400)}".rstrip())
-    if summary.verdict is not None:
+    failure = summary.failure
+    if failure is not None:
+        for line in failure.lines():
+            say(printable(line, 2000))
+        for line in failure.traceback.splitlines():
+            say(f"  {printable(line, 400)}")
+        say(f"log: {place / LOG}")
+    if summary.verdict is not None and not (failure is not None and summary.verdict.word == "young"):
         for line in summary.verdict.lines():
             say(f"  {line}")
     for line in read_left_out(place):

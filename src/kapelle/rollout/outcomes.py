@@ -233,5 +233,6 @@ def halt_on_failures(groups: Sequence[Group], bound: float) -> None:
         reason, times = Counter(errors).most_common(1)[0]
         raise TrainingHalted(
             f"{len(errors)} of {total} episodes of this step failed, more than `training.max_failed_share` = "
-            f"{bound}. Most often ({times} times): {reason}"
+            f"{bound}. Most often ({times} times): {reason}",
+            groups,
         )

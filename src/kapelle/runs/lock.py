@@ -202,6 +202,18 @@ def is_another_process(lock: Path, pid: int) -> bool:
     return None not in (recorded, born) and recorded != born
 
 
+def has_restarted(lock: Path) -> bool:
+    """Return whether this machine has restarted since the last owner of a lock took it; False if this cannot be determined."""
+    here = _born(os.getpid())
+    try:
+        return (
+            here is not None
+            and here.partition("/")[0] != json.loads(_text_of(lock))["born"].partition("/")[0]
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return False
+
+
 def _born(pid: int) -> str | None:
     """Return boot and start time, which identify a process among all with its number; None if the system has no /proc."""
     try:

@@ -130,7 +130,7 @@ def planned_steps(run: Path, config: RunConfig) -> int:
 
 
 def read_status(run: Path) -> Status:
-    """Return the state of a run; `interrupted` if its process on this host has ended.
+    """Return the state of a run; `killed` if its process on this host has ended without recording how.
 
     Raises RunDirectoryError for a damaged or unreadable file.
     """
@@ -152,7 +152,7 @@ def read_status(run: Path) -> Status:
         except (ProcessLookupError, OverflowError):
             ended = True
         if ended or is_another_process(run / "lock", status.pid):
-            return replace(status, state="interrupted")
+            return replace(status, state="killed")
     return status
 
 
@@ -365,4 +365,4 @@ def _form_of_evaluations() -> TypeAdapter[_EvaluationRow]:
 STARTS = "starts"
 """A key of `provenance.json` besides the settings."""
 
-State = Literal["running", "finished", "interrupted", "failed"]
+State = Literal["running", "finished", "interrupted", "failed", "killed"]

@@ -11,6 +11,7 @@ from typing import Any
 
 from kapelle.errors import CheckpointError, KapelleError, RunDirectoryError
 from kapelle.runs.checkpoint_folder import list_checkpoints, verify
+from kapelle.runs.failure import Failure, read_failure
 from kapelle.runs.reader import (
     is_run,
     read_config,
@@ -64,7 +65,7 @@ class RunSummary:
 
     path: Path
     state: str
-    """`running`, `finished`, `interrupted`, `failed`, or `damaged` if the folder cannot be read."""
+    """A `reader.State`, or `damaged` if the folder cannot be read."""
     recipe: str
     algorithm: str
     step: int
@@ -77,6 +78,8 @@ class RunSummary:
     """Why it cannot be read; None if it can."""
     verdict: Verdict | None = None
     """Whether it is healthy; None if it cannot be read."""
+    failure: Failure | None = None
+    """Why it has failed or was killed."""
 
     def row(self) -> dict[str, Any]:
         """Return it as JSON."""
@@ -85,6 +88,7 @@ class RunSummary:
             "path": str(self.path),
             **{name: getattr(self, name) for name in fields},
             "verdict": None if self.verdict is None else self.verdict.row(),
+            "failure": None if self.failure is None else self.failure.row(),
         }
 
 
@@ -124,6 +128,7 @@ def summarise(run: Path) -> RunSummary:
             {} if not rows else telling(rows[-1]),
             size,
             verdict=_judged(run, rows, config),
+            failure=read_failure(run),
         )
     except (KapelleError, OSError, ValueError, TypeError, KeyError) as error:
         wrong = str(error) if isinstance(error, KapelleError) else f"{type(error).__name__}: {error}"

@@ -4,6 +4,8 @@
       config.yaml          the resolved config; a run of it repeats this run
       provenance.json      where each of its values came from; `starts`: what it ran with, see `training.provenance`
       status.json          state, phase, step, pid, host, times; see `Status`
+      failure.json         why the run has failed; see `failure`
+      run.log              text: what the terminal showed, with times, and every failure
       metrics.jsonl        one row per step: `step` and finite numbers under flat names
       evaluations.jsonl    one row per evaluation: `step` and what it measured
       episodes/train/00000012.jsonl.zst    the episodes of step 12 and some later steps, one per line; see `step_rows`, `episode_json`
@@ -49,6 +51,7 @@ from kapelle.errors import NumericsError, RunDirectoryError
 from kapelle.functional.distributions import Histogram
 from kapelle.runs.checkpoint_folder import prune
 from kapelle.runs.episode_json import Trace, dump_groups, dump_traces
+from kapelle.runs.failure import FAILURE, LOG, failure_of, start_line
 from kapelle.runs.findings import FINDINGS
 from kapelle.runs.lock import RunLock, now
 from kapelle.runs.reader import (
@@ -66,7 +69,9 @@ from kapelle.runs.reader import (
 )
 from kapelle.runs.recorded import FOLDERS, FORGOTTEN, RECORDED, check_recorded, described, forgotten
 from kapelle.runs.step_rows import append_step, cut_steps, forgettable
+from kapelle.runtime.characters import cleaned
 from kapelle.runtime.files import PARTIAL, flush, own_file, replace_file, write_all, writing
+from kapelle.runtime.machine import last_words
 from kapelle.types import Group, Image, Json, Split
 
 # -------- Tables of JSON lines: write a row, cut a table.
@@ -109,6 +114,8 @@ _NAMES = {
     "config.yaml",
     "provenance.json",
     "status.json",
+    FAILURE,
+    LOG,
     *TABLES,
     *UNCOUNTED,
     FORGOTTEN,
@@ -181,6 +188,8 @@ class RunDirectory:
         """The last row of evaluations that the checkpoint counts, until another row is recorded."""
         self._unflushed: set[Path] = set()
         self._status = Status("running", "start", 0, os.getpid(), socket.gethostname(), now(), now())
+        self._log: int | None = None
+        """Descriptor of `run.log`; None if it cannot be opened, or before this process owns the run."""
 
     @classmethod
     def create(
@@ -250,6 +259,8 @@ class RunDirectory:
                 kept = {STARTS: starts} if starts else {}
                 replace_file(path / "provenance.json", pretty({**provenance, **kept}))
                 run.report("start", run._status.step)
+                (path / FAILURE).unlink(missing_ok=True)
+                run._open_log()
                 # Last, because a directory with a config is a run.
                 replace_file(path / "config.yaml", config.encode())
         except BaseException:
@@ -267,6 +278,30 @@ class RunDirectory:
             except OSError:
                 self._lock.recheck()  # raises the reason if this process has lost the run
                 raise
+
+    def _open_log(self) -> None:
+        """Open `run.log`, if possible: a run continues without it."""
+        with suppress(OSError):
+            own_file(self.path / LOG)
+            self._log = os.open(self.path / LOG, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            last_words.append(self._log)
+            self.log(start_line(self._status))
+
+    def log(self, text: str) -> None:
+        """Append a line with the time to `run.log`; a disk that cannot take it does not stop the run."""
+        if self._log is not None:
+            with suppress(OSError):
+                write_all(self._log, f"{now()} {cleaned(text)}\n".encode())
+
+    def fail(self, error: Exception) -> None:
+        """Record why the run has failed, in `failure.json`, `run.log` and the status."""
+        failure = failure_of(error, self._status, self.path)
+        self.log("\n".join(["failed", *failure.lines(), failure.traceback]))
+        # The disk may have caused the error, which must not be replaced by another one.
+        with suppress(RunDirectoryError):
+            with self._write(self.path / FAILURE):
+                replace_file(self.path / FAILURE, pretty(failure.row()))
+            self.report(self._status.phase, self._status.step, "failed")
 
     def recheck(self) -> None:
         """Raise RunDirectoryError unless this process is the run's only owner; call it before changing files."""
@@ -502,20 +537,24 @@ class RunDirectory:
                     path.unlink()
 
     def close(self) -> None:
-        """Release the lock."""
+        """Release the lock and the log."""
+        if self._log is not None:
+            last_words.remove(self._log)
+            os.close(self._log)
+            self._log = None
         self._lock.release()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        if self._status.state == "running":
-            failed = kind is not None and issubclass(kind, Exception)
-            # The disk may have caused the first error, which must not be replaced by this one.
+        if self._status.state == "running" and isinstance(error, Exception):
+            self.fail(error)
+        elif self._status.state == "running":
             with suppress(RunDirectoryError):
-                self.report(self._status.phase, self._status.step, "failed" if failed else "interrupted")
+                self.report(self._status.phase, self._status.step, "interrupted")
         self.close()
 
 

@@ -122,6 +122,17 @@ _NO_MEMORY_LEFT = (
 )  # made early, because later there is no memory for it
 
 
+last_words: list[int] = []
+"""Descriptors that also get the last message of a process that ends at once: standard error, and logs of runs."""
+
+
+def write_last_words(message: bytes) -> None:
+    """Write the last line of this process to standard error and to the logs of its runs, without using memory."""
+    for descriptor in (2, *last_words):
+        with suppress(OSError):
+            os.write(descriptor, message)
+
+
 @contextmanager
 def end_without_memory() -> Iterator[None]:
     """End the process with a message if a thread in the block has no memory to start."""
@@ -141,8 +152,7 @@ def end_without_memory() -> Iterator[None]:
 
 def exit_without_memory() -> NoReturn:
     """End the process with a message, without using memory."""
-    with suppress(OSError):
-        os.write(2, _NO_MEMORY_LEFT)
+    write_last_words(_NO_MEMORY_LEFT)
     os._exit(EXIT_WITHOUT_MEMORY)
 
 

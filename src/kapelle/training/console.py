@@ -13,7 +13,7 @@ from kapelle.functional.statistics import MeanScore, missing_text, share_text
 from kapelle.runs.definitions import DEMONSTRATED, UNSCORED, none_scored
 from kapelle.runs.reader import is_run
 from kapelle.runtime.console import printable, say
-from kapelle.training.observer import REMARKS
+from kapelle.training.observer import REMARKS, Observer
 
 if TYPE_CHECKING:
     from kapelle.rollout.evaluation.evaluate import Evaluation
@@ -345,6 +345,46 @@ class Lines:
         text = _line(progress)
         if text:
             say(f"[{self._clock() - self._start:6.1f} s] {text}", self._stream)
+
+
+class Logged:
+    """An observer that passes everything on to another one, and writes the lines of the plain view to a log."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._early: list[str] = []
+        self._write: Callable[[str], None] = self._early.append
+        self._watch = Watch(self._note)
+
+    def open(self, write: Callable[[str], None]) -> None:
+        """Write all lines to a log, including those so far."""
+        for line in self._early:
+            write(line)
+        self._write = write
+
+    def _note(self, progress: ProgressLine) -> None:
+        if text := _line(progress):
+            self._write(text)
+
+    def phase(self, name: str, detail: str) -> None:
+        """Pass on that a new phase begins."""
+        self._observer.phase(name, detail)
+        self._watch.phase(name, detail)
+
+    def warmup(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
+        """Pass on a step of the warm-up."""
+        self._observer.warmup(step, steps, metrics)
+        self._watch.warmup(step, steps, metrics)
+
+    def step(self, step: Step, steps: int) -> None:
+        """Pass on a step of training."""
+        self._observer.step(step, steps)
+        self._watch.step(step, steps)
+
+    def evaluation(self, step: int, result: Evaluation) -> None:
+        """Pass on an evaluation."""
+        self._observer.evaluation(step, result)
+        self._watch.evaluation(step, result)
 
 
 def _line(progress: ProgressLine) -> str:

@@ -42,7 +42,6 @@ from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import load_recipe, resolve, to_yaml
 from kapelle.setup.team_builder import build_algorithm
 from kapelle.setup.team_file import is_team, read_team
-from kapelle.training.observer import Silent
 from kapelle.types import Json
 
 if TYPE_CHECKING:
@@ -73,17 +72,19 @@ def note_start(
     began_from: Mapping[str, Path],
     observer: Observer,
     left_out: Sequence[str] = (),
+    *,
+    warns: bool = False,
 ) -> None:
     """Record the dependencies of a run that starts, or continues after `steps`; the observer gets a line for each change.
 
-    This reads the data. Without an observer, changed data or weights cause a Python warning.
+    This reads the data. If it `warns`, changed data or weights cause a Python warning.
     """
     start = {"at": now(), "steps": steps, **provenance_of(config, team, began_from)}
     start["left_out"] = list(left_out)
     if run.resumed:
         for kind, line in changes(read_starts(run.path), start):
             observer.phase("resume", line)
-            if type(observer) is Silent and kind in _LOUD:
+            if warns and kind in _LOUD:
                 warnings.warn(line, stacklevel=3)
     run.record_start(start)
 

@@ -180,10 +180,15 @@ class Records:
         self._ended()
         return True
 
-    def leave(self, kind: type[BaseException] | None) -> None:
-        """Release the run directory and record what kind of error ended the run."""
+    def fail(self, error: Exception) -> None:
+        """Record the error that ends the run."""
         if self.run is not None:
-            self.run.__exit__(kind, None, None)
+            self.run.fail(error)
+
+    def leave(self, error: BaseException | None) -> None:
+        """Release the run directory and record the error that ended the run, if any."""
+        if self.run is not None:
+            self.run.__exit__(type(error), error, None)
             self.run = None
 
     def close(self) -> None:

@@ -45,6 +45,7 @@ from kapelle.setup.model_loading import name_model
 from kapelle.setup.preparation import in_training, prepare, rows_left_out
 from kapelle.setup.recipe import Recipe, derived, from_keywords, given_origin, laid_origin, load_recipe
 from kapelle.training.blaming import blame_team
+from kapelle.training.console import Logged
 from kapelle.training.held_out import HeldOut
 from kapelle.training.observer import Observer, Silent
 from kapelle.training.progress import Progress
@@ -264,11 +265,14 @@ class Trainer:
         given, sections = dict(models or {}), dict(sections)
         with in_python():
             self.observer = observer or Silent()
+            self._warns = isinstance(self.observer, Silent)
             engine = engine_of(sections, engine, run_dir, self.observer)
             recipe = _recipe(config, sections, given, origin)
             self.config = recipe.config
             for note in recipe.notes:
                 self._note(note, observer)
+            if run_dir is not None:
+                self.observer = logged = Logged(self.observer)
             if run_dir is None and self.config.trackers:
                 raise ConfigError(
                     f"The tracker '{self.config.trackers[0].name}' needs a run directory, whose metrics it shows. Name one, "
@@ -300,7 +304,10 @@ class Trainer:
             )
             self._closing = ExitStack()
             self._closing.callback(self._records.close)
+            run = self._records.run
             try:
+                if run is not None:
+                    logged.open(run.log)
                 if run_dir is not None:
                     self._closing.enter_context(rank_log(Path(run_dir), ranks))
                 doing("loading the models")
@@ -311,7 +318,6 @@ class Trainer:
                 self.models, self.base_hashes = made.models, made.base_hashes
                 self.engine, self.setup, self._loop = made.engine, made.setup, made.loop
                 self._held_out = HeldOut(self.config, self.algorithm, made)
-                run = self._records.run
                 damaged = partial(self.observer.phase, "checkpoint")
                 self._progress = Progress(self.config, made, self._held_out, run, damaged, ranks)
                 self._closing.callback(self._progress.end)
@@ -323,9 +329,19 @@ class Trainer:
                         if offers(part, InMemory):
                             part.keep(run.path)
                     left_out = (*prepared.left_out, *rows)
-                    note_start(run, self.config, self.team, self.done, starts, self.observer, left_out)
+                    note_start(
+                        run,
+                        self.config,
+                        self.team,
+                        self.done,
+                        starts,
+                        self.observer,
+                        left_out,
+                        warns=observer is None,
+                    )
             except BaseException as error:
                 RANK_LOG.error("did not start", exc_info=error)
+                self._records.leave(error)
                 self.close()
                 raise
 
@@ -458,6 +474,9 @@ class Trainer:
                 after = self.evaluate() if measured else None
             except StopRequested:
                 self._save_new()
+            except Exception as error:
+                self._records.fail(error)
+                raise
             self._records.end(self.done, stopped=stopped.received is not None)
         return Summary(
             self.done,
@@ -504,7 +523,7 @@ class Trainer:
 
     def _tell(self, text: str) -> None:
         """Report to the observer or, without one, by a Python warning."""
-        if isinstance(self.observer, Silent) and not self.ranks.rank:
+        if self._warns and not self.ranks.rank:
             warnings.warn(text, stacklevel=3)
         self.observer.phase("learning", text)
 
@@ -564,8 +583,8 @@ class Trainer:
             self._progress.end(drop=kind is KeyboardInterrupt)  # before the directory is released
         except KapelleError as error:
             if kind is None:
-                kind = type(error)
+                raised = error
                 raise
         finally:
-            self._records.leave(kind)
+            self._records.leave(raised)
             self.close()

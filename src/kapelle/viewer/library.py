@@ -107,7 +107,13 @@ class MetricTable:
 
 LOOK_AGAIN = 5.0
 """Seconds between searches for new runs; more if a search takes long."""
-STATES = {"running": "running", "finished": "finished", "interrupted": "stopped", "failed": "crashed"}
+STATES = {
+    "running": "running",
+    "finished": "finished",
+    "interrupted": "stopped",
+    "failed": "crashed",
+    "killed": "crashed",
+}
 """State of a run → its name on pages."""
 
 

@@ -1,0 +1,181 @@
+"""Why a run ended before it was finished: `failure.json`, and what can be known of a process that was killed.
+
+A resume removes `failure.json` when it has opened the run; `run.log` keeps the text of every failure.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback as tracebacks
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Self
+
+from kapelle.errors import KapelleError, RunDirectoryError, TrainingHalted
+from kapelle.runs.lock import has_restarted, now
+from kapelle.runs.reader import Status, read_status
+from kapelle.runtime.credentials import without_secrets
+from kapelle.runtime.files import plain_bytes
+from kapelle.runtime.foreign_code import reason
+from kapelle.runtime.machine import refusal
+from kapelle.types import Episode, Group
+
+FAILURE, LOG = "failure.json", "run.log"
+EPISODES = 8
+"""Maximum number of different errors of episodes in a failure."""
+LONGEST = 20_000
+"""Maximum characters of a traceback; a longer one loses its middle."""
+TAIL = 1 << 16
+"""Bytes at the end of `run.log` that may hold the last message of a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedEpisode:
+    """The first episode that failed with an error, and how many failed with it."""
+
+    step: int
+    """The step that collected it, or after which it was evaluated."""
+    task: str
+    agent: str
+    """The agent that acted last; empty if none has acted."""
+    error: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a run ended."""
+
+    reason: str
+    traceback: str = ""
+    """Empty if the process left none."""
+    episodes: tuple[FailedEpisode, ...] = ()
+    """The most frequent errors of the episodes that caused it."""
+    health: tuple[str, ...] = ()
+    """The verdict on the run with its evidence and a remedy, if it was at fault (`runs.verdict`)."""
+    step: int = 0
+    """Finished steps."""
+    phase: str = ""
+    at: str = ""
+    """Time, ISO 8601 in UTC."""
+
+    def row(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """Return what `row` gave; raises TypeError or ValueError for other values."""
+        episodes = tuple(FailedEpisode(**each) for each in row["episodes"])
+        return cls(**{**row, "episodes": episodes, "health": tuple(row["health"])})
+
+    @property
+    def cause(self) -> str:
+        """The most frequent error of its episodes, or without any the reason: the part to read first."""
+        return self.episodes[0].error if self.episodes else self.reason
+
+    def lines(self) -> list[str]:
+        """Return reason, verdict and episodes as text."""
+        failed = [
+            f"{each.count} {'episode' if each.count == 1 else 'episodes'} failed, the first in step {each.step}, task {each.task}"
+            f"{f', after a turn of {each.agent}' if each.agent else ''}: {each.error}"
+            for each in self.episodes
+        ]
+        return [f"reason: {self.reason}", *(f"health: {line}" for line in self.health), *failed]
+
+
+def failure_of(error: Exception, status: Status, run: Path) -> Failure:
+    """Return the failure of a run that an error ends in this status."""
+    found = tracebacks.format_exception(error)
+    trace = without_secrets("".join(found))
+    if len(trace) > LONGEST:
+        trace = f"{trace[: LONGEST // 2]}\n…\n{trace[-LONGEST // 2 :]}"
+    halted = error.groups if isinstance(error, TrainingHalted) else ()
+    return Failure(
+        without_secrets(str(error) if isinstance(error, KapelleError) else refusal(error) or reason(error)),
+        trace,
+        first_errors(halted, status.step + (status.phase == "training")),
+        _health(run),
+        status.step,
+        status.phase,
+        now(),
+    )
+
+
+def first_errors(groups: Iterable[Group], step: int) -> tuple[FailedEpisode, ...]:
+    """Return the most frequent errors of episodes, each with its first episode."""
+    failed = [episode for group in groups for episode in group.episodes if episode.error is not None]
+    counts = Counter(str(episode.error) for episode in failed)
+
+    def shown(error: str, count: int) -> FailedEpisode:
+        first: Episode = next(episode for episode in failed if episode.error == error)
+        agent = first.turns[-1].agent if first.turns else ""
+        return FailedEpisode(step, first.task.id, agent, without_secrets(error), count)
+
+    return tuple(shown(*each) for each in counts.most_common(EPISODES))
+
+
+def _health(run: Path) -> tuple[str, ...]:
+    from kapelle.runs.summary import verdict_of  # here: it reads failures
+
+    try:
+        verdict = verdict_of(run)
+    except (KapelleError, OSError, ValueError, TypeError, KeyError):
+        return ()
+    return tuple(verdict.lines()) if verdict.at_fault else ()
+
+
+STARTS = "starts the run in process"
+
+
+def start_line(status: Status) -> str:
+    """Return the line of `run.log` with which a process begins."""
+    return f"kapelle {STARTS} {status.pid} on {status.host}"
+
+
+def read_failure(run: Path) -> Failure | None:
+    """Return why a run has failed or was killed; None for one that runs, has finished or was stopped on request.
+
+    Raises RunDirectoryError for a damaged file.
+    """
+    status = read_status(run)
+    if status.state not in ("failed", "killed"):
+        return None
+    path = run / FAILURE
+    if status.state == "killed":
+        return Failure(_why_killed(run, status), step=status.step, phase=status.phase, at=status.updated)
+    try:
+        return Failure.from_row(json.loads(plain_bytes(path)))
+    except FileNotFoundError:
+        why = f"The run failed in phase '{status.phase}' after step {status.step}, and its reason could not be written."
+        return Failure(why, step=status.step, phase=status.phase, at=status.updated)
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}.") from None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise RunDirectoryError(f"{path} is damaged. Remove it: the run does not need it.") from None
+
+
+def _why_killed(run: Path, status: Status) -> str:
+    """Return the last message of a process that has ended at once, or what is likely without one."""
+    for line in takewhile(lambda line: STARTS not in line, reversed(_tail(run / LOG))):
+        if line.startswith("kapelle: "):
+            return line.removeprefix("kapelle: ")
+    where = f"after step {status.step}, in phase '{status.phase}'"
+    if has_restarted(run / "lock"):
+        return f"{status.host} was restarted while process {status.pid} trained this run ({where})."
+    return (
+        f"Process {status.pid} on {status.host} ended without a message ({where}): it was killed, such as by `kill -9` or by the "
+        "system when memory ran out, or it crashed."
+    )
+
+
+def _tail(path: Path) -> Sequence[str]:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL))
+            return file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return []

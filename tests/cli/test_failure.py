@@ -1,0 +1,91 @@
+"""A run that ends before it is finished keeps its reason, and every command that shows the run tells it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.cli.conftest import Kapelle
+from tests.support.killed_runs import Death, start
+from tests.support.tiny import sections
+
+from kapelle.runs.failure import read_failure
+from kapelle.runs.reader import read_status
+from kapelle.runs.writer import RunDirectory
+
+REWARDS = """
+from pathlib import Path
+
+def length(completion: str) -> float:
+    if Path("broken").exists():
+        raise ImportError("No module named 'grader'")
+    return float(len(completion) % 3)
+"""
+
+
+def recipe(**over: Any) -> None:
+    rows = [json.dumps({"question": f"{k}?", "answer": str(k)}) for k in range(40)]
+    Path("data.jsonl").write_text("\n".join(rows))
+    Path("mine.py").write_text(REWARDS)
+    environment = {"name": "rewarded", "path": "data.jsonl", "rewards": [{"function": "mine.py:length"}]}
+    settings = sections(environment=environment, workflow={"name": "parallel"}, **over)
+    Path("mine.yaml").write_text(yaml.safe_dump(settings))
+
+
+def test_a_failed_run_keeps_its_reason_and_a_resume_that_goes_on_removes_it(kapelle: Kapelle) -> None:
+    recipe()
+    Path("broken").touch()
+    said = kapelle("train", "mine.yaml", "--run-dir", "run")
+    assert said.code == 2
+    assert "No module named 'grader'" in said.err
+    assert "kapelle runs show run" in said.out.splitlines()[-1]
+
+    failure = read_failure(Path("run"))
+    assert failure is not None
+    assert "max_failed_share" in failure.reason
+    assert "TrainingHalted" in failure.traceback
+    (first,) = failure.episodes
+    assert (first.step, first.count) == (1, 6)
+    assert "No module named 'grader'" in first.error
+    for words in (["show", "run"], ["ls", "."], ["show", "run", "--json"]):
+        assert "No module named 'grader'" in kapelle("runs", *words).out
+    log = Path("run/run.log").read_text()
+    assert "weights: trained: " in log
+    assert "No module named 'grader'" in log
+
+    again = kapelle("train", "--resume", "run")
+    assert again.code == 2
+    Path("broken").unlink()
+    good = kapelle("train", "--resume", "run")
+    assert good.code == 0, good.err
+    assert read_failure(Path("run")) is None
+    assert "grader" not in kapelle("runs", "show", "run").out
+    assert Path("run/run.log").read_text().count("kapelle starts the run") == 3
+
+
+@pytest.mark.slow
+def test_a_killed_run_says_that_it_was_killed(kapelle: Kapelle) -> None:
+    run = Path("run")
+    assert start("grpo", run.absolute(), death=Death("between updates", 2, signal.SIGKILL)) == -signal.SIGKILL
+    assert read_status(run).state == "killed"
+    assert "killed" in kapelle("runs", "show", run).out
+    assert "without a message" in kapelle("runs", "ls", ".").out
+
+
+def test_a_process_that_ends_itself_leaves_its_last_message(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    child = os.fork()
+    if child == 0:
+        from kapelle.runtime.watchdog import end_process
+
+        RunDirectory.create(run, config="a: 1\n", provenance={}, resume=False)
+        end_process("The environment has not returned for 60 s.", 2)
+    os.waitpid(child, 0)
+    failure = read_failure(run)
+    assert failure is not None
+    assert failure.reason == "The environment has not returned for 60 s."
