@@ -11,8 +11,9 @@ import httpx
 import pytest
 from tests.support.viewed_runs import AGENTS, client_of, write_run
 
-from kapelle.runs.blamed import BlamedEpisode, BlamedTurn, BlameFile, SampledInstead
+from kapelle.runs.blamed import BlamedEpisode, BlamedTurn, BlameFile, SampledInstead, tokens_hash
 from kapelle.viewer.blame import conversation, kept
+from kapelle.viewer.episode import read_episode
 
 HOW: dict[str, Any] = {"step": 8, "split": "eval", "samples": 4, "seed": 0, "settings": []}
 
@@ -102,3 +103,24 @@ def test_hostile_text_is_escaped_and_damaged_files_are_skipped(there: httpx.Clie
         assert "\u202e" not in page.text
     assert "&lt;script&gt;alert(1)&lt;/script&gt;␛[31m⟨U+202E⟩" in pages[2].text
     assert pages[0].text.count("<tr data-item>") == 3
+
+
+def test_a_failed_episode_leads_to_its_measurement_or_to_the_command(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "pair", steps=2)
+    read = read_episode(run, "train", 2, 1)
+    assert read is not None
+    said = tokens_hash((turn.agent, turn.ids) for turn in read.turns)
+    with client_of(tmp_path) as web:
+        failed, solved = (f"/run/pair/episode/train/2/{line}" for line in (1, 0))
+        assert "kapelle blame" not in web.get(failed).text, "there is no checkpoint to load"
+        (run / "checkpoints" / "00000002").mkdir(parents=True)
+        assert f"kapelle blame {run} --split train" in web.get(failed).text
+        assert "kapelle blame" not in web.get(solved).text
+        assert "/run/pair/blame" in web.get("/run/pair").text
+        same = replace(blamed(2), task=read.task, seed=8 if read.seed == 8 else 7, said=said)
+        BlameFile(run, HOW).append([blamed(1), same])
+        (name,) = kept(run)
+        page = web.get(failed).text
+        place = next(k for k, each in enumerate(kept(run)[name].episodes) if each == same)
+        assert f"/run/pair/blame/{name}/{place}" in page
+        assert "kapelle blame" not in page

@@ -258,7 +258,12 @@ def uncertainty(successes: Sequence[float]) -> float:
 
 def said_in(episode: Episode) -> str:
     """Return a hash of the sampled tokens of an episode."""
-    tokens = [[turn.agent, list(turn.completion_ids)] for turn in episode.turns]
+    return tokens_hash((turn.agent, turn.completion_ids) for turn in episode.turns)
+
+
+def tokens_hash(turns: Iterable[tuple[str, Sequence[int]]]) -> str:
+    """Return a hash of agents and sampled token ids, turn by turn."""
+    tokens = [[agent, list(ids)] for agent, ids in turns]
     return blake2b(json.dumps(tokens).encode(), digest_size=8).hexdigest()
 
 

@@ -5,13 +5,18 @@ A conversation is drawn as a strip: the probability of success over time, in the
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from kapelle.runs.blamed import Blame, BlamedEpisode, blame_files, read_blamed
+from kapelle.runs.blamed import Blame, BlamedEpisode, blame_files, read_blamed, tokens_hash
+from kapelle.runs.checkpoint_folder import list_checkpoints
+from kapelle.runtime.files import step_of
+from kapelle.viewer.calls import shown_calls
+from kapelle.viewer.episode import ShownEpisode
 
 WIDTH, HEIGHT = 96.0, 132.0
 """CSS pixels for one moment of the strip, and for probability 1."""
@@ -32,6 +37,29 @@ def kept(run: Path) -> dict[str, Blame]:
             ordered = sorted(episodes, key=lambda each: (each.solved, -(_cost(each) or 0.0)))
             found[path.name] = Blame(head, tuple(ordered), file=path)
     return found
+
+
+def offered(run: Path, split: str, step: int, episode: ShownEpisode) -> dict[str, Any] | None:
+    """Return where it is measured which turn lost an episode, or the command that measures it.
+
+    None for an episode that did not fail or has only one turn, and for a run without the checkpoint that the command loads.
+    """
+    if episode.success is None or episode.success >= 1.0 or episode.error or len(episode.turns) < 2:
+        return None
+    said = tokens_hash((turn.agent, turn.ids) for turn in episode.turns)
+    for name, result in kept(run).items():
+        for number, each in enumerate(result.episodes):
+            if (each.task, each.seed, each.said) == (episode.task, episode.seed, said):
+                return {"file": name, "number": number}
+    steps = [step_of(folder) for folder in list_checkpoints(run / "checkpoints")]
+    if not steps:
+        return None
+    words = ["kapelle", "blame", str(run)]
+    if split == "train":
+        words += ["--split", "train"]
+    elif step in steps[:-1]:
+        words[-1] += f"@{step}"
+    return {"command": shlex.join(words)}
 
 
 def _cost(episode: BlamedEpisode) -> float | None:
@@ -74,17 +102,23 @@ def _small(values: Sequence[float | None]) -> str:
     return " ".join(f"{1 + x:.1f},{1 + (1 - value) * height:.1f}" for x, value in known)
 
 
-def conversation(episode: BlamedEpisode, chosen: int | None) -> dict[str, Any]:
+def conversation(episode: BlamedEpisode, chosen: int | None, form: object = None) -> dict[str, Any]:
     """Return the content of the page of a conversation: its strip, and each turn with its alternatives.
 
-    `chosen` is the index of the turn with open alternatives; the default is the most costly turn, or the first.
+    `chosen` is the index of the turn with open alternatives; the default is the most costly turn, or the first. `form` is
+    the form of tool calls in the run's settings.
     """
     indexes = [turn.index for turn in episode.turns]
     if chosen not in indexes:
         culprit = episode.culprit
         chosen = culprit.index if culprit is not None else next(iter(indexes), None)
     turns = [
-        {"turn": turn, "color": color_of(episode.agents, turn.agent), "chosen": turn.index == chosen}
+        {
+            "turn": turn,
+            "color": color_of(episode.agents, turn.agent),
+            "chosen": turn.index == chosen,
+            "calls": shown_calls(turn.text, form),
+        }
         for turn in episode.turns
     ]
     return {"episode": episode, "turns": turns, "strip": _strip(episode, turns), "chosen": chosen}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kapelle.runs.step_rows import stored_steps
+from kapelle.viewer.calls import results_after, shown_calls
 from kapelle.viewer.lines import (
     group_of,
     lines_of,
@@ -319,18 +320,26 @@ COLUMNS = ("logprob", "entropy", "ratio", "advantage", "credit")
 
 
 def conversation(
-    episode: ShownEpisode, trace: Mapping[int, Mapping[str, Any]], vocabulary: Mapping[int, str], reader: str
+    episode: ShownEpisode,
+    trace: Mapping[int, Mapping[str, Any]],
+    vocabulary: Mapping[int, str],
+    reader: str,
+    form: object = None,
 ) -> list[dict[str, Any]]:
-    """Return the turns of an episode in time order, each with its lane and whether `reader` could read it."""
+    """Return the turns of an episode in time order, each with its lane and whether `reader` could read it.
+
+    `form` is the form of tool calls in the run's settings.
+    """
     seen_by = witnesses(episode)
     drawn = []
-    for turn in episode.turns:
+    for place, turn in enumerate(episode.turns):
         own = [each for each in episode.turns if each.agent == reader]
         known = turn.agent == reader or any(sees(each, turn, own[: k + 1]) for k, each in enumerate(own))
         candidates = [each for each in episode.branches if each.parent == turn.index]
         drawn.append(
             {
                 **_drawn_turn(turn, episode, trace, vocabulary),
+                "calls": shown_calls(turn.text, form, results_after(episode.turns, place)),
                 "hidden": bool(reader) and not known,
                 "seen_by": seen_by[turn.index],
                 "branches": [_drawn_turn(each, episode, trace, vocabulary) for each in candidates],
@@ -371,6 +380,7 @@ def _drawn_turn(
         # The prompt, if the text of every token is known.
         "prompt": None if None in prompt else "".join(piece for piece in prompt if piece is not None),
         "traced": own is not None,
+        "calls": None,
         "hidden": False,
         "mean_logprob": mean([token.logprob for token in tokens]),
         "advantage": mean([token.advantage for token in tokens]),

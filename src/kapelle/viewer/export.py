@@ -23,6 +23,7 @@ from kapelle.viewer.episode import (
 from kapelle.viewer.library import Library, ViewedRun
 from kapelle.viewer.pages import dumped, labels, render
 from kapelle.viewer.presenting import (
+    at,
     differing,
     listed,
     newest_episodes,
@@ -75,7 +76,8 @@ def _run(run: ViewedRun) -> dict[str, Any]:
     episodes = []
     for each in chosen:
         trace = trace_of(run.path, "train", step, each.line)
-        turns = conversation(each, trace, vocabulary_of(run.path, each, trace), "")
+        form = at(run.settings(), "environment", "form")
+        turns = conversation(each, trace, vocabulary_of(run.path, each, trace), "", form)
         episodes.append({"episode": each, "step": step, "turns": turns, "info": folded(each.info)})
     return {
         "run": listed(run),

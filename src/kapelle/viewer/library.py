@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from kapelle.errors import KapelleError, RunDirectoryError
 from kapelle.functional.distributions import Histogram, read_histogram
-from kapelle.runs.reader import read_provenance, read_status, tag_hint
+from kapelle.runs.failure import Failure, read_failure
+from kapelle.runs.reader import State, read_provenance, read_status, tag_hint
 from kapelle.runs.summary import find_runs, settings_of
 from kapelle.runs.verdict import Verdict
 from kapelle.viewer.lines import Tail, mean, number, whole
@@ -107,13 +108,9 @@ class MetricTable:
 
 LOOK_AGAIN = 5.0
 """Seconds between searches for new runs; more if a search takes long."""
-STATES = {
-    "running": "running",
-    "finished": "finished",
-    "interrupted": "stopped",
-    "failed": "crashed",
-    "killed": "crashed",
-}
+MOST_AGENTS = 1000
+"""Most agents of a team whose settings give their number."""
+STATES = {name: name for name in get_args(State)} | {"interrupted": "stopped"}
 """State of a run → its name on pages."""
 
 
@@ -169,6 +166,8 @@ class ViewedRun:
         """Return the names of the run's agents, in the order of its settings."""
         team = self.settings().get("team")
         rows = team.get("agents") if isinstance(team, Mapping) else None
+        if isinstance(rows, int):
+            return [f"agent_{k}" for k in range(min(rows, MOST_AGENTS))]
         return (
             [str(row["name"]) for row in rows if isinstance(row, Mapping) and "name" in row]
             if isinstance(rows, list)
@@ -203,17 +202,25 @@ class ViewedRun:
         except KapelleError:
             return {}
 
+    def failure(self) -> Failure | None:
+        """Return why the run has failed or was killed; None for other runs, and if its files cannot be read."""
+        try:
+            return read_failure(self.path)
+        except KapelleError:
+            return None
+
     def status(self) -> dict[str, Any]:
         """Return the run's state for a page."""
         try:
             found = read_status(self.path)
         except KapelleError as error:
-            empty = dict.fromkeys(("phase", "started", "updated"), "")
+            empty = dict.fromkeys(("phase", "host", "started", "updated"), "")
             return {"state": "damaged", "step": 0, **empty, "wrong": str(error)}
         return {
             "state": STATES[found.state],
             "phase": str(found.phase),
             "step": found.step,
+            "host": found.host,
             "started": str(found.started),
             "updated": str(found.updated),
             "wrong": "",

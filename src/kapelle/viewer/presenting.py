@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from socket import gethostname
+from time import time
 from typing import Any
 
 from kapelle.runs.blamed import blame_files
+from kapelle.runs.checkpoint_folder import list_checkpoints
+from kapelle.runs.failure import LOG
 from kapelle.runs.findings import read_evaluated, read_notes
 from kapelle.runs.reader import read_left_out
 from kapelle.runs.recorded import all_losses
 from kapelle.runs.summary import flat, opposed, plays_against, troubles
 from kapelle.runs.verdict import Verdict, judge
+from kapelle.runtime.files import check_plain
 from kapelle.viewer import curves
 from kapelle.viewer.episode import ShownEpisode, step_episodes, witnesses
 from kapelle.viewer.library import ViewedRun
-from kapelle.viewer.lines import damaged_files, mean, number, readable
+from kapelle.viewer.lines import SPLITS, damaged_files, lines_of, mean, number, readable
 
 
 def at(settings: Mapping[str, Any], *way: str) -> Any:
@@ -50,6 +59,7 @@ def listed(run: ViewedRun) -> dict[str, Any]:
             "seed": at(settings, "seed"),
             "steps": steps if isinstance(steps, int) else 0,
             "agents": run.agents(),
+            "cause": failure.cause if (failure := run.failure()) else "",
             "success": last.get("success"),
             "scored": last.get("scored"),
             "paid": rewards if len(set(rewards.values())) > 1 else {},
@@ -63,7 +73,7 @@ def listed(run: ViewedRun) -> dict[str, Any]:
             "panels": {curves.panel_of(name) for name in columns},
             "notes": read_notes(run.path),
             "left_out": read_left_out(run.path),
-            "blame": bool(blame_files(run.path)),
+            "blame": bool(blame_files(run.path)) or ("success" in last and len(run.agents()) > 1 and bool(list_checkpoints(run.path / "checkpoints"))),
         }  # fmt: skip
 
 
@@ -74,7 +84,7 @@ def _rewards(last: Mapping[str, float], agents: Sequence[str]) -> dict[str, floa
 
 def remedy(found: Verdict, state: str) -> str:
     """Return what to do about a verdict; for a young run that has ended, how to continue it."""
-    if found.word != "young" or state == "running":
+    if found.word != "young" or state not in ("finished", "stopped"):
         return found.advice.remedy
     if state == "finished":
         return (
@@ -137,6 +147,54 @@ def alike(run: ViewedRun) -> str:
     )
 
 
+LOG_TAIL = 1 << 14
+"""Bytes at the end of a run's log on its page."""
+
+
+def ended(run: ViewedRun) -> dict[str, Any] | None:
+    """Return why a run has failed or was killed, how to continue it, its failed episodes, and the end of its log.
+
+    None for other runs.
+    """
+    failure = run.failure()
+    if failure is None:
+        return None
+    log = b""
+    with suppress(OSError):
+        path = run.path / LOG
+        check_plain(path, path.stat().st_mode)
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - LOG_TAIL))
+            log = file.read(LOG_TAIL)
+    episodes = [
+        {**asdict(each), "split": next((s for s in SPLITS if lines_of(run.path, s, each.step)), None)}
+        for each in failure.episodes
+    ]
+    return {
+        "failure": failure,
+        "episodes": episodes,
+        "log": log.decode(errors="replace"),
+        "resume": shlex.join(["kapelle", "train", "--resume", str(run.path)]),
+    }
+
+
+SILENT = 3600
+"""Seconds without a change after which a run on another host may have ended."""
+
+
+def _silent(run: ViewedRun, status: Mapping[str, Any]) -> str:
+    """Return a message on a run of another host that has written nothing for a while; empty for other runs."""
+    with suppress(ValueError, OSError):
+        changed = max(
+            datetime.fromisoformat(status["updated"]).timestamp(),
+            *(path.stat().st_mtime for path in (run.path / "metrics.jsonl", run.path / LOG) if path.exists()),
+        )
+        if status["state"] == "running" and status["host"] != gethostname() and time() - changed > SILENT:
+            when = datetime.fromtimestamp(changed, UTC).strftime("%Y-%m-%d %H:%M")
+            return f"nothing was written since {when} UTC: the run may have ended on {status['host']}, which cannot be checked from here"
+    return ""
+
+
 def warnings(run: ViewedRun) -> list[str]:
     """Return messages on what went wrong in a run's steps, and on parts of its files that cannot be shown."""
     with run.lock:
@@ -146,11 +204,13 @@ def warnings(run: ViewedRun) -> list[str]:
         def counted(count: int, word: str) -> str:
             return f"{count:,} {word}{'' if count == 1 else 's'}"
 
-        wrong, table, faults = run.status()["wrong"], run.metrics, damaged_files(run.path)
+        status, table, faults = run.status(), run.metrics, damaged_files(run.path)
+        wrong, silent = status["wrong"], _silent(run, status)
         file = run.path / "metrics.jsonl"
         unread = (file.is_symlink() or file.exists()) and not readable(file)
         found = [
             (wrong, wrong),
+            (silent, silent),
             (not run.settings(), "config.yaml cannot be read: the settings are unknown"),
             (unread, "metrics.jsonl cannot be read: no curve is drawn"),
             (table.disordered, f"{counted(table.disordered, 'row')} out of order or twice in metrics.jsonl; curves show the last row of a step"),

@@ -47,6 +47,7 @@ from kapelle.viewer.pool import pool
 from kapelle.viewer.presenting import (
     at,
     compared,
+    ended,
     listed,
     newest_episodes,
     readers,
@@ -145,7 +146,9 @@ def _blamed(library: Library, request: Request) -> Response:
         before=number - 1 if number else None,
         after=number + 1 if number + 1 < len(result.episodes) else None,
         **blame.conversation(
-            result.episodes[number], int(turn) if turn.isdecimal() and len(turn) < 10 else None
+            result.episodes[number],
+            int(turn) if turn.isdecimal() and len(turn) < 10 else None,
+            at(run.settings(), "environment", "form"),
         ),
     )
 
@@ -400,6 +403,7 @@ class Browsing:
             tab="episodes",
             group=group,
             credit=credit_map(run.path, split, step, group),
+            blame=blame.offered(run.path, split, step, found),
             same=[row for row in same if row.line not in lines or row.step != step][:MOST_SAME],
             color_names=COLUMNS,
             color=color if color in COLUMNS else "logprob",
@@ -457,7 +461,9 @@ class Browsing:
             "episode": episode,
             "split": split,
             "step": step,
-            "turns": conversation(episode, trace, vocabulary, reader),
+            "turns": conversation(
+                episode, trace, vocabulary, reader, at(run.settings(), "environment", "form")
+            ),
             "info": folded(episode.info),
             "data": folded(episode.data),
             "traced": bool(trace),
@@ -545,7 +551,7 @@ def _runs(library: Library, request: Request) -> Response:
 
 def _run(library: Library, request: Request) -> Response:
     run = run_of(library, request.path_params["key"])
-    return html("run.html", run=listed(run), warnings=warnings(run), compared=compared(run))
+    return html("run.html", run=listed(run), warnings=warnings(run), compared=compared(run), ended=ended(run))
 
 
 def _events(library: Library, request: Request) -> Response:

@@ -31,10 +31,10 @@
     if (text !== undefined) made.textContent = text;
     return made;
   };
-  const short = (value) => {
+  const short = (value, digits = 3) => {
     if (value === null || value === undefined) return "–";
     const size = Math.abs(value);
-    const text = size >= 1e4 || (size > 0 && size < 1e-3) ? value.toExponential(1) : String(Number(value.toPrecision(3)));
+    const text = size >= 1e4 || (size > 0 && size < 1e-3) ? value.toExponential(digits - 2) : String(Number(value.toPrecision(digits)));
     return text.replace("-", "−");
   };
   const seconds = (value) => value >= 7200 ? `${short(value / 3600)} h` : value >= 180 ? `${short(value / 60)} min` : `${short(value)} s`;
@@ -78,7 +78,7 @@
       }
     }
     if (values.size && !several || panel.name === "success" && page.sources.some((source) => source.evaluations.length)) return null;
-    const texts = [...values.values()].map(short);
+    const texts = [...values.values()].map((value) => short(value));
     return new Set(texts).size < 2 ? texts[0] || "–" : [...values.keys()].map((who, k) => `${who || "team"} ${texts[k]}`).join(", ");
   };
   const rounding = (size) => Math.max(1e-9, 1e-6 * Math.abs(size)); // smaller differences are rounding errors
@@ -176,7 +176,10 @@
   const logRange = (_, low, high) => (low > 0 && high > 0 ? [low / 1.15, high * 1.15] : [0.1, 1]);
   const axesOf = (x, colors, extra = {}) => [
     { stroke: colors.quiet, grid: { show: false }, ticks: { stroke: colors.grid, size: 4, width: 1 }, font: "11px system-ui, sans-serif", values: ticks(x), space: 60, size: 26, ...(x === "step" ? { incrs: WHOLE } : {}) },
-    { stroke: colors.quiet, grid: { stroke: colors.grid, width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif", values: (_, values) => values.map((value) => (value === null ? "" : short(value))), size: (_, values) => Math.max(46, 14 + 6.5 * Math.max(0, ...(values || []).map((text) => text.length))), ...extra },
+    { stroke: colors.quiet, grid: { stroke: colors.grid, width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif", values: (_, values) => {
+      const written = (digits) => values.map((value) => (value === null ? "" : short(value, digits))), known = values.filter((value) => value !== null).length;
+      return written([3, 4, 5, 6].find((digits) => new Set(written(digits).filter(Boolean)).size === known) || 6); // as many digits as distinguish the ticks
+    }, size: (_, values) => Math.max(46, 14 + 6.5 * Math.max(0, ...(values || []).map((text) => text.length))), ...extra },
   ];
 
   const legendOf = (figure, series) => {
@@ -566,9 +569,10 @@
     news.addEventListener("state", (event) => {
       const { run, state } = JSON.parse(event.data);
       if (state !== "running" && page.sources.length === 1) place.dataset.ended = "";
+      if (["failed", "killed"].includes(state) && place.dataset.key) return location.reload(); // the page has the reason
       judge();
       for (const word of document.querySelectorAll("[data-state]")) if (word.dataset.state === run) {
-        const made = make("span", `state ${["running", "finished", "stopped", "crashed"].includes(state) ? state : "damaged"}`, state);
+        const made = make("span", `state ${["running", "finished", "stopped", "failed", "killed"].includes(state) ? state : "damaged"}`, state);
         word.replaceChildren(made);
       }
     });

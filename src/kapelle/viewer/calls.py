@@ -1,0 +1,56 @@
+"""The tool calls in a turn's text, each with its result if the agent has read one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any, get_args
+
+from kapelle.environments.grading.text.tool_call import Form, NotCalls, beside_calls, parse_calls
+
+MARKED: Sequence[Form] = ("hermes", "qwen_coder", "glm", "mistral", "deepseek", "harmony")
+"""The forms that mark a call; in other forms an ordinary text can look like one."""
+
+
+def shown_calls(text: str, form: object, results: Sequence[str] | None = None) -> dict[str, Any] | None:
+    """Return the calls of a text, and the words beside them; None for a text without valid calls.
+
+    `form` is the form of the run's environment, if it has one. `results` are the results that the agent read next, None if
+    they are unknown. One result belongs to each call, or else all of them are shown beside the first.
+    """
+    own: list[Form] = [each for each in get_args(Form) if each == form]
+    for kind in dict.fromkeys([*own, *MARKED]):
+        try:
+            calls = parse_calls(text, (kind,))
+        except NotCalls:
+            continue
+        if calls:
+            rows: list[dict[str, Any]] = [
+                {
+                    "name": call.name,
+                    "arguments": [(key, _plain(value)) for key, value in call.arguments.items()],
+                }
+                for call in calls
+            ]
+            if results is not None:
+                paired = results if len(results) == len(calls) else ["\n\n".join(results)]
+                for row, result in zip(rows, paired, strict=False):
+                    row |= {"result": result, "rows": len(rows) if len(paired) < len(rows) else 1}
+            return {"rows": rows, "words": beside_calls(text, kind), "results": results is not None}
+    return None
+
+
+def results_after(turns: Sequence[Any], place: int) -> list[str]:
+    """Return the tool results that the agent of a turn has read in its next turn."""
+    following = (turn for turn in turns[place + 1 :] if turn.agent == turns[place].agent)
+    messages: Sequence[Mapping[str, Any]] = next((turn.new_messages for turn in following), ())
+    return [str(message["content"]) for message in messages if message["role"] == "tool"]
+
+
+def _plain(value: object) -> str:
+    return (
+        str(value)
+        if isinstance(value, str | Decimal)
+        else json.dumps(value, ensure_ascii=False, default=float)
+    )
