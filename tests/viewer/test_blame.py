@@ -52,7 +52,7 @@ def test_a_measured_run_has_a_page_of_blame(there: httpx.Client, blamed_run: Pat
     text = there.get("/run/pair/blame").text
     assert "1 failed and 1 solved episodes of the evaluation after step 8, each continued 4 times" in text
     assert text.count("<tr data-item>") == 2
-    assert text.index(f"/blame/{name}/0") < text.index("✕ wrong") + 200, "failed ones stand first"
+    assert text.index(f"/blame/{name}/0") < text.index("✕ incorrect") + 200, "failed ones stand first"
     assert "+0.750" in text
 
 

@@ -146,7 +146,7 @@ async def test_heat_maps_and_shaded_tables_can_be_saved(page: Page, tmp_path: Pa
         await page.goto(f"{server.url}/run/run/episode/train/4/1")
         lines = (await saved(page.locator(".of-table"), "Credit_over_agents_and_turns")).splitlines()
         await page.goto("about:blank")
-    assert lines[0] == '"attempt","agent","1","2"'
+    assert lines[0] == '"episode","agent","1","2"'
     assert [line.split(",")[1:] for line in lines[1:]] == [
         ['"solver"', '""', '""'],
         ['"critic"', '""', '""'],

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 from tests.support.episode_lines import step_lines, write_steps
-from tests.support.viewed_runs import write_run
+from tests.support.viewed_runs import client_of, write_run
 
+from kapelle.runs.step_rows import append_step
 from kapelle.viewer.index import SORTS, Index
 
 
@@ -21,7 +22,10 @@ def made(run: Path) -> Index:
 
 
 def found(index: Index, query: dict[str, str], sort: str = "oldest") -> list[tuple[int, int]]:
-    return [(row.step, row.line) for row in index.rows(query, sort)]
+    index.finish(query)
+    rows = index.rows(query, sort)
+    assert index.count(query) == len(rows)
+    return [(row.step, row.line) for row in rows]
 
 
 def test_every_episode_is_there_once(run: Path) -> None:
@@ -83,3 +87,20 @@ def test_a_row_has_the_recorded_values(run: Path) -> None:
     row = made(run).rows({})[0]
     assert (row.split, row.step, row.line, row.question, row.answer) == ("train", 3, 0, "3+0", "3")
     assert (row.spread, row.tokens, row.turns, row.rewards["solver"]) == (1.0, 14, 2, 1.0)
+
+
+@pytest.mark.slow
+def test_the_first_page_of_a_long_run_says_that_it_is_reading(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=1)
+    lines = b"".join(step_lines(run / "episodes" / "train")[1]) * 32
+    for step in range(2, 152):
+        append_step(run / "episodes" / "train", step, lines)
+    absent = "/run/run/episodes?q=nowhere"
+    with client_of(tmp_path) as web:
+        page = web.get(absent).text
+        assert "Reading …" in page
+        assert "No episode fits" not in page
+        while "data-indexing" in (page := web.get(absent).text):
+            assert "Reading …" in page
+        assert "No episode fits" in page
+        assert '<p class="quiet tight" id="count">19,204 episodes</p>' in web.get("/run/run/episodes").text

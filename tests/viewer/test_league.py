@@ -1,4 +1,4 @@
-"""Who played whom, who won, and the ratings that follow."""
+"""Results of pairs, who won, and the ratings that follow."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_the_page_of_a_run_whose_agents_are_opposed(tmp_path: Path) -> None:
         assert panels["exploitability"]["series"][0]["y"] == [0.25]
         assert not any("of your own" in panel["known_as"] for panel in panels.values())
         assert "no players to rank" in web.get("/run/pair/league").text
-        board = "<details open><summary>heard"
+        board = "<details open><summary>read"
         assert board not in web.get("/run/pair/episode/train/1/0").text
         seats = {"seats": {"solver": [1], "critic": [2]}}
         change_rows(tmp_path / "pair" / "episodes" / "train", lambda _, row: row.update(info=seats))

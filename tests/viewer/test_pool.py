@@ -131,7 +131,7 @@ def test_the_page_of_a_run_with_a_league(tmp_path: Path, web: httpx.Client) -> N
     page = web.get("/run/run/league").text
     assert "+120" in page
     assert "league:0:player" not in page
-    assert "played by self@0" in web.get("/run/run/episode/train/1/0").text
+    assert "replaced by self@0" in web.get("/run/run/episode/train/1/0").text
     drawn = web.get("/run/run/league.json").json()
     panels = {panel["name"]: panel for section in drawn["sections"] for panel in section["panels"]}
     (rating,) = panels["league/rating"]["series"]

@@ -19,8 +19,8 @@ from tests.support.viewed_runs import client_of, write_run
 from kapelle.cli import main
 from kapelle.runs.step_rows import append_step
 from kapelle.viewer.episode import credit_map, step_episodes
-from kapelle.viewer.selection import Expression, selected
-from kapelle.viewer.skimming import skimmed
+from kapelle.viewer.expression import Expression
+from kapelle.viewer.selection import selected
 
 
 @pytest.fixture(scope="module")
@@ -80,13 +80,10 @@ def test_episodes_are_selected(
     "expression", ["(a+)+$", "(a|aa)+$", "^(([a-z])+.)+[A-Z]([a-z])+$", "(?:a?){9000}a{9000}b"]
 )
 def test_no_expression_takes_long(expression: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kapelle.viewer.selection.TEXT", 0.02)
-    line = json.dumps({"turns": [{"agent": "solver", "text": "a" * 30_000 + "!"}]}).encode()
-    each = skimmed(line, 0)
-    assert each is not None
+    monkeypatch.setattr("kapelle.viewer.expression.TEXT", 0.02)
     began, asked = time.monotonic(), Expression(expression)
     while not asked.trouble and asked.slow < 5:
-        asked.finds(each, "")
+        asked.finds(["a" * 30_000 + "!"])
     assert "takes too long" in asked.trouble or "copies" in asked.trouble
     assert time.monotonic() - began < 2
 
@@ -115,17 +112,17 @@ def test_filters_are_escaped(web: httpx.Client) -> None:
     assert "<script>x" not in page
 
 
-def test_a_link_continues_a_stopped_search(web: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kapelle.viewer.server.PAGE", 0.0)
-    path, seen = "/run/one/episodes?re=carry&sort=oldest", 0
-    for _ in range(40):
-        page = web.get(path).text
-        seen += page.count("<tr data-item>")
-        link = first_of(r'rel="next" href="([^"]+)"', page)
-        if link is None:
-            break
-        path = "/run/one/episodes" + unescape(link[1])
-    assert seen == 16, "every episode once"
+def test_the_count_of_a_search_is_that_of_all_pages(tmp_path: Path) -> None:
+    write_run(tmp_path / "long", steps=20)
+    with client_of(tmp_path) as web:
+        path, seen = "/run/long/episodes?re=carry&sort=oldest", 0
+        for _ in range(2):
+            page = web.get(path).text
+            assert '<p class="quiet tight" id="count">80 episodes</p>' in page
+            seen += page.count("<tr data-item>")
+            link = first_of(r'rel="next" href="([^"]+)"', page)
+            path = "/run/long/episodes" + unescape(link[1]) if link else ""
+    assert (seen, path) == (80, "")
 
 
 def test_the_shown_command_collects_the_same_episodes(

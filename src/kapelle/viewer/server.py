@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import shlex
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -37,7 +36,7 @@ from kapelle.viewer.episode import (
     traced,
     vocabulary_of,
 )
-from kapelle.viewer.index import FILTERS, SORTS, EpisodeRow, Index
+from kapelle.viewer.index import FILTERS, SORTS, Index
 from kapelle.viewer.league import drawn, opposed, standing
 from kapelle.viewer.library import Library, ViewedRun
 from kapelle.viewer.lines import damaged_files
@@ -55,7 +54,6 @@ from kapelle.viewer.presenting import (
     team_rows,
     warnings,
 )
-from kapelle.viewer.selection import PAGE, Expression, search
 
 # -------- Checks of requests, and the headers that limit what a browser may do with an answer
 
@@ -313,32 +311,11 @@ class Browsing:
         run = run_of(self._library, request.path_params["key"])
         query = dict(request.query_params)
         index = self.index(run)
-        done = index.refresh()
+        done, expression = index.refresh(query), index.expression(query)
         sort = query["sort"] if query.get("sort") in SORTS else "newest"
-        fitting = index.rows(query, sort)
-        kept = {name: value for name, value in query.items() if value and name not in ("page", "skip")}
-        expression = Expression(query["re"]) if query.get("re") else None
         at = max(1, _counted(query.get("page", "1")))
-        after = None
-        looked: int | None = None
-        if expression is None:
-            rows = fitting[(at - 1) * ROWS : at * ROWS]
-            if len(fitting) > at * ROWS:
-                after = urlencode({**kept, "page": at + 1})
-        else:
-            agent = query.get("agent", "") if query.get("agent") in index.agents else ""
-            first, end, rows = _counted(query.get("skip", "")), time.monotonic() + PAGE, []
-            if not expression.trouble:
-                for looked, (row, fits) in enumerate(  # noqa: B007 - it is read after the loop
-                    search(run.path, fitting[first:], agent, expression), first + 1
-                ):
-                    rows += [row] if fits else []
-                    if len(rows) == ROWS or time.monotonic() > end:
-                        break
-                if looked is not None and looked < len(fitting):
-                    after = urlencode({**kept, "skip": looked})
-                else:
-                    looked = None
+        count, rows = index.count(query), index.rows(query, sort, (at - 1) * ROWS, ROWS)
+        kept = {name: value for name, value in query.items() if value and name != "page"}
         return html(
             "episodes.html",
             run=listed(run),
@@ -351,14 +328,13 @@ class Browsing:
             query=query,
             sorts=SORTS,
             sort=sort,
-            count=len(fitting),
+            count=count,
             done=done,
             faults=damaged_files(run.path),
             before=urlencode({**kept, "page": at - 1}) if at > 1 else None,
-            after=after,
+            after=urlencode({**kept, "page": at + 1}) if count > at * ROWS else None,
             at=at,
             expression=expression,
-            looked=looked,
             tags=sorted({tag for row in rows for tag in row.tags}),
             command=command_of(run, kept) if kept and not (expression and expression.trouble) else "",
         )
@@ -391,9 +367,8 @@ class Browsing:
         if found is None:
             raise HTTPException(404, MISSING)
         index = self.index(run)
-        same: list[EpisodeRow] = []
-        if found.task and index.refresh().ready:
-            same = index.rows({"task": found.task, "split": split}, "oldest")
+        reading = bool(found.task) and not index.refresh().ready
+        same = index.rows({"task": found.task, "split": split}, "oldest") if found.task else []
         reader = request.query_params.get("as", "")
         color = request.query_params.get("color", "logprob")
         lines = [line, *(each.line for each in group)]
@@ -404,6 +379,7 @@ class Browsing:
             group=group,
             credit=credit_map(run.path, split, step, group),
             blame=blame.offered(run.path, split, step, found),
+            reading=reading,
             same=[row for row in same if row.line not in lines or row.step != step][:MOST_SAME],
             color_names=COLUMNS,
             color=color if color in COLUMNS else "logprob",

@@ -172,11 +172,6 @@ class Skimmed:
         """The agents' mean return; None without one."""
         return sum(self.rewards.values()) / len(self.rewards) if self.rewards else None
 
-    @property
-    def words(self) -> str:
-        """All text of the episode, for the search."""
-        return " ".join([self.question, *self.said, self.final, self.error])
-
 
 def skimmed(raw: bytes, line: int) -> Skimmed | None:
     """Return the table's fields of a line; None if the line is not an episode."""
@@ -192,7 +187,7 @@ def skimmed(raw: bytes, line: int) -> Skimmed | None:
     tokens = 0
     for turn in turns:
         ids = turn.get("completion_ids")
-        tokens += ids if isinstance(ids, int) else len(listing(ids))
+        tokens += (whole(ids) or 0) if isinstance(ids, int) else len(listing(ids))
         if reward := number(turn.get("reward")):
             agent = text(turn.get("agent")) or "?"
             rewards[agent] = rewards.get(agent, 0.0) + reward

@@ -56,13 +56,13 @@
     if (kept) back.href = table + kept;
   }
 
-  // While an index is made: how far it is, and the page once more when it is done and nobody types.
+  // While episodes are being read: what was found so far, and the whole page when all are read and nobody types.
   const progress = document.querySelector("[data-indexing]");
   const look = async () => {
     const answer = await fetch(location.href).catch(() => null);
     const page = answer?.ok ? new DOMParser().parseFromString(await answer.text(), "text/html") : null;
     const now = page?.querySelector("[data-indexing]");
-    if (now) progress.textContent = now.textContent;
+    if (now) progress.replaceChildren(...now.childNodes);
     else if (page && !document.activeElement?.closest("form")) return location.reload();
     setTimeout(look, 2000);
   };

@@ -1,0 +1,69 @@
+"""A reader's regular expression, with limits on time and memory."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import regex
+
+TEXT = 0.1
+"""Seconds that an expression may take on one episode."""
+SLOW = 5
+"""Number of timeouts after which an expression is stopped."""
+LONGEST = 200
+"""Most characters of an expression."""
+MOST_REPEATS = 10_000
+"""Most copies of a part in nested repeats like `(a{100}){100}`; the compiler makes each copy."""
+
+
+@dataclass(slots=True)
+class Expression:
+    """A reader's regular expression, with limits on time and memory."""
+
+    source: str
+    trouble: str = ""
+    """Why it cannot be used; empty if it can."""
+    slow: int = 0
+    """Number of timeouts."""
+    _pattern: Any = None
+
+    def __post_init__(self) -> None:
+        """Compile it, or set `trouble`."""
+        copies = 1
+        for low, high in re.findall(r"\{(\d*)(?:,(\d*))?\}", self.source):
+            copies *= max(1, int((high or low or "1")[:9]))
+        if len(self.source) > LONGEST:
+            self.trouble = f"it has {len(self.source)} characters, {LONGEST} are the most"
+        elif copies > MOST_REPEATS:
+            self.trouble = f"its repeats make {copies:,} copies, {MOST_REPEATS:,} are the most"
+        else:
+            try:
+                self._pattern = _compiled(self.source)
+            except (regex.error, RecursionError, OverflowError, ValueError, MemoryError) as error:
+                self.trouble = str(error) or type(error).__name__
+
+    def finds(self, texts: Sequence[str]) -> bool:
+        """Return whether it matches in one of an episode's texts; False once it has been stopped."""
+        if self._pattern is None or self.slow >= SLOW:
+            return False
+        end = time.monotonic() + TEXT
+        try:
+            return any(
+                self._pattern.search(text, timeout=max(0.001, end - time.monotonic()), concurrent=True)
+                for text in texts
+            )
+        except TimeoutError:
+            self.slow += 1
+            if self.slow >= SLOW:
+                self.trouble = f"it takes too long on {SLOW} episodes"
+            return False
+
+
+@lru_cache(maxsize=32)
+def _compiled(source: str) -> Any:
+    return regex.compile(source)
