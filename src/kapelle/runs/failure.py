@@ -121,11 +121,8 @@ def first_errors(groups: Iterable[Group], step: int) -> tuple[FailedEpisode, ...
 def _health(run: Path) -> tuple[str, ...]:
     from kapelle.runs.summary import verdict_of  # here: it reads failures
 
-    try:
-        verdict = verdict_of(run)
-    except (KapelleError, OSError, ValueError, TypeError, KeyError):
-        return ()
-    return tuple(verdict.lines()) if verdict.at_fault else ()
+    verdict = verdict_of(run)
+    return tuple(verdict.lines()) if verdict is not None and verdict.at_fault else ()
 
 
 STARTS = "starts the run in process"
