@@ -89,9 +89,10 @@ def test_a_program_that_cannot_run_is_started_a_few_times_only(kapelle: Kapelle)
     environment = {"name": "external", "port": 0, "command": ["python", "program.py"], "programs": 2}
     settings = sections(environment=environment, workflow={"name": "external"}, evaluation={"problems": 50})
     Path("mine.yaml").write_text(yaml.safe_dump(settings))
-    said = kapelle("train", "mine.yaml", "--run-dir", "run")
-    assert said.code == 2
-    assert "No module named 'grader_that_is_missing'" in said.err
+    for words in (["validate", "mine.yaml"], ["train", "mine.yaml", "--run-dir", "run"]):
+        said = kapelle(*words)
+        assert said.code == 2
+        assert "No module named 'grader_that_is_missing'" in said.err
     assert len(Path("starts").read_text().splitlines()) < 12
     assert set(Path("starts").read_text().splitlines()) == {sys.executable}
 
