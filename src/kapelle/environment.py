@@ -259,6 +259,9 @@ class StartsProgram:
 class DrivenByPrograms:
     """An environment with episodes that an outside program runs: it calls this process, which serves."""
 
+    programs: int
+    """Maximum number of programs that run at once; other episodes wait."""
+
     @property
     def demonstrates(self) -> bool:
         """Whether its settings name a script for demonstrations, if it is `Scripted`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def length(completion: str) -> float:
 
 
 def recipe(**over: Any) -> None:
-    rows = [json.dumps({"question": f"{k}?", "answer": str(k)}) for k in range(40)]
+    rows = [json.dumps({"question": f"{k}?", "answer": str(k)}) for k in range(400)]
     Path("data.jsonl").write_text("\n".join(rows))
     Path("mine.py").write_text(REWARDS)
     environment = {"name": "rewarded", "path": "data.jsonl", "rewards": [{"function": "mine.py:length"}]}
@@ -66,6 +67,47 @@ def test_a_failed_run_keeps_its_reason_and_a_resume_that_goes_on_removes_it(kape
     assert read_failure(Path("run")) is None
     assert "grader" not in kapelle("runs", "show", "run").out
     assert Path("run/run.log").read_text().count("kapelle starts the run") == 3
+
+
+def test_the_first_evaluation_ends_when_all_episodes_fail_with_the_same_error(kapelle: Kapelle) -> None:
+    recipe(evaluation={"problems": 40})
+    Path("broken").touch()
+    said = kapelle("train", "mine.yaml", "--run-dir", "run")
+    assert said.code == 2
+    assert "No module named 'grader'" in said.err
+    failure = read_failure(Path("run"))
+    assert failure is not None
+    assert failure.phase == "evaluation"
+    assert failure.episodes[0].count < 40
+
+
+@pytest.mark.slow
+def test_a_program_that_cannot_run_is_started_a_few_times_only(kapelle: Kapelle) -> None:
+    Path("program.py").write_text(
+        "import sys; print(sys.executable, file=open('starts', 'a')); import grader_that_is_missing"
+    )
+    environment = {"name": "external", "port": 0, "command": ["python", "program.py"], "programs": 2}
+    settings = sections(environment=environment, workflow={"name": "external"}, evaluation={"problems": 50})
+    Path("mine.yaml").write_text(yaml.safe_dump(settings))
+    for words in (["validate", "mine.yaml"], ["train", "mine.yaml", "--run-dir", "run"]):
+        said = kapelle(*words)
+        assert said.code == 2
+        assert "No module named 'grader_that_is_missing'" in said.err
+    assert len(Path("starts").read_text().splitlines()) < 12
+    assert set(Path("starts").read_text().splitlines()) == {sys.executable}
+
+
+@pytest.mark.slow
+def test_a_diverging_run_is_told_to_lower_its_rate_where_it_ends(kapelle: Kapelle) -> None:
+    recipe(optimizer={"lr": 2.0}, training={"steps": 2, "tasks_per_step": 2})
+    assert kapelle("train", "mine.yaml", "--run-dir", "run").code == 0
+    said = kapelle("train", "--resume", "run", "training.steps=3", "training.parity_tolerance=1e-12")
+    assert said.code == 2
+    assert said.err.startswith("kapelle: The weights of policy 'agent_0' diverge: ")
+    assert "lower `optimizer.lr`" in said.err
+    failure = read_failure(Path("run"))
+    assert failure is not None
+    assert failure.reason in said.err
 
 
 @pytest.mark.slow

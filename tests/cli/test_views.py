@@ -50,7 +50,7 @@ def test_lines_show_events_with_their_time() -> None:
     ) == [
         "[   1.5 s] warm-up: cached",
         "[   3.0 s] unseen problems after step 0: 54.2 % [49.8, 58.5], scored 500 of 500",
-        f"[   4.5 s] step 23/50  reward reasoner 0.703  actor 0.703  4210 tokens/s  {one_line(RIGHT)}",
+        f"[   4.5 s] step 23/50  return reasoner 0.703  actor 0.703  4210 tokens/s  {one_line(RIGHT)}",
     ]
 
 

@@ -10,7 +10,7 @@ from kapelle.runs.definitions import (
     reported_counts,
     rollout_metrics,
 )
-from kapelle.types import Episode, FinishReason, Group, Json, Task, Turn
+from kapelle.types import Cast, Episode, FinishReason, Group, Json, Task, Turn
 
 TASK = Task("a", "12+30")
 
@@ -96,6 +96,28 @@ def test_means_of_no_values_are_absent() -> None:
     assert row["turns/column"] == 0.0
     assert "length/column" not in row
     assert "dead_groups" not in row, "groups of one are meant for a critic"
+
+
+def test_rewards_and_returns_are_means_over_the_episodes_in_which_the_agent_acted_itself() -> None:
+    team = ("router", "coder", "writer")
+    answered = [
+        Episode(TASK, 0, team, (turn("router", 1), turn("coder", 1)), {"coder": 1.0}),
+        Episode(TASK, 0, team, (turn("router", 1), turn("coder", 1)), {"coder": 0.0}),
+        *[Episode(TASK, 0, team, (turn("router", 1), turn("writer", 1)), {"writer": 1.0})] * 10,
+    ]
+    row = rollout_metrics([Group(TASK, tuple(answered))])
+    assert (row["reward/coder"], row["return/coder"]) == (0.5, 0.5)
+    assert (row["return/writer"], row["return/router"]) == (1.0, 0.0)
+    assert row["turns/coder"] == pytest.approx(2 / 12)
+
+    def game(taken: str, paid: float) -> Group:
+        task = replace(TASK, cast={taken: Cast("slot-1", "past@3")} if taken else {})
+        both = (turn("first", 1), turn("second", 1))
+        return Group(task, (Episode(task, 0, ("first", "second"), both, {"first": paid, "second": -paid}),))
+
+    row = rollout_metrics([game("", 0.5), game("second", 1.0), game("first", 1.0)])
+    assert (row["reward/first"], row["return/first"]) == (0.75, 0.75)
+    assert (row["reward/second"], row["return/second"]) == (-0.75, -0.75)
 
 
 def test_a_group_is_dead_if_no_trained_return_varies() -> None:

@@ -117,7 +117,7 @@ def _facts(progress: ProgressLine) -> RenderableType:
     shown = Text("   ").join([part for part in (learned, idle, rewards) if part])
     shown.append(f"   {sparkline(progress.history)}", style="green")
     table.add_row(
-        "learning" if learned or idle else "reward", shown if learned or idle or rewards else Text("–")
+        "learning" if learned or idle else "return", shown if learned or idle or rewards else Text("–")
     )
     unseen = Text("–")
     if progress.points:

@@ -115,6 +115,7 @@ def train(source: Source, title: str, *, as_json: bool, plain: bool) -> int:
 
 
 def _report(watch: Watch, summary: Summary | None, run_dir: Path, parameters: int, stopped_by: int) -> Report:
+    from kapelle.runs.summary import verdict_of
 
     # Read from the run, because an earlier process has evaluated a resumed run before training.
     rows = [point_of(row) for row in read_evaluations(run_dir)] if is_run(run_dir) else []
@@ -134,7 +135,7 @@ def _report(watch: Watch, summary: Summary | None, run_dir: Path, parameters: in
         stopped_by=stopped_by,
         notes=tuple(watch.notes),
         changes=tuple(watch.changes),
-        verdict=_verdict(run_dir),
+        verdict=verdict_of(run_dir),
     )
 
 
@@ -151,16 +152,6 @@ def _failed(run_dir: Path, since: str) -> list[str]:
         *failure.lines()[1:],
         _row("run", f"{run_dir} failed after step {failure.step}; reason and log: {how}"),
     ]
-
-
-def _verdict(run_dir: Path) -> Verdict | None:
-    """Return the verdict on a run; None if there is no verdict or it cannot be read."""
-    from kapelle.runs.summary import verdict_of
-
-    try:
-        return verdict_of(run_dir) if is_run(run_dir) else None
-    except (KapelleError, OSError, ValueError, TypeError, KeyError):
-        return None
 
 
 def _about(source: Source) -> list[str]:

@@ -158,7 +158,7 @@ def _show(place: Path, *, as_json: bool) -> int:
     if failure is not None:
         for line in failure.lines():
             say(printable(line, 2000))
-        for line in failure.traceback.splitlines():
+        for line in () if failure.on_purpose else failure.traceback.splitlines():
             say(f"  {printable(line, 400)}")
         say(f"log: {place / LOG}")
     if summary.verdict is not None and not (failure is not None and summary.verdict.word == "young"):

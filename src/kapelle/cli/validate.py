@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,6 +16,7 @@ from kapelle.runtime.console import say
 if TYPE_CHECKING:
     from kapelle.environment import Environment
     from kapelle.settings.schema import RunConfig
+    from kapelle.setup.preparation import PreparedRun
 
 S = TypeVar("S")
 
@@ -81,6 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
         starts = check_weights(prepared, staged=staged)
         if starts:
             passed("start", "; ".join(f"{policy} from {folder}" for policy, folder in starts.items()))
+        for name, detail in _program(prepared):
+            passed(name, detail)
 
     staged = find_stages(arguments.words, None, resume=False, real=arguments.real)
     if staged is not None:
@@ -97,6 +100,44 @@ def run(arguments: argparse.Namespace) -> int:
     check(recipe.config)
     say(f"{recipe.config.name} is ready to train.")
     return 0
+
+
+MOCK = "1"
+"""The answer of every agent to a program that is checked."""
+
+
+def _program(prepared: PreparedRun) -> Iterator[tuple[str, str]]:
+    """Run the command of an environment of outside programs for one episode, and yield the result.
+
+    Raises ConfigError if the program fails before it calls an agent. Later it may fail because of the mock answers.
+    """
+    from kapelle.engines.rollout.scripted import ScriptedEngine
+    from kapelle.environments.external import External
+    from kapelle.rollout.episodes import rollout
+    from kapelle.rollout.setup import make_rollout_setup
+    from kapelle.runtime.event_loop import run_async
+    from kapelle.setup.preparation import DOUBT
+
+    own = prepared.config.environment
+    if not isinstance(own, External) or not own.command:
+        return
+    environment = own.model_copy(update={"port": 0})  # a run may have the port
+    config, team = prepared.config.model_copy(update={"environment": environment}), prepared.team
+    setup = make_rollout_setup(config, team, ScriptedEngine(dict.fromkeys(team.policies, lambda _: MOCK)))
+    with environment.serve(setup, lambda *_: None):
+        (group,) = run_async(lambda: rollout(setup, [environment.task("train", 0)], 1, config.seed))
+    (episode,) = group.episodes
+    calls = f"it called agents {len(episode.turns)} times, and every answer was '{MOCK}'"
+    if episode.error is None:
+        rewards = ", ".join(f"{agent} {reward:g}" for agent, reward in episode.rewards.items())
+        yield "program", f"`{' '.join(own.command)}` ran once and posted the reward {rewards}; {calls}"
+    elif episode.turns:
+        yield DOUBT, f"The program of `environment.command` ran once and failed; {calls}: {episode.error}"
+    else:
+        raise ConfigError(
+            f"The program of `environment.command` ran once and failed before it called an agent: {episode.error.rstrip('.')}. Fix it, or the "
+            "command."
+        )
 
 
 def _looked_at(settings: S, *, start: bool) -> S:

@@ -16,6 +16,7 @@ import re
 import secrets
 import signal
 import ssl
+import sys
 import threading
 import time
 import weakref
@@ -596,7 +597,7 @@ class External(StatedRewards, WithTeacher, Alive, Holding, DrivenByPrograms, Scr
 
     name: Literal["external"] = "external"
     command: Annotated[tuple[str, ...], FROM_HERE_ON] = ()
-    """The program with its arguments; empty if you start it yourself."""
+    """The program with its arguments; empty if you start it yourself. A first word `python` is the interpreter that runs kapelle."""
     programs: Annotated[int, FROM_HERE_ON] = Field(default=8, ge=1)
     """Maximum number of programs of `command` that run at once."""
     port: Annotated[int, FREE] = Field(default=8000, ge=0, le=65_535)
@@ -713,7 +714,7 @@ class External(StatedRewards, WithTeacher, Alive, Holding, DrivenByPrograms, Scr
         board = board_of(self.key)
 
         async def begin(episode: WaitingEpisode, waits: Callable[[], bool]) -> Program:
-            return await Program.start(self.command, episode, board.url, board.token)
+            return await Program.start(with_own_python(self.command), episode, board.url, board.token)
 
         starts = begin if self.command else None
         return ExternalState(board, task, seed, tuple(agents), starts, self.programs, self.rewards[0])
@@ -722,6 +723,12 @@ class External(StatedRewards, WithTeacher, Alive, Holding, DrivenByPrograms, Scr
     def key(self) -> str:
         """The key by which episodes find the server."""
         return self.model_dump_json()
+
+
+def with_own_python(command: Sequence[str]) -> list[str]:
+    """Return a command in which `python` or `python3` as the first word is the interpreter that runs kapelle."""
+    first, *others = command
+    return [sys.executable if first in ("python", "python3") else first, *others]
 
 
 def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

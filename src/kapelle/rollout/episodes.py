@@ -360,7 +360,13 @@ async def collect_scheduled(
         await gate.acquire()
         try:
             with Participant(number, followed=followed) as participants[number]:
-                return await play_one(number, each)
+                episode = await play_one(number, each)
+            if setup.first_failures is not None:
+                running, environment = len(participants) - 1, setup.environment
+                if offers(environment, DrivenByPrograms):
+                    running = min(running, environment.programs)
+                setup.first_failures.note(episode, running)
+            return episode
         finally:
             leave(number)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from kapelle.environment import Outcome
 from kapelle.errors import EngineError, EpisodeError, KapelleError, TrainingHalted
 from kapelle.runtime.deadlines import DeadlineExceeded
 from kapelle.runtime.foreign_code import EnvironmentErrorElsewhere, place_of, words_of
-from kapelle.types import Group, Json, Turn
+from kapelle.types import Episode, Group, Json, Turn
 
 DEEPEST = 64
 """Maximum depth of lists and mappings in `info`; writing and reading JSON fails at about a thousand levels."""
@@ -223,6 +224,40 @@ def _scalar(value: object) -> object:
 
 def _shown(value: object) -> str:
     return repr(value)[:100]
+
+
+FIRST = 8
+"""Failures with the same error that end a run in which no episode has succeeded."""
+
+
+class FirstFailures:
+    """Ends a run whose first episodes all fail with the same error, before it starts hundreds of them."""
+
+    def __init__(self, bound: float) -> None:
+        """Take the share of failed episodes that the run accepts (`training.max_failed_share`)."""
+        self._bound = bound
+        self._succeeded = False
+        self._failed: dict[str, list[Episode]] = {}
+
+    def note(self, episode: Episode, running: int) -> None:
+        """Count an episode that has ended while `running` others run; raise TrainingHalted if the run cannot succeed.
+
+        Numbers do not distinguish errors. Slow episodes may still succeed after fast ones have failed, so that the failures must
+        exceed the accepted share of all that were started.
+        """
+        if self._succeeded or episode.error is None:
+            self._succeeded = True
+            self._failed.clear()
+            return
+        same = self._failed.setdefault(re.sub(r"[0-9a-f]*\d[0-9a-f]*", "#", episode.error), [])
+        same.append(episode)
+        ended = sum(map(len, self._failed.values()))
+        if len(same) >= FIRST and len(same) > self._bound * (ended + running):
+            raise TrainingHalted(
+                f"{len(same)} episodes failed with the same error and none succeeded. Fix its cause, then resume the run: "
+                f"{episode.error}",
+                [Group(each.task, (each,)) for each in same],
+            )
 
 
 def halt_on_failures(groups: Sequence[Group], bound: float) -> None:

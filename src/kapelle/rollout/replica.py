@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kapelle.engines.rollout.protocol import RolloutEngine
 from kapelle.models.weights import hash_of_base
+from kapelle.rollout.outcomes import FirstFailures
 from kapelle.rollout.setup import make_rollout_setup
 from kapelle.rollout.workers.pool import HeldHere, Hold
 from kapelle.runtime.randomness import keep_imports_from_drawing
@@ -58,8 +59,9 @@ class TeamReplica:
         for policy in own:
             if policy.lora is not None and policy.endpoint is None:
                 models[policy.base].bank.add(policy.name, policy.lora, self.config.seed)
-        self.setup = make_rollout_setup(
-            self.config, team, build_engine(self.config, models, team, others), hold=hold
+        self.setup = replace(
+            make_rollout_setup(self.config, team, build_engine(self.config, models, team, others), hold=hold),
+            first_failures=FirstFailures(self.config.training.max_failed_share),
         )
         self._loaded: dict[str, int] = {}
 

@@ -11,6 +11,7 @@ from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine
 from kapelle.environment import Environment, Holding, TeamMoves, UsesModels, offers
 from kapelle.features.compaction.settings import CompactionConfig
 from kapelle.rollout import bounded_states
+from kapelle.rollout.outcomes import FirstFailures
 from kapelle.rollout.workers.pool import EnvironmentWorkers, HeldHere, Hold
 from kapelle.runs.timeline import Timeline
 from kapelle.runtime.deadlines import Patience
@@ -70,6 +71,8 @@ class RolloutSetup:
     """Whether agents and the environment read other agents' thoughts."""
     generate: Callable[[Request], Awaitable[Completion]] | None = field(default=None, compare=False)
     """Answers requests in place of the engine's `generate`; services use it."""
+    first_failures: FirstFailures | None = field(default=None, compare=False)
+    """Ends a run whose first episodes all fail; None lets all of them fail."""
     run: str = field(default="", compare=False)
     """The run's name, by which outside programs may call the team; empty without one."""
 

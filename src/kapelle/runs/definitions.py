@@ -113,8 +113,7 @@ def rollout_metrics(
     for part, own in by_part(valid).items():
         _put_score(row, f"/{part}", own)
         for agent in _names(episode.agents for episode in own):
-            with_agent = [episode for episode in own if agent in episode.agents]
-            _put_mean(row, f"return/{part}/{agent}", [returns(e).get(agent, 0.0) for e in with_agent])
+            _put_mean(row, f"return/{part}/{agent}", [returns(e).get(agent, 0.0) for e in acted(agent, own)])
     _put_mean(row, "truncated", [float(episode.truncated) for episode in valid])
     _put_mean(
         row, "dead_groups", [float(is_dead(group, returns)) for group in groups if len(group.episodes) > 1]
@@ -217,13 +216,24 @@ def _moments(episodes: Sequence[Episode]) -> Iterator[list[float]]:
         yield from values.values()
 
 
+def acted(agent: str, episodes: Sequence[Episode]) -> list[Episode]:
+    """Return the episodes whose rewards describe an agent: it acted, no opponent took its role, and they were scored."""
+    return [
+        episode
+        for episode in episodes
+        if agent not in episode.task.cast
+        and not is_unscored(episode)
+        and any(turn.agent == agent for turn in episode.turns)
+    ]
+
+
 def _agent_metrics(
     agent: str, episodes: Sequence[Episode], returns: Callable[[Episode], Mapping[str, float]]
 ) -> dict[str, float]:
     row: dict[str, float] = {}
     turns: list[Turn] = [turn for episode in episodes for turn in episode.by(agent)]
     _put_mean(row, f"reward/{agent}", _terminal(agent, episodes))
-    _put_mean(row, f"return/{agent}", [returns(episode).get(agent, 0.0) for episode in episodes])
+    _put_mean(row, f"return/{agent}", [returns(each).get(agent, 0.0) for each in acted(agent, episodes)])
     _put_mean(row, f"length/{agent}", [len(turn.completion_ids) for turn in turns])
     _put_mean(row, f"turns/{agent}", [len(episode.by(agent)) for episode in episodes])
     _put_mean(row, f"finish_length/{agent}", [float(turn.finish_reason == "length") for turn in turns])
@@ -234,7 +244,9 @@ def _agent_metrics(
 
 
 def _terminal(agent: str, episodes: Sequence[Episode]) -> list[float]:
-    return [episode.rewards[agent] for episode in episodes if agent in episode.rewards]
+    own = acted(agent, episodes)
+    rewarded = any(agent in episode.rewards for episode in own)
+    return [episode.rewards.get(agent, 0.0) for episode in own] if rewarded else []
 
 
 def is_dead(group: Group, returns: Callable[[Episode], Mapping[str, float]] = own_returns) -> bool:

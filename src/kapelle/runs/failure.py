@@ -52,6 +52,8 @@ class Failure:
     reason: str
     traceback: str = ""
     """Empty if the process left none."""
+    on_purpose: bool = True
+    """Whether the reason explains the error; False for an unexpected one, which only the traceback explains."""
     episodes: tuple[FailedEpisode, ...] = ()
     """The most frequent errors of the episodes that caused it."""
     health: tuple[str, ...] = ()
@@ -94,9 +96,11 @@ def failure_of(error: Exception, status: Status, run: Path) -> Failure:
     if len(trace) > LONGEST:
         trace = f"{trace[: LONGEST // 2]}\n…\n{trace[-LONGEST // 2 :]}"
     halted = error.groups if isinstance(error, TrainingHalted) else ()
+    explained = str(error) if isinstance(error, KapelleError) else refusal(error)
     return Failure(
-        without_secrets(str(error) if isinstance(error, KapelleError) else refusal(error) or reason(error)),
+        without_secrets(explained or reason(error)),
         trace,
+        explained is not None,
         first_errors(halted, status.step + (status.phase == "training")),
         _health(run),
         status.step,
@@ -121,11 +125,8 @@ def first_errors(groups: Iterable[Group], step: int) -> tuple[FailedEpisode, ...
 def _health(run: Path) -> tuple[str, ...]:
     from kapelle.runs.summary import verdict_of  # here: it reads failures
 
-    try:
-        verdict = verdict_of(run)
-    except (KapelleError, OSError, ValueError, TypeError, KeyError):
-        return ()
-    return tuple(verdict.lines()) if verdict.at_fault else ()
+    verdict = verdict_of(run)
+    return tuple(verdict.lines()) if verdict is not None and verdict.at_fault else ()
 
 
 STARTS = "starts the run in process"

@@ -135,9 +135,12 @@ def summarise(run: Path) -> RunSummary:
         return RunSummary(run, "damaged", "?", "?", 0, 0, {}, size, " ".join(wrong.split()))
 
 
-def verdict_of(run: Path) -> Verdict:
-    """Return whether a run is healthy, flat, diverging, …; raises KapelleError if it cannot be read."""
-    return _judged(run, read_metrics(run), settings_of(run))
+def verdict_of(run: Path) -> Verdict | None:
+    """Return whether a run is healthy, flat, diverging, …; None if it cannot be read."""
+    try:
+        return _judged(run, read_metrics(run), settings_of(run))
+    except (KapelleError, OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def _judged(run: Path, rows: Sequence[Mapping[str, float]], settings: Mapping[str, Any]) -> Verdict:

@@ -71,7 +71,7 @@ from kapelle.runs.recorded import FOLDERS, FORGOTTEN, RECORDED, check_recorded, 
 from kapelle.runs.step_rows import append_step, cut_steps, forgettable
 from kapelle.runtime.characters import cleaned
 from kapelle.runtime.files import PARTIAL, flush, own_file, replace_file, write_all, writing
-from kapelle.runtime.machine import last_words
+from kapelle.runtime.machine import run_logs
 from kapelle.types import Group, Image, Json, Split
 
 # -------- Tables of JSON lines: write a row, cut a table.
@@ -284,7 +284,7 @@ class RunDirectory:
         with suppress(OSError):
             own_file(self.path / LOG)
             self._log = os.open(self.path / LOG, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-            last_words.append(self._log)
+            run_logs.append(self._log)
             self.log(start_line(self._status))
 
     def log(self, text: str) -> None:
@@ -539,7 +539,7 @@ class RunDirectory:
     def close(self) -> None:
         """Release the lock and the log."""
         if self._log is not None:
-            last_words.remove(self._log)
+            run_logs.remove(self._log)
             os.close(self._log)
             self._log = None
         self._lock.release()

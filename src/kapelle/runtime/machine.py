@@ -122,13 +122,13 @@ _NO_MEMORY_LEFT = (
 )  # made early, because later there is no memory for it
 
 
-last_words: list[int] = []
-"""Descriptors that also get the last message of a process that ends at once: standard error, and logs of runs."""
+run_logs: list[int] = []
+"""Descriptors of the logs of this process's runs, which get the last message of a process that ends at once."""
 
 
-def write_last_words(message: bytes) -> None:
-    """Write the last line of this process to standard error and to the logs of its runs, without using memory."""
-    for descriptor in (2, *last_words):
+def log_last(message: bytes) -> None:
+    """Write the last line of this process to the logs of its runs, without using memory."""
+    for descriptor in run_logs:
         with suppress(OSError):
             os.write(descriptor, message)
 
@@ -152,7 +152,9 @@ def end_without_memory() -> Iterator[None]:
 
 def exit_without_memory() -> NoReturn:
     """End the process with a message, without using memory."""
-    write_last_words(_NO_MEMORY_LEFT)
+    with suppress(OSError):
+        os.write(2, _NO_MEMORY_LEFT)
+    log_last(_NO_MEMORY_LEFT)
     os._exit(EXIT_WITHOUT_MEMORY)
 
 

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from kapelle.errors import ConfigError
+from kapelle.runtime.machine import log_last
 
 _FORM = struct.Struct("=QQB")
 """Heartbeats, session, length of the following text."""
@@ -346,8 +347,10 @@ def _print_in_first(text: str) -> bool:
     """Print a line in the first rank of the machine; return whether this process is that rank."""
     first = os.environ.get("LOCAL_RANK", "0") == "0"
     if first:
+        line = f"kapelle: {text}\n".encode()
         with suppress(OSError):
-            os.write(2, f"kapelle: {text}\n".encode())
+            os.write(2, line)
+        log_last(line)
     return first
 
 

@@ -40,6 +40,7 @@ from kapelle.errors import ConfigError, EngineError, PeerFailed
 from kapelle.runtime.characters import cleaned
 from kapelle.runtime.foreign_code import received_error, sent_error
 from kapelle.runtime.interrupts import Agreement, StopRequested, agreements, requested_by, stop_if_requested
+from kapelle.runtime.machine import log_last
 from kapelle.runtime.process_tree import EXIT_ALONE, LAST, LifeSigns, doing, own_place, stalled_after
 from kapelle.runtime.ranks import ALONE, LaunchedRank, Meeting, Peers, Ranks, launched_rank
 
@@ -226,9 +227,10 @@ class Heartbeat:
                     self.fail(neighbour, silent)
                     failed = neighbour, silent
             if failed is not None and not self._over.wait(END_GRACE):
+                line = cleaned("kapelle: Rank {} has failed: {}".format(*failed))
+                log_last(f"{line}\n".encode())
                 if own_place.launcher_reports:
                     os._exit(EXIT_ALONE)
-                line = cleaned("kapelle: Rank {} has failed: {}".format(*failed))
                 self.print_once(partial(print, line, file=sys.stderr, flush=True), after_others=True)
                 os._exit(EXIT_WRONG)
 

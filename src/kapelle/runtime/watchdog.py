@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
 from kapelle.runtime import machine
@@ -52,7 +53,10 @@ def _run(begun: threading.Event) -> None:
 
 def end_process(message: str, code: int) -> NoReturn:
     """End this process at once, with a line on standard error and in the logs of its runs."""
-    machine.write_last_words(f"kapelle: {message}\n".encode())
+    line = f"kapelle: {message}\n".encode()
+    with suppress(OSError, ValueError):
+        os.write(2, line)
+    machine.log_last(line)
     os._exit(code)
 
 

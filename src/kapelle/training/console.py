@@ -138,7 +138,7 @@ class ProgressLine:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Metrics of the last step of warm-up or training."""
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """Mean return of each agent over the last step's episodes."""
+    """Mean return of each agent over the last step's episodes in which it acted: the metrics `return/<agent>`."""
     learning: Mapping[str, float] = field(default_factory=dict)
     """Metrics of the loss in the last step, by the names in `LEARNING`."""
     idle: str = ""
@@ -413,7 +413,7 @@ def _step(progress: ProgressLine) -> str:
     speed = progress.metrics.get("time/tokens_per_second", 0.0)
     parts = [f"step {progress.step}/{progress.steps}", *([learned] if learned else [])]
     parts += [f"nothing to learn from: {progress.idle}"] if progress.idle else []
-    parts += [f"reward {rewards}"] if rewards else []
+    parts += [f"return {rewards}"] if rewards else []
     parts += [*_counts(progress.metrics, idle=bool(progress.idle)), f"{speed:.0f} tokens/s{_left(progress)}"]
     if progress.conversations:
         parts.append(one_line(progress.conversations[0]))

@@ -20,6 +20,7 @@ from kapelle.engines.train.protocol import TrainEngine
 from kapelle.environment import DrivenByPrograms, offers, told_of_changes
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.weights import hash_of_base
+from kapelle.rollout.outcomes import FirstFailures
 from kapelle.rollout.setup import RolloutSetup, make_rollout_setup
 from kapelle.rollout.workers.pool import HeldHere
 from kapelle.rows import Learners
@@ -134,7 +135,10 @@ def load_pieces(
         check_abilities(player, rollout_protocol.ABILITIES)
         for note in notes_of(player):
             say("engine", note)
-        setup = acting = make_rollout_setup(config, team, player, ranks, hold)
+        setup = acting = replace(
+            make_rollout_setup(config, team, player, ranks, hold),
+            first_failures=FirstFailures(config.training.max_failed_share),
+        )
         failing.callback(setup.close)
         if not algorithm.plays:
             acting = replace(setup, engine=teacher(config, team, models))

@@ -20,7 +20,7 @@ from kapelle.errors import TrainingHalted
 from kapelle.functional.distributions import Histogram, histogram
 from kapelle.functional.value_losses import explained_variance
 from kapelle.rows import Column, Sample, TurnKey
-from kapelle.runs.definitions import UNSCORED, none_scored, own_returns, rewarded_counts
+from kapelle.runs.definitions import UNSCORED, acted, none_scored, own_returns, rewarded_counts
 from kapelle.runs.episode_json import Trace, TracedTurn
 from kapelle.types import Group, Turn
 
@@ -154,11 +154,12 @@ def episode_distributions(groups: Sequence[Group]) -> dict[str, Histogram]:
     """
     found: defaultdict[str, list[float]] = defaultdict(list)
     likely: defaultdict[str, list[float]] = defaultdict(list)
-    for episode in [episode for group in groups for episode in group.valid]:
-        rewarded = {*episode.rewards, *(turn.agent for turn in episode.turns if turn.reward)}
-        for agent in episode.agents:
-            if agent in rewarded:
-                found[f"reward/{agent}"].append(episode.total(agent))
+    valid = [episode for group in groups for episode in group.valid]
+    for agent in dict.fromkeys(agent for episode in valid for agent in episode.agents):
+        own = acted(agent, valid)
+        if any(agent in e.rewards or any(turn.reward for turn in e.by(agent)) for e in own):
+            found[f"reward/{agent}"] = [episode.total(agent) for episode in own]
+    for episode in valid:
         for turn in episode.turns:
             found[f"length/{turn.agent}"].append(len(turn.completion_ids))
             likely[turn.policy].extend(turn.logprobs)

@@ -20,14 +20,15 @@ from typing import Any, NoReturn, ParamSpec, Self, TypeVar
 
 from kapelle.engines.rollout.protocol import RolloutEngine
 from kapelle.environment import InMemory, offers
-from kapelle.errors import ConfigError, KapelleError, did_you_mean
+from kapelle.errors import ConfigError, KapelleError, ParityError, did_you_mean
 from kapelle.functional.statistics import finite
 from kapelle.models.language_model import LanguageModel
 from kapelle.rollout.evaluation.evaluate import Evaluation
 from kapelle.runs.blamed import Blame
 from kapelle.runs.named_checkpoint import named_checkpoint, split_run
 from kapelle.runs.rank_log import rank_log
-from kapelle.runs.summary import in_words, telling
+from kapelle.runs.summary import in_words, telling, verdict_of
+from kapelle.runs.verdict import ADVICE
 from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.interrupts import StopRequested, catch_interrupts, stop_if_requested, stop_requested
 from kapelle.runtime.machine import long_lived_apart
@@ -420,7 +421,10 @@ class Trainer:
         with long_lived_apart() if last - self.done >= SEVERAL else nullcontext():
             while self.done < last:
                 stop_if_requested()
-                step = progress.step(partial(self._record, last))
+                try:
+                    step = progress.step(partial(self._record, last))
+                except ParityError as error:
+                    raise self._explained(error) from error
                 # Evaluate before saving, because the value decides whether this checkpoint is the best one.
                 measured = self._measure(last)
                 if progress.kept and (self.done % every == 0 or (measured and progress.is_best())):
@@ -430,6 +434,17 @@ class Trainer:
                     else:
                         self.save()
                 yield step
+
+    def _explained(self, error: ParityError) -> ParityError:
+        """Return the error that ends a run: the metrics so far may show that the run diverges, and no sampler is at fault."""
+        run = self._records.run
+        verdict = None if run is None else verdict_of(run.path)
+        found = [] if verdict is None else [each for each in verdict.evidence if each.word == "diverging"]
+        if not found:
+            return error
+        return ParityError(
+            f"The run diverges: {found[0].sentence}. {ADVICE['diverging'].remedy} It ended here: {error}"
+        )
 
     def _record(self, last: int, step: Step) -> Step:
         """Record a step, and return it with custom metrics."""

@@ -152,6 +152,21 @@ class TestWhatRoundingExplains:
             engine.update(samples, OBJECTIVE)
 
 
+class TestDivergence:
+    def test_exploded_weights_are_the_reason_and_no_sampler(self) -> None:
+        engine, samples = grown()
+        bound = float(gaps(engine, samples).quantile(0.97))
+        engine, _ = grown(bound)
+        with pytest.raises(ParityError, match=r"^The weights of policy 'a' diverge: .*lower `optimizer.lr`"):
+            engine.update(samples, OBJECTIVE)
+
+    def test_another_adapter_is_the_reason_even_if_weights_have_exploded(self) -> None:
+        engine, samples = grown()
+        base = by_transformers(train_engine(lora_policies("a"), stirred=False), samples)
+        with pytest.raises(ParityError, match=r"^Trainer and sampler .*sampled with other weights"):
+            engine.update(base, OBJECTIVE)
+
+
 class TestFaults:
     @pytest.mark.slow
     def test_one_row_in_a_thousand_that_another_adapter_sampled_is_named(self) -> None:

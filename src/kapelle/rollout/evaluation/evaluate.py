@@ -54,7 +54,7 @@ class Evaluation:
     interval: tuple[float, float] | None
     """95 %: Wilson's for shares, Student's t for graded scores."""
     reward: Mapping[str, float]
-    """Mean undiscounted return of each agent over the episodes with rewards; absent without any."""
+    """Mean undiscounted return of each agent over the scored episodes in which it acted; absent without any."""
     tokens: float
     """Mean completion tokens of the team per episode."""
     failed: int
@@ -390,7 +390,7 @@ def summarise(groups: Sequence[Group], returns: Returns = own_returns) -> Evalua
             for name, part in sorted(members.items())
         },
         part_reward={
-            part: {agent: metrics[f"return/{part}/{agent}"] for agent in agents}
+            part: {agent: metrics[name] for agent in agents if (name := f"return/{part}/{agent}") in metrics}
             for part in by_part([episode for episode in episodes if episode.error is None])
         },
         info={
