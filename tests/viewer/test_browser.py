@@ -268,10 +268,15 @@ async def test_a_curve_grows_when_a_step_is_written(page: Page, tmp_path: Path) 
         await page.locator("[data-figure=measured] b", has_text="50.0 %").wait_for()
         await page.locator("figure[data-name=success] li", has_text="unseen problems, 95 %0.5").wait_for()
         assert await page.evaluate("getSelection().toString()") == "reward", "what is selected stays so"
+        before = await page.locator("figure[data-name=reward]").bounding_box()
         with (run / "metrics.jsonl").open("a") as file:  # a name that is new: the page draws everything again
             file.write('{"step": 4, "success": 0.125, "novelty": 1.0}\n')
         await page.locator("figure[data-name=novelty]").wait_for(state="attached")
-        assert await page.evaluate("scrollY") == 400, "a reader stays where she reads"
+        await page.locator("html[data-step='4']").wait_for(state="attached")
+        now = await page.locator("figure[data-name=reward]").bounding_box()
+        assert before is not None
+        assert now is not None
+        assert now["y"] == pytest.approx(before["y"], abs=2), "a reader stays where she reads"
         assert await page.locator("figure[data-name=reward] .note").is_visible(), "what was unfolded stays so"
         await page.goto("about:blank")
 

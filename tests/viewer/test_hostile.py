@@ -177,7 +177,6 @@ async def test_no_hostile_script_runs_in_a_browser(hostile: str, browser: Browse
     page.on("pageerror", lambda error: wrong.append(str(error)))
     paths = [
         "",
-        "/verdict",
         "/episodes",
         "/team",
         "/settings?all=1",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,6 @@ from kapelle.runs.writer import RunDirectory
 from kapelle.services.binding import Binding
 from kapelle.services.http import HttpServer
 from kapelle.viewer import curves
-from kapelle.viewer import server as server_of_pages
 from kapelle.viewer.library import Library
 from kapelle.viewer.server import viewer
 
@@ -29,7 +27,6 @@ PAGES = [
     "/compare?run=pair-0&run=pair-1",
     "/curves.json?run=pair-0",
     "/run/pair-0/distributions.json",
-    "/run/pair-0/verdict",
     "/advice",
     "/run/pair-0/team",
     "/run/pair-0/settings?q=lr&all=1",
@@ -186,22 +183,18 @@ def test_seeds_of_one_recipe_are_one_source(web: httpx.Client) -> None:
     ]
 
 
-def events(lines: Iterator[str]) -> Iterator[tuple[str, dict[str, object]]]:
-    name = ""
-    for line in lines:
-        if line.startswith("event: "):
-            name = line[7:]
-        elif line.startswith("data: "):
-            yield name, json.loads(line[6:])
+def changes(lines: Iterator[str]) -> Iterator[str]:
+    """Yield the key of each run that has changed, according to a stream of events."""
+    return (json.loads(line[6:])["run"] for line in lines if line.startswith("data: "))
 
 
-def test_a_slow_page_loads_its_curves_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_of_pages, "MOST_NEWS", 2)
-    write_run(tmp_path / "run", steps=5)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_page_with_other_rows_learns_that_it_is_old(tmp_path: Path, rows: int) -> None:
+    write_run(tmp_path / "run", steps=2)
     with HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server:
-        for start, name in ((3, "rows"), (2, "anew")):
-            with httpx.stream("GET", f"{server.url}/events?run=run&from={start}", timeout=60.0) as answer:
-                assert next(events(answer.iter_lines()))[0] == name
+        address = f"{server.url}/events?run=run&from={rows}"
+        with httpx.stream("GET", address, timeout=60.0) as answer:
+            assert next(changes(answer.iter_lines())) == "run"
 
 
 def test_a_written_step_is_sent_as_an_event(tmp_path: Path) -> None:
@@ -209,12 +202,9 @@ def test_a_written_step_is_sent_as_an_event(tmp_path: Path) -> None:
     binding = Binding()
     with (
         HttpServer(binding, viewer(Library([tmp_path]), binding)) as server,
-        httpx.stream("GET", f"{server.url}/events?run=live&from=1", timeout=60.0) as answer,
+        httpx.stream("GET", f"{server.url}/events?run=live&from=2", timeout=60.0) as answer,
     ):
-        told = events(answer.iter_lines())
-        name, data = next(told)
-        assert (name, data["at"]["step"]) == ("rows", [2]), "what the page lacks comes first"  # type: ignore[index]
-        assert data["first"] == 1
+        changed = changes(answer.iter_lines())
 
         def write() -> None:
             with RunDirectory.create(
@@ -234,7 +224,8 @@ def test_a_written_step_is_sent_as_an_event(tmp_path: Path) -> None:
 
         writer = threading.Thread(target=write)
         writer.start()
-        rows = next(data for name, data in told if name == "rows")
+        assert next(changed) == "live"
         writer.join()
-        assert rows["at"]["step"] == [3]  # type: ignore[index]
-        assert rows["values"]["success"] == pytest.approx([1 - math.exp(-0.3)], abs=1e-6)  # type: ignore[index]
+    with client_of(tmp_path) as web:
+        (source,) = web.get("/curves.json?run=live").json()["sources"]
+    assert source["axes"]["step"] == [1, 2, 3]

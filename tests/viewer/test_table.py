@@ -39,7 +39,6 @@ def test_rows_that_were_taken_back_are_forgotten(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "a": 1.0}\n')
     table.refresh()
     assert table.columns == {"a": [1.0]}
-    assert table.generation == 1
 
 
 def test_a_row_without_a_step_is_damage(tmp_path: Path) -> None:

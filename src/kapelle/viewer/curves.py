@@ -97,7 +97,6 @@ class CurveSource:
     evaluations: Sequence[Mapping[str, Any]] = ()
     rows: int = 0
     """Number of steps that were read."""
-    generation: int = 0
     width: int = 1
     """Number of steps that one point averages."""
 
@@ -127,9 +126,7 @@ def source_of(run: ViewedRun, label: str | None = None, width: int | None = None
             at = {axis: (places[k - 1] if k else 0.0) for axis, places in table.axes.items()} | {"step": step}
             measured.append({"at": at, "success": success, "low": low, "high": high})
         label = label or run.path.name
-        found = CurveSource(
-            run.key, label, axes, columns, {}, {}, measured, len(table), table.generation, width
-        )
+        found = CurveSource(run.key, label, axes, columns, {}, {}, measured, len(table), width)
         run.drawn = {made: found}
         return found
 
@@ -281,7 +278,7 @@ def page(
     ]  # fmt: skip
     return {
         "sources": [
-            {"key": s.key, "label": s.label, "axes": s.axes, "rows": s.rows, "generation": s.generation, "evaluations": s.evaluations}
+            {"key": s.key, "label": s.label, "axes": s.axes, "rows": s.rows, "evaluations": s.evaluations}
             for s in sources
         ],
         "sections": [section for section in filled if section["panels"]],

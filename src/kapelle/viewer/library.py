@@ -31,8 +31,6 @@ class MetricTable:
     tail: Tail
     columns: dict[str, list[float | None]] = field(default_factory=dict)
     axes: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in AXES})
-    generation: int = 0
-    """Increases when rows were removed by a resume or a rollback."""
     disordered: int = 0
     """Rows with a step not larger than the previous one."""
     endless: int = 0
@@ -41,17 +39,17 @@ class MetricTable:
     def __len__(self) -> int:
         return len(self.axes["step"])
 
-    def refresh(self) -> None:
-        """Read appended rows."""
+    def refresh(self) -> bool:
+        """Read appended rows, or all rows if some were removed; return whether the table has changed."""
         rows, replaced = self.tail.read()
         if replaced:
             self.columns.clear()
             self.disordered = self.endless = 0
             for axis in self.axes.values():
                 axis.clear()
-            self.generation += 1
         for row in rows:
             self._take(row)
+        return replaced or bool(rows)
 
     def _take(self, row: Mapping[str, Any]) -> None:
         step, count = number(row.get("step")), len(self)
@@ -141,14 +139,12 @@ class ViewedRun:
 
     def refresh(self) -> None:
         """Read rows that were appended to the run's tables."""
-        before = len(self.metrics), self.metrics.generation
-        self.metrics.refresh()
+        changed = self.metrics.refresh()
         rows, replaced = self._evaluated.read()
         if replaced:
             self.evaluations.clear()
         self.evaluations.extend(row for row in rows if isinstance(row.get("step"), int))
-        if rows or replaced or before != (len(self.metrics), self.metrics.generation):
-            self.edition += 1
+        self.edition += changed or replaced or bool(rows)
 
     def distributions(self) -> tuple[list[int], list[dict[str, Histogram]]]:
         """Read appended rows, and return the steps with distributions and their histograms by name."""

@@ -6,7 +6,6 @@ import asyncio
 import shlex
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 from urllib.parse import urlencode
@@ -151,7 +150,7 @@ def _blamed(library: Library, request: Request) -> Response:
     )
 
 
-# -------- Runs that are being written: server-sent events with the appended rows
+# -------- Runs that are being written: server-sent events, after which a page loads its curves again
 
 PAUSE = 0.25
 """Seconds between two checks of files."""
@@ -159,8 +158,6 @@ MOST_WATCHED = 200
 """Most runs of a list that are watched, the most recently changed ones."""
 MOST_FOLLOWERS = 64
 """Most pages that receive events at once; further pages are not updated."""
-MOST_NEWS = 500
-"""Most steps of one event. For more, which a slow page may have missed, the event makes it reload its curves."""
 BREATH = 15.0
 """Seconds without events after which a comment keeps a connection alive."""
 
@@ -183,101 +180,39 @@ class Followers:
 async def follow(
     library: Library, runs: Sequence[ViewedRun], query: Mapping[str, str]
 ) -> AsyncIterator[bytes]:
-    """Yield an event for each step that is appended to these runs; without runs, for each change of any run.
+    """Yield an event for each change of these runs, or without runs for each change in the list of runs.
 
-    `from` in the query is the number of rows that the page has of each run, joined by commas; later rows are sent first.
+    `from` in the query is the number of rows that the page has of each run, joined by commas; another number is a change.
     """
-    starts = [int(word) for word in query.get("from", "").split(",") if word.isdecimal() and len(word) < 10]
+    rows = [int(word) for word in query.get("from", "").split(",") if word.isdecimal() and len(word) < 10]
     watched = list(runs) or library.runs()[:MOST_WATCHED]
-    known = {}
-    for k, run in enumerate(watched):
-        known[run.key] = await asyncio.to_thread(_known, run)
-        known[run.key].rows = min([known[run.key].rows, *starts[k : k + 1]])
+    known = {run.key: await asyncio.to_thread(_known, run) for run in watched}
+    for run, count in zip(runs, rows, strict=False):
+        if count != len(run.metrics):
+            known[run.key] = None
     quiet = 0.0
     yield b"retry: 1000\n\n"
     while True:
-        events = []
         if not runs:  # report runs that were added or removed
             watched = (await asyncio.to_thread(library.runs))[:MOST_WATCHED]
-            keys = {run.key for run in watched}
-            events += [_event("anew", {"run": key}) for key in sorted(keys ^ known.keys())]
-            known = {key: each for key, each in known.items() if key in keys}
-        for run in watched:
-            if run.key not in known:
-                known[run.key] = await asyncio.to_thread(_known, run)
-            events += await asyncio.to_thread(_news, run, known[run.key], named=bool(runs))
-        for event in events:
-            quiet = 0.0
-            yield event
+        now = {run.key: await asyncio.to_thread(_known, run) for run in watched}
+        changed = [key for key in {**known, **now} if known.get(key) != now.get(key)]
+        known = dict(now)
+        for key in changed:
+            yield f"event: changed\ndata: {dumped({'run': key})}\n\n".encode("ascii")
         await asyncio.sleep(PAUSE)
-        quiet += PAUSE
+        quiet = 0.0 if changed else quiet + PAUSE
         if quiet >= BREATH:
             quiet = 0.0
             yield b": still here\n\n"
 
 
-@dataclass(slots=True)
-class Known:
-    """What a page has received of a run."""
-
-    rows: int
-    generation: int
-    measured: Mapping[str, Any] | None
-    """Its newest evaluation."""
-    state: tuple[str, str]
-
-
-def _known(run: ViewedRun) -> Known:
+def _known(run: ViewedRun) -> tuple[int, str, str] | None:
+    """Return what changes when a run writes: the edition of its tables, its state and its phase."""
     with run.lock:
         run.refresh()
         status = run.status()
-        state = str(status["state"]), str(status["phase"])
-        return Known(len(run.metrics), run.metrics.generation, run.measured(), state)
-
-
-def _news(run: ViewedRun, known: Known, *, named: bool) -> list[bytes]:
-    """Return the events of a run's changes, with numbers if the page has `named` the run, and update `known`."""
-    with run.lock:
-        now, table = _known(run), run.metrics
-        new = slice(known.rows, len(table))
-        count = max(0, len(table) - known.rows)
-        rows: dict[str, Any] = {"run": run.key}
-        if named and now.generation == known.generation and 0 < count <= MOST_NEWS:
-            # By column, so that names are sent once; six digits are sufficient for curves.
-            rows |= {
-                "first": known.rows,
-                "at": {axis: [_short(value) for value in places[new]] for axis, places in table.axes.items()},
-                "values": {
-                    name: [_short(value) for value in column[new]]
-                    for name, column in table.columns.items()
-                    if any(value is not None for value in column[new])
-                },
-            }
-    events = []
-    if now.generation != known.generation or (named and count > MOST_NEWS):
-        events.append(_event("anew", {"run": run.key}))
-    elif count:
-        events.append(_event("rows", rows))
-    if now.measured is not known.measured and now.measured is not None:
-        measured = {name: now.measured[name] for name in ("success", "step")}
-        events.append(_event("measured", {"run": run.key, **measured}))
-    if now.state != known.state:
-        events.append(_event("state", {"run": run.key, "state": now.state[0], "phase": now.state[1]}))
-    known.rows, known.generation, known.measured, known.state = (
-        now.rows,
-        now.generation,
-        now.measured,
-        now.state,
-    )
-    return events
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.6g}")
-
-
-def _event(name: str, data: Mapping[str, Any]) -> bytes:
-    return f"event: {name}\ndata: {dumped(data)}\n\n".encode("ascii")
+        return run.edition, str(status["state"]), str(status["phase"])
 
 
 # -------- Pages of episodes: the table of a run's episodes, one episode, several side by side
@@ -487,9 +422,6 @@ def viewer(library: Library, binding: Binding) -> Guard:
         "/run/{key}": lambda request: _run(library, request),
         "/run/{key}/distributions.json": lambda request: json_answer(
             curves.distributions_page(run_of(library, request.path_params["key"]))
-        ),
-        "/run/{key}/verdict": lambda request: html(
-            "verdict.html", run=listed(run_of(library, request.path_params["key"])), offline=False
         ),
         "/advice": lambda _: html("advice.html", advice=ADVICE, young=YOUNG),
         "/run/{key}/team": lambda request: _team(library, request),

@@ -1,5 +1,5 @@
 "use strict";
-// Curves: fetched once, drawn by uPlot, and continued with the rows that the server sends as a run writes them.
+// Curves: drawn by uPlot, and fetched again when the server says that a run has written.
 (() => {
   const place = document.getElementById("charts");
   if (!place) return;
@@ -338,7 +338,7 @@
     zoomed(chart);
     outputs = legendOf(figure, series);
     tell(chart, outputs);
-    return { panel, figure, chart, update: () => { chart.setData(tableOf(panel, lines, settings())); zoomed(chart); } };
+    return { panel, figure, chart };
   };
 
   const timeDrawn = (times, source, figure, colors) => {
@@ -462,120 +462,45 @@
     only = [];
   };
 
-  // The verdict on the run, a moment after its numbers have changed.
-  let judging = null;
-  const judge = () => {
-    if (!document.getElementById("verdict") || !place.dataset.key) return;
-    judging ??= setTimeout(async () => {
-      judging = null;
-      const answer = await fetch(`/run/${place.dataset.key}/verdict`).catch(() => null);
-      if (!answer?.ok) return;
-      const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("verdict");
-      const old = document.getElementById("verdict");
-      if (fresh && !fresh.isEqualNode(old)) old.replaceWith(fresh);
-    }, 1000);
+  // What the page says about the run itself: only the parts that have changed are replaced.
+  const renew = async () => {
+    const about = document.getElementById("about");
+    if (!about || !place.dataset.key) return;
+    const answer = await fetch(`/run/${place.dataset.key}`).catch(() => null);
+    if (!answer?.ok) return;
+    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const parts = [...fresh.getElementById("about").children];
+    if (parts.length !== about.children.length) about.replaceChildren(...parts);
+    else [...about.children].forEach((old, k) => old.isEqualNode(parts[k]) || old.replaceWith(parts[k]));
+    document.querySelector("[data-state]").replaceChildren(...fresh.querySelector("[data-state]").childNodes);
+    if ("ended" in fresh.getElementById("charts").dataset) place.dataset.ended = "";
   };
-  // A run may write faster than curves can be fetched or drawn: rows wait while the page is fetched, and fetching and drawing
-  // take a fifth of the time each at most.
-  let loading = null, next = 0, drawing = null, cost = 0, last = null;
-  const waiting = [];
+  // A run may write faster than curves can be fetched and drawn, which takes a fifth of the time at most.
+  let loading = null, next = 0;
   const reload = () => {
-    if (loading) return loading;
-    const begins = Math.max(Date.now(), next);
-    loading = new Promise((done) => setTimeout(done, begins - Date.now())).then(fetched).then(remember).catch(() => {}).finally(() => {
-      loading = null;
-      next = Date.now() + Math.max(1000, 4 * (Date.now() - begins));
-      waiting.splice(0).forEach(append);
-    });
-    return loading;
-  };
-  const redraw = () => {
-    drawing ??= setTimeout(() => {
-      drawing = null;
-      const began = performance.now(), colors = palette();
-      if (shapeOf(folded()) !== place.dataset.shape) draw();
-      else panels = panels.map((each) => {
-        if (each.update) { each.update(); return each; }
-        const k = each.from[1];
-        each.chart.destroy();
-        return { ...each, ...timeDrawn(page.times[k], page.sources[k], each.figure, colors) };
-      });
-      const step = document.querySelector('[data-figure="step"]'), success = document.querySelector('[data-figure="success"]');
-      if (step) step.textContent = last.step;
-      if (success && last.success !== null) success.textContent = `${(100 * last.success).toFixed(1)} %`;
-      document.documentElement.dataset.step = last.step;
+    if (loading) { loading.again = true; return; }
+    const begins = Math.max(Date.now(), next), own = { again: false };
+    loading = own;
+    setTimeout(async () => {
+      const began = Date.now();
+      own.again = false; // what changed until now is in the answers
+      await Promise.all([fetched(), renew()]).catch(() => {});
+      document.documentElement.dataset.step = Math.max(0, ...page.sources.map((source) => source.axes.step.at(-1) ?? 0));
       document.dispatchEvent(new Event("rows"));
-      cost = performance.now() - began;
-    }, 4 * cost);
-  };
-  const LONG = 2000; // points of a curve, beyond which it is fetched again, with fewer
-
-  // Steps that were appended go to the end of every curve of their run.
-  const append = (news) => {
-    judge();
-    if (loading) { waiting.push(news); return; }
-    const k = page.sources.findIndex((source) => source.key === news.run);
-    if (k < 0) return;
-    const source = page.sources[k];
-    const count = news.at.step.length, known = Math.max(0, source.rows - news.first); // of these were fetched meanwhile
-    if (known >= count) return;
-    const unknown = Object.keys(news.values).some((name) => !page.known.has(name));
-    if (page.alone || source.low || unknown || news.first > source.rows || source.axes.step.length > LONG) { reload(); return; }
-    const values = (name) => news.values[name] || Array(count).fill(null);
-    for (const axis of Object.keys(source.axes)) source.axes[axis].push(...news.at[axis].slice(known));
-    for (const section of page.sections) for (const panel of section.panels) for (const series of panel.series) {
-      if (series.source === k) series.y.push(...values(series.column).slice(known));
-    }
-    let below = Array(count - known).fill(0);
-    for (const band of page.times[k].bands) {
-      const own = values(`time/${band.name}`).slice(known).map((value) => value || 0);
-      below = below.map((sum, n) => sum + own[n]);
-      band.own.push(...own);
-      band.top.push(...below);
-    }
-    source.rows += count - known;
-    last = { step: news.at.step.at(-1), success: values("success").at(-1) };
-    redraw();
-  };
-
-  const remember = () => {
-    page.known = new Set(page.sections.flatMap((s) => s.panels.flatMap((p) => p.series.map((l) => l.column))));
-    page.times.forEach((t) => t.bands.forEach((b) => page.known.add(`time/${b.name}`)));
+      loading = null;
+      next = Date.now() + Math.max(250, 4 * (Date.now() - began));
+      if (own.again) reload();
+    }, begins - Date.now());
   };
   const listen = () => {
     const from = page.sources.map((source) => source.rows).join(",");
-    const grouped = "grouped" in place.dataset;
+    const grouped = "grouped" in place.dataset || page.alone;
     const news = new EventSource(`/events?${place.dataset.runs}${grouped ? "" : `&from=${from}`}`);
     const live = document.getElementById("live");
-    let first = true;
-    news.addEventListener("open", () => {
-      live.textContent = "";
-      if (!first) { news.close(); fetched().then(() => { remember(); listen(); }); }
-      first = false;
-    });
-    news.addEventListener("error", () => { live.textContent = "not connected"; });
-    news.addEventListener("rows", (event) => grouped ? reload() : append(JSON.parse(event.data)));
-    news.addEventListener("anew", () => { judge(); reload(); });
-    news.addEventListener("measured", (event) => {
-      const { success, step } = JSON.parse(event.data);
-      const figure = document.querySelector('[data-figure="measured"]');
-      if (figure) {
-        figure.hidden = false;
-        figure.querySelector("b").textContent = `${(100 * success).toFixed(1)} %`;
-        figure.querySelector("i").textContent = step;
-      }
-      reload();
-    });
-    news.addEventListener("state", (event) => {
-      const { run, state } = JSON.parse(event.data);
-      if (state !== "running" && page.sources.length === 1) place.dataset.ended = "";
-      if (["failed", "killed"].includes(state) && place.dataset.key) return location.reload(); // the page has the reason
-      judge();
-      for (const word of document.querySelectorAll("[data-state]")) if (word.dataset.state === run) {
-        const made = make("span", `state ${["running", "finished", "stopped", "failed", "killed"].includes(state) ? state : "damaged"}`, state);
-        word.replaceChildren(made);
-      }
-    });
+    let lost = false;
+    news.addEventListener("open", () => { live.textContent = ""; if (lost) reload(); lost = false; });
+    news.addEventListener("error", () => { live.textContent = "not connected"; lost = true; });
+    news.addEventListener("changed", reload);
     addEventListener("pagehide", () => news.close());
   };
 
@@ -620,6 +545,6 @@
     reach();
     document.documentElement.dataset.ready = "1";
   } else {
-    fetched().then(() => { remember(); reach(); document.documentElement.dataset.ready = "1"; listen(); });
+    fetched().then(() => { reach(); document.documentElement.dataset.ready = "1"; listen(); });
   }
 })();

@@ -80,5 +80,5 @@
     }
   };
   const news = new EventSource("/events");
-  for (const kind of ["rows", "state", "anew"]) news.addEventListener(kind, () => { waiting ??= setTimeout(again, 200); });
+  news.addEventListener("changed", () => { waiting ??= setTimeout(again, 200); });
 })();
