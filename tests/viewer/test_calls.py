@@ -21,7 +21,7 @@ ARGUMENTS = [("a", "1.5"), ("note", "<b>x</b>")]
     [
         (f"I add.\n{ADD}", None, "I add."),
         ('[add(a=1.5, note="<b>x</b>")]', "pythonic", ""),
-        ('{"name": "add", "parameters": {"a": 1.5, "note": "<b>x</b>"}}', "llama", ""),
+        ('{"name": "add", "parameters": {"a": 1.5, "note": "<b>x</b>"}}', None, ""),
         ('[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1.5, "note": "<b>x</b>"}}]', "hermes", ""),
         ("<tool_call>add<arg_key>a</arg_key><arg_value>1.5</arg_value><arg_key>note</arg_key><arg_value><b>x</b></arg_value></tool_call>", None, ""),
     ],
@@ -33,7 +33,19 @@ def test_calls_of_every_form_are_read(text: str, form: object, words: str) -> No
     assert found["words"] == words
 
 
-@pytest.mark.parametrize("text", ["", "4", "<tool_call>{", '{"name": 3}', "f(x=1)", "\0<tool_call>\ud800"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "4",
+        '{"answer": 4}',
+        '[{"name": "Ann"}]',
+        "<tool_call>{",
+        '{"name": 3}',
+        "f(x=1)",
+        "\0<tool_call>\ud800",
+    ],
+)
 def test_other_texts_have_no_calls(text: str) -> None:
     assert shown_calls(text, "hermes", []) is None
 
@@ -45,7 +57,8 @@ def test_the_page_of_an_episode_shows_a_call_beside_its_result(tmp_path: Path) -
         row["turns"][0]["text"] = f"{ADD}{ADD}"
         again = {**row["turns"][0], "index": 2, "completed_before": 2, "text": "done"}
         results = [f"<img src=x> of call {k}" for k in range(2 - line % 2)]
-        again["new_messages"] = [{"role": "tool", "content": text} for text in results]
+        called = {"role": "assistant", "content": ADD.replace("add", "earlier")}
+        again["new_messages"] = [called, *({"role": "tool", "content": text} for text in results)]
         row["turns"].append(again)
 
     change_rows(run / "episodes" / "train", change)
@@ -53,7 +66,8 @@ def test_the_page_of_an_episode_shows_a_call_beside_its_result(tmp_path: Path) -
         for line in range(2):
             page = web.get(f"/run/run/episode/train/1/{line}").text
             assert page.count("<b>add</b>") == 2
-            assert page.count("&lt;b&gt;x&lt;/b&gt;</pre></dd>") == 2
+            assert page.count("<b>earlier</b>") == 1
+            assert page.count("&lt;b&gt;x&lt;/b&gt;</pre></dd>") == 3
             assert "<pre>&lt;img src=x&gt; of call 0</pre></td>" in page
             assert ('rowspan="2"' in page) == bool(line), "one result of both calls"
             assert json.dumps("<b>x</b>") not in page

@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 from kapelle.environments.grading.text.tool_call import Form, NotCalls, beside_calls, parse_calls
 
-MARKED: Sequence[Form] = ("hermes", "qwen_coder", "glm", "mistral", "deepseek", "harmony")
-"""The forms that mark a call; in other forms an ordinary text can look like one."""
+FORMS: Sequence[Form] = ("hermes", "qwen_coder", "glm", "mistral", "deepseek", "harmony", "llama")
+"""The forms that are tried in every run. An ordinary text can look like the remaining one, `pythonic`."""
 
 
 def shown_calls(text: str, form: object, results: Sequence[str] | None = None) -> dict[str, Any] | None:
@@ -20,7 +20,7 @@ def shown_calls(text: str, form: object, results: Sequence[str] | None = None) -
     they are unknown. One result belongs to each call, or else all of them are shown beside the first.
     """
     own: list[Form] = [each for each in get_args(Form) if each == form]
-    for kind in dict.fromkeys([*own, *MARKED]):
+    for kind in dict.fromkeys([*own, *FORMS]):
         try:
             calls = parse_calls(text, (kind,))
         except NotCalls:

@@ -338,11 +338,11 @@ def conversation(
         candidates = [each for each in episode.branches if each.parent == turn.index]
         drawn.append(
             {
-                **_drawn_turn(turn, episode, trace, vocabulary),
+                **_drawn_turn(turn, episode, trace, vocabulary, form),
                 "calls": shown_calls(turn.text, form, results_after(episode.turns, place)),
                 "hidden": bool(reader) and not known,
                 "seen_by": seen_by[turn.index],
-                "branches": [_drawn_turn(each, episode, trace, vocabulary) for each in candidates],
+                "branches": [_drawn_turn(each, episode, trace, vocabulary, form) for each in candidates],
             }
         )
     return drawn
@@ -353,6 +353,7 @@ def _drawn_turn(
     episode: ShownEpisode,
     trace: Mapping[int, Mapping[str, Any]],
     vocabulary: Mapping[int, str],
+    form: object,
 ) -> dict[str, Any]:
     own = trace.get(turn.index)
     tokens = tokens_of(turn, own, vocabulary)
@@ -380,7 +381,11 @@ def _drawn_turn(
         # The prompt, if the text of every token is known.
         "prompt": None if None in prompt else "".join(piece for piece in prompt if piece is not None),
         "traced": own is not None,
-        "calls": None,
+        "calls": shown_calls(turn.text, form),
+        "messages": [
+            {**each, "calls": shown_calls(each["content"], form) if each["role"] == "assistant" else None}
+            for each in turn.new_messages
+        ],
         "hidden": False,
         "mean_logprob": mean([token.logprob for token in tokens]),
         "advantage": mean([token.advantage for token in tokens]),

@@ -73,11 +73,6 @@ class EpisodeRow(NamedTuple):
     finishes: Sequence[str]
     tags: Sequence[str]
 
-    @property
-    def place(self) -> tuple[str, int, int]:
-        """Split, step and line."""
-        return self.split, self.step, self.line
-
 
 _SCHEMA = f"""
 PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -65536;
