@@ -188,7 +188,7 @@ class Records:
     def leave(self, error: BaseException | None) -> None:
         """Release the run directory and record the error that ended the run, if any."""
         if self.run is not None:
-            self.run.__exit__(type(error), error, None)
+            self.run.__exit__(None if error is None else type(error), error, None)
             self.run = None
 
     def close(self) -> None:
