@@ -31,7 +31,7 @@ SHOWN = (
     "scored",
     "samples",
     "failed_episodes",
-    "reward",
+    "return",
     "paid",
     "nll",
     "preference_margin",

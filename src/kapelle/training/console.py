@@ -277,7 +277,8 @@ def conversation(episode: Episode) -> ShownConversation:
     rewarded = bool(episode.rewards) or any(turn.reward for turn in episode.turns)
     # Games without a question show the agents' returns.
     score = episode.success if episode.task.question or not rewarded else None
-    earned = {name: episode.total(name) for name in episode.agents} if rewarded and score is None else {}
+    names = episode.agents if rewarded and score is None else ()
+    earned = {name: episode.total(name) for name in names if name in episode.rewards or episode.by(name)}
     return ShownConversation(episode.task.question, texts, score, earned)
 
 

@@ -19,6 +19,7 @@ from kapelle.rollout.evaluation.evaluate import Evaluation
 from kapelle.runs.reader import last_episode_step
 from kapelle.runs.trackers import Tracker, open_trackers, transcripts
 from kapelle.runs.writer import RunDirectory
+from kapelle.runtime.interrupts import endings
 from kapelle.runtime.process_tree import RANK_LOG
 from kapelle.runtime.randomness import keep_imports_from_drawing
 from kapelle.runtime.ranks import ALONE, Ranks, broadcast
@@ -181,14 +182,14 @@ class Records:
         return True
 
     def fail(self, error: Exception) -> None:
-        """Record the error that ends the run."""
-        if self.run is not None:
+        """Record the error that ends the run, unless a stop signal has caused it."""
+        if self.run is not None and not endings:
             self.run.fail(error)
 
     def leave(self, error: BaseException | None) -> None:
         """Release the run directory and record the error that ended the run, if any."""
         if self.run is not None:
-            self.run.__exit__(type(error), error, None)
+            self.run.__exit__(None if error is None else type(error), error, None)
             self.run = None
 
     def close(self) -> None:

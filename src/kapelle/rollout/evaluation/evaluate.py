@@ -14,7 +14,7 @@ from kapelle.functional.statistics import MeanScore, area_under_curve, missing_t
 from kapelle.rollout.episodes import rollout, shared_rollout
 from kapelle.rollout.setup import RolloutSetup
 from kapelle.rows import TurnKey, label_of, turns_of
-from kapelle.runs.definitions import UNSCORED, by_part, own_returns, reported_counts, rollout_metrics
+from kapelle.runs.definitions import UNSCORED, acted, by_part, own_returns, reported_counts, rollout_metrics
 from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.schema import EvaluationConfig
 from kapelle.setup.problems import choose_tasks
@@ -406,8 +406,8 @@ def summarise(groups: Sequence[Group], returns: Returns = own_returns) -> Evalua
 
 
 def own_scores(groups: Sequence[Group]) -> dict[str, MeanScore]:
-    """Return the mean of each agent's own terminal rewards; agents without any are absent."""
-    return _own(groups, lambda episode, agent: episode.rewards[agent])
+    """Return the mean of each agent's own terminal rewards, as the metrics `reward/<agent>`; agents without any are absent."""
+    return _own(groups, lambda episode, agent: episode.rewards.get(agent, 0.0))
 
 
 def own_totals(groups: Sequence[Group]) -> dict[str, MeanScore]:
@@ -421,7 +421,7 @@ def _own(groups: Sequence[Group], earned: Callable[[Episode, str], float]) -> di
     failed = len(episodes) - len(whole)
     rewarded = dict.fromkeys(agent for episode in whole for agent in episode.rewards)
     return {
-        agent: rate_of([earned(e, agent) for e in whole if agent in e.rewards], len(episodes), failed)
+        agent: rate_of([earned(e, agent) for e in acted(agent, whole)], len(episodes), failed)
         for agent in rewarded
     }
 
