@@ -122,14 +122,14 @@ def usual_grouping(runs: Sequence[ViewedRun]) -> tuple[str, ...]:
         return ()
     rows = [row for row in differing(runs) if row["name"] not in (SEED, "description")]
     rows.sort(key=lambda row: len(set(map(str, row["values"]))))
-    chosen: list[str] = []
+    names: list[str] = []
     groups: list[tuple[str, ...]] = [()] * len(runs)
     for row in rows:
         finer = [(*group, str(value)) for group, value in zip(groups, row["values"], strict=True)]
         if len(set(groups)) < len(set(finer)) <= GROUPS:
-            chosen.append(row["name"])
+            names.append(row["name"])
             groups = finer
-    return tuple(chosen) or (rows[0]["name"] if rows else SEED,)
+    return tuple(names) or (rows[0]["name"] if rows else SEED,)
 
 
 def _rank(value: object) -> tuple[bool, float, str]:
@@ -150,6 +150,25 @@ def _recipes(runs: Sequence[ViewedRun]) -> list[str]:
     ]
 
 
+def drawn(runs: Sequence[ViewedRun], choice: ComparisonQuery) -> list[curves.CurveSource]:
+    """Return the curves of runs, or of their groups, at most as many as were chosen."""
+    runs, groups = choice.arranged(runs)
+    if not groups:
+        runs = runs[: choice.most]
+    width = None
+    if groups or len(runs) > USUAL:  # the points of a group's runs must average the same steps
+        rows = []
+        for run in runs:
+            with run.lock:
+                run.refresh()
+                rows.append(len(run.metrics))
+        width = curves.width_of(max(rows, default=0), len(runs))
+    sources = [curves.source_of(run, name, width) for run, name in zip(runs, labels(runs), strict=True)]
+    if not groups:
+        return sources
+    return curves.grouped(list(zip(groups, sources, strict=True)), choice.spread)[: choice.most]
+
+
 class DrawnRuns:
     """Answers with the curves and the page of a comparison."""
 
@@ -159,22 +178,8 @@ class DrawnRuns:
     def answer(self, request: Request) -> Response:
         """Return the curves as JSON."""
         runs = chosen(self._library, request)
-        choice = ComparisonQuery.of(request.query_params, runs)
-        runs, groups = choice.arranged(runs)
-        if not groups:
-            runs = runs[: choice.most]
-        width = None
-        if groups or len(runs) > USUAL:  # the points of a group's runs must average the same steps
-            rows = []
-            for run in runs:
-                with run.lock:
-                    run.refresh()
-                    rows.append(len(run.metrics))
-            width = curves.width_of(max(rows, default=0), len(runs))
-        sources = [curves.source_of(run, name, width) for run, name in zip(runs, labels(runs), strict=True)]
+        sources = drawn(runs, ComparisonQuery.of(request.query_params, runs))
         agents = list(dict.fromkeys(agent for run in runs for agent in run.agents()))
-        if groups:
-            sources = curves.grouped(list(zip(groups, sources, strict=True)), choice.spread)[: choice.most]
         return json_answer(curves.page(sources, agents))
 
     def page(self, request: Request) -> Response:

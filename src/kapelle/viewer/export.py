@@ -8,9 +8,11 @@ from importlib.resources import files
 from typing import Any
 
 from markupsafe import Markup
+from starlette.datastructures import QueryParams
 
 from kapelle.errors import RunDirectoryError
 from kapelle.viewer import curves
+from kapelle.viewer.comparing import ComparisonQuery, drawn
 from kapelle.viewer.episode import (
     COLUMNS,
     conversation,
@@ -21,7 +23,7 @@ from kapelle.viewer.episode import (
     vocabulary_of,
 )
 from kapelle.viewer.library import Library, ViewedRun
-from kapelle.viewer.pages import dumped, labels, render
+from kapelle.viewer.pages import dumped, render
 from kapelle.viewer.presenting import (
     at,
     differing,
@@ -45,11 +47,10 @@ def exported(library: Library) -> bytes:
     runs = library.runs()[:MOST_RUNS]
     if not runs:
         raise RunDirectoryError(f"There is no run under {library.roots[0]}. Name a run directory.")
-    names = labels(runs)
-    sources = [curves.source_of(run, name) for run, name in zip(runs, names, strict=True)]
+    sources = drawn(runs, ComparisonQuery.of(QueryParams(), runs))
     agents = list(dict.fromkeys(agent for run in runs for agent in run.agents()))
     # A `<` could end the block of JSON.
-    drawn = dumped(curves.page(sources, agents)).replace("<", "\\u003c")
+    content = dumped(curves.page(sources, agents)).replace("<", "\\u003c")
     scripts, styles = [_file(name) for name in SCRIPTS], [_file(name) for name in STYLES]
     policy = (
         f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {' '.join(map(_hash, styles))}; "
@@ -60,7 +61,7 @@ def exported(library: Library) -> bytes:
         policy=policy,
         scripts=[Markup(text) for text in scripts],  # noqa: S704 - the package's own files
         styles=[Markup(text) for text in styles],  # noqa: S704
-        curves=Markup(drawn),  # noqa: S704 - JSON without `<`
+        curves=Markup(content),  # noqa: S704 - JSON without `<`
         runs=[_run(run) for run in runs],
         differences=differing(runs),
         color_names=COLUMNS,
