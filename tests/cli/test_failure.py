@@ -55,6 +55,10 @@ def test_a_failed_run_keeps_its_reason_and_a_resume_that_goes_on_removes_it(kape
     assert "No module named 'grader'" in first.error
     for words in (["show", "run"], ["ls", "."], ["show", "run", "--json"]):
         assert "No module named 'grader'" in kapelle("runs", *words).out
+    whole = Path("run/failure.json").read_bytes()
+    Path("run/failure.json").write_bytes(whole[:99])
+    assert "failure.json cannot be read" in kapelle("runs", "show", "run").out
+    Path("run/failure.json").write_bytes(whole)
     log = Path("run/run.log").read_text()
     assert "weights: trained: " in log
     assert "No module named 'grader'" in log

@@ -5,16 +5,17 @@ A resume removes `failure.json` when it has opened the run; `run.log` keeps the 
 
 from __future__ import annotations
 
-import json
 import traceback as tracebacks
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from kapelle.errors import KapelleError, RunDirectoryError, TrainingHalted
+from pydantic import TypeAdapter
+
+from kapelle.errors import KapelleError, TrainingHalted
 from kapelle.runs.lock import has_restarted, now
 from kapelle.runs.reader import Status, read_status
 from kapelle.runtime.credentials import without_secrets
@@ -67,12 +68,6 @@ class Failure:
     def row(self) -> dict[str, Any]:
         """Return it as JSON."""
         return asdict(self)
-
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """Return what `row` gave; raises TypeError or ValueError for other values."""
-        episodes = tuple(FailedEpisode(**each) for each in row["episodes"])
-        return cls(**{**row, "episodes": episodes, "health": tuple(row["health"])})
 
     @property
     def cause(self) -> str:
@@ -140,23 +135,19 @@ def start_line(status: Status) -> str:
 def read_failure(run: Path) -> Failure | None:
     """Return why a run has failed or was killed; None for one that runs, has finished or was stopped on request.
 
-    Raises RunDirectoryError for a damaged file.
+    Raises RunDirectoryError if its status cannot be read.
     """
     status = read_status(run)
     if status.state not in ("failed", "killed"):
         return None
-    path = run / FAILURE
     if status.state == "killed":
-        return Failure(_why_killed(run, status), step=status.step, phase=status.phase, at=status.updated)
-    try:
-        return Failure.from_row(json.loads(plain_bytes(path)))
-    except FileNotFoundError:
-        why = f"The run failed in phase '{status.phase}' after step {status.step}, and its reason could not be written."
-        return Failure(why, step=status.step, phase=status.phase, at=status.updated)
-    except OSError as error:
-        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}.") from None
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise RunDirectoryError(f"{path} is damaged. Remove it: the run does not need it.") from None
+        why = _why_killed(run, status)
+    else:
+        try:
+            return TypeAdapter(Failure).validate_json(plain_bytes(run / FAILURE))
+        except (OSError, ValueError):
+            why = f"It failed in phase '{status.phase}' after step {status.step}; {run / FAILURE} cannot be read."
+    return Failure(why, step=status.step, phase=status.phase, at=status.updated)
 
 
 def _why_killed(run: Path, status: Status) -> str:
