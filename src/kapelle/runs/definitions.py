@@ -43,6 +43,7 @@ FEATURES: Mapping[str, str] = {
     "league": "kapelle.features.league.metrics:METRICS",
     "replay": "kapelle.features.replay.metrics:METRICS",
     "reward_model": "kapelle.features.reward_model.metrics:METRICS",
+    "curriculum": "kapelle.features.curriculum.metrics:METRICS",
     "entropy": "kapelle.features.entropy.metrics:METRICS",
 }
 """Feature of `kapelle.features` → the metrics that it reports."""

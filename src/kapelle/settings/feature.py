@@ -26,6 +26,8 @@ class FeatureSettings(Settings):
     """`module:Class` of its `FeaturePlan`; empty if it needs no plan."""
     feature: ClassVar[str] = ""
     """`module:Class` of its `Feature`; empty if it does not act at any phase."""
+    draws: ClassVar[str] = ""
+    """`module:Class` that draws the tasks of steps in place of `training.selection.EpochDraws`; empty if it leaves this to it."""
     rewards_turns: ClassVar[bool] = False
     """Whether it adds rewards of turns to the environment's."""
     makes_base: ClassVar[bool] = False

@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, Field, create_model, field_validator, mode
 
 from kapelle.features.ahead.settings import AheadSettings
 from kapelle.features.compaction.settings import CompactionConfig
+from kapelle.features.curriculum.settings import CurriculumConfig, DifficultyConfig
 from kapelle.features.entropy.settings import EntropyConfig
 from kapelle.features.league.settings import LeagueConfig
 from kapelle.features.replay.settings import ReplayConfig
@@ -413,35 +414,6 @@ class TrainingConfig(AheadSettings, AmountConfig):
     bfloat16 and 0.1 in float16."""
     non_finite: Annotated[Literal["stop", "skip"], FREE] = "stop"
     """Whether a step with a loss or gradient that is not finite stops the run, or is skipped."""
-
-
-class DifficultyConfig(Settings):
-    """Filter for tasks of a finite train split by the team's solve rate, measured before the first step."""
-
-    low: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Tasks with a lower solve rate are excluded."""
-    high: float = Field(default=1.0, ge=0.0, le=1.0)
-    """Tasks with a higher solve rate are excluded."""
-    samples: int = Field(default=4, ge=1)
-    """Episodes per task, sampled as in training."""
-
-    @model_validator(mode="after")
-    def _ordered(self) -> DifficultyConfig:
-        if self.low > self.high:
-            raise ValueError(f"`low: {self.low}` is above `high: {self.high}`, so that no task remains")
-        return self
-
-
-class CurriculumConfig(Settings):
-    """Easy tasks first: each step draws from the easiest share of the tasks, which grows to all."""
-
-    by: str = "solve_rate"
-    """The difficulty of a task: `solve_rate`, as `tasks.difficulty` measures it; or a field of the tasks' data that is a number or
-    ends in one (`Level 3`), where larger is harder."""
-    start: float = Field(default=0.25, gt=0.0, le=1.0)
-    """Share of the tasks that the first step draws from."""
-    steps: int = Field(default=100, ge=1)
-    """Steps until all tasks are drawn from; the share grows linearly."""
 
 
 class TasksConfig(Settings):

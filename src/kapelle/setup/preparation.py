@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import ceil, inf
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -132,30 +131,6 @@ def short_enough(
             return False
 
     return fits
-
-
-# -------- How hard a task is, for a curriculum (`tasks.curriculum`).
-
-SOLVE_RATE = "solve_rate"
-"""Word in place of a field: the measured solve rate (`tasks.difficulty`)."""
-_LAST_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?=\D*$)")
-
-
-def hardness(task: Task, field: str) -> float:
-    """Return the difficulty of a task: the number in a field of its data, or the last number in its text.
-
-    Tasks without a number have infinite difficulty, and come last. Raises ConfigError for a field that does not exist.
-    """
-    if field not in task.data:
-        known = ", ".join(sorted(task.data)) or "none"
-        raise ConfigError(
-            f"`tasks.curriculum.by: {field}` is not a field of task {task.id} (its fields: {known}). Name one, or `{SOLVE_RATE}`."
-        )
-    value = task.data[field]
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    number = _LAST_NUMBER.search(value) if isinstance(value, str) else None
-    return float(number.group()) if number else inf
 
 
 # -------- Lengths of prompts, by the models' tokenisers
@@ -526,15 +501,8 @@ def _too_long(
 def _counted(config: RunConfig, too_long: int) -> tuple[RunConfig, tuple[str, ...]]:
     """Return the settings with the steps of `training.epochs` epochs over the remaining tasks, and a note."""
     environment, training = config.environment, config.training
-    curriculum = config.tasks.curriculum
-    if curriculum is not None and curriculum.by != SOLVE_RATE:
-        hardness(task_of(environment, "train", 0), curriculum.by)
     if training.epochs is None:
         return config, ()
-    if config.tasks.difficulty is not None:
-        raise ConfigError(
-            "`training.epochs` and `tasks.difficulty` exclude each other. Set `training.steps` instead."
-        )
     count = environment.size("train")
     if count is None:
         raise ConfigError(

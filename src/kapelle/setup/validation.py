@@ -421,18 +421,6 @@ def _check_demonstrations(run: RunToCheck) -> Iterator[str]:
         yield f"`{algorithm.name}` learns from demonstrations, but environment '{name}' has no script for them. Use one that has."
 
 
-def _check_selection(run: RunToCheck) -> Iterator[str]:
-    """Yield the reasons why the settings cannot choose tasks."""
-    config, tasks = run.config, run.config.tasks
-    if tasks.difficulty is not None:
-        if config.environment.size("train") is None:
-            yield f"`tasks.difficulty` measures every training task, and `{config.environment.name}` generates them. Remove it."
-        if not run.algorithm.plays:
-            yield f"`tasks.difficulty` measures the team, and `{run.algorithm.name}` does not play. Remove it."
-    elif tasks.curriculum is not None and tasks.curriculum.by == "solve_rate":
-        yield "`tasks.curriculum` needs solve rates, which nothing measures. Set `tasks.difficulty: {}` too."
-
-
 def _check_replays(run: RunToCheck) -> Iterator[str]:
     """Yield a message if episodes cannot be replayed for the algorithm's credit."""
     algorithm, environment, data = run.algorithm, run.config.environment, run.algorithm.data
@@ -544,7 +532,6 @@ CHECKS_OF_TRAINING: tuple[Check, ...] = (
     _check_learners,
     _check_train_engine,
     _check_pools,
-    _check_selection,
     _check_compared,
     _check_replays,
     _check_turn_scores,

@@ -65,7 +65,7 @@ class Rollouts:
 
         Raises ParityError if other weights than the published ones sampled them.
         """
-        setup = self.prepared(step)
+        setup = step.setup.for_algorithm(self._algorithm.data)
         versions = dict(self._engine.versions)
         groups = collect_step(setup, self._config, self._algorithm, self.tasks, step.number)
         if self._algorithm.plays:
@@ -73,14 +73,8 @@ class Rollouts:
             if not self.on_policy:
                 self.compare(step, [turn for _, turn in turns_of(groups)])
                 setup.engine.release_caches()
-        step.metrics |= {**step.parity, **self.tasks.metrics()}
+        step.metrics |= step.parity
         return groups
-
-    def prepared(self, step: StepInProgress) -> RolloutSetup:
-        """Prepare the tasks of a step, and return the setup of its episodes."""
-        self.tasks.measure(step.setup)
-        self.tasks.assign = step.assign
-        return step.setup.for_algorithm(self._algorithm.data)
 
     def compare(
         self,

@@ -32,8 +32,6 @@ class AheadPlan(FeaturePlan[AheadSettings]):
             yield f"`training.overlap` samples in another process, which has no access to {names} in memory. Set it to false."
         if offers(environment, DrivenByPrograms):
             yield "`training.overlap` samples in another process, which outside programs cannot follow. Set it to false."
-        if run.config.tasks.difficulty is not None:
-            yield "`tasks.difficulty` is measured by this process. Set `training.overlap: false`."
 
     def _partial(self, run: RunToCheck) -> Iterator[str]:
         config, algorithm, environment, data = (

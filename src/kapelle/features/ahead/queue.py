@@ -228,12 +228,12 @@ class RolloutsAhead(Rollouts):
 
     def collect(self, step: StepInProgress) -> list[Group]:
         """Return the groups that a step trains on; see `Rollouts`."""
-        setup, versions = self.prepared(step), dict(self._engine.versions)
+        setup, versions = step.setup.for_algorithm(self._algorithm.data), dict(self._engine.versions)
         begin = None if self.sampler is None else self._begin
         groups = self.queue.take(step.number, versions, partial(self._here, step, setup), begin)
         if self._config.training.max_staleness:
             step.metrics["staleness"] = self.queue.staleness(groups)
-        step.metrics |= {**step.parity, **self.tasks.metrics()}
+        step.metrics |= step.parity
         return groups
 
     def _begin(self, number: int, left: Left) -> Pending:

@@ -228,7 +228,7 @@ class League(Feature):
     def before_rollouts(self, step: StepInProgress) -> None:
         """Assign roles to members in the tasks of the steps that are collected next."""
         seating = self.seat(step.number)
-        step.assign = lambda number, count: seating.casts(self._seed, number, count)
+        step.tasks.assign = lambda number, count: seating.casts(self._seed, number, count)
 
     def after_rollouts(self, step: StepInProgress) -> None:
         """Compare the log-probs of members' turns with the train engine's: no update would notice incorrect weights of a member."""
