@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pydantic
 
-from kapelle.environment import Environment, environment_class
+from kapelle.environment import Environment, OpensStates, environment_class, offers
 from kapelle.errors import ConfigError
 from kapelle.settings.base import Settings
+from kapelle.settings.checks import RunToCheck
 from kapelle.settings.schema import timed
+
+
+def check_workers(run: RunToCheck) -> Iterator[str]:
+    """Yield that episodes are on the environment's servers; raise ConfigError if worker processes cannot make the environment."""
+    environment = run.config.environment
+    if run.config.episode.environment_workers and offers(environment, OpensStates):
+        yield f"Episodes of `{environment.name}` are on its servers. Set `episode.environment_workers: 0`."
+    elif run.config.episode.environment_workers:
+        environment_form(environment)
 
 
 def environment_form(environment: Environment) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from kapelle.runs.definitions import own_returns
 from kapelle.runtime.interrupts import StopRequested
 from kapelle.runtime.randomness import capture_random, derive_seed, restore_random
 from kapelle.settings.schema import RunConfig
-from kapelle.setup.preparation import short_enough
 from kapelle.setup.problems import choose_tasks
+from kapelle.setup.prompt_lengths import short_enough
 from kapelle.training.selection import draws_of
 from kapelle.training.starting import Pieces
 from kapelle.types import Group, Task

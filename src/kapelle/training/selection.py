@@ -18,8 +18,8 @@ from kapelle.runtime.plugins import find_object
 from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.feature import sections_of
 from kapelle.settings.schema import RunConfig
-from kapelle.setup.preparation import short_enough
 from kapelle.setup.problems import Fits, drawn, untested
+from kapelle.setup.prompt_lengths import short_enough
 from kapelle.types import Cast, Task
 
 REDRAWN = 1000

@@ -30,7 +30,8 @@ from kapelle.runtime.tensors import leaves
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.feature import ReportStep, bases_of
 from kapelle.setup.model_loading import build_engine, build_train_engine, teacher
-from kapelle.setup.preparation import PreparedRun, check_endpoints
+from kapelle.setup.preparation import PreparedRun
+from kapelle.setup.servers import check_endpoints
 from kapelle.team import Team, split_scored
 from kapelle.training.feature import StartedRun, started
 from kapelle.training.loop import Loop

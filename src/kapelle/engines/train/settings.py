@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -10,7 +10,10 @@ from pydantic import Field
 from kapelle.engines.train.protocol import TrainEngine, TrainSetup
 from kapelle.engines.train.sharding import Sharding
 from kapelle.errors import ConfigError
+from kapelle.runtime.ranks import launched_rank
 from kapelle.settings.base import Settings
+from kapelle.settings.checks import Check, RunToCheck
+from kapelle.settings.environments import text_alone
 
 if TYPE_CHECKING:
     from kapelle.engines.train.torch.engine import TorchTrainEngine
@@ -93,3 +96,37 @@ class Fsdp(Sharding):
         adapted += [critic.name for critic in setup.critics if not critic.whole]
         self.check(dtypes, whole, adapted, setup.optimizer.name, setup.ranks.size)
         return FsdpTrainEngine(setup, self)
+
+
+# -------- Checks of a run's train engine
+
+
+def check_images(run: RunToCheck) -> Iterator[str]:
+    """Yield an engine that does not support the images of an environment."""
+    if run.config.train_engine.name == "fsdp":
+        yield from text_alone(run, "`train_engine.name: fsdp`")
+
+
+def check_sharding(run: RunToCheck) -> None:
+    """Raise ConfigError if the processes of this run cannot shard its models."""
+    config, team = run.config, run.team
+    if not isinstance(config.train_engine, Fsdp):
+        return
+    places = {base: team.places.get(base, config.model) for base in team.bases}
+    policies, critics = team.policies.values(), team.critics.values()
+    whole = [policy.name for policy in policies if policy.trained and policy.lora is None]
+    whole += [critic.name for critic in critics if critic.trained and critic.whole]
+    adapted = [policy.name for policy in policies if policy.lora is not None]
+    adapted += [critic.name for critic in critics if not critic.whole]
+    started = launched_rank()
+    config.train_engine.check(
+        {base: place.dtype for base, place in places.items()},
+        whole,
+        adapted,
+        config.optimizer.name,
+        1 if started is None else started.size,
+    )
+
+
+CHECKS: tuple[Check, ...] = (check_images,)
+TRAINING_CHECKS: tuple[Check, ...] = (check_sharding,)

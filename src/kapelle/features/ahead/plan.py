@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from kapelle.engines.rollout.protocol import AllowsInterrupts
 from kapelle.environment import DrivenByPrograms, InMemory, RewardsEpisodes, offers
 from kapelle.features.ahead.settings import AheadSettings
-from kapelle.setup.feature import FeaturePlan, RunToCheck
+from kapelle.settings.checks import RunToCheck
+from kapelle.setup.feature import FeaturePlan
 
 
 class AheadPlan(FeaturePlan[AheadSettings]):

@@ -8,7 +8,8 @@ from kapelle.environment import task_of
 from kapelle.errors import noting
 from kapelle.features.curriculum.draws import SOLVE_RATE, hardness
 from kapelle.features.curriculum.settings import CurriculumConfig, DifficultyConfig
-from kapelle.setup.feature import FeaturePlan, RunToCheck
+from kapelle.settings.checks import RunToCheck
+from kapelle.setup.feature import FeaturePlan
 
 
 class DifficultyPlan(FeaturePlan[DifficultyConfig]):

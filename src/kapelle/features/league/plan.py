@@ -23,11 +23,12 @@ from kapelle.functional.ratings import SOLVER_NEEDS, check_packages
 from kapelle.models.outline import Outline, adapter_parameters
 from kapelle.runs.named_checkpoint import names_a_run, split_run
 from kapelle.runs.reader import read_config
+from kapelle.settings.checks import RunToCheck
 from kapelle.settings.overlays import parse_yaml
 from kapelle.settings.schema import RunConfig
 from kapelle.settings.weights import PastAdapter
 from kapelle.setup.bases import Bases
-from kapelle.setup.feature import FeaturePlan, RunToCheck
+from kapelle.setup.feature import FeaturePlan
 from kapelle.team import Policy
 from kapelle.workflows.play import PlayWorkflow
 

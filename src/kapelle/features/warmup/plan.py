@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from kapelle.environment import Teachable, offers
 from kapelle.features.warmup.key import warmup_key
 from kapelle.features.warmup.settings import WarmupConfig
+from kapelle.settings.checks import RunToCheck
+from kapelle.settings.environments import demonstrates
 from kapelle.settings.schema import RunConfig
-from kapelle.setup.feature import FeaturePlan, Report, ReportStep, RunToCheck
-from kapelle.setup.validation import demonstrates
+from kapelle.setup.feature import FeaturePlan, Report, ReportStep
 from kapelle.team import Team
 
 if TYPE_CHECKING:
