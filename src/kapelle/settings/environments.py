@@ -15,7 +15,6 @@ from kapelle.environment import (
     RewardsEpisodes,
     Scripted,
     ShowsImages,
-    UsesModels,
     check_capabilities,
     check_declared,
     offers,
@@ -51,17 +50,6 @@ def check_server(run: RunToCheck) -> None:
     if run.training and not run.elsewhere and offers(run.config.environment, DrivenByPrograms):
         with noting(run.absent):
             run.config.environment.check_server()
-
-
-def check_workers(run: RunToCheck) -> Iterator[str]:
-    """Yield a model in this process that episodes in worker processes cannot use."""
-    environment = run.config.environment
-    models = environment.frozen_models if offers(environment, UsesModels) else ()
-    if run.config.episode.environment_workers and models and not offers(environment, RewardsEpisodes):
-        yield (
-            f"Episodes of `{environment.name}` use '{models[0].path}', a model in this process. Set `episode.environment_workers: 0`, or "
-            "name an endpoint."
-        )
 
 
 def check_nested(run: RunToCheck) -> None:
@@ -146,18 +134,9 @@ def check_images(run: RunToCheck) -> Iterator[str]:
             yield (
                 f"`{name}` shows images, and cannot be part of another environment (`{section}.{at}`). Use it as the environment."
             )
-    if config.episode.environment_workers:
-        yield from text_alone(run, "`episode.environment_workers`")
     answers = algorithm.critic is not None and algorithm.critic.view == "answer"
     if answers or algorithm.need(ReadsText) is not None:
         yield from text_alone(run, "`reward_model`" if config.reward_model else f"`{algorithm.name}`")
-
-
-def check_outside(run: RunToCheck) -> Iterator[str]:
-    """Yield settings that episodes of an outside program do not support."""
-    config = run.config
-    if offers(config.environment, DrivenByPrograms) and config.episode.environment_workers:
-        yield "`episode.environment_workers` is not supported for episodes of an outside program. Set it to 0."
 
 
 def demonstrates(environment: Environment) -> bool:
@@ -232,7 +211,6 @@ CHECKS: tuple[Check, ...] = (
     check_rendered,
     check_legal_moves,
     check_fit,
-    check_workers,
     check_server,
     check_nested,
 )
@@ -240,6 +218,5 @@ TRAINING_CHECKS: tuple[Check, ...] = (
     check_compared,
     check_replays,
     check_opposed,
-    check_outside,
     check_demonstrations,
 )

@@ -46,17 +46,6 @@ class FeaturePlan(Generic[S]):
         """Yield a message for each reason that prevents training with it: the fault, its place, and how to fix it."""
         yield from ()
 
-    def bases(
-        self,
-        config: RunConfig,
-        team: Team,
-        progress: ReportStep,
-        report: Report,
-        held: dict[str, LanguageModel],
-    ) -> Mapping[str, str]:
-        """Return the path of each base of the team, by name; `held` gets the models that stay in memory, by path."""
-        return team.bases
-
     def made_base(self, config: RunConfig, path: str) -> str:
         """Return a description of all that determines the base that it makes from a model's path; empty if it makes none."""
         return ""
@@ -78,13 +67,9 @@ def plans_of(config: RunConfig) -> list[FeaturePlan[FeatureSettings]]:
 def bases_of(
     config: RunConfig, team: Team, progress: ReportStep, report: Report, held: dict[str, LanguageModel]
 ) -> Mapping[str, str]:
-    """Return the path of each base of a team, by name, with those that features make; arguments as in `FeaturePlan.bases`."""
-    for plan in plans_of(config):
-        team = replace(team, bases=plan.bases(config, team, progress, report, held))
+    """Return the path of each base of a team, by name, with those that features make; `held` gets the models that stay in memory, by path."""
+    for section in sections_of(config).values():
+        if section.bases:
+            make = find_object(section.bases, "feature")
+            team = replace(team, bases=make(config, team, progress, report, held))
     return team.bases
-
-
-def check_features(run: RunToCheck) -> Iterator[str]:
-    """Yield the faults that each feature of a run finds."""
-    for plan in plans_of(run.config):
-        yield from plan.check(run)

@@ -7,7 +7,7 @@ engine = build_engine(config, models, prepared.team)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -16,12 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kapelle.algorithm import Algorithm
 from kapelle.engines.rollout.protocol import RecordsRouting
 from kapelle.engines.train.settings import Fsdp
-from kapelle.environment import (
-    Described,
-    Reporting,
-    StartsProgram,
-    offers,
-)
+from kapelle.environment import Described, Reporting, StartsProgram, offers
 from kapelle.errors import ConfigError, noting, raise_all
 from kapelle.models.adapters import check_routing
 from kapelle.models.checksums import verify_folder
@@ -59,20 +54,18 @@ if TYPE_CHECKING:
 # -------- Contents of weight files, which `validate` checks and a run checks when it loads them
 
 
-def looked_into(
-    config: RunConfig, team: Team, models: Mapping[str, Outline], given: Container[str]
-) -> Iterator[str]:
+def looked_into(run: RunToCheck, models: Mapping[str, Outline]) -> Iterator[str]:
     """Yield the contents of each model's and adapter's files; raise ModelError for files that cannot be loaded."""
-    for path, outline in {path: models[base] for base, path in team.bases.items()}.items():
-        if path in given or path == "embedded":
+    for path, outline in {path: models[base] for base, path in run.team.bases.items()}.items():
+        if path in run.given or path == "embedded":
             continue
         folder = folder_of(path)
         if folder is None:
             yield f"{path}: not downloaded yet, so its weights are not checked"
             continue
         unchanged = verify_folder(folder)
-        yield f"{path}: {_tried(config, path, outline)}{', and as kapelle wrote it' if unchanged else ''}"
-    for policy in team.every.values():
+        yield f"{path}: {_tried(run.config, path, outline)}{', and as kapelle wrote it' if unchanged else ''}"
+    for policy in run.team.every.values():
         if policy.past is not None and verify_folder(Path(policy.past)):
             yield f"{policy.past}: as kapelle wrote it"
 
@@ -208,7 +201,7 @@ def prepare(
         models = read_outlines(team, config.model, given)
         _check_models(run, models, report)
     if passed is not None and models:
-        for found in looked_into(config, team, models, given):
+        for found in looked_into(run, models):
             report("weights", found)
         for address in check_endpoints(team, config.environment):
             report("endpoint", f"{address} answers")
@@ -341,9 +334,8 @@ def without_programs(settings: S) -> tuple[S, list[str]]:
 def _without(value: Any, left_out: list[str]) -> Any:
     """Return a value of settings without servers; the same object if it has none."""
     if isinstance(value, Settings):
-        own = {name: getattr(value, name) for name in type(value).model_fields}
-        found = {name: _without(each, left_out) for name, each in own.items()}
-        changed = {name: each for name, each in found.items() if each is not own[name]}
+        found = {name: _without(getattr(value, name), left_out) for name in type(value).model_fields}
+        changed = {name: each for name, each in found.items() if each is not getattr(value, name)}
         return value.model_copy(update=changed) if changed else value
     if isinstance(value, Mapping):
         inner = {key: _without(each, left_out) for key, each in value.items()}

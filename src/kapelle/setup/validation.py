@@ -11,7 +11,7 @@ from kapelle.runs.trackers import check_trackers
 from kapelle.settings import environments, schema
 from kapelle.settings.checks import Check, RunToCheck
 from kapelle.setup.environment_forms import check_workers
-from kapelle.setup.feature import check_features
+from kapelle.setup.feature import plans_of
 from kapelle.setup.team_builder import check_pools
 
 CHECKS: tuple[Check, ...] = (
@@ -34,15 +34,15 @@ TRAINING_CHECKS: tuple[Check, ...] = (
     check_pools,
     *environments.TRAINING_CHECKS,
     *workflow.TRAINING_CHECKS,
-    check_features,
 )
-"""Further checks of a run that trains."""
+"""Further checks of a run that trains, before those of its features."""
 
 
 def check_run(run: RunToCheck) -> None:
     """Raise ConfigError with all faults of a run's settings; cheap, loads no model."""
     faults: list[ConfigError] = []
-    for check in (*CHECKS, *(TRAINING_CHECKS if run.training else ())):
+    further = [*TRAINING_CHECKS, *(plan.check for plan in plans_of(run.config))] if run.training else []
+    for check in (*CHECKS, *further):
         try:
             faults += map(ConfigError, check(run) or ())
         except ConfigError as fault:

@@ -158,7 +158,7 @@ def load_pieces(
             (setup.engine,),
         )
         own_engine = rollout_engine is not None
-        rollouts = make_rollouts(run, acting, warmed.team.bases, warmed.given, failing, own_engine=own_engine)
+        rollouts = make_rollouts(run, acting, warmed, failing, own_engine=own_engine)
         features = started(replace(run, players=rollouts.players))
         loop = Loop(config, algorithm, acting, engine, rollouts, learners, features)
         loop.publish()

@@ -35,12 +35,8 @@ class AheadPlan(FeaturePlan[AheadSettings]):
             yield "`training.overlap` samples in another process, which outside programs cannot follow. Set it to false."
 
     def _partial(self, run: RunToCheck) -> Iterator[str]:
-        config, algorithm, environment, data = (
-            run.config,
-            run.algorithm,
-            run.config.environment,
-            run.algorithm.data,
-        )
+        config, algorithm = run.config, run.algorithm
+        environment, data = config.environment, algorithm.data
         partial = "`training.partial_rollouts` continues unfinished episodes in the next step"
         if not self.settings.max_staleness:
             yield (

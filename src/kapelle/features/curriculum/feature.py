@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kapelle.environment import task_of
 from kapelle.features.curriculum.draws import DrawsByDifficulty
 from kapelle.features.curriculum.settings import DifficultyConfig
 from kapelle.rollout.episodes import shared_rollout
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime.process_tree import doing
 from kapelle.runtime.randomness import capture_random, derive_seed, restore_random
 from kapelle.training.feature import Feature, StartedRun, StepInProgress
@@ -25,39 +26,31 @@ class MeasuredDifficulty(Feature):
         self._rates: Mapping[int, float] | None = None
 
     def before_rollouts(self, step: StepInProgress) -> None:
-        """Measure the rates before the first step, and exclude tasks by them."""
-        draws = _draws(step)
+        """Measure the rates before the first step, exclude tasks by them, and add metrics of the others."""
+        draws = step.tasks.draws
+        assert isinstance(draws, DrawsByDifficulty), "the section names it"
         if self._rates is None:
-            self._rates = self._measured(step, draws)
+            self._rates = self._measured(step.setup, draws.measured)
         if draws.rates is not self._rates:
             draws.use(self._rates)
+        solved = [self._rates[k] for k in draws.left if k in self._rates]
+        step.metrics["tasks_left"] = float(len(draws.left))
+        step.metrics["tasks_solve_rate"] = sum(solved) / len(solved) if solved else 0.0
 
-    def _measured(self, step: StepInProgress, draws: DrawsByDifficulty) -> dict[int, float]:
+    def _measured(self, setup: RolloutSetup, indices: Sequence[int]) -> dict[int, float]:
         doing("measuring how hard the tasks are")
         drawn = capture_random()  # a resumed run skips the measurement and must draw the same afterwards
         rates: dict[int, float] = {}
-        environment, measured = step.setup.environment, draws.measured
-        for begin in range(0, len(measured), PLAYED):
-            part = measured[begin : begin + PLAYED]
-            tasks = [task_of(environment, "train", index) for index in part]
+        for begin in range(0, len(indices), PLAYED):
+            part = indices[begin : begin + PLAYED]
+            tasks = [task_of(setup.environment, "train", index) for index in part]
             seed = derive_seed(self._seed, "difficulty", begin)
-            for index, group in zip(
-                part, shared_rollout(step.setup, tasks, self._samples, seed), strict=True
-            ):
+            for index, group in zip(part, shared_rollout(setup, tasks, self._samples, seed), strict=True):
                 scored = [each.success >= 1.0 for each in group.valid if each.success is not None]
                 if scored:
                     rates[index] = sum(scored) / len(scored)
         restore_random(drawn)
         return rates
-
-    def after_rollouts(self, step: StepInProgress) -> None:
-        """Add the number of selected tasks and their solve rate."""
-        left, rates = _draws(step).left, self._rates or {}
-        solved = [rates[k] for k in left if k in rates]
-        step.metrics |= {
-            "tasks_left": float(len(left)),
-            "tasks_solve_rate": sum(solved) / len(solved) if solved else 0.0,
-        }
 
     def state(self) -> dict[str, Any]:
         """Return the measured rates."""
@@ -67,8 +60,3 @@ class MeasuredDifficulty(Feature):
         """Restore what `state` returned."""
         rates = state["rates"]
         self._rates = None if rates is None else dict(rates)
-
-
-def _draws(step: StepInProgress) -> DrawsByDifficulty:
-    assert isinstance(step.tasks.draws, DrawsByDifficulty), "the section names it"
-    return step.tasks.draws
