@@ -557,16 +557,18 @@ def check_one_tokeniser(run: RunToCheck) -> Iterator[str]:
         )
 
 
-def check_sampling(run: RunToCheck) -> Iterator[str]:
-    """Yield trained agents that sample with log-probs which the trainer cannot compute."""
+def check_sampling(run: RunToCheck) -> None:
+    """Raise ConfigError for a trained agent that samples with log-probs which the trainer cannot compute."""
     for agent in run.team.agents if run.algorithm.plays else ():
         sampling = agent.sampling
         if not run.team.policy(agent.name).trained:
             continue
         if sampling.temperature <= 0:
-            yield f"Agent '{agent.name}' learns, but samples greedily. Set its `sampling.temperature` above 0."
-        elif sampling.top_p < 1 or sampling.top_k > 0:
-            yield (
+            raise ConfigError(
+                f"Agent '{agent.name}' learns, but samples greedily. Set its `sampling.temperature` above 0."
+            )
+        if sampling.top_p < 1 or sampling.top_k > 0:
+            raise ConfigError(
                 f"Agent '{agent.name}' learns, but samples with top_p {sampling.top_p} and top_k {sampling.top_k}, whose log-probs the trainer "
                 "cannot compute. Set `top_p: 1` and `top_k: 0`."
             )

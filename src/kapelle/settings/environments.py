@@ -214,9 +214,4 @@ CHECKS: tuple[Check, ...] = (
     check_server,
     check_nested,
 )
-TRAINING_CHECKS: tuple[Check, ...] = (
-    check_compared,
-    check_replays,
-    check_opposed,
-    check_demonstrations,
-)
+TRAINING_CHECKS: tuple[Check, ...] = (check_compared, check_replays, check_opposed, check_demonstrations)

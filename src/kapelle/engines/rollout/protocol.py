@@ -350,8 +350,8 @@ def check_images(run: RunToCheck) -> Iterator[str]:
         yield from text_alone(run, f"`engine.name: {run.config.engine.name}`")
 
 
-def check_constraints(run: RunToCheck) -> Iterator[str]:
-    """Yield constraints on completions that an agent's engine does not support; raise ConfigError for one that no text satisfies."""
+def check_constraints(run: RunToCheck) -> None:
+    """Raise ConfigError for a constraint on completions that an agent's engine does not support, or that no text satisfies."""
     config, team = run.config, run.team
     for agent in team.agents:
         constraint, name = agent.sampling.constraint, agent.name
@@ -361,10 +361,14 @@ def check_constraints(run: RunToCheck) -> Iterator[str]:
         served = [policy for policy in policies if policy.endpoint is not None]
         here = len(served) < len(policies)
         if served and constraint.kind not in ("json_schema", "json_object"):
-            yield f"Agent '{name}' is an endpoint, and endpoints do not support {constraint.kind}. Set `json_schema` in its `sampling`."
-        elif here and not isinstance(config.engine, HoldsToConstraints):
-            yield f"`engine.name: {config.engine.name}` does not support the constraint of agent '{name}' (`sampling`). Remove one of them."
-        elif here and not run.elsewhere:
+            raise ConfigError(
+                f"Agent '{name}' is an endpoint, and endpoints do not support {constraint.kind}. Set `json_schema` in its `sampling`."
+            )
+        if here and not isinstance(config.engine, HoldsToConstraints):
+            raise ConfigError(
+                f"`engine.name: {config.engine.name}` does not support the constraint of agent '{name}' (`sampling`). Remove one of them."
+            )
+        if here and not run.elsewhere:
             from kapelle.models.token_masks import check_constraint, check_installed
 
             with noting(run.absent):
