@@ -80,11 +80,8 @@ def _tried(config: RunConfig, path: str, outline: Outline) -> str:
             later.append("the output head (no small model can be made of these settings)")
         elif replays and isinstance(config.engine, RecordsRouting):
             config.engine.check_recording(small)
-    return (
-        f"files whole; {' and '.join(later)} checked when it is loaded"
-        if later
-        else "files whole, weights fit"
-    )
+    then = f"; {' and '.join(later)} checked when it is loaded" if later else ", weights fit"
+    return f"files whole{then}"
 
 
 # -------- The preparation
