@@ -8,12 +8,12 @@ Shapes: K trained tokens of one batch, S sequences, T tokens of one turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
-from kapelle.errors import ConfigError, KapelleError
+from kapelle.errors import ConfigError, KapelleError, noting
 from kapelle.functional.calibration import Kind
 from kapelle.runtime.foreign_code import check_parameters, place_of, reason
 from kapelle.runtime.plugins import catalogue, find_class
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kapelle.rows import Learners, Sample, Signal, Signals, TurnKey
+    from kapelle.settings.checks import Check, RunToCheck
     from kapelle.team import Team
     from kapelle.types import Episode, Group, Turn
 
@@ -512,3 +513,70 @@ def _check_types(who: str, row: Algorithm) -> None:
     for part, entry in (("needs", "MySignal()"), ("after_update", "MyHook()"), ("checks", "my_check")):
         is_tuple = isinstance(getattr(row, part), tuple | list)
         need(is_tuple, part, f"Write a tuple, with a comma after a single entry: ({entry},).")
+
+
+# -------- Checks of a run with the algorithm
+
+
+def check_learners(run: RunToCheck) -> Iterator[str]:
+    """Yield that no weights are trained, or weights that the algorithm does not train; raise ConfigError for another team."""
+    algorithm, team = run.algorithm, run.team
+    if algorithm.judges and team.trained:
+        yield f"`{algorithm.name}` trains no agent, but policy '{team.trained[0]}' of this team is trained. Set `team.sharing: frozen`."
+    elif not algorithm.judges and not team.trained:
+        yield "No agent of this team is trained. Set `team.sharing: lora` or `shared`, or an agent's `weights`."
+    else:
+        for check in algorithm.checks:
+            with noting(run.absent):
+                check(team)
+
+
+def check_critic_warmup(run: RunToCheck) -> Iterator[str]:
+    """Yield that critics cannot learn alone at first."""
+    algorithm = run.algorithm
+    learns_beside = algorithm.critic is not None or algorithm.memory_learns
+    if run.config.training.critic_warmup and (not learns_beside or algorithm.judges):
+        others = "nothing else" if algorithm.judges else "no critic"
+        yield f"`training.critic_warmup` trains critics alone at first, and `{algorithm.name}` trains {others}. Set it to 0."
+
+
+def check_one_tokeniser(run: RunToCheck) -> Iterator[str]:
+    """Yield that a central critic would read token ids of different tokenisers."""
+    algorithm, team = run.algorithm, run.team
+    if algorithm.critic is None or algorithm.critic.view != "central" or run.config.team.critic_model:
+        return
+    kinds: dict[str, str] = {}
+    for agent in team.names:
+        policy = team.policy(agent)
+        kinds.setdefault("an endpoint" if policy.endpoint else f"'{team.bases[policy.base]}'", agent)
+    if len(kinds) > 1:
+        (one, first), (other, second) = list(kinds.items())[:2]
+        yield (
+            f"`{algorithm.name}` reads what all agents see as tokens of one model, but '{first}' has {one} and '{second}' {other}. "
+            "Set `team.critic_model` (it reads text), or `algorithm.name: ippo`."
+        )
+
+
+def check_sampling(run: RunToCheck) -> None:
+    """Raise ConfigError for a trained agent that samples with log-probs which the trainer cannot compute."""
+    for agent in run.team.agents if run.algorithm.plays else ():
+        sampling = agent.sampling
+        if not run.team.policy(agent.name).trained:
+            continue
+        if sampling.temperature <= 0:
+            raise ConfigError(
+                f"Agent '{agent.name}' learns, but samples greedily. Set its `sampling.temperature` above 0."
+            )
+        if sampling.top_p < 1 or sampling.top_k > 0:
+            raise ConfigError(
+                f"Agent '{agent.name}' learns, but samples with top_p {sampling.top_p} and top_k {sampling.top_k}, whose log-probs the trainer "
+                "cannot compute. Set `top_p: 1` and `top_k: 0`."
+            )
+
+
+TRAINING_CHECKS: tuple[Check, ...] = (
+    check_learners,
+    check_critic_warmup,
+    check_one_tokeniser,
+    check_sampling,
+)

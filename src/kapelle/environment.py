@@ -297,7 +297,7 @@ class InMemory:
 
 
 class Progressive:
-    """An environment that changes its train tasks during a run, such as a game that begins small (a curriculum)."""
+    """An environment that changes its train tasks during a run, such as a game that begins small."""
 
     def task_after(self, played: int, index: int) -> Task:
         """Return the train task at an index that follows `played` earlier tasks of the run."""

@@ -233,6 +233,14 @@ class ReadsTokens:
         raise NotImplementedError
 
 
+class ReadsText:
+    """A signal of texts, which does not support images."""
+
+
+class PlaysAlone:
+    """A signal with single episodes, which are not compared with those of a group."""
+
+
 class Loads:
     """A signal with its own model, outside of the train engine."""
 

@@ -108,7 +108,7 @@ class Policy:
     """PEFT folder of a saved adapter; such a policy is frozen."""
     rate: Rate = Rate()
     learns_for: str = ""
-    """The policy whose roles it learns in, if a league added it; both start from the same weights."""
+    """The policy whose roles it learns in, if a feature added it; both start from the same weights."""
 
 
 @dataclass(frozen=True, slots=True)

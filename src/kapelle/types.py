@@ -200,7 +200,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """A league member that takes an agent's role in place of the team's own policy."""
+    """Another policy or player that takes an agent's role in place of the team's own policy."""
 
     policy: str
     """The policy that acts; empty if the environment itself acts (`environment.HasPlayers`)."""
@@ -222,7 +222,7 @@ class Task:
     """Name of the mixture's environment to which the task belongs; empty outside of a mixture. Returns of different parts are
     not comparable, so credit can separate them."""
     cast: Mapping[str, Cast] = field(default_factory=dict)
-    """Agent → the league member that replaces the policy of the team map. All episodes of a task have the same cast, so that a
+    """Agent → the policy or player that replaces the policy of the team map. All episodes of a task have the same cast, so that a
     group has one opponent."""
     system: str = ""
     """The task's system message; every agent reads it after its own (`Agent.system`)."""

@@ -12,17 +12,23 @@ compatible environment; `check` raises ConfigError for the others before a model
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from kapelle.environment import Environment, has_comparable_answers
-from kapelle.errors import ConfigError, did_you_mean
+from kapelle.environment import Environment, Scorable, has_comparable_answers, task_of
+from kapelle.errors import ConfigError, did_you_mean, noting
+from kapelle.runtime.event_loop import run_async
+from kapelle.runtime.foreign_code import Unfit, asked, check_parameters
 from kapelle.runtime.plugins import catalogue, find_class
 from kapelle.team import Agent
 from kapelle.types import Constraint, Message, Task, Turn, as_text, worded
+
+if TYPE_CHECKING:
+    from kapelle.settings.checks import Check, RunToCheck
 
 
 class AgentSession(Protocol):
@@ -322,3 +328,45 @@ def check_template(agent: Agent, known: Sequence[str], where: str) -> None:
                 f"The prompt of agent '{agent.name}' uses {{{name}}}, which {where} does not know."
                 f"{did_you_mean(name, known)}"
             )
+
+
+# -------- Checks of a run's workflow
+
+
+def check_workflow(run: RunToCheck) -> Iterator[str]:
+    """Raise ConfigError for a workflow that cannot be played; yield agents with weights for another number of turns."""
+    workflow, team, config = run.config.workflow, run.team, run.config
+    try:
+        check_parameters("`check`", workflow.check, "agents", "environment")
+        with noting(run.absent):
+            asked("check", config.patience.environment, workflow.check, team.agents, config.environment)
+        check_parameters("`run`", workflow.run, "scene")
+        if inspect.isasyncgenfunction(workflow.run) or inspect.isgeneratorfunction(workflow.run):
+            raise Unfit("`run` has a `yield`. Write `async def run(self, scene)` without it.")
+    except Unfit as error:
+        raise ConfigError(f"The workflow '{workflow.name}' cannot be played: {error}") from None
+    if not isinstance(workflow, CountsTurns):  # an episode ends at the first turn without weights
+        return
+    for agent, listed in team.turns_of.items():
+        turns = workflow.most_turns(team.names)[agent]
+        if turns != len(listed):
+            yield (
+                f"`weights.per_turn` of agent '{agent}' has weights for {len(listed)} turns, but the workflow gives it {turns}. Set `per_turn: {turns}`."
+            )
+
+
+def check_turn_scores(run: RunToCheck) -> Iterator[str]:
+    """Yield that the algorithm needs scores of turns, and the environment or the workflow has none."""
+    config, name, environment = run.config, run.algorithm.name, run.config.environment
+    if not run.algorithm.data.scores:
+        return
+    state = environment.start(task_of(environment, "train", 0), run.team.names, 0)
+    run_async(state.close)
+    if not isinstance(state, Scorable):
+        yield f"`{name}` needs a score at every turn, which '{environment.name}' cannot give. Use an environment of questions, or `algorithm.verifier`."
+    elif not (isinstance(config.workflow, ScoresRounds) and config.workflow.score_rounds):
+        yield f"`{name}` needs a score of every turn. Set `workflow.score_rounds: true` (workflow `debate`), or `algorithm.verifier`."
+
+
+CHECKS: tuple[Check, ...] = (check_workflow,)
+TRAINING_CHECKS: tuple[Check, ...] = (check_turn_scores,)

@@ -33,6 +33,7 @@ from kapelle.rollout.setup import RolloutSetup
 from kapelle.rows import Signals, TurnKey
 from kapelle.runs.definitions import describe, rollout_metrics
 from kapelle.runs.reader import read_metrics
+from kapelle.settings.checks import RunToCheck
 from kapelle.setup.recipe import load_recipe
 from kapelle.setup.validation import check_run
 from kapelle.types import Group
@@ -130,7 +131,7 @@ def test_a_shared_reward_with_a_zero_sum_part_is_an_error() -> None:
     config = load_recipe("self_play_games", (), ("algorithm.team_reward=mean", "warmup=null")).config
     algorithm: Any = config.algorithm
     with pytest.raises(ConfigError, match="team_reward"):
-        check_run(config, algorithm.build(), trained_team(*AGENTS), given=("embedded",))
+        check_run(RunToCheck(config, algorithm.build(), trained_team(*AGENTS), given=("embedded",)))
 
 
 # Two games of one move each, whose stakes differ by a hundred.

@@ -15,7 +15,7 @@ from kapelle.errors import ConfigError
 from kapelle.setup.preparation import prepare
 from kapelle.setup.problems import problem_of, same_words, untested
 from kapelle.setup.recipe import resolve
-from kapelle.training.selection import TrainingTasks
+from kapelle.training.selection import training_tasks
 
 SAME = [
     ("What's 2,000 + 3?", "what’s  2000+3"),
@@ -68,8 +68,8 @@ def settings(environment: dict[str, Any], tested: dict[str, Any], **changed: Any
 
 
 def drawn(config: Any, steps: int) -> list[str]:
-    source = TrainingTasks(config.environment, config)
-    return [same_words(task.question) for step in range(1, steps + 1) for task in source.of(step)]
+    tasks = [training_tasks(config.environment, config, step) for step in range(1, steps + 1)]
+    return [same_words(task.question) for each in tasks for task in each]
 
 
 def test_a_test_problem_in_the_training_rows_is_an_error(tmp_path: Path) -> None:

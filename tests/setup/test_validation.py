@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 
 from kapelle.errors import ConfigError
+from kapelle.settings.checks import RunToCheck
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import resolve
 from kapelle.setup.team_builder import build_team
@@ -28,7 +29,7 @@ CALLS: dict[str, Any] = {
 def checked(**sections: Any) -> RunConfig:
     config = resolve({**PLAIN, **sections})
     algorithm = cast("Any", config.algorithm).build()
-    check_run(config, algorithm, build_team(config, algorithm))
+    check_run(RunToCheck(config, algorithm, build_team(config, algorithm)))
     return config
 
 

@@ -40,6 +40,7 @@ from kapelle.team import Agent, Critic, Policy, Team
 from kapelle.training.feature import StepInProgress
 from kapelle.training.loop import Loop
 from kapelle.training.rollouts import Rollouts
+from kapelle.training.selection import Draws, TrainingTasks
 from kapelle.training.step_report import Step
 from kapelle.types import Episode, Group, RewardEvent, Sampling, Task
 from kapelle.workflow import Workflow
@@ -312,8 +313,7 @@ class Run:
             cast("RolloutEngine", nothing),
         )
         self._groups: list[Group] = []
-        rollouts = _Given(config, algorithm, setup, self.engine)
-        rollouts.groups = lambda: self._groups
+        rollouts = _Given(TrainingTasks(cast("Draws", None), 1), lambda: self._groups)
         self.loop = _Enumerated(config, algorithm, setup, self.engine, rollouts)
         self.loop.greedy = self._greedily
         if tables.stale:  # other weights sampled, on purpose
@@ -352,7 +352,9 @@ class Run:
             self.tables.logits[name] = table
 
 
+@dataclass
 class _Given(Rollouts):
+    tasks: TrainingTasks
     groups: Callable[[], list[Group]]
 
     def collect(self, step: StepInProgress) -> list[Group]:

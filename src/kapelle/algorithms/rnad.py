@@ -22,7 +22,7 @@ Deviations from DeepNash:
 - π_reg changes at once, without interpolation.
 - Rare moves are kept: there is no threshold on their probability.
 - Log-probs are those of the sampling policy.
-- An untrained turn, such as one of a league's past policies, has no term.
+- An untrained turn, such as one of a past policy, has no term.
 """
 
 from __future__ import annotations

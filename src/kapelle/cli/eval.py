@@ -132,8 +132,8 @@ def _measure(player: Player, arguments: argparse.Namespace) -> tuple[Evaluation,
     """Evaluate on unseen problems, and the baselines unless `--no-baselines` is set."""
     from kapelle.rollout.evaluation.evaluate import compute_matched, decoded, evaluate_held_out
     from kapelle.runtime.event_loop import run_async
-    from kapelle.setup.preparation import short_enough
     from kapelle.setup.problems import choose_tasks
+    from kapelle.setup.prompt_lengths import short_enough
 
     settings = player.config.evaluation
     setup = player.setup

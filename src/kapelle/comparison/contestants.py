@@ -343,7 +343,7 @@ def load(entries: Entries, report: Callable[[str], None]) -> Loaded:
     from kapelle.rollout.evaluation.arena import Contestant
     from kapelle.rollout.setup import make_rollout_setup
     from kapelle.setup.model_loading import build_engine, load_models, load_weights
-    from kapelle.setup.preparation import check_endpoints
+    from kapelle.setup.servers import check_endpoints
 
     config = entries.config
     held: dict[str, LanguageModel] = {}

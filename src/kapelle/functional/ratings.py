@@ -1,6 +1,6 @@
 """Ratings of players from games between pairs, and meta-games for strengths that are not transitive.
 
-*Ratings* put each member of a league on one line: Bradley and Terry's model (1952) on Elo's scale with intervals, and OpenSkill's
+*Ratings* put each member of a pool on one line: Bradley and Terry's model (1952) on Elo's scale with intervals, and OpenSkill's
 ratings (Joshy 2024, 2401.05451), which follow the order of the games. *Meta-games* use the table of payoffs itself. If A beats B,
 B beats C and C beats A, no line is correct; α-Rank (1903.01373), Nash averaging (1806.02643) and the effective diversity of a pool
 (1901.08106) remain meaningful. The same meta-strategies choose a population's next opponents (PSRO, 1711.00832).

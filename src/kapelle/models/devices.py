@@ -9,9 +9,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 
-from kapelle.errors import AbsentPackage, ConfigError
+from kapelle.errors import AbsentPackage, ConfigError, noting
+from kapelle.settings.checks import Check, RunToCheck
 
 KEPT = 1 << 30
 """Most free bytes at the heap's end before they are returned to the system."""
@@ -70,12 +72,30 @@ def check_bitsandbytes(setting: str, instead: str) -> None:
         )
 
 
-def check_four_bit(path: str, *, here: bool = True) -> None:
-    """Raise ConfigError if `model.quantization` does not support the model at a path or, with `here`, this machine."""
-    if path == "embedded":
-        raise ConfigError(
+def check_quantization(run: RunToCheck) -> Iterator[str]:
+    """Yield that the base is trained or not pretrained, if it is to have four bits; AbsentPackage if this machine has no kernels."""
+    model, team = run.config.model, run.team
+    if model.quantization is None:
+        return
+    if run.training and not team.bases.keys() - team.trained_bases:
+        yield "`model.quantization: nf4` is for frozen models, and all models of this team are trained. Set `team.sharing: lora`."
+    elif model.path == "embedded" and model.path not in run.given:
+        yield (
             "`model.quantization: nf4` reads a pretrained model, but `model.path` is `embedded`. Name a model, or set "
             "`model.quantization: null`."
         )
-    if here:
-        check_bitsandbytes("model.quantization: nf4", "model.quantization: null")
+    elif model.path not in run.given and not run.elsewhere:
+        with noting(run.absent):
+            check_bitsandbytes("model.quantization: nf4", "model.quantization: null")
+
+
+def check_optimizer(run: RunToCheck) -> None:
+    """Raise AbsentPackage if this machine does not support the optimiser."""
+    name = run.config.optimizer.name
+    if name != "adamw" and not run.elsewhere:
+        with noting(run.absent):
+            check_bitsandbytes(f"optimizer.name: {name}", "optimizer.name: adamw")
+
+
+CHECKS: tuple[Check, ...] = (check_quantization,)
+TRAINING_CHECKS: tuple[Check, ...] = (check_optimizer,)

@@ -7,7 +7,7 @@ others on torch's meta device, so that a model of any size takes seconds and no 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from kapelle.errors import ModelError
+from kapelle.errors import ModelError, noting
 from kapelle.models.adapters import (
     ADAPTER,
     Layers,
@@ -28,6 +28,8 @@ from kapelle.models.embedded import EYES, SPECIAL, build_model, settings_of
 from kapelle.models.paths import check_model_path, loading, located
 from kapelle.models.pretrained import load_pretrained, read_config
 from kapelle.models.vision import auto_class
+from kapelle.settings.checks import Check, RunToCheck
+from kapelle.settings.environments import showing_images
 from kapelle.settings.schema import EmbeddedConfig, ModelConfig
 from kapelle.team import Lora, Team
 
@@ -299,3 +301,32 @@ def check_same(who: str, folder: Path, layers: Layers, saved: Lora, wanted: Lora
             f"{who} cannot start from '{folder}': {'; '.join(differences)}. Set `team.lora: {{{settings}}}`, or the agent's "
             "own `lora`."
         )
+
+
+# -------- Checks of a run's models
+
+
+def check_paths(run: RunToCheck) -> None:
+    """Raise ModelError for a base that is neither a model's folder nor a name of a hub."""
+    for path in run.team.bases.values():
+        if path not in run.given:
+            with noting(run.absent):
+                check_model_path(path)
+
+
+def check_images(run: RunToCheck) -> Iterator[str]:
+    """Yield models that do not support the images of an environment; a name on the hub is not known yet."""
+    shown = showing_images(run.config)
+    for base, path in run.team.bases.items() if shown else ():
+        if path in run.given:
+            continue
+        settings = read_settings(path) if path != "embedded" else {}
+        sees = run.config.model.embedded.sees if path == "embedded" else "vision_config" in settings
+        if not sees and (settings or path == "embedded"):
+            yield (
+                f"Environment '{shown[0][2]}' shows images, and the model '{path}' ({base}) reads text alone. Name a vision-language model, "
+                "or set `model.embedded.sees: true`."
+            )
+
+
+CHECKS: tuple[Check, ...] = (check_images, check_paths)

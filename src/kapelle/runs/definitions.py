@@ -39,13 +39,8 @@ class Metric:
     """The panel that it shares with other metrics, and its label there."""
 
 
-FEATURES: Mapping[str, str] = {
-    "league": "kapelle.features.league.metrics:METRICS",
-    "replay": "kapelle.features.replay.metrics:METRICS",
-    "reward_model": "kapelle.features.reward_model.metrics:METRICS",
-    "entropy": "kapelle.features.entropy.metrics:METRICS",
-}
-"""Feature of `kapelle.features` → the metrics that it reports."""
+FEATURES = ("league", "replay", "reward_model", "curriculum", "entropy")
+"""Packages of `kapelle.features` with metrics, which are `METRICS` of their module `metrics`."""
 
 
 def _catalogue() -> Iterator[tuple[Metric, ...]]:
@@ -61,7 +56,7 @@ METRICS, STEP_METRICS, UPDATE_METRICS, MACHINE_METRICS = _catalogue()
 @cache
 def metrics_of(feature: str) -> tuple[Metric, ...]:
     """Return the metrics of a feature, in the order in which they are shown."""
-    metrics: tuple[Metric, ...] = find_object(FEATURES[feature], "metrics")
+    metrics: tuple[Metric, ...] = find_object(f"kapelle.features.{feature}.metrics:METRICS", "metrics")
     return metrics
 
 

@@ -17,8 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kapelle.errors import AbsentPackage, ConfigError
+from kapelle.errors import AbsentPackage, ConfigError, noting
 from kapelle.runs.reader import saved_steps
+from kapelle.settings.checks import RunToCheck
 from kapelle.types import Group
 
 
@@ -213,10 +214,12 @@ def open_tracker(
     raise ConfigError(f"Unknown tracker '{name}'. Known: mlflow, tensorboard, trackio, wandb.")
 
 
-def check_tracker(name: str) -> None:
-    """Raise ConfigError if a tracker is not installed; imports nothing."""
-    if importlib.util.find_spec(name) is None:
-        raise _missing(name)
+def check_trackers(run: RunToCheck) -> None:
+    """Raise AbsentPackage for a tracker of a run that is not installed; imports nothing."""
+    for tracker in run.config.trackers if not run.elsewhere else ():
+        with noting(run.absent):
+            if importlib.util.find_spec(tracker.name) is None:
+                raise _missing(tracker.name)
 
 
 def require(module: str) -> Any:

@@ -26,10 +26,12 @@ class FeatureSettings(Settings):
     """`module:Class` of its `FeaturePlan`; empty if it needs no plan."""
     feature: ClassVar[str] = ""
     """`module:Class` of its `Feature`; empty if it does not act at any phase."""
+    draws: ClassVar[str] = ""
+    """`module:Class` that draws the tasks of steps in place of `training.selection.EpochDraws`; empty if it leaves this to it."""
     rewards_turns: ClassVar[bool] = False
     """Whether it adds rewards of turns to the environment's."""
-    makes_base: ClassVar[bool] = False
-    """Whether it makes the base model on which policies are trained, which a trained team also needs."""
+    bases: ClassVar[str] = ""
+    """`module:function` that makes bases on which policies are trained; arguments and result as in `setup.feature.bases_of`."""
 
     @property
     def rollouts(self) -> str:
@@ -54,6 +56,6 @@ def without_features(config: S) -> S:
     own = {
         name: None
         for name, section in sections.items()
-        if isinstance(section, FeatureSettings) and not section.makes_base
+        if isinstance(section, FeatureSettings) and not section.bases
     }
     return config.model_copy(update=own)

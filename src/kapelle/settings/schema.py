@@ -2,21 +2,25 @@
 
 A recipe is YAML of this shape. The sections `algorithm`, `environment`, `workflow`, `engine` and `train_engine` are
 settings of the class that their `name` finds. Reading files and overlays live in `setup/recipe.py`, errors in
-`settings/messages.py`, and checks of combinations in `setup/validation.py`.
+`settings/messages.py`, and checks of combinations beside each section (`settings/checks.py`).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from copy import copy
 from functools import lru_cache, partial
 from math import ceil
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator, Field, create_model, field_validator, model_validator
 
+from kapelle.environment import UsesModels, offers
+from kapelle.errors import did_you_mean
 from kapelle.features.ahead.settings import AheadSettings
 from kapelle.features.compaction.settings import CompactionConfig
+from kapelle.features.curriculum.settings import CurriculumConfig, DifficultyConfig
 from kapelle.features.entropy.settings import EntropyConfig
 from kapelle.features.league.settings import LeagueConfig
 from kapelle.features.replay.settings import ReplayConfig
@@ -37,6 +41,9 @@ from kapelle.settings.base import (
 from kapelle.settings.weights import NAME, DType, Weights
 from kapelle.team import ALL_LINEAR
 from kapelle.types import Constraint, Sampling
+
+if TYPE_CHECKING:
+    from kapelle.settings.checks import Check, RunToCheck
 
 # -------- The data that a run keeps: checkpoints, episodes, credit of tokens, trackers.
 
@@ -415,35 +422,6 @@ class TrainingConfig(AheadSettings, AmountConfig):
     """Whether a step with a loss or gradient that is not finite stops the run, or is skipped."""
 
 
-class DifficultyConfig(Settings):
-    """Filter for tasks of a finite train split by the team's solve rate, measured before the first step."""
-
-    low: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Tasks with a lower solve rate are excluded."""
-    high: float = Field(default=1.0, ge=0.0, le=1.0)
-    """Tasks with a higher solve rate are excluded."""
-    samples: int = Field(default=4, ge=1)
-    """Episodes per task, sampled as in training."""
-
-    @model_validator(mode="after")
-    def _ordered(self) -> DifficultyConfig:
-        if self.low > self.high:
-            raise ValueError(f"`low: {self.low}` is above `high: {self.high}`, so that no task remains")
-        return self
-
-
-class CurriculumConfig(Settings):
-    """Easy tasks first: each step draws from the easiest share of the tasks, which grows to all."""
-
-    by: str = "solve_rate"
-    """The difficulty of a task: `solve_rate`, as `tasks.difficulty` measures it; or a field of the tasks' data that is a number or
-    ends in one (`Level 3`), where larger is harder."""
-    start: float = Field(default=0.25, gt=0.0, le=1.0)
-    """Share of the tasks that the first step draws from."""
-    steps: int = Field(default=100, ge=1)
-    """Steps until all tasks are drawn from; the share grows linearly."""
-
-
 class TasksConfig(Settings):
     """Which of the environment's tasks are used."""
 
@@ -548,6 +526,44 @@ class EvaluationConfig(Settings):
         own = self.for_set.get(name, SetConfig())
         given = {key: value for key, value in own.model_dump().items() if value is not None}
         return self.model_copy(update=given)
+
+
+MOST_EPISODES = 1_000_000
+"""Maximum episodes of one step or one evaluation, which are in memory together."""
+
+
+def check_amount(run: RunToCheck) -> Iterator[str]:
+    """Yield numbers of episodes for which no machine has enough memory."""
+    config = run.config
+    tasks, group = config.training.tasks_per_step, int(getattr(config.algorithm, "group_size", 1))
+    if tasks * group > MOST_EPISODES:
+        yield (
+            f"`training.tasks_per_step: {tasks}` with `algorithm.group_size: {group}` makes {tasks * group:,} episodes in one step. Set at "
+            f"most {MOST_EPISODES:,}."
+        )
+    if config.evaluation.problems > MOST_EPISODES and config.environment.size("test") is None:
+        yield f"`evaluation.problems: {config.evaluation.problems}` are too many. Set at most {MOST_EPISODES:,}."
+
+
+def check_judges(run: RunToCheck) -> Iterator[str]:
+    """Yield test sets that a model in this process judges."""
+    for name, each in run.config.evaluation.sets.items():
+        if offers(each, UsesModels) and each.frozen_models:
+            yield (
+                f"`evaluation.sets.{name}` is judged by '{each.frozen_models[0].path}', a model in this process. Name an endpoint as its judge."
+            )
+
+
+def check_prices(run: RunToCheck) -> Iterator[str]:
+    """Yield prices of agents that do not exist."""
+    known = [*run.team.names, "default"]
+    for name in run.config.evaluation.prices:
+        if name not in known:
+            yield f"`evaluation.prices` names '{name}', which is not an agent of the team.{did_you_mean(name, known)}"
+
+
+CHECKS: tuple[Check, ...] = (check_judges, check_prices)
+TRAINING_CHECKS: tuple[Check, ...] = (check_amount,)
 
 
 class Timed(Settings):

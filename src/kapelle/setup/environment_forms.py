@@ -2,15 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pydantic
 
-from kapelle.environment import Environment, environment_class
+from kapelle.environment import (
+    DrivenByPrograms,
+    Environment,
+    OpensStates,
+    RewardsEpisodes,
+    UsesModels,
+    environment_class,
+    offers,
+)
 from kapelle.errors import ConfigError
 from kapelle.settings.base import Settings
+from kapelle.settings.checks import RunToCheck
+from kapelle.settings.environments import text_alone
 from kapelle.settings.schema import timed
+
+
+def check_workers(run: RunToCheck) -> Iterator[str]:
+    """Yield why episodes cannot have their states in worker processes; raise ConfigError if these cannot make the environment."""
+    environment = run.config.environment
+    if not run.config.episode.environment_workers:
+        return
+    yield from text_alone(run, "`episode.environment_workers`")
+    if run.training and offers(environment, DrivenByPrograms):
+        yield "`episode.environment_workers` is not supported for episodes of an outside program. Set it to 0."
+    models = environment.frozen_models if offers(environment, UsesModels) else ()
+    if models and not offers(environment, RewardsEpisodes):
+        yield (
+            f"Episodes of `{environment.name}` use '{models[0].path}', a model in this process. Set `episode.environment_workers: 0`, or "
+            "name an endpoint."
+        )
+    if offers(environment, OpensStates):
+        yield f"Episodes of `{environment.name}` are on its servers. Set `episode.environment_workers: 0`."
+    else:
+        environment_form(environment)
 
 
 def environment_form(environment: Environment) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from kapelle.algorithm import Algorithm
 from kapelle.models.outline import Outline
 from kapelle.runtime.plugins import find_object
+from kapelle.settings.checks import RunToCheck
 from kapelle.settings.feature import FeatureSettings, sections_of
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.bases import Bases
@@ -23,23 +24,6 @@ Report = Callable[[str, str], None]
 """Called with a phase and its detail."""
 ReportStep = Callable[[int, int, Mapping[str, float]], None]
 """Called with step, steps and metrics."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunToCheck:
-    """A run as its settings describe it; no model is loaded."""
-
-    config: RunConfig
-    algorithm: Algorithm
-    team: Team
-    given: Container[str] = ()
-    """Paths of models that are in memory already."""
-    training: bool = True
-    """Whether it is to be trained, which needs the rows and the user's own code."""
-    elsewhere: bool = False
-    """Whether it runs on another machine: no library or device of this one is needed."""
-    absent: list[str] | None = None
-    """List to which things that this machine lacks are added; None raises an error for them."""
 
 
 class FeaturePlan(Generic[S]):
@@ -62,17 +46,6 @@ class FeaturePlan(Generic[S]):
         """Yield a message for each reason that prevents training with it: the fault, its place, and how to fix it."""
         yield from ()
 
-    def bases(
-        self,
-        config: RunConfig,
-        team: Team,
-        progress: ReportStep,
-        report: Report,
-        held: dict[str, LanguageModel],
-    ) -> Mapping[str, str]:
-        """Return the path of each base of the team, by name; `held` gets the models that stay in memory, by path."""
-        return team.bases
-
     def made_base(self, config: RunConfig, path: str) -> str:
         """Return a description of all that determines the base that it makes from a model's path; empty if it makes none."""
         return ""
@@ -94,7 +67,9 @@ def plans_of(config: RunConfig) -> list[FeaturePlan[FeatureSettings]]:
 def bases_of(
     config: RunConfig, team: Team, progress: ReportStep, report: Report, held: dict[str, LanguageModel]
 ) -> Mapping[str, str]:
-    """Return the path of each base of a team, by name, with those that features make; arguments as in `FeaturePlan.bases`."""
-    for plan in plans_of(config):
-        team = replace(team, bases=plan.bases(config, team, progress, report, held))
+    """Return the path of each base of a team, by name, with those that features make; `held` gets the models that stay in memory, by path."""
+    for section in sections_of(config).values():
+        if section.bases:
+            make = find_object(section.bases, "feature")
+            team = replace(team, bases=make(config, team, progress, report, held))
     return team.bases

@@ -11,6 +11,7 @@ from kapelle.algorithm import Algorithm, row_of
 from kapelle.algorithms.signals.verifier import VerifierScores
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.rows import Beside
+from kapelle.settings.checks import RunToCheck
 from kapelle.settings.schema import AgentConfig, LoraConfig, RateConfig, RunConfig, TeamConfig
 from kapelle.settings.weights import EndpointConfig, NamedAdapter, OwnModel, PastAdapter, PerTurn
 from kapelle.setup.bases import BASE, Bases
@@ -278,3 +279,8 @@ def pools_of(config: RunConfig, team: Team) -> dict[str, tuple[str, ...]]:
             raise ConfigError(f"`{where}` lacks '{left[0]}', which shares a model with its agents. Add it.")
         found[pool] = tuple(name for name, policy in team.policies.items() if policy.base in bases)
     return found
+
+
+def check_pools(run: RunToCheck) -> None:
+    """Raise ConfigError for agents that cannot be in a pool of sampling workers."""
+    pools_of(run.config, run.team)

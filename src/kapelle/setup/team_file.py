@@ -7,7 +7,7 @@
     settings: {name: …, model: {path: ./base}, team: …, workflow: …, environment: …, …}      sections of a recipe
 
 A path that begins with `./` is relative to the file, so that the folder can be moved or sent to a hub. The team acts as in the run,
-with its prompts, sampling, workflow and environment. Settings of training and of one machine (warm-up, league, optimiser, devices)
+with its prompts, sampling, workflow and environment. Settings of training and of one machine (warm-up, opponents, optimiser, devices)
 are excluded.
 """
 

@@ -16,8 +16,8 @@ from kapelle.rollout.evaluation.evaluate import decoded, evaluate_shared
 from kapelle.runs.blamed import Blame, BlameFile
 from kapelle.runs.reader import read_groups
 from kapelle.runtime.randomness import capture_random, restore_random
-from kapelle.setup.preparation import short_enough
 from kapelle.setup.problems import choose_tasks
+from kapelle.setup.prompt_lengths import short_enough
 from kapelle.types import Group
 
 if TYPE_CHECKING:

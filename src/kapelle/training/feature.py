@@ -21,7 +21,7 @@ from kapelle.runtime.plugins import find_object
 from kapelle.settings.feature import sections_of
 from kapelle.settings.schema import RunConfig
 from kapelle.team import Team
-from kapelle.training.selection import Assign
+from kapelle.training.selection import TrainingTasks
 from kapelle.types import Group
 
 
@@ -61,12 +61,12 @@ class StepInProgress:
     number: int
     """Number of the step, from 1."""
     setup: RolloutSetup
+    tasks: TrainingTasks
+    """The tasks of steps that are collected from now on, and the roles in them."""
     groups: list[Group] = field(default_factory=list)
     """The episodes that the step has collected."""
     earlier: list[Group] = field(default_factory=list)
     """Groups of earlier steps that are part of this step's batch."""
-    assign: Assign | None = None
-    """Assigns roles in the tasks of steps that are collected from now on; None follows the team map."""
     metrics: dict[str, float] = field(default_factory=dict)
     parity: Mapping[str, float] = field(default_factory=dict)
     """Gaps between the log-probs of sampler and trainer, where they are compared before the update."""

@@ -21,9 +21,9 @@ from kapelle.runs.definitions import own_returns
 from kapelle.runtime.interrupts import StopRequested
 from kapelle.runtime.randomness import capture_random, derive_seed, restore_random
 from kapelle.settings.schema import RunConfig
-from kapelle.setup.preparation import short_enough
 from kapelle.setup.problems import choose_tasks
-from kapelle.training.selection import TrainingTasks
+from kapelle.setup.prompt_lengths import short_enough
+from kapelle.training.selection import draws_of
 from kapelle.training.starting import Pieces
 from kapelle.types import Group, Task
 
@@ -160,8 +160,8 @@ def held_out_tasks(
     fits: Callable[[Task], bool] | None = None,
 ) -> list[Task]:
     """Return up to `count` test tasks with different questions, none of which is in the first `steps` steps."""
-    source = TrainingTasks(environment, config, fits)
-    trained = {task.question for step in range(1, steps + 1) for task in source.of(step)}
+    draws = draws_of(environment, config, fits)
+    trained = {task.question for step in range(1, steps + 1) for task in draws.of(step, 0)}
     size = environment.size("test")
     # For an infinite split, twice as many tasks leave enough questions.
     most = 2 * count + len(trained) if size is None else size

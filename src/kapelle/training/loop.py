@@ -114,7 +114,7 @@ class Loop:
     def step(self, number: int) -> Step:
         """Take step `number` (from 1) and return its record; it depends only on the loop's state and the seed."""
         clock = Timeline()
-        step = StepInProgress(number, replace(self._play, timeline=clock))
+        step = StepInProgress(number, replace(self._play, timeline=clock), self.rollouts.tasks)
 
         doing(f"step {number}, rollout")
         self._each("before_rollouts", step)
@@ -276,14 +276,12 @@ class Loop:
         return {
             "memory": self._memory.state() if self._memory is not None else {},
             "ahead": self.rollouts.state(),
-            "tasks": self.rollouts.tasks.state(),
             "features": {path: feature.state() for path, feature in self.features.items()},
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
         self.rollouts.load_state(state["ahead"])
-        self.rollouts.tasks.load_state(state["tasks"])
         if self._memory is not None:
             self._memory.load_state(state["memory"])
         for path, feature in self.features.items():

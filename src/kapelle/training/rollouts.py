@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -32,6 +33,7 @@ from kapelle.runtime.randomness import (
 from kapelle.runtime.ranks import Meeting, Ranks
 from kapelle.settings.feature import sections_of
 from kapelle.settings.schema import RunConfig
+from kapelle.setup.preparation import PreparedRun
 from kapelle.training.collate import fresh_samples
 from kapelle.training.feature import LoadsWeights, StartedRun, StepInProgress
 from kapelle.training.selection import TrainingTasks, tasks_of
@@ -41,61 +43,67 @@ COMPARED = 16
 """Number of turns per policy to compare with the trainer's log-probs when samples of older weights are collected."""
 
 
-class Rollouts:
-    """Collects the episodes of each step with the current weights. Features replace it with subclasses."""
+@dataclass(frozen=True, slots=True)
+class Collector:
+    """What the episodes of steps depend on, in addition to the weights."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        algorithm: Algorithm,
-        setup: RolloutSetup,
-        engine: TrainEngine,
-        players: Sequence[LoadsWeights] = (),
-    ) -> None:
-        self._config, self._algorithm, self._engine, self._team = config, algorithm, engine, setup.team
-        self.players = players
-        """All samplers for training; they get the weights of each update."""
-        self.tasks = tasks_of(setup, config)
-        """The tasks of every step."""
-        self.on_policy = not any(section.off_policy for section in sections_of(config).values())
-        """Whether steps learn from samples of the current weights alone; the update then compares trainer and sampler."""
+    config: RunConfig
+    algorithm: Algorithm
+    setup: RolloutSetup
+    tasks: TrainingTasks
 
+    def collect(self, number: int) -> list[Group]:
+        """Collect the episodes of the tasks of step `number` (from 1), each rank its share."""
+        meeting = self.setup.ranks.meeting()
+        meeting.begin()
+        return together(self.setup.ranks, meeting, self.begin(number, meeting)).in_order
+
+    def begin(self, number: int, meeting: Meeting) -> Callable[[], StepShare]:
+        """Begin with this process's share of a step, and return a function that finishes it.
+
+        Groups are assigned in turn to all processes at the `meeting`. Rollout workers begin now; an engine of this process begins when
+        the function is called.
+        """
+        seed, tasks = derive_seed(self.config.seed, "rollout", number), self.tasks.of(number)
+        own = range(meeting.rank, len(tasks), meeting.size)
+        collected = request_groups(self.setup, tasks, self.algorithm.data.group_size, seed, own)
+        return partial(self._with_redraws, collected, number, seed, meeting)
+
+    def _with_redraws(
+        self, collected: Callable[[], list[Group]], number: int, seed: int, meeting: Meeting
+    ) -> StepShare:
+        """Return this process's share; groups without variance are replaced by further tasks, up to `redraw` times."""
+        data, returns = self.algorithm.data, self.algorithm.returns or own_returns
+        groups = {meeting.rank + k * meeting.size: group for k, group in enumerate(collected())}
+        for attempt in range(1, data.redraw + 1):
+            dead = _agree(meeting, [place for place, group in groups.items() if is_dead(group, returns)])
+            if not dead:
+                break
+            tasks = [self.tasks.of(number, attempt)[k] for k in dead]
+            own = range(meeting.rank, len(dead), meeting.size)
+            other_seed = derive_seed(seed, "redraw", attempt)
+            replacements = request_groups(self.setup, tasks, data.group_size, other_seed, own)()
+            groups = {place: group for place, group in groups.items() if place not in dead}
+            groups |= {dead[k]: group for k, group in zip(own, replacements, strict=True)}
+        return StepShare(groups)
+
+
+class Rollouts(Protocol):
+    """Collects the episodes of each step. By default nothing is collected for later steps."""
+
+    players: Sequence[LoadsWeights] = ()
+    """All samplers for training; they get the weights of each update."""
+    tasks: TrainingTasks
+    """The tasks of every step."""
+    on_policy: bool = True
+    """Whether steps learn from samples of the current weights alone; the update then compares trainer and sampler."""
+
+    @abstractmethod
     def collect(self, step: StepInProgress) -> list[Group]:
         """Collect and return the groups of a step, and add metrics of how they were collected.
 
         Raises ParityError if other weights than the published ones sampled them.
         """
-        setup = self.prepared(step)
-        versions = dict(self._engine.versions)
-        groups = collect_step(setup, self._config, self._algorithm, self.tasks, step.number)
-        if self._algorithm.plays:
-            check_versions(groups, [versions])
-            if not self.on_policy:
-                self.compare(step, [turn for _, turn in turns_of(groups)])
-                setup.engine.release_caches()
-        step.metrics |= {**step.parity, **self.tasks.metrics()}
-        return groups
-
-    def prepared(self, step: StepInProgress) -> RolloutSetup:
-        """Prepare the tasks of a step, and return the setup of its episodes."""
-        self.tasks.measure(step.setup)
-        self.tasks.assign = step.assign
-        return step.setup.for_algorithm(self._algorithm.data)
-
-    def compare(
-        self,
-        step: StepInProgress,
-        turns: Iterable[Turn],
-        versions: Mapping[str, int] | None = None,
-        weights: Mapping[str, Mapping[str, Tensor]] | None = None,
-    ) -> None:
-        """Compare the log-probs of some turns with the trainer's, and merge the gaps into `step.parity`.
-
-        With `versions`, only the tokens that these weights sampled. `weights` are those that sampled; by default the current
-        ones.
-        """
-        samples = fresh_samples(turns, self._team, COMPARED, versions)
-        step.parity = merge_rows([step.parity, self._engine.check_parity(samples, weights)])
 
     def settle(self, step: StepInProgress) -> None:
         """Wait for the episodes that are collected during the update of a step; called before its weights are published."""
@@ -111,26 +119,59 @@ class Rollouts:
         """Restore what `state` returned."""
 
 
+class CurrentRollouts(Rollouts):
+    """Collects the episodes of each step with the current weights."""
+
+    def __init__(self, run: StartedRun, setup: RolloutSetup) -> None:
+        self.players, self._run = run.players, run
+        self.tasks = tasks_of(setup, run.config)
+        self.on_policy = is_on_policy(run.config)
+
+    def collect(self, step: StepInProgress) -> list[Group]:
+        """See `Rollouts`."""
+        config, algorithm, engine = self._run.config, self._run.algorithm, self._run.engine
+        setup, versions = step.setup.for_algorithm(algorithm.data), dict(engine.versions)
+        groups = Collector(config, algorithm, setup, self.tasks).collect(step.number)
+        if algorithm.plays:
+            check_versions(groups, [versions])
+            if not self.on_policy:
+                compare_turns(engine, step, [turn for _, turn in turns_of(groups)])
+                setup.engine.release_caches()
+        step.metrics |= step.parity
+        return groups
+
+
+def is_on_policy(config: RunConfig) -> bool:
+    """Return whether no feature of a run lets steps learn from samples of earlier weights."""
+    return not any(section.off_policy for section in sections_of(config).values())
+
+
+def compare_turns(
+    engine: TrainEngine,
+    step: StepInProgress,
+    turns: Iterable[Turn],
+    versions: Mapping[str, int] | None = None,
+    weights: Mapping[str, Mapping[str, Tensor]] | None = None,
+) -> None:
+    """Compare the log-probs of some turns with the trainer's, and merge the gaps into `step.parity`.
+
+    With `versions`, only the tokens that these weights sampled. `weights` are those that sampled; by default the current ones.
+    """
+    samples = fresh_samples(turns, step.setup.team, COMPARED, versions)
+    step.parity = merge_rows([step.parity, engine.check_parity(samples, weights)])
+
+
 def make_rollouts(
-    run: StartedRun,
-    acting: RolloutSetup,
-    bases: Mapping[str, str],
-    in_memory: Container[str],
-    closing: ExitStack,
-    *,
-    own_engine: bool,
+    run: StartedRun, acting: RolloutSetup, loaded: PreparedRun, closing: ExitStack, *, own_engine: bool
 ) -> Rollouts:
     """Return the object that collects the episodes of a run with the setup `acting`; `closing` releases what it starts.
 
-    `bases` are the paths of the team's bases by name, `in_memory` the paths of models that were passed, and `own_engine` is
-    whether a rollout engine was passed.
+    `loaded` is the run on the bases that were loaded, and `own_engine` is whether a rollout engine was passed.
     """
     makers = [section.rollouts for section in sections_of(run.config).values() if section.rollouts]
     if not makers:
-        return Rollouts(run.config, run.algorithm, acting, run.engine, run.players)
-    made: Rollouts = find_object(makers[0], "feature")(
-        run, acting, bases, in_memory, closing, own_engine=own_engine
-    )
+        return CurrentRollouts(run, acting)
+    made: Rollouts = find_object(makers[0], "feature")(run, acting, loaded, closing, own_engine=own_engine)
     return made
 
 
@@ -161,64 +202,6 @@ class StepShare:
     def in_order(self) -> list[Group]:
         """The finished groups, by place."""
         return [self.groups[place] for place in sorted(self.groups)]
-
-
-def collect_step(
-    setup: RolloutSetup, config: RunConfig, algorithm: Algorithm, source: TrainingTasks, number: int
-) -> list[Group]:
-    """Collect the episodes of the tasks of step `number` (from 1), each rank its share.
-
-    With `redraw`, groups without variance are replaced by further tasks. The result depends only on the settings, the number and
-    the weights.
-    """
-    meeting = setup.ranks.meeting()
-    meeting.begin()
-    share = begin_share(setup, config, algorithm, source, number, meeting)
-    return together(setup.ranks, meeting, share).in_order
-
-
-def begin_share(
-    setup: RolloutSetup,
-    config: RunConfig,
-    algorithm: Algorithm,
-    source: TrainingTasks,
-    number: int,
-    meeting: Meeting,
-) -> Callable[[], StepShare]:
-    """Begin with this process's share of a step, and return a function that finishes it.
-
-    Groups are assigned in turn to all processes at the `meeting`. Rollout workers begin now; an engine of this process begins when
-    the function is called.
-    """
-    seed, tasks = derive_seed(config.seed, "rollout", number), source.of(number)
-    own = range(meeting.rank, len(tasks), meeting.size)
-    collected = request_groups(setup, tasks, algorithm.data.group_size, seed, own)
-    return partial(_with_redraws, collected, setup, algorithm, source, number, seed, meeting)
-
-
-def _with_redraws(
-    collected: Callable[[], list[Group]],
-    setup: RolloutSetup,
-    algorithm: Algorithm,
-    source: TrainingTasks,
-    number: int,
-    seed: int,
-    meeting: Meeting,
-) -> StepShare:
-    """Return this process's share; groups without variance are replaced up to `redraw` times."""
-    data, returns = algorithm.data, algorithm.returns or own_returns
-    groups = {meeting.rank + k * meeting.size: group for k, group in enumerate(collected())}
-    for attempt in range(1, data.redraw + 1):
-        dead = _agree(meeting, [place for place, group in groups.items() if is_dead(group, returns)])
-        if not dead:
-            break
-        tasks = source.of(number, attempt)
-        own = range(meeting.rank, len(dead), meeting.size)
-        other_seed = derive_seed(seed, "redraw", attempt)
-        replacements = request_groups(setup, [tasks[k] for k in dead], data.group_size, other_seed, own)()
-        groups = {place: group for place, group in groups.items() if place not in dead}
-        groups |= {dead[k]: group for k, group in zip(own, replacements, strict=True)}
-    return StepShare(groups)
 
 
 def _agree(meeting: Meeting, dead: Sequence[int]) -> list[int]:

@@ -153,7 +153,7 @@ def start_of(stage: Stage, stages: Sequence[Stage], run_dir: Path) -> Start:
     weights: dict[str, Path] = {}
     for checkpoint in kept.values():
         team = _team(config)
-        # Further learners of a league start from the team's weights.
+        # Further learners start from the team's weights.
         for policy in (name for name in team.trained if not team.policies[name].learns_for):
             if (folder := policy_folder(checkpoint, policy)).is_dir():
                 weights[policy] = folder

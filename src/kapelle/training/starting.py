@@ -31,7 +31,8 @@ from kapelle.runtime.tensors import leaves
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.feature import ReportStep, bases_of
 from kapelle.setup.model_loading import build_engine, build_train_engine, teacher
-from kapelle.setup.preparation import PreparedRun, check_endpoints
+from kapelle.setup.preparation import PreparedRun
+from kapelle.setup.servers import check_endpoints
 from kapelle.team import Team, split_scored
 from kapelle.training.feature import StartedRun, started
 from kapelle.training.loop import Loop
@@ -161,7 +162,7 @@ def load_pieces(
             (setup.engine,),
         )
         own_engine = rollout_engine is not None
-        rollouts = make_rollouts(run, acting, warmed.team.bases, warmed.given, failing, own_engine=own_engine)
+        rollouts = make_rollouts(run, acting, warmed, failing, own_engine=own_engine)
         features = started(replace(run, players=rollouts.players))
         loop = Loop(config, algorithm, acting, engine, rollouts, learners, features)
         loop.publish()

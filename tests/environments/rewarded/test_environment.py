@@ -15,7 +15,7 @@ from kapelle.cli.serve import named
 from kapelle.environments import Mixture, Part, Rewarded
 from kapelle.environments.rewarded import Reward, RowsInMemory, name_of, rows_in_memory
 from kapelle.errors import ConfigError, DataError
-from kapelle.setup.validation import check_paying
+from kapelle.settings.environments import check_paying
 from kapelle.types import Episode
 from kapelle.workflows import Chain, Parallel, Solo, ToolUse
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ from kapelle.setup.recipe import load_recipe, resolve
 from kapelle.setup.team_builder import build_team
 from kapelle.training.observer import Silent
 from kapelle.training.trainer import Trainer
-from kapelle.types import Message, Task
+from kapelle.types import Group, Message, Task
 
 
 class Faithful(Copies, Scripted):
@@ -107,25 +107,32 @@ def test_demonstrations_that_all_fail_are_said_to() -> None:
         train_stage(config_of("environment={name: tests.features.warmup.test_warmup:Dumb}"), None)
 
 
+def drawing(shown: Sequence[Group], batch: int, seed: int = 0) -> Callable[[], list[Group]]:
+    """Return what draws the turns of the next step."""
+    nothing: Any = None
+    source = DrawnTurns(shown, batch, seed, nothing)
+    return lambda: source.collect(nothing)
+
+
 class TestDrawnTurns:
     def test_a_step_draws_no_turn_twice_and_all_that_is_shown_where_it_asks_for_more(self) -> None:
         shown = [group(episode(turn("a", 0), turn("b", 1))), group(episode(turn("a", 0)))]
         for batch, drawn in ((2, 2), (9, 3)):
-            step = DrawnTurns(shown, batch, seed=0)(1)
+            step = drawing(shown, batch)()
             assert len(step) == len({id(each) for each in step}) == drawn
 
     def test_the_seed_decides_what_is_drawn(self) -> None:
         shown = [group(episode(*(turn("a", k, tokens=k + 1) for k in range(9))))]
 
         def drawn(seed: int) -> list[int]:
-            source = DrawnTurns(shown, 2, seed)
-            return [each.episodes[0].turns[0].index for number in (1, 2, 3) for each in source(number)]
+            step = drawing(shown, 2, seed)
+            return [each.episodes[0].turns[0].index for _ in range(3) for each in step()]
 
         assert drawn(0) == drawn(0)
         assert drawn(0) != drawn(1)
 
     def test_what_a_workflow_leaves_out_of_training_is_shown_all_the_same(self) -> None:
-        [step] = DrawnTurns([group(episode(turn("a", 0, trained=False)))], 1, seed=0)(1)
+        [step] = drawing([group(episode(turn("a", 0, trained=False)))], 1)()
         assert [each.trained for each in step.episodes[0].turns] == [True]
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from kapelle.errors import ModelError
 from kapelle.models.paths import check_hub_name, local_only
-from kapelle.rows import Beside, Embedding, Learners, Loads, Sample, Sampled, TurnKey, turns_of
+from kapelle.rows import Beside, Embedding, Learners, Loads, ReadsText, Sample, Sampled, TurnKey, turns_of
 from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.team import EMBEDDER, Policy, Team, embedder_name
 from kapelle.types import Episode, Group, Message
@@ -34,7 +34,7 @@ SENTENCES = "sentence-transformers:"
 
 
 @dataclass(frozen=True, slots=True)
-class Embeddings(Beside, Loads):
+class Embeddings(Beside, Loads, ReadsText):
     """Signal that gives `Signals.embedding`."""
 
     reader: str = "base"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kapelle.rows import Learners, Sampled
+from kapelle.rows import Learners, PlaysAlone, Sampled
 from kapelle.types import Episode
 
 
 @dataclass(frozen=True, slots=True)
-class GreedyBaseline:
+class GreedyBaseline(PlaysAlone):
     """Signal that gives `Signals.greedy`; a task whose greedy episode failed is absent."""
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[int, Episode]]:

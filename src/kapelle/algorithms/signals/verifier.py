@@ -14,7 +14,7 @@ from kapelle.algorithms.signals.samples import conversation_sample
 from kapelle.errors import ModelError
 from kapelle.features.reward_model.settings import RefreshConfig
 from kapelle.functional.calibration import UNCALIBRATED, Calibration, read_calibration
-from kapelle.rows import Learners, Reader, Sample, Sampled, TurnKey, turns_of
+from kapelle.rows import Learners, Reader, ReadsText, Sample, Sampled, TurnKey, turns_of
 from kapelle.team import VERIFIER
 from kapelle.types import Group
 
@@ -23,7 +23,7 @@ Together = Literal["mean", "least"]
 
 
 @dataclass(frozen=True, slots=True)
-class VerifierScores:
+class VerifierScores(ReadsText):
     """Signal that gives `Signals.score`."""
 
     folder: str

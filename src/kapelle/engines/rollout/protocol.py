@@ -11,12 +11,14 @@ attribute named `notes` alone declares nothing.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
-from kapelle.errors import ConfigError, EngineError
+from kapelle.errors import ConfigError, EngineError, noting
 from kapelle.runtime.plugins import catalogue, find_class
+from kapelle.settings.checks import Check, RunToCheck
+from kapelle.settings.environments import text_alone
 from kapelle.types import Constraint, FinishReason, Json, Message, Routing, Sampling, Task
 
 if TYPE_CHECKING:
@@ -337,3 +339,57 @@ def notes_of(engine: RolloutEngine) -> Sequence[str]:
 def engine_class(name: str) -> type:
     """Return the settings class of a rollout engine by name, `module:Class` or entry point."""
     return find_class("engine", name, catalogue("kapelle.engines.rollout"))
+
+
+# -------- Checks of a run's rollout engine
+
+
+def check_images(run: RunToCheck) -> Iterator[str]:
+    """Yield an engine that does not support the images of an environment."""
+    if not isinstance(run.config.engine, ReadsImages):
+        yield from text_alone(run, f"`engine.name: {run.config.engine.name}`")
+
+
+def check_constraints(run: RunToCheck) -> None:
+    """Raise ConfigError for a constraint on completions that an agent's engine does not support, or that no text satisfies."""
+    config, team = run.config, run.team
+    for agent in team.agents:
+        constraint, name = agent.sampling.constraint, agent.name
+        if constraint is None:
+            continue
+        policies = [team.policies[policy] for policy in team.policies_of(name)]
+        served = [policy for policy in policies if policy.endpoint is not None]
+        here = len(served) < len(policies)
+        if served and constraint.kind not in ("json_schema", "json_object"):
+            raise ConfigError(
+                f"Agent '{name}' is an endpoint, and endpoints do not support {constraint.kind}. Set `json_schema` in its `sampling`."
+            )
+        if here and not isinstance(config.engine, HoldsToConstraints):
+            raise ConfigError(
+                f"`engine.name: {config.engine.name}` does not support the constraint of agent '{name}' (`sampling`). Remove one of them."
+            )
+        if here and not run.elsewhere:
+            from kapelle.models.token_masks import check_constraint, check_installed
+
+            with noting(run.absent):
+                check_installed()
+                try:
+                    if not constraint.is_legal:
+                        check_constraint(constraint)
+                except ConfigError as error:
+                    raise ConfigError(f"Agent '{name}': {error}") from None
+
+
+def check_engine(run: RunToCheck) -> Iterator[str]:
+    """Yield that the engine does not record routing; raise ConfigError for a policy or a machine that it does not support."""
+    engine = run.config.engine
+    if run.config.model.routing == "replayed" and not isinstance(engine, RecordsRouting):
+        yield f"`model.routing: replayed` is not supported by `engine.name: {engine.name}`. Set `model.routing: free`."
+    elif isinstance(engine, ChecksItself):
+        engine.check_policies(run.team.every.values())
+        if not run.elsewhere:
+            with noting(run.absent):
+                engine.check()
+
+
+CHECKS: tuple[Check, ...] = (check_images, check_constraints, check_engine)

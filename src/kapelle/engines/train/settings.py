@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -10,7 +10,11 @@ from pydantic import Field
 from kapelle.engines.train.protocol import TrainEngine, TrainSetup
 from kapelle.engines.train.sharding import Sharding
 from kapelle.errors import ConfigError
+from kapelle.runtime.ranks import launched_rank
 from kapelle.settings.base import Settings
+from kapelle.settings.checks import Check, RunToCheck
+from kapelle.settings.environments import text_alone
+from kapelle.team import Critic, Policy
 
 if TYPE_CHECKING:
     from kapelle.engines.train.torch.engine import TorchTrainEngine
@@ -45,17 +49,18 @@ class Fsdp(Sharding):
 
     def check(
         self,
+        policies: Collection[Policy],
+        critics: Collection[Critic],
         dtypes: Mapping[str, str],
-        whole: Sequence[str],
-        adapted: Sequence[str],
         optimizer: str,
         ranks: int,
     ) -> None:
-        """Raise ConfigError if this many processes cannot shard the models.
-
-        `dtypes` are by base; `whole` learners train all weights of a model, `adapted` ones only an adapter or
-        a head.
-        """
+        """Raise ConfigError if this many processes cannot shard the models of these learners; `dtypes` are by base."""
+        here = [policy for policy in policies if policy.endpoint is None]
+        whole = [policy.name for policy in here if policy.trained and policy.lora is None]
+        whole += [critic.name for critic in critics if critic.trained and critic.whole]
+        adapted = [policy.name for policy in here if policy.lora is not None]
+        adapted += [critic.name for critic in critics if not critic.whole]
         for base, dtype in dtypes.items():
             if self.param_dtype not in ("float32", dtype):
                 raise ConfigError(
@@ -87,9 +92,27 @@ class Fsdp(Sharding):
         from kapelle.engines.train.fsdp import FsdpTrainEngine
 
         dtypes = {name: str(model.dtype).removeprefix("torch.") for name, model in setup.models.items()}
-        whole = [p.name for p in setup.policies if p.trained and p.lora is None and p.endpoint is None]
-        whole += [critic.name for critic in setup.critics if critic.whole]
-        adapted = [p.name for p in setup.policies if p.lora is not None and p.endpoint is None]
-        adapted += [critic.name for critic in setup.critics if not critic.whole]
-        self.check(dtypes, whole, adapted, setup.optimizer.name, setup.ranks.size)
+        self.check(setup.policies, setup.critics, dtypes, setup.optimizer.name, setup.ranks.size)
         return FsdpTrainEngine(setup, self)
+
+
+# -------- Checks of a run's train engine
+
+
+def check_images(run: RunToCheck) -> Iterator[str]:
+    """Yield an engine that does not support the images of an environment."""
+    if run.config.train_engine.name == "fsdp":
+        yield from text_alone(run, "`train_engine.name: fsdp`")
+
+
+def check_sharding(run: RunToCheck) -> None:
+    """Raise ConfigError if the processes of this run cannot shard its models."""
+    config, team, started = run.config, run.team, launched_rank()
+    if isinstance(config.train_engine, Fsdp):
+        dtypes = {base: team.places.get(base, config.model).dtype for base in team.bases}
+        learners = team.policies.values(), team.critics.values()
+        config.train_engine.check(*learners, dtypes, config.optimizer.name, started.size if started else 1)
+
+
+CHECKS: tuple[Check, ...] = (check_images,)
+TRAINING_CHECKS: tuple[Check, ...] = (check_sharding,)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from kapelle.engines.rollout.protocol import AllowsInterrupts
 from kapelle.environment import DrivenByPrograms, InMemory, RewardsEpisodes, offers
 from kapelle.features.ahead.settings import AheadSettings
-from kapelle.setup.feature import FeaturePlan, RunToCheck
+from kapelle.settings.checks import RunToCheck
+from kapelle.setup.feature import FeaturePlan
 
 
 class AheadPlan(FeaturePlan[AheadSettings]):
@@ -32,16 +33,10 @@ class AheadPlan(FeaturePlan[AheadSettings]):
             yield f"`training.overlap` samples in another process, which has no access to {names} in memory. Set it to false."
         if offers(environment, DrivenByPrograms):
             yield "`training.overlap` samples in another process, which outside programs cannot follow. Set it to false."
-        if run.config.tasks.difficulty is not None:
-            yield "`tasks.difficulty` is measured by this process. Set `training.overlap: false`."
 
     def _partial(self, run: RunToCheck) -> Iterator[str]:
-        config, algorithm, environment, data = (
-            run.config,
-            run.algorithm,
-            run.config.environment,
-            run.algorithm.data,
-        )
+        config, algorithm = run.config, run.algorithm
+        environment, data = config.environment, algorithm.data
         partial = "`training.partial_rollouts` continues unfinished episodes in the next step"
         if not self.settings.max_staleness:
             yield (

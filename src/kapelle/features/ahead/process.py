@@ -13,7 +13,7 @@ import json
 import logging
 import subprocess
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import astuple, replace
 from functools import partial
@@ -22,7 +22,6 @@ from typing import Any
 
 from torch import Tensor, get_num_threads
 
-from kapelle.algorithm import Algorithm
 from kapelle.engines.rollout.protocol import Interruptible
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.errors import ConfigError, EngineError
@@ -39,9 +38,10 @@ from kapelle.runtime.randomness import capture_random, random_as_lists
 from kapelle.runtime.ranks import ALONE, Ranks
 from kapelle.runtime.tensors import SharedTensors, layout_of
 from kapelle.settings.schema import RunConfig
+from kapelle.setup.preparation import PreparedRun
 from kapelle.team import Team
 from kapelle.training.feature import StartedRun
-from kapelle.training.rollouts import Rollouts, StepShare, together
+from kapelle.training.rollouts import Collector, CurrentRollouts, Rollouts, StepShare, together
 from kapelle.training.selection import Roles, tasks_of
 
 SERVER = "kapelle.features.ahead.server"
@@ -115,11 +115,7 @@ class SamplingProcess:
             self._end()
         place = self._meeting.begin()
         random = random_as_lists(capture_random())
-        casts = (
-            None
-            if roles is None
-            else [{agent: astuple(cast) for agent, cast in each.items()} for each in roles]
-        )
+        casts = roles and [{agent: astuple(cast) for agent, cast in each.items()} for each in roles]
         request = (number, dict(self._versions), random, dump_partial(left), place, casts)
         self.ask(request)
         return partial(together, self._ranks, self._meeting, partial(self._share, request))
@@ -221,13 +217,10 @@ class SamplingProcess:
 class SamplingWorkers:
     """Lets the rollout workers of a cluster collect steps during the update."""
 
-    def __init__(
-        self, config: RunConfig, algorithm: Algorithm, setup: RolloutSetup, engine: CollectsGroups
-    ) -> None:
-        """Take a rollout setup; these workers are its engine."""
-        self._config, self._algorithm, self._engine = config, algorithm, engine
-        self._setup = setup.for_algorithm(algorithm.data)
-        self._tasks = tasks_of(setup, config)
+    def __init__(self, run: StartedRun, engine: CollectsGroups) -> None:
+        """Take a run; these workers are its rollout engine."""
+        setup, self._engine = run.setup.for_algorithm(run.algorithm.data), engine
+        self._collector = Collector(run.config, run.algorithm, setup, tasks_of(run.setup, run.config))
         self._busy = False
 
     @property
@@ -240,17 +233,17 @@ class SamplingWorkers:
 
     def begin(self, number: int, left: Sequence[PartialGroup] = (), roles: Roles | None = None) -> Pending:
         """Let the workers begin with step `number`; see `Sampler`."""
-        ranks, setup = self._setup.ranks, replace(self._setup, timeline=Timeline())
-        meeting = ranks.meeting()
+        setup = replace(self._collector.setup, timeline=Timeline())
+        collector, meeting = replace(self._collector, setup=setup), setup.ranks.meeting()
         meeting.begin()
         if self._busy:  # their step was interrupted
             self._engine.abandon()
-        self._tasks.assign = None if roles is None else lambda step, count: roles
-        rest = begin_step(setup, self._config, self._algorithm, self._tasks, number, left, meeting)
+        collector.tasks.assign = None if roles is None else lambda step, count: roles
+        rest = begin_step(collector, number, left, meeting)
         self._busy = True
 
         def wait() -> StepShare:
-            groups = together(ranks, meeting, rest)
+            groups = together(setup.ranks, meeting, rest)
             self._busy = False
             return groups
 
@@ -258,21 +251,15 @@ class SamplingWorkers:
 
 
 def rollouts_ahead(
-    run: StartedRun,
-    acting: RolloutSetup,
-    bases: Mapping[str, str],
-    in_memory: Container[str],
-    closing: ExitStack,
-    *,
-    own_engine: bool,
+    run: StartedRun, acting: RolloutSetup, loaded: PreparedRun, closing: ExitStack, *, own_engine: bool
 ) -> Rollouts:
     """Return what collects the episodes of a run ahead of its updates; arguments as in `make_rollouts`.
 
     Raises ConfigError for an engine that cannot return unfinished completions, or that another process cannot build.
     """
-    config, algorithm, player = run.config, run.algorithm, run.setup.engine
-    if not algorithm.plays:
-        return Rollouts(config, algorithm, acting, run.engine, run.players)
+    config, bases, player = run.config, loaded.team.bases, run.setup.engine
+    if not run.algorithm.plays:
+        return CurrentRollouts(run, acting)
     if config.training.partial_rollouts and not isinstance(player, Interruptible | CollectsGroups):
         raise ConfigError(
             f"`training.partial_rollouts` leaves episodes unfinished, but the engine {type(player).__name__} cannot return "
@@ -281,9 +268,9 @@ def rollouts_ahead(
     sampler: Sampler | None = None
     if config.training.overlap:
         if isinstance(player, CollectsGroups):
-            sampler = SamplingWorkers(config, algorithm, run.setup, player)
+            sampler = SamplingWorkers(run, player)
         else:
-            passed = [path for path in bases.values() if path in in_memory]
+            passed = [path for path in bases.values() if path in loaded.given]
             if passed:
                 raise ConfigError(
                     f"`training.overlap` samples in another process, which reads models from the disk, but the model "
@@ -298,4 +285,4 @@ def rollouts_ahead(
             ranks = run.setup.ranks
             sampler = SamplingProcess(config, run.team, bases, run.base_hashes, run.engine, ranks)
             closing.callback(sampler.close)
-    return RolloutsAhead(config, algorithm, acting, run.engine, players=run.players, sampler=sampler)
+    return RolloutsAhead(run, acting, sampler)

@@ -16,8 +16,6 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from kapelle.algorithm import Algorithm
-from kapelle.engines.train.protocol import TrainEngine
 from kapelle.features.ahead.settings import AheadSettings
 from kapelle.rollout.episodes import CollectsGroups, begun, collect_groups
 from kapelle.rollout.partial import EndOfStep, PartialGroup, dump_partial, load_partial, unfinished_turns
@@ -27,10 +25,18 @@ from kapelle.runs.episode_json import dump_groups, load_groups
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.randomness import derive_seed
 from kapelle.runtime.ranks import Meeting
-from kapelle.settings.schema import RunConfig, TrainingConfig
-from kapelle.training.feature import LoadsWeights, StepInProgress
-from kapelle.training.rollouts import Rollouts, StepShare, begin_share, check_versions, together
-from kapelle.training.selection import Roles, TrainingTasks
+from kapelle.settings.schema import TrainingConfig
+from kapelle.training.feature import LoadsWeights, StartedRun, StepInProgress
+from kapelle.training.rollouts import (
+    Collector,
+    Rollouts,
+    StepShare,
+    check_versions,
+    compare_turns,
+    is_on_policy,
+    together,
+)
+from kapelle.training.selection import Roles, tasks_of
 from kapelle.types import Group
 
 # -------- The episodes of one step, some of which may stay unfinished
@@ -39,20 +45,14 @@ Left = Sequence[PartialGroup]
 """Unfinished groups of the steps before."""
 
 
-def begin_step(
-    setup: RolloutSetup,
-    config: RunConfig,
-    algorithm: Algorithm,
-    source: TrainingTasks,
-    number: int,
-    left: Left,
-    meeting: Meeting,
-) -> Callable[[], StepShare]:
-    """Begin with this process's share of step `number` and of the groups that are `left`; see `begin_share`."""
+def begin_step(collector: Collector, number: int, left: Left, meeting: Meeting) -> Callable[[], StepShare]:
+    """Begin with this process's share of step `number` and of the groups that are `left`; see `Collector.begin`."""
+    config, setup = collector.config, collector.setup
     if not config.training.partial_rollouts:
-        return begin_share(setup, config, algorithm, source, number, meeting)
+        return collector.begin(number, meeting)
     seed = derive_seed(config.seed, "rollout", number)
-    groups = [*left, *begun(source.of(number), algorithm.data.group_size, seed, number)]
+    tasks = collector.tasks.of(number)
+    groups = [*left, *begun(tasks, collector.algorithm.data.group_size, seed, number)]
     enough = enough_for(config.training, number, groups)
     if isinstance(setup.engine, CollectsGroups):
         collected = setup.engine.request_partial(setup, groups, enough, meeting)
@@ -210,30 +210,21 @@ class RolloutQueue:
 class RolloutsAhead(Rollouts):
     """Collects episodes ahead of the update, here or in a `Sampler`."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        algorithm: Algorithm,
-        setup: RolloutSetup,
-        engine: TrainEngine,
-        players: Sequence[LoadsWeights],
-        sampler: Sampler | None,
-    ) -> None:
-        super().__init__(
-            config, algorithm, setup, engine, players if sampler is None else [*players, sampler]
-        )
-        training = self._config.training
-        self.queue = RolloutQueue(steps_ahead(training), training.max_staleness)
+    def __init__(self, run: StartedRun, setup: RolloutSetup, sampler: Sampler | None) -> None:
+        self._config, self._algorithm, self._engine = run.config, run.algorithm, run.engine
+        self.players = run.players if sampler is None else [*run.players, sampler]
+        self.tasks, self.on_policy = tasks_of(setup, run.config), is_on_policy(run.config)
+        self.queue = RolloutQueue(steps_ahead(run.config.training), run.config.training.max_staleness)
         self.sampler = sampler
 
     def collect(self, step: StepInProgress) -> list[Group]:
         """Return the groups that a step trains on; see `Rollouts`."""
-        setup, versions = self.prepared(step), dict(self._engine.versions)
+        setup, versions = step.setup.for_algorithm(self._algorithm.data), dict(self._engine.versions)
         begin = None if self.sampler is None else self._begin
         groups = self.queue.take(step.number, versions, partial(self._here, step, setup), begin)
         if self._config.training.max_staleness:
             step.metrics["staleness"] = self.queue.staleness(groups)
-        step.metrics |= {**step.parity, **self.tasks.metrics()}
+        step.metrics |= step.parity
         return groups
 
     def _begin(self, number: int, left: Left) -> Pending:
@@ -245,8 +236,8 @@ class RolloutsAhead(Rollouts):
         if self.sampler is None:
             meeting = setup.ranks.meeting()
             meeting.begin()
-            own = begin_step(setup, self._config, self._algorithm, self.tasks, number, left, meeting)
-            share = together(setup.ranks, meeting, own)
+            collector = Collector(self._config, self._algorithm, setup, self.tasks)
+            share = together(setup.ranks, meeting, begin_step(collector, number, left, meeting))
         else:
             share = self._begin(number, left)()
         if not self.on_policy:
@@ -264,7 +255,7 @@ class RolloutsAhead(Rollouts):
         turns = [turn for _, turn in turns_of(share.in_order)]
         turns += unfinished_turns([share.left[place] for place in sorted(share.left)])
         only = versions if self._config.training.partial_rollouts else None
-        self.compare(step, turns, only, weights)
+        compare_turns(self._engine, step, turns, only, weights)
 
     def settle(self, step: StepInProgress) -> None:
         """Wait for the step that the sampler collects; compare it with the weights that sampled it."""

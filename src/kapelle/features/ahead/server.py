@@ -100,7 +100,7 @@ class _Player:
         from kapelle.rollout.partial import load_partial
         from kapelle.runs.timeline import Timeline
         from kapelle.runtime.randomness import random_from_lists, restore_random
-        from kapelle.training.rollouts import dump_share
+        from kapelle.training.rollouts import Collector, dump_share
         from kapelle.training.selection import tasks_of
         from kapelle.types import Cast
 
@@ -115,9 +115,8 @@ class _Player:
         self._tasks.assign = None if roles is None else lambda step, count: casts
         self._meeting.begin(place)
         try:
-            share = begin_step(
-                setup, team.config, team.algorithm, self._tasks, number, load_partial(left), self._meeting
-            )()
+            collector = Collector(team.config, team.algorithm, setup, self._tasks)
+            share = begin_step(collector, number, load_partial(left), self._meeting)()
         except Exception as error:
             self._meeting.fail(error)
             raise

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from kapelle.environment import DrivenByPrograms, offers
 from kapelle.features.compaction.settings import CompactionConfig
-from kapelle.setup.feature import FeaturePlan, RunToCheck
+from kapelle.settings.checks import RunToCheck
+from kapelle.setup.feature import FeaturePlan
 
 
 class CompactionPlan(FeaturePlan[CompactionConfig]):

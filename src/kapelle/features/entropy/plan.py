@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from kapelle.errors import did_you_mean
 from kapelle.features.entropy.settings import EntropyConfig
-from kapelle.setup.feature import FeaturePlan, RunToCheck
+from kapelle.settings.checks import RunToCheck
+from kapelle.setup.feature import FeaturePlan
 
 
 class EntropyPlan(FeaturePlan[EntropyConfig]):

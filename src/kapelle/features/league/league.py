@@ -228,7 +228,7 @@ class League(Feature):
     def before_rollouts(self, step: StepInProgress) -> None:
         """Assign roles to members in the tasks of the steps that are collected next."""
         seating = self.seat(step.number)
-        step.assign = lambda number, count: seating.casts(self._seed, number, count)
+        step.tasks.assign = lambda number, count: seating.casts(self._seed, number, count)
 
     def after_rollouts(self, step: StepInProgress) -> None:
         """Compare the log-probs of members' turns with the train engine's: no update would notice incorrect weights of a member."""
@@ -240,10 +240,6 @@ class League(Feature):
         step.metrics |= self.learn(step.number, step.groups)
         step.restarted = step.restarted or self.restarted
 
-    def pruned(self, steps: Collection[int]) -> None:
-        """Delete the weights of former members that no checkpoint needs."""
-        self.forget_unless_in(steps)
-
     # -------- Before a step
 
     def seat(self, number: int) -> Assignments:
@@ -251,7 +247,7 @@ class League(Feature):
         if not self._begun:
             self._begin()
         if not self._kept:  # without a run directory there are no checkpoints that need them
-            self.forget_unless_in(())
+            self.pruned(())
         drawn: list[Mapping[str, Chances]] = [
             {home: self._chances(home, level) for home in self._homes} for level in range(len(self._line))
         ]
@@ -498,18 +494,11 @@ class League(Feature):
             self._take_snapshot(draft, learner)
         self._fill_payoffs(self._everybody)
 
-    def admit(self, member: LeagueMember, weights: Weights) -> None:
-        """Add a snapshot that was made elsewhere, with its weights by the policies that it replaces."""
-        self.pool.members.append(member)
-        self.pool.entered = max(self.pool.entered, member.serial)
-        self._snapshots.put(member.name, weights)
-
-    def forget_unless_in(self, checkpoints: Iterable[int]) -> None:
-        """Delete the weights of former members that none of these checkpoints needs; without checkpoints, of all."""
-        kept = list(checkpoints)
-        last = max(kept, default=math.inf)
+    def pruned(self, steps: Collection[int]) -> None:
+        """Delete the weights of former members that no checkpoint needs; without checkpoints, of all."""
+        last = max(steps, default=math.inf)
         for name, (taken, left) in list(self.pool.gone.items()):
-            if left <= last and not any(taken <= step < left for step in kept):
+            if left <= last and not any(taken <= step < left for step in steps):
                 del self.pool.gone[name]
                 self._snapshots.forget(name)
 

@@ -23,11 +23,12 @@ from kapelle.functional.ratings import SOLVER_NEEDS, check_packages
 from kapelle.models.outline import Outline, adapter_parameters
 from kapelle.runs.named_checkpoint import names_a_run, split_run
 from kapelle.runs.reader import read_config
+from kapelle.settings.checks import RunToCheck
 from kapelle.settings.overlays import parse_yaml
 from kapelle.settings.schema import RunConfig
 from kapelle.settings.weights import PastAdapter
 from kapelle.setup.bases import Bases
-from kapelle.setup.feature import FeaturePlan, RunToCheck
+from kapelle.setup.feature import FeaturePlan
 from kapelle.team import Policy
 from kapelle.workflows.play import PlayWorkflow
 
@@ -162,29 +163,6 @@ def _line(league: LeagueConfig, run: RunToCheck) -> Iterator[str]:
         yield "`league`: several `learners` train without an exploiter. Leave `league.exploiter` out."
 
 
-def memory(league: LeagueConfig, run: RunToCheck, models: Mapping[str, Outline]) -> Iterator[str]:
-    """Yield a message if the adapters of past selves and of all learners are larger than the machine's memory."""
-    team = run.team
-    own = [
-        policy
-        for name, policy in team.policies.items()
-        if policy.lora is not None and name in set(team.policy_of.values())
-    ]
-    one = 4 * sum(
-        adapter_parameters(models[policy.base], policy.lora) for policy in own if policy.lora is not None
-    )
-    slots = sum(name.startswith("league:") for name in team.policies) // max(1, len(own))
-    selves = slots + league.in_memory
-    learners = partners_of(league) + followers_of(league) + (league.exploiter is not None)
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if (selves + learners) * one > machine:
-        more = f", and {learners} further {'learner' if learners == 1 else 'learners'}," if learners else ""
-        yield (
-            f"`league.slots` and `league.in_memory` keep {selves} past selves{more} of {one / 2**30:.1f} GiB each, and this machine has "
-            f"{machine / 2**30:.0f} GiB. Lower them, the learners of `league.population`, or `team.lora.rank`."
-        )
-
-
 class LeaguePlan(FeaturePlan[LeagueConfig]):
     """Policies and checks of a league."""
 
@@ -200,5 +178,25 @@ class LeaguePlan(FeaturePlan[LeagueConfig]):
             yield from check(self.settings, run)
 
     def check_memory(self, run: RunToCheck, models: Mapping[str, Outline]) -> Iterator[str]:
-        """Yield a message if the machine cannot hold the adapters."""
-        yield from memory(self.settings, run, models)
+        """Yield a message if the adapters of past selves and of all learners are larger than the machine's memory."""
+        league, team = self.settings, run.team
+        own = [
+            policy
+            for name, policy in team.policies.items()
+            if policy.lora is not None and name in set(team.policy_of.values())
+        ]
+        one = 4 * sum(
+            adapter_parameters(models[policy.base], policy.lora) for policy in own if policy.lora is not None
+        )
+        slots = sum(name.startswith("league:") for name in team.policies) // max(1, len(own))
+        selves = slots + league.in_memory
+        learners = partners_of(league) + followers_of(league) + (league.exploiter is not None)
+        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if (selves + learners) * one > machine:
+            more = (
+                f", and {learners} further {'learner' if learners == 1 else 'learners'}," if learners else ""
+            )
+            yield (
+                f"`league.slots` and `league.in_memory` keep {selves} past selves{more} of {one / 2**30:.1f} GiB each, and this machine has "
+                f"{machine / 2**30:.0f} GiB. Lower them, the learners of `league.population`, or `team.lora.rank`."
+            )

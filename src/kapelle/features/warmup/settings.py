@@ -13,7 +13,7 @@ class WarmupConfig(FeatureSettings):
     """Supervised warm-up on scripted demonstrations of the roles, before everything else; cached."""
 
     plan: ClassVar[str] = "kapelle.features.warmup.plan:WarmupPlan"
-    makes_base: ClassVar[bool] = True
+    bases: ClassVar[str] = "kapelle.features.warmup.stage:warmed_bases"
 
     steps: int = Field(default=400, ge=1)
     """Optimiser steps."""

@@ -38,7 +38,7 @@ from kapelle.training.feature import StepInProgress
 from kapelle.training.loop import Loop
 from kapelle.training.provenance import machine, versions
 from kapelle.training.rollouts import Rollouts
-from kapelle.training.selection import REDRAWN
+from kapelle.training.selection import REDRAWN, TrainingTasks, tasks_of
 from kapelle.types import Group, Task
 
 MADE = "made.json"
@@ -98,8 +98,8 @@ def train_stage(
     [policy] = [team.policies[name] for name in team.trained]
     model = models[policy.base]
     with closing(build_train_engine(stage, algorithm, team, models)) as engine:
-        turns = DrawnTurns(shown, config.warmup.batch, stage.seed)
-        loop = Loop(stage, algorithm, setup, engine, SampledTurns(turns, stage, algorithm, setup, engine))
+        turns = DrawnTurns(shown, config.warmup.batch, stage.seed, tasks_of(setup, stage))
+        loop = Loop(stage, algorithm, setup, engine, turns)
         for number in range(1, stage.training.steps + 1):
             metrics = loop.step(number).metrics
             if progress is not None:
@@ -143,10 +143,11 @@ def demonstrations(setup: RolloutSetup, config: RunConfig, count: int) -> list[G
     return valid
 
 
-class DrawnTurns:
+class DrawnTurns(Rollouts):
     """Samples `batch` turns of demonstrations for each step, each as a separate episode; call it for steps in order."""
 
-    def __init__(self, demonstrations: Sequence[Group], batch: int, seed: int) -> None:
+    def __init__(self, demonstrations: Sequence[Group], batch: int, seed: int, tasks: TrainingTasks) -> None:
+        self.tasks = tasks
         self._turns = [
             Group(group.task, (replace(episode, turns=(replace(turn, trained=True),)),))
             for group in demonstrations
@@ -156,21 +157,9 @@ class DrawnTurns:
         self._batch = min(batch, len(self._turns))
         self._draw = random.Random(derive_seed(seed, "warmup"))
 
-    def __call__(self, number: int) -> list[Group]:
+    def collect(self, step: StepInProgress) -> list[Group]:
         """Return the turns of the next step."""
         return self._draw.sample(self._turns, self._batch)
-
-
-class SampledTurns(Rollouts):
-    """The rollouts of a warm-up: sampled turns of demonstrations."""
-
-    def __init__(self, turns: DrawnTurns, *run: Any) -> None:
-        super().__init__(*run)
-        self._turns = turns
-
-    def collect(self, step: StepInProgress) -> list[Group]:
-        """Return the turns of a step."""
-        return self._turns(step.number)
 
 
 def warmed_up(

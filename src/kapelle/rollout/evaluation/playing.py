@@ -12,8 +12,9 @@ from kapelle.rollout.setup import RolloutSetup, make_rollout_setup
 from kapelle.settings.feature import without_features
 from kapelle.settings.schema import RunConfig
 from kapelle.settings.weights import EndpointConfig, PastAdapter
-from kapelle.setup.preparation import check_endpoints, prepare
+from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import lay_over, load_recipe, names_environment
+from kapelle.setup.servers import check_endpoints
 from kapelle.setup.team_builder import seats_of
 
 MAX_TOKENS = 512

@@ -1,4 +1,4 @@
-"""Which tasks a run learns from: of fitting difficulty, easy ones first, groups once more; and the same after a stop."""
+"""Which tasks a run learns from: of fitting difficulty, easy ones first; and the same after a stop."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.episodes import episode, group, turn
 from tests.support.tiny import frozen_copy, learners_of, same_bits, sections
 
 from kapelle import Trainer
 from kapelle.errors import ConfigError
-from kapelle.features.replay.feature import remembered, replayed
-from kapelle.features.replay.settings import ReplayConfig
 from kapelle.runs.reader import read_metrics
 from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import resolve
-from kapelle.types import Task
 
 LEVELS = (3, 1, 4, 1, 5, 2, 2, 4)
 
@@ -84,8 +80,7 @@ def test_tasks_that_are_solved_too_rarely_or_too_often_are_left_out(tmp_path: Pa
     with Trainer(resolve(settings(NOISE, difficulty={"low": 0.3, "high": 0.6, "samples": 5}))) as trainer:
         source = trainer._loop.rollouts.tasks
         [step] = trainer.steps(1)
-        rates = source._rates
-        assert rates is not None
+        rates = dict(trainer._loop.features["tasks.difficulty"].state()["rates"])
         assert len(rates) == 8
         assert len({*rates.values()}) > 1
         fit = {f"train-{k}" for k, rate in rates.items() if 0.3 <= rate <= 0.6}
@@ -123,39 +118,6 @@ def test_tasks_without_end_get_harder_too(tmp_path: Path) -> None:
     assert max(hardest[11:]) == 4
 
 
-def of(task: str, *successes: float) -> Any:
-    return group(*(episode(turn("a", 0), task=Task(task, task), success=each) for each in successes))
-
-
-def test_groups_with_success_and_failure_are_kept_the_newest_of_each_task() -> None:
-    some = ReplayConfig(groups=2, capacity=2, max_age=3)
-    kept = remembered((), some, 1, [of("a", 1, 0), of("b", 0, 0), of("c", 1, 1), of("d", 0, 1)])
-    assert [(when, each.task.id) for when, each in kept] == [(1, "a"), (1, "d")]
-    kept = remembered(kept, some, 2, [of("a", 0, 1)])
-    assert [(when, each.task.id) for when, each in kept] == [(1, "d"), (2, "a")]
-    assert remembered(kept, some, 5, []) == (), "older than three steps at the next one, or dropped"
-    again = replayed(kept, some, 3, 0, [of("d", 0, 0)])
-    assert [each.task.id for _, each in again] == ["a"], "what is played now is not learned from twice"
-    assert replayed(kept, some, 9, 0, []) == ()
-
-
-def test_what_is_learned_from_again_is_said_and_changes_what_is_learned(tmp_path: Path) -> None:
-    found = []
-    for tasks in ({"replay": {"groups": 2}}, {}):
-        with Trainer(resolve(settings(NOISE, **tasks))) as trainer:
-            metrics = [step.metrics for step in trainer.steps(4)]
-            found.append(weights(trainer))
-        if tasks:
-            assert metrics[0]["replay_groups"] == 0
-            later = [row for row in metrics if row["replay_groups"]]
-            assert later
-            assert all(row["replay_age"] >= 1 and row["replay_log_ratio"] > 0 for row in later)
-            assert all(row["parity/max"] < 1e-4 for row in metrics), (
-                "the step's own tokens are still compared"
-            )
-    assert not same_bits(*found)
-
-
 @pytest.mark.parametrize(
     ("environment", "over", "says"),
     [
@@ -170,6 +132,12 @@ def test_what_is_learned_from_again_is_said_and_changes_what_is_learned(tmp_path
             {"tasks": {"difficulty": {}}, "training": {"overlap": True}},
             r"Set `training\.overlap: false`",
         ),
+        (
+            NOISE,
+            {"tasks": {"difficulty": {}}, "training": {"epochs": 2}},
+            r"Set `training\.steps` instead",
+        ),
+        (NOISE, {"tasks": {"curriculum": {}}}, r"Set `tasks\.difficulty: {}` too"),
         (NOISE, {"tasks": {"replay": {}}, "algorithm": {"name": "sft"}}, r"`sft` collects none"),
     ],
 )

@@ -1,0 +1,40 @@
+"""Checks of difficulty and curriculum, before a model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kapelle.environment import task_of
+from kapelle.errors import noting
+from kapelle.features.curriculum.draws import SOLVE_RATE, hardness
+from kapelle.features.curriculum.settings import CurriculumConfig, DifficultyConfig
+from kapelle.settings.checks import RunToCheck
+from kapelle.setup.feature import FeaturePlan
+
+
+class DifficultyPlan(FeaturePlan[DifficultyConfig]):
+    """The checks of a filter by solve rates."""
+
+    def check(self, run: RunToCheck) -> Iterator[str]:
+        """Yield why the solve rates of the tasks cannot be measured."""
+        environment, training = run.config.environment, run.config.training
+        if environment.size("train") is None:
+            yield f"`tasks.difficulty` measures every training task, and `{environment.name}` generates them. Remove it."
+        if not run.algorithm.plays:
+            yield f"`tasks.difficulty` measures the team, and `{run.algorithm.name}` does not play. Remove it."
+        if training.overlap:
+            yield "`tasks.difficulty` is measured by this process. Set `training.overlap: false`."
+        if training.epochs is not None:
+            yield "`training.epochs` and `tasks.difficulty` exclude each other. Set `training.steps` instead."
+
+
+class CurriculumPlan(FeaturePlan[CurriculumConfig]):
+    """The checks of a curriculum."""
+
+    def check(self, run: RunToCheck) -> Iterator[str]:
+        """Yield that nothing measures solve rates; raise ConfigError if the tasks lack the field."""
+        if self.settings.by != SOLVE_RATE:
+            with noting(run.absent):
+                hardness(task_of(run.config.environment, "train", 0), self.settings.by)
+        elif run.config.tasks.difficulty is None:
+            yield "`tasks.curriculum` needs solve rates, which nothing measures. Set `tasks.difficulty: {}` too."
