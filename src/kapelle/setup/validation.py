@@ -316,9 +316,9 @@ def _check_rendered(run: RunToCheck) -> Iterator[str]:
     if not any(getattr(part, "rendered_prompts", False) for _, part in parts_of(run.config.environment)):
         return
     for agent in run.team.agents:
-        if agent.prompt is not None or agent.system is not None:
+        if agent.prompt is not None or agent.system is not None or agent.examples:
             yield (
-                f"`environment.rendered_prompts` excludes the prompt and the system message of agent '{agent.name}'. Remove them."
+                f"`environment.rendered_prompts` excludes prompt, system message and examples of agent '{agent.name}'. Remove them."
             )
         if run.team.policy(agent.name).endpoint is not None:
             yield f"`environment.rendered_prompts` excludes agent '{agent.name}', an endpoint. Set it to false."
