@@ -53,12 +53,17 @@ LORA = Lora(rank=4, alpha=8.0)
 STORY = "The old lighthouse keeper counted the ships that passed in the fog. "
 RECIPE = {
     "model": {"path": str(FILE), "chat_template": "plain"},
-    "team": {"lora": {"rank": 4}, "sampling": {"max_tokens": 4}, "agents": ["reader", "judge"]},
+    "team": {
+        "lora": {"rank": 4},
+        "sampling": {"max_tokens": 4},
+        "agents": [{"name": "reader"}, {"name": "judge"}],
+    },
     "environment": {"name": "rewarded", "path": "rows.jsonl", "rewards": [{"function": "reward.py:short"}]},
+    "workflow": {"name": "chain"},
     "algorithm": {"name": "grpo", "group_size": 2},
     "optimizer": {"lr": 1e-3},
     "training": {"tasks_per_step": 1},
-    "evaluation": {"problems": 0},
+    "evaluation": {"problems": 1, "before_and_after": False},
 }
 
 
