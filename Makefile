@@ -35,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PARALLEL := -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: demo test test-fast test-long test-sandbox test-vllm test-apps test-ranks test-types test-models test-kernels test-processors test-oldest test-faults claims check format docs wheel clean help
+.PHONY: demo real test test-fast test-real test-long test-sandbox test-vllm test-apps test-ranks test-types test-models test-kernels test-processors test-oldest test-faults claims check format docs wheel clean help
 
 demo: $(STAMPS)/kapelle ## train a two-agent team on this machine's CPU and show what it learned
 	@$(BIN)/kapelle demo $(ARGS)
@@ -67,6 +67,14 @@ test-types: $(STAMPS)/test $(STAMPS)/types ## let mypy and pyright read README, 
 
 test-models: $(STAMPS)/test ## train a model of every family, here and on a GPU's twin, and compare with what `kapelle validate` says (minutes)
 	@$(BIN)/python -m pytest -m models $(or $(TESTS),tests/cli tests/twin)
+
+real: $(STAMPS)/test ## train a team of two on a published model of 270M parameters (fetches 240 MB; 15 minutes on two cores)
+	@$(BIN)/python examples/real/prepare.py
+	@$(BIN)/kapelle train examples/real/team.yaml $(ARGS)
+
+test-real: $(STAMPS)/test ## compare that model with transformers and PEFT, kill, export and serve it (minutes)
+	@$(BIN)/python examples/real/prepare.py
+	@$(BIN)/python -m pytest -m real $(or $(TESTS),tests/real)
 
 TRITON := triton==3.7.0
 

@@ -40,6 +40,8 @@ class Agent:
     prompt: str | None = None
     """Template of its user message, with `{question}` and names of other agents in braces; None is the workflow's default."""
     sampling: Sampling = Sampling()
+    examples: tuple[tuple[str, str], ...] = ()
+    """Messages of a user and the agent's answers to them, which it reads before its task (few-shot)."""
     chat_template_kwargs: Mapping[str, Json] = field(default_factory=dict, hash=False)
     """Arguments of its model's chat template, such as `enable_thinking`."""
 

@@ -249,10 +249,15 @@ def observation_prompt(scene: Scene, name: str) -> str:
     return fill(scene[name].agent.prompt or "{question}", {"question": scene.observe(name)})
 
 
-def instructions(agent: Agent, task: Task) -> list[Message]:
-    """Return the system message of an agent in a task: its own text, then the task's if it differs; empty without both."""
-    texts = dict.fromkeys(text for text in (agent.system, task.system) if text)
-    return [Message("system", "\n\n".join(texts))] if texts else []
+def instructions(agent: Agent, task: Task | None = None) -> list[Message]:
+    """Return what an agent reads before any message of a task: its system text and the task's as one message, then its examples."""
+    texts = dict.fromkeys(text for text in (agent.system, task and task.system) if text)
+    system = [Message("system", "\n\n".join(texts))] if texts else []
+    roles = ("user", "assistant")
+    return [
+        *system,
+        *(Message(role, text) for each in agent.examples for role, text in zip(roles, each, strict=True)),
+    ]
 
 
 def conversation(message: Message, task: Task, turn: int = 0) -> list[Message]:

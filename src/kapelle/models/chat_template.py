@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from kapelle.errors import KapelleError, ModelError
 from kapelle.runtime.clock import SuspendAwareClock
@@ -31,6 +32,29 @@ LIMIT_S = 10.0
 _LOOKS = 10
 _FIX = "Fix its chat_template.jinja, or use another model."
 
+PLAIN = "plain"
+"""Value of `model.chat_template` for the plain template."""
+PLAIN_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{% if not loop.first %}{{ '\\n\\n' }}{% endif %}"
+    "{% if message.role != 'system' %}{{ message.role | capitalize }}: {% endif %}{{ message.content | trim }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '\\n\\nAssistant:' }}{% endif %}"
+)
+"""Conversations as plain text, for base models: `User: …`, an empty line, `Assistant: …`. A system message has no name."""
+PLAIN_END = "\nUser:"
+"""The text at which answers end with the plain template, besides the model's end token."""
+
+
+def named_template(setting: str) -> str:
+    """Return the chat template that a setting names: `plain`, or a Jinja file; ModelError if it cannot be read."""
+    if setting == PLAIN:
+        return PLAIN_TEMPLATE
+    try:
+        return Path(setting).expanduser().read_text("utf-8")
+    except (OSError, UnicodeError) as error:
+        raise ModelError(
+            f"`model.chat_template: {setting}` cannot be read: {refusal(error) or error}. Set `{PLAIN}`, or name a Jinja file."
+        ) from None
+
 
 def check_template(name: str, found: str | dict[str, str] | None) -> None:
     """Raise ModelError if the tokeniser of this name has no chat template, or one that is invalid or raises to a power."""
@@ -39,7 +63,7 @@ def check_template(name: str, found: str | dict[str, str] | None) -> None:
     if not found:
         raise ModelError(
             f"The tokeniser of '{name}' has no chat template, so agents cannot converse. "
-            "Use an instruction-tuned model, or put a `chat_template.jinja` into its folder."
+            f"Set `model.chat_template: {PLAIN}`, which suits base models, name a Jinja file there, or use an instruction-tuned model."
         )
     for template in found.values() if isinstance(found, dict) else [found]:
         try:

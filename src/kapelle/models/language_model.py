@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from kapelle.errors import ModelError
+from kapelle.models.chat_template import named_template
 from kapelle.models.checksums import verify_folder
 from kapelle.models.devices import keep_freed_memory
 from kapelle.models.fast.attention import AttentionPlan, plan_sequences
@@ -349,12 +350,14 @@ def load_language_model(config: ModelConfig, *, trained: bool = True) -> Languag
             hold_in(tiny, DTYPES[config.dtype])
         return LanguageModel(tiny, own, name="embedded", **options).to(config.device)
     check_model_path(config.path)
+    template = named_template(config.chat_template) if config.chat_template else None
     config = config.model_copy(update={"path": located(config.path, weights=True)})
     verify_folder(Path(config.path).expanduser())
     with loading(config.path):
         shape = read_config(config.path)
         options["image_processor"] = read_image_processor(config.path, shape)
         tokenizer: PreTrainedTokenizerBase = read_tokenizer(config.path)
+        tokenizer.chat_template = template or tokenizer.chat_template
         codes: dict[str, Any] = {}
         if config.quantization is not None and not trained:
             from transformers import BitsAndBytesConfig

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kapelle.errors import AbsentModel, KapelleError, ModelError
 from kapelle.models.checksums import verify_folder
+from kapelle.models.gguf_file import check_gguf, converted, gguf_file
 from kapelle.runtime.hub import (
     MODELSCOPE,
     fetch_modelscope,
@@ -40,12 +41,14 @@ def loading(path: str, done: str = "loaded") -> Iterator[None]:
 
 
 def located(path: str, *, weights: bool = False) -> str:
-    """Return the folder of a model of ModelScope (`modelscope:OWNER/NAME`), and any other path unchanged.
+    """Return the folder of a model of ModelScope (`modelscope:OWNER/NAME`) or of a GGUF file, and any other path unchanged.
 
-    Downloads settings and tokeniser if they are missing, with `weights` the weights too. Raises ModelError if that fails.
+    Downloads settings and tokeniser if they are missing, with `weights` the weights too, and converts a GGUF file that is new.
+    Raises ModelError if that fails.
     """
     if not is_of_modelscope(path):
-        return path
+        file = gguf_file(path)
+        return path if file is None else str(converted(file))
     name = path.removeprefix(MODELSCOPE)
     folder = modelscope_folder(name)
     if folder is not None and (not weights or _has_weights(folder)):
@@ -117,6 +120,9 @@ def check_model_path(path: str) -> None:
     folder = Path(path)
     if path == "embedded":
         return
+    if (file := gguf_file(path)) is not None:
+        check_gguf(file)
+        return
     if is_of_modelscope(path):
         known = modelscope_folder(path.removeprefix(MODELSCOPE))
         if known is None:
@@ -128,9 +134,7 @@ def check_model_path(path: str) -> None:
         check_hub_name(path)
         return
     if not folder.is_dir():
-        raise ModelError(
-            f"'{path}' is a file. A model is a folder: name the one that `save_pretrained` wrote."
-        )
+        raise ModelError(f"'{path}' is a file. Name a GGUF file, or the folder that `save_pretrained` wrote.")
     if (folder / "config.yaml").is_file() and (folder / "lock").is_file():
         raise ModelError(_a_run(path))
     if (folder / "adapter_config.json").is_file():  # transformers would silently load its base and apply it

@@ -21,10 +21,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kapelle.errors import ConfigError, ContextError, ModelError, did_you_mean
 from kapelle.models import embedded
 from kapelle.models.chat_template import (
+    PLAIN_END,
+    PLAIN_TEMPLATE,
     WORDS,
     TemplateForm,
     ToolTemplate,
     check_template,
+    named_template,
     rendering,
     template_variables,
 )
@@ -146,6 +149,10 @@ class ChatRenderer:
     def notes(self) -> tuple[str, ...]:
         """Notes on unsupported conversations of the chat template, and how kapelle handles them; empty for most templates."""
         limits, name = self._form.limits, self._tokenizer.name_or_path
+        if self.template == PLAIN_TEMPLATE:
+            return (
+                f"'{name}' is prompted by the plain chat template. Answers end at its end token or at {PLAIN_END!r}.",
+            )
         found = [f"The chat template of '{name}' {'; it '.join(limits)}."] if limits else []
         end, own = self._written_end.strip(), self._tokenizer.eos_token_id
         token = next(
@@ -536,6 +543,7 @@ def load_renderer(path: str, config: ModelConfig) -> ChatRenderer:
     if path == "embedded":
         return ChatRenderer(light_tokenizer(sees=config.embedded.sees), config.embedded.context)
     check_model_path(path)
+    template = named_template(config.chat_template) if path == config.path and config.chat_template else None
     path = located(path)
     local = local_only(path)
     from transformers import GenerationConfig
@@ -547,6 +555,7 @@ def load_renderer(path: str, config: ModelConfig) -> ChatRenderer:
                 path, trust_remote_code=False, local_files_only=local
             )
         tokenizer, settings = read_tokenizer(path), read_config(path)
+        tokenizer.chat_template = template or tokenizer.chat_template
         words = getattr(settings.get_text_config(), "vocab_size", None)
         ends = end_tokens(settings.to_dict(), settings.get_text_config().to_dict(), generation.to_dict())
         return ChatRenderer(tokenizer, context_of(settings, tokenizer), words, ends=ends)
@@ -554,12 +563,13 @@ def load_renderer(path: str, config: ModelConfig) -> ChatRenderer:
 
 def light_renderer(path: str, config: ModelConfig) -> ChatRenderer:
     """Return a model's renderer, without torch if a folder's files suffice; use it only to count tokens."""
+    folder = Path(path).expanduser()
     if is_of_modelscope(path):
         check_model_path(path)
-        path = located(path)
-    folder = Path(path).expanduser()
-    if path != "embedded" and (folder / "tokenizer.json").is_file():
-        check_model_path(path)
+        folder = Path(located(path))
+    has_own_template = path != config.path or config.chat_template is None
+    if path != "embedded" and has_own_template and (folder / "tokenizer.json").is_file():
+        check_model_path(str(folder))
         found = read_folder(folder)
         if found is not None:
             tokenizer, context, words, ends = found

@@ -155,8 +155,9 @@ def folder_of(path: str) -> Path | None:
     if is_of_modelscope(path):
         known = modelscope_folder(path.removeprefix(MODELSCOPE))
         return known if known is not None and any(known.glob("*.safetensors")) else None
-    if Path(path).expanduser().is_dir():
-        return Path(path).expanduser()
+    folder = Path(located(path)).expanduser()
+    if folder.is_dir():
+        return folder
     from huggingface_hub import try_to_load_from_cache
 
     for file in (WHOLE, INDEX):

@@ -156,7 +156,7 @@ class LiveAgentSession:
         self.messages: list[Message] = []
         self.last: Turn | None = None
         """Its last recorded turn; the conversation continues from the turn's tokens."""
-        self._opening = instructions(agent, scene.task) if agent.system or scene.task.system else []
+        self._opening = instructions(agent, scene.task)
         self.read_by: Renderer | None = None
         """How its conversation became tokens in its last turn."""
         self._turn_count = 0

@@ -24,6 +24,12 @@ PARTIAL = ".partial"
 """Suffix of files that are being written; those that remain after a crash may be deleted."""
 
 
+def cache_folder() -> Path:
+    """Return the folder of caches: `$KAPELLE_CACHE`, or `~/.cache/kapelle`."""
+    named = os.environ.get("KAPELLE_CACHE")
+    return Path(named).expanduser() if named else Path.home() / ".cache" / "kapelle"
+
+
 def explain(error: OSError) -> str:
     """Return the reason of a failed write, and how to fix it."""
     return REASONS.get(error.errno or 0) or f"{error.strerror or error}. Check the disk and the path."

@@ -218,7 +218,7 @@ class ModelConfig(Settings):
     """The team's base model."""
 
     path: str = "embedded"
-    """`embedded`, a local folder, a name on the Hugging Face hub, or `modelscope:OWNER/NAME`."""
+    """`embedded`, a local folder, a GGUF file, a name on the Hugging Face hub, or `modelscope:OWNER/NAME`."""
     embedded: EmbeddedConfig = EmbeddedConfig()
     dtype: DType = "float32"
     """Compute type of forward and backward passes, and storage type of frozen weights; trained weights are stored in float32."""
@@ -235,6 +235,9 @@ class ModelConfig(Settings):
     """Whether the routers of a mixture of experts train, if all its weights train."""
     kernels: Annotated[Literal["auto", "plain"], FROM_HERE_ON] = "auto"
     """On CUDA, `auto` uses kernels of torch and Triton that pass a test at their first use; `plain` uses plain torch operations."""
+    chat_template: str | None = None
+    """The chat template in place of the model's own: `plain` for base models, which have none (`User: …`, `Assistant: …`), or a Jinja
+    file."""
     chat_template_kwargs: dict[str, object] = Field(default_factory=dict)
     """Arguments of the model's chat template, such as `{enable_thinking: false}`, for all agents on this model."""
 
@@ -312,6 +315,13 @@ class RateConfig(Settings):
     warmup_steps: int | None = Field(default=None, ge=0)
 
 
+class ExampleConfig(Settings):
+    """A message of the user and the agent's answer to it, as they stand in the agent's prompt."""
+
+    user: str
+    assistant: str
+
+
 class AgentConfig(Settings):
     """One agent: its prompts, its weights, how it samples."""
 
@@ -324,6 +334,8 @@ class AgentConfig(Settings):
     prompt: str | None = None
     sampling: SamplingConfig | None = None
     """None uses `team.sampling`."""
+    examples: tuple[ExampleConfig, ...] = ()
+    """Questions with answers that the agent reads before its task (few-shot), in this order."""
     chat_template_kwargs: dict[str, object] = Field(default_factory=dict)
     """Arguments of its model's chat template, over those of the section `model`."""
     share_critic_with: str | int | None = None

@@ -68,7 +68,8 @@ def load_models(
         if not trained and (path, place) in frozen:
             model = frozen[path, place]
         elif model is None:
-            own = {"path": path, "dtype": place.dtype, "device": place.device}
+            template = config.chat_template if path == config.path else None  # other models bring their own
+            own = {"path": path, "dtype": place.dtype, "device": place.device, "chat_template": template}
             model = load_language_model(config.model_copy(update=own), trained=trained)
         elif id(model) in taken:  # a second base of this model, trained or on another device
             if model.bank.adapters:

@@ -10,6 +10,7 @@ from typing import Literal
 from kapelle.algorithm import Algorithm, row_of
 from kapelle.algorithms.signals.verifier import VerifierScores
 from kapelle.errors import ConfigError, did_you_mean
+from kapelle.models.chat_template import PLAIN, PLAIN_END
 from kapelle.rows import Beside
 from kapelle.settings.checks import RunToCheck
 from kapelle.settings.schema import AgentConfig, LoraConfig, RateConfig, RunConfig, TeamConfig
@@ -84,8 +85,12 @@ def build_team(config: RunConfig, algorithm: Algorithm, absent: list[str] | None
             )
         # Arguments of the section `model` are for its own chat template.
         shared = bases.paths.get(policies[policy_of[role.name]].base) == config.model.path
+        template = config.model.chat_template if shared else None
+        if template == PLAIN and PLAIN_END not in sampling.stop:
+            sampling = replace(sampling, stop=(*sampling.stop, PLAIN_END))
+        examples = tuple((each.user, each.assistant) for each in role.examples)
         arguments = {**(config.model.chat_template_kwargs if shared else {}), **role.chat_template_kwargs}
-        agents.append(Agent(role.name, role.system, role.prompt, sampling, arguments))
+        agents.append(Agent(role.name, role.system, role.prompt, sampling, examples, arguments))
     team = Team(
         tuple(agents), policies, policy_of, bases.paths, critics, critic_of, turns_of, places=bases.places
     )

@@ -22,6 +22,7 @@ from kapelle.errors import ConfigError, ModelError, need_known
 from kapelle.models.adapters import adapted_layers, peft_places
 from kapelle.models.chat_template import with_defaults
 from kapelle.models.checksums import base_of, write_checksums
+from kapelle.models.gguf_file import gguf_file
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import layers_of
 from kapelle.models.weights import hash_of_base, read_adapter, save_model
@@ -136,7 +137,11 @@ def export(
             check_convertible(path)
     ready = warmed(prepared, observer)
     # Bases that only this run has are exported with their adapters.
-    unpublished = {b for b, path in team.bases.items() if ready.team.bases[b] != path or path == "embedded"}
+    unpublished = {
+        base
+        for base, path in team.bases.items()
+        if ready.team.bases[base] != path or path == "embedded" or gguf_file(path) is not None
+    }
     models = ready.load() if form != "peft" or unpublished else {}
     folders = _base_folders(out, chosen, unpublished)
     found = []

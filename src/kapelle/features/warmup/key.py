@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from pathlib import Path
 
 from kapelle.algorithm import Algorithm
 from kapelle.algorithms.sft import SFT
 from kapelle.environment import Environment, Mixed, Teachable, offers
+from kapelle.runtime.files import cache_folder
 from kapelle.settings.feature import without_features
 from kapelle.settings.schema import OptimizerConfig, RunConfig, TrainingConfig
 from kapelle.setup.team_builder import build_algorithm, build_team
@@ -17,12 +16,6 @@ from kapelle.team import Team
 
 FORMAT = 2
 """Increase this number if a change of the code changes the warmed-up model for the same settings."""
-
-
-def cache_folder() -> Path:
-    """Return the folder of caches: `$KAPELLE_CACHE`, or `~/.cache/kapelle`."""
-    named = os.environ.get("KAPELLE_CACHE")
-    return Path(named) if named else Path.home() / ".cache" / "kapelle"
 
 
 def warmup_key(config: RunConfig) -> str:
@@ -39,7 +32,8 @@ def warmup_key(config: RunConfig) -> str:
             for section in ("model", "environment", "workflow", "warmup")
         },
         "agents": [
-            [agent.name, agent.system, agent.prompt] for agent in stage_team(stage_of(config))[1].agents
+            [agent.name, agent.system, agent.prompt, *agent.examples]
+            for agent in stage_team(stage_of(config))[1].agents
         ],
         # Tasks of these sets are excluded from demonstrations.
         **(

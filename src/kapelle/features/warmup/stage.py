@@ -19,7 +19,7 @@ from typing import Any
 
 from kapelle.environment import DrivenByPrograms, offers, task_of
 from kapelle.errors import CheckpointError, ModelError, TrainingHalted
-from kapelle.features.warmup.key import cache_folder, stage_of, stage_team, warmup_is_cached, warmup_key
+from kapelle.features.warmup.key import stage_of, stage_team, warmup_is_cached, warmup_key
 from kapelle.models.adapters import shapes_of
 from kapelle.models.checksums import verify_folder, write_checksums
 from kapelle.models.language_model import DTYPES, LanguageModel, copy_language_model, hold_in
@@ -28,6 +28,7 @@ from kapelle.models.weights import save_model
 from kapelle.rollout.episodes import rollout
 from kapelle.rollout.setup import RolloutSetup, make_rollout_setup
 from kapelle.runtime.event_loop import run_async
+from kapelle.runtime.files import cache_folder
 from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.feature import Report, ReportStep

@@ -473,7 +473,7 @@ def soloists(setup: RolloutSetup) -> list[tuple[str, ...]]:
         policy = setup.team.policy(agent.name)
         if policy.endpoint is None:
             sampling = setup.sampling_of(agent)
-            alone = policy.name, agent.system, sampling, repr(agent.chat_template_kwargs)
+            alone = policy.name, agent.system, agent.examples, sampling, repr(agent.chat_template_kwargs)
             alike.setdefault(alone, []).append(agent.name)
     return [tuple(names) for names in alike.values()]
 

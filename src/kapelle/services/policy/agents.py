@@ -48,6 +48,7 @@ from kapelle.services.policy.speech import (
 )
 from kapelle.services.request_errors import RequestError, wrong
 from kapelle.types import Json, Message, Sampling, Task
+from kapelle.workflow import instructions
 
 
 @runtime_checkable
@@ -490,7 +491,7 @@ def read_chat(agents: Agents, model: str, agent: str, request: ChatRequest) -> C
             f"`{name}` was set by a caller and has no effect: agents answer as they were trained to."
         )
     known, reader = agents.setup.team[agent], agents.reader(agent)
-    messages = tuple(reader.conversation(request.messages, tools, known.system))
+    messages = tuple(reader.conversation(request.messages, tools, instructions(known)))
     sampling = request.sampling(known.sampling)
     constraint = constraint_of(request, reader, agents.setup, agent)
     if constraint is not None:

@@ -285,17 +285,21 @@ class MessageReader:
     """How a forced call is written; None if calls cannot be forced."""
 
     def conversation(
-        self, messages: Sequence[ChatMessage], tools: Sequence[OfferedTool], system: str | None
+        self, messages: Sequence[ChatMessage], tools: Sequence[OfferedTool], opening: Sequence[Message]
     ) -> list[Message]:
-        """Return the conversation that an agent reads; without a system message of the caller it begins with the agent's own.
+        """Return the conversation that an agent reads: its own `opening`, then the caller's messages.
 
-        Tools are put where the template puts them, else before the first user message, as in the environment `tools`.
+        A system message of the caller replaces the agent's. Tools are put where the template puts them, else before the caller's
+        first user message, as in the environment `tools`.
         """
-        read = list(self.messages(messages))
-        if not any(message.role == "system" for message in read) and system:
-            read.insert(0, Message("system", system))
+        given = self.messages(messages)
+        if any(message.role == "system" for message in given):
+            opening = [message for message in opening if message.role != "system"]
+        start = 1 if given and given[0].role == "system" else 0
+        read = [*given[:start], *opening, *given[start:]]
         if tools:
-            first = next((place for place, message in enumerate(read) if message.role == "user"), None)
+            places = range(start + len(opening), len(read))
+            first = next((place for place in places if read[place].role == "user"), None)
             if first is None:
                 raise wrong("`tools` need a message of the role `user`. Add one.", "tools")
             prompt = tools_prompt([tool.function.model_dump(exclude_none=True) for tool in tools], self.form)

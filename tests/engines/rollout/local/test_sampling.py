@@ -263,3 +263,26 @@ class TestSample:
             assert token in may
             expected = logits[held[row], may].double().log_softmax(0)[may.index(token)]
             assert float(logp[held[row]]) == pytest.approx(float(expected), abs=1e-4)
+
+
+class TestALargeVocabulary:
+    """It is sampled block by block; 5,001 tokens are nine blocks and 393 tokens more."""
+
+    SIZE = 5_001
+
+    def test_tokens_have_their_probabilities(self) -> None:
+        logits_V = torch.full((self.SIZE,), -torch.inf)
+        logits_V[[3, 511, 512, 4_608, 5_000]] = torch.tensor([0.1, 0.2, 0.3, 0.15, 0.25]).log()
+        token_R, logp_R = sample(
+            logits_V.expand(20_000, -1), rows(20_000), torch.zeros(20_000, dtype=torch.long)
+        )
+        share = token_R.bincount(minlength=self.SIZE) / 20_000
+        torch.testing.assert_close(share, logits_V.exp(), atol=0.012, rtol=0.0)
+        torch.testing.assert_close(logp_R, logits_V[token_R], atol=1e-6, rtol=0.0)
+
+    def test_an_impossible_token_is_never_drawn(self) -> None:
+        logits_RV = torch.full((512, self.SIZE), -torch.inf)
+        possible_R = torch.arange(512) * 9 % self.SIZE
+        logits_RV[torch.arange(512), possible_R] = 0.0
+        token_R, _ = sample(logits_RV, rows(512), torch.arange(512))
+        assert torch.equal(token_R, possible_R)

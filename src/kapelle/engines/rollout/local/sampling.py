@@ -251,6 +251,39 @@ def _shares(below_RV: Tensor, cut: bool) -> Tensor:
     return torch.threshold_(below_RV.clamp_(min=FAINT).exp_(), 1.1 * math.exp(FAINT), 0.0)
 
 
+BLOCK = 512
+"""Tokens of a block of a large vocabulary; a vocabulary of up to eight blocks is not divided."""
+
+
+def _drawn(mass_RV: Tensor, uniform_R1: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the token `_R1` at a share in [0, 1) of each row's mass, and the row's whole mass `_R1` in float64.
+
+    In a large vocabulary the share first selects a block and then a token in it, so that only blocks are summed in float64.
+    """
+    size = mass_RV.shape[1]
+    if size <= 8 * BLOCK:
+        upto_RV = mass_RV.cumsum(-1, dtype=torch.float64)
+        whole_R1 = upto_RV[:, -1:]
+        token_R1 = torch.searchsorted(upto_RV, uniform_R1 * whole_R1, right=True)
+        return token_R1.clamp_(max=size - 1), whole_R1
+    full = size // BLOCK * BLOCK
+    sums_RB = torch.cat(
+        [mass_RV[:, :full].unflatten(1, (-1, BLOCK)).sum(-1), mass_RV[:, full:].sum(-1, keepdim=True)], 1
+    ).double()
+    upto_RB = sums_RB.cumsum(-1)
+    whole_R1 = upto_RB[:, -1:]
+    point_R1 = uniform_R1 * whole_R1
+    block_R1 = torch.searchsorted(upto_RB, point_R1, right=True).clamp_(max=sums_RB.shape[1] - 1)
+    sum_R1 = sums_RB.gather(1, block_R1)
+    share_R1 = 1 - (upto_RB.gather(1, block_R1) - point_R1) / sum_R1
+    place_RC = block_R1 * BLOCK + torch.arange(BLOCK, device=mass_RV.device)
+    own_RC = mass_RV.gather(1, place_RC.clamp(max=size - 1)).masked_fill(place_RC >= size, 0.0)
+    upto_RC = own_RC.cumsum(-1, dtype=torch.float64)
+    inside_R1 = share_R1.clamp(0.0, 1 - 2.0**-53) * upto_RC[:, -1:]
+    token_R1 = block_R1 * BLOCK + torch.searchsorted(upto_RC, inside_R1, right=True)
+    return token_R1.clamp_(max=size - 1), whole_R1
+
+
 def sample(
     logits_RV: Tensor, rows: SamplingRows, position_R: Tensor, allowed: AllowedTokens | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -258,12 +291,10 @@ def sample(
     logits_RV = processed_logits(logits_RV, rows, allowed)
     top_R1 = logits_RV.amax(-1, keepdim=True)
     cut = allowed is not None or rows.cuts_k or rows.cuts_p
-    mass_RV = _shares(logits_RV - top_R1, cut).cumsum(-1, dtype=torch.float64)
-    point_R1 = uniform(rows.seed_R, position_R)[:, None] * mass_RV[:, -1:]
-    token_R1 = torch.searchsorted(mass_RV, point_R1, right=True).clamp_(max=logits_RV.shape[1] - 1)
+    token_R1, whole_R1 = _drawn(_shares(logits_RV - top_R1, cut), uniform(rows.seed_R, position_R)[:, None])
     if rows.greedy:
         token_R1 = torch.where(rows.temperature_R[:, None] <= 0, logits_RV.argmax(-1, keepdim=True), token_R1)
-    logp_R1 = (logits_RV.gather(1, token_R1) - top_R1).double() - mass_RV[:, -1:].log()
+    logp_R1 = (logits_RV.gather(1, token_R1) - top_R1).double() - whole_R1.log()
     return token_R1.squeeze(1), logp_R1.squeeze(1).to(logits_RV.dtype)
 
 

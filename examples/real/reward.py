@@ -1,0 +1,6 @@
+"""The reward of the team in `team.yaml`."""
+
+
+def right(completion: str, answer: str) -> float:
+    """Return 1 for the word's own side, else 0."""
+    return float(completion.strip() == answer)
