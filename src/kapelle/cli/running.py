@@ -79,8 +79,8 @@ def train(source: Source, title: str, *, as_json: bool, plain: bool) -> int:
                 parameters = sum(p.numel() for model in models for p in model.base_parameters().values())
                 summary = trainer.train()
                 stopped_by = summary.stopped_by
-        except KeyboardInterrupt as stop:
-            stopped_by = exit_code(stop)
+        except KeyboardInterrupt:
+            stopped_by = exit_code()
             leave_ranks_here(
                 "a stop signal has ended it"
             )  # the other ranks would wait for this one at their next collective call

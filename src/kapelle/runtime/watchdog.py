@@ -54,7 +54,9 @@ def _run(begun: threading.Event) -> None:
 def end_process(message: str, code: int) -> NoReturn:
     """End this process at once, with a line on standard error."""
     with suppress(OSError, ValueError):
-        os.write(2, f"kapelle: {message}\n".encode())
+        # A panel of progress has hidden the terminal's cursor.
+        cursor = "\x1b[?25h\n" if os.isatty(2) else ""
+        os.write(2, f"{cursor}kapelle: {message}\n".encode())
     os._exit(code)
 
 
