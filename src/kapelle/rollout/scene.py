@@ -23,6 +23,7 @@ from kapelle.environment import (
     Answerable,
     Outcome,
     RemoteState,
+    TeamMoves,
     has_comparable_answers,
     offers,
 )
@@ -333,7 +334,7 @@ class LiveAgentSession:
         )
         requested = RequestedTurn(request, policy.trained, seen, tuple(messages), given, dropped)
         scene.requested[name] = requested
-        count = setup.tree.candidates if setup.tree and policy.trained else 1
+        count = setup.data.tree.candidates if setup.data.tree and policy.trained else 1
         if count > 1:
             others = [replace(request, seed=derive_seed(request.seed, "branch", k)) for k in range(1, count)]
             answers = await asyncio.gather(*(self._complete(each) for each in (request, *others)))
@@ -399,7 +400,7 @@ class LiveScene:
         """The problem."""
         self.seed = seed
         """Seed of this episode."""
-        self.team_moves = setup.team_moves
+        self.team_moves = offers(setup.environment, TeamMoves)
         """Whether the environment takes one text per move."""
         self.sample = sample
         self.sampling_seed = seed if sampling_seed is None else sampling_seed
@@ -499,7 +500,7 @@ class LiveScene:
                 f"The workflow gives `together` a {type(words).__name__}. Give a list of texts for each agent: {{name: [text]}}."
             )
         # All are sampled before one is recorded, so that no agent reads another's text.
-        tree = self.setup.tree
+        tree = self.setup.data.tree
         past = () if tree is None else self.turns
         if len(words) == 1:
             # A separate task would cost more than the rest of the turn. `sleep` lets other coroutines record their turns first.
@@ -541,7 +542,7 @@ class LiveScene:
 
     async def converse(self, asked: Mapping[str, Continued]) -> dict[str, Turn]:
         """Sample turns of several agents in conversations that the workflow keeps; see `workflow.Scene`."""
-        assert self.setup.tree is None, "`check_run` allows no tree here"
+        assert self.setup.data.tree is None, "`check_run` allows no tree here"
         drafts = await asyncio.gather(
             *(
                 self._sessions[name].draft_after(

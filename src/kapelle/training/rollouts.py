@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -80,7 +80,7 @@ class Rollouts:
         """Prepare the tasks of a step, and return the setup of its episodes."""
         self.tasks.measure(step.setup)
         self.tasks.assign = step.assign
-        return step.setup.for_algorithm(self._algorithm.data)
+        return replace(step.setup, data=self._algorithm.data)
 
     def compare(
         self,

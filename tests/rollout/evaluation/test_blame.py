@@ -28,6 +28,7 @@ from tests.support.trees import (
 )
 
 from kapelle import Trainer
+from kapelle.algorithm import Data
 from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Alive, Outcome
@@ -57,7 +58,7 @@ def acting(
     *words: Callable[[Request], str], engine: ScriptedEngine | None = None, **over: Any
 ) -> RolloutSetup:
     """A reasoner and an actor who speak these words; without any, as the tables of `tests.support.trees` say."""
-    return replace(stage(at_grpo(), engine or Counting(*(words or (reasoner, actor))), **over), tree=None)
+    return replace(stage(at_grpo(), engine or Counting(*(words or (reasoner, actor))), **over), data=Data())
 
 
 def counted(*texts: str) -> Callable[[Request], str]:

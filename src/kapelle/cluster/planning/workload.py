@@ -115,7 +115,7 @@ def workload(config: RunConfig, team: Team, renderers: Mapping[str, ChatRenderer
     reason = ""
     for task in training_tasks(config.environment, config, 1)[:PLAYED]:
         mock = _PlannedAgent(team, config.environment, by_policy)
-        setup = replace(make_rollout_setup(config, team, mock), pays=False)  # without requests to judges
+        setup = replace(make_rollout_setup(config, team, mock), rewarded=False)  # without requests to judges
         try:
             (found,) = run_async(lambda setup=setup, task=task: rollout(setup, [task], 1, config.seed))  # type: ignore[misc]
             reason = found.episodes[0].error or reason

@@ -226,7 +226,7 @@ class SamplingWorkers:
     ) -> None:
         """Take a rollout setup; these workers are its engine."""
         self._config, self._algorithm, self._engine = config, algorithm, engine
-        self._setup = setup.for_algorithm(algorithm.data)
+        self._setup = replace(setup, data=algorithm.data)
         self._tasks = tasks_of(setup, config)
         self._busy = False
 
