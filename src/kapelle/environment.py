@@ -176,11 +176,6 @@ def has_comparable_answers(environment: Environment) -> bool:
     return offers(environment, Answerable) and all(has_comparable_answers(member) for member in members)
 
 
-def is_opposed(environment: object) -> bool:
-    """Return whether one player wins what the others lose, so that a mean over players carries no signal."""
-    return offers(environment, Opposed) and environment.constant_sum
-
-
 class Scorable:
     """An episode that can score a text as an answer before its end."""
 
@@ -212,15 +207,6 @@ async def reset_state(state: object) -> None:
     """Reset an episode inside another one, if it `Resets`."""
     if isinstance(state, Resets):
         await state.reset()
-
-
-class Alive:
-    """An environment that may call services whose answers vary, so that its episodes cannot be replayed."""
-
-    @property
-    def alive(self) -> Sequence[str]:
-        """Return the settings responsible (servers, endpoints); empty if its episodes repeat exactly."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,15 +287,6 @@ class Progressive:
         raise NotImplementedError
 
 
-class Opposed:
-    """An environment that knows whether its agents' rewards always have the same sum."""
-
-    @property
-    def constant_sum(self) -> bool:
-        """Return whether one agent wins what the others lose; a shared reward then carries no signal."""
-        raise NotImplementedError
-
-
 class HasPlayers:
     """An environment that provides players for an agent's role: random, search, or an equilibrium.
 
@@ -323,7 +300,26 @@ class HasPlayers:
 
 
 class Reporting:
-    """An environment that can report on its data and settings. Each method is optional."""
+    """An environment that describes its episodes, settings and data. Each member is optional."""
+
+    @property
+    def alive(self) -> Sequence[str]:
+        """Return the settings (servers, endpoints) whose answers vary; empty if its episodes repeat exactly and can be replayed."""
+        return ()
+
+    @property
+    def constant_sum(self) -> bool:
+        """Return whether one agent wins what the others lose; a shared reward then carries no signal."""
+        return False
+
+    @property
+    def symmetric(self) -> bool | None:
+        """Return whether exchanging the texts of two roles exchanges their rewards; None if that is unknown."""
+        return None
+
+    def descriptors(self, agents: int) -> int:
+        """Return the most pipes and connections that one episode of this many agents holds open; episodes wait if there are too many."""
+        return 0
 
     def skipped(self) -> Mapping[Split, str]:
         """Return, by split, how many unusable rows are excluded, where the first ones are and why."""
@@ -341,19 +337,16 @@ class Reporting:
         return ()
 
 
+def report_of(environment: object) -> Reporting:
+    """Return what an environment reports; the defaults if it is not `Reporting`."""
+    return environment if offers(environment, Reporting) else Reporting()
+
+
 class Reads:
     """Settings, of an environment or of a part of one, that read files or a data set."""
 
     def contents(self) -> Mapping[str, str]:
         """Return the hash of each input by name: a resumed run reports changes."""
-        raise NotImplementedError
-
-
-class Holding:
-    """An environment that holds pipes or connections open during episodes; episodes wait when there are too many."""
-
-    def descriptors(self, agents: int) -> int:
-        """Return the maximum number of descriptors that one episode of a team with this many agents holds open."""
         raise NotImplementedError
 
 
@@ -493,15 +486,6 @@ class Private:
         raise NotImplementedError
 
 
-class Symmetric:
-    """An environment that can declare its roles interchangeable: exchanging the texts exchanges the rewards."""
-
-    @property
-    def symmetric(self) -> bool:
-        """Whether all roles are interchangeable."""
-        raise NotImplementedError
-
-
 @dataclass(frozen=True, slots=True)
 class Decision:
     """One information state of a game."""
@@ -576,33 +560,25 @@ class Described:
 
 CAPABILITIES: tuple[type, ...] = (
     *(
-        Alive,
         Answerable,
-        UsesModels,
-        UsesServers,
+        DrivenByPrograms,
         Enumerable,
-        Holding,
+        HasPlayers,
         InMemory,
         ListsMoves,
         Mixed,
-        TeamMoves,
-    ),
-    *(
-        Opposed,
-        RewardsEpisodes,
-        DrivenByPrograms,
-        HasPlayers,
         Private,
         Progressive,
-        Reads,
-        Recorded,
-        Reporting,
     ),
-    *(Scripted, ShowsImages, Symmetric, Teachable),
+    *(Reads, Recorded, Reporting, RewardsEpisodes, Scripted, ShowsImages, Teachable, TeamMoves),
+    *(UsesModels, UsesServers),
 )
 """Capabilities of environments; episodes declare `StateWithImages`, `KnowsMoves`, `Scorable`, `Retriable` and `Resets`."""
 OPTIONAL = frozenset(
-    {"compared", "costs", "demonstrates", "doubts", "reward_group", "questions", "remarks", "skipped"}
+    {
+        *(name for name in vars(Reporting) if not name.startswith("_")),
+        *("compared", "costs", "demonstrates", "questions", "reward_group"),
+    }
 )
 """Methods and properties of capabilities that have a default."""
 
@@ -826,12 +802,12 @@ def check_capabilities(environment: Environment, agents: int, seconds: float = P
             if not isinstance(found, promised) or (isinstance(found, str) and str not in promised):
                 raise Unfit(f"`{part}` gives {found!r:.60}; `{capability.__name__}` promises {in_words}.")
 
-    promise(Alive, "alive", (Sequence,), "a tuple of words")
-    promise(Opposed, "constant_sum", (bool,), "True or False")
-    promise(Symmetric, "symmetric", (bool,), "True or False")
     promise(Mixed, "members", (Mapping,), "a mapping of environments")
-    promise(Holding, "descriptors", (int,), "a whole number", agents)
     promise(Recorded, "answers_per_task", (int,), "a whole number")
+    promise(Reporting, "alive", (Sequence,), "a tuple of words")
+    promise(Reporting, "constant_sum", (bool,), "True or False")
+    promise(Reporting, "symmetric", (bool, type(None)), "True, False or None")
+    promise(Reporting, "descriptors", (int,), "a whole number", agents)
     promise(Reporting, "skipped", (Mapping,), "a mapping of splits to words")
     # A mixture can compare answers only if all of its members can.
     if has_comparable_answers(environment):

@@ -56,13 +56,13 @@ def train(source: Source, title: str, *, as_json: bool, plain: bool) -> int:
     summary: Summary | None = None
     stopped_by = parameters = 0
     with _view(stream, title, _about(source), run_dir, plain=plain) as view:
-        from kapelle.environment import is_opposed
+        from kapelle.environment import report_of
         from kapelle.runtime.deadlines import Patience
         from kapelle.runtime.foreign_code import asked
 
         environment = source.config.environment
         # The environment may be the user's own code, and is not checked yet.
-        opposed = asked("constant_sum", Patience.environment, lambda: is_opposed(environment))
+        opposed = asked("constant_sum", Patience.environment, lambda: report_of(environment).constant_sum)
         watch = Watch(view, constant_sum=opposed)
         try:
             from kapelle.training.trainer import Trainer

@@ -19,12 +19,12 @@ from kapelle.engines.rollout.protocol import Interruptible
 from kapelle.engines.rollout.request_queue import PAUSE
 from kapelle.environment import (
     DrivenByPrograms,
-    Holding,
     Outcome,
     RemoteState,
     RewardsEpisodes,
     WorkerLost,
     offers,
+    report_of,
 )
 from kapelle.errors import EpisodeError
 from kapelle.rollout import bounded_states
@@ -198,7 +198,7 @@ class ScheduledEpisode(NamedTuple):
     seed: int
 
 
-def seats_of(
+def schedule(
     tasks: Sequence[Task], samples: int, seed: int, *, same_world: bool = False
 ) -> list[ScheduledEpisode]:
     """Return `samples` episodes of every task. Each has its own seed, even if a task is listed twice.
@@ -230,7 +230,7 @@ async def rollout(
     With `own`, roll out only the tasks at these places, with the seeds that they have among all tasks.
     """
     step, widths, interventions = len(tasks), setup.data.widths, setup.data.interventions
-    scheduled = seats_of(tasks, samples, seed, same_world=bool(widths))
+    scheduled = schedule(tasks, samples, seed, same_world=bool(widths))
     if own is not None:
         scheduled = [each for g in own for each in scheduled[g * samples : (g + 1) * samples]]
         tasks = [tasks[g] for g in own]
@@ -353,8 +353,8 @@ def at_once(setup: RolloutSetup, most: int) -> int:
     states = 1 + tree.candidates * agents if tree else 1
     if getattr(environment, "blocking", False):
         most = min(most, processes * max(1, bounded_states.WORKERS // states))
-    if offers(environment, Holding):
-        most = min(most, processes * most_open(states * environment.descriptors(agents), most))
+    if held := states * report_of(environment).descriptors(agents):
+        most = min(most, processes * most_open(held, most))
     return most
 
 
@@ -410,7 +410,7 @@ Enough = Callable[[Sequence[bool]], bool]
 
 def begun(tasks: Sequence[Task], samples: int, seed: int, number: int) -> list[PartialGroup]:
     """Return groups without samples, with the seeds of `rollout`; `number` is that of their step."""
-    episodes = [PartialEpisode(each.seed) for each in seats_of(tasks, samples, seed)]
+    episodes = [PartialEpisode(each.seed) for each in schedule(tasks, samples, seed)]
     return [
         PartialGroup(task, number, tuple(episodes[g * samples : (g + 1) * samples]))
         for g, task in enumerate(tasks)

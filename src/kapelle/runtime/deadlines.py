@@ -323,33 +323,19 @@ def watching_loop(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
         lane.serial += 1
 
 
-def pause_deadline() -> Callable[[], None]:
-    """Stop counting the seconds of the current call until the returned function is called.
+def pause_deadline(*, outer_too: bool = False) -> Callable[[], None]:
+    """Stop counting the seconds of the current call until the returned function is called; `outer_too` includes the calls around it.
 
-    For calls in a queue for a scarce resource: rows of a batch, connections, sandboxes. The time in the queue is not theirs.
+    For calls in a queue for a scarce resource: rows of a batch, connections, sandboxes. The time in the queue is not theirs. An
+    episode that waits for an outside program pauses all: neither its environment's call nor the episode has begun.
     """
-    limit = current.get()
-    return _pause([] if limit is None else [limit])
-
-
-def pause_all_deadlines() -> Callable[[], None]:
-    """Stop counting the seconds of the current call and all outer ones until the returned function is called.
-
-    For an episode that waits for an outside program: neither its environment's call nor the episode has begun.
-    """
-    limits: list[Limit] = []
+    clock, paused = _clock_here(), list[Limit]()
     limit = current.get()
     while limit is not None:
-        limits.append(limit)
-        limit = limit.outer
-    return _pause(limits)
-
-
-def _pause(limits: Sequence[Limit]) -> Callable[[], None]:
-    clock = _clock_here()
-    paused = [limit for limit in limits if limit.clock is clock and limit.since is not None]
-    for limit in paused:
-        limit.pause()
+        if limit.clock is clock and limit.since is not None:
+            limit.pause()
+            paused.append(limit)
+        limit = limit.outer if outer_too else None
 
     def resume() -> None:
         for limit in paused:

@@ -2,7 +2,7 @@
 
     with catch_interrupts() as interrupts:      the command: signals become a stop request
         with finishing(): step()                finishes first
-        evaluate()                              may stop earlier (`stop_if_requested`, `on_stop`): raises StopRequested
+        evaluate()                              may stop earlier (`stop_if_requested`, `to_notify`): raises StopRequested
         with unbroken(): save()                 runs to its end
     sys.exit(interrupts.exit_code)
 
@@ -81,7 +81,7 @@ class Interrupts:
             self.received = signal.Signals(number)
             self._notify(self.received)
             if stop_requested():
-                for notify in tuple(_to_notify):
+                for notify in tuple(to_notify):
                     notify()
         elif number == signal.SIGINT:
             if not commands:
@@ -108,8 +108,8 @@ def gone_terminal(descriptor: int) -> bool:
 
 _catching: list[Interrupts] = []
 """One for each open `catch_interrupts`, the outermost first."""
-_to_notify: list[Callable[[], None]] = []
-"""Functions of `on_stop`."""
+to_notify: list[Callable[[], None]] = []
+"""Functions that the signal handler calls when a stop is requested."""
 _unbroken: list[object] = []
 """One for each running `unbroken` block."""
 _finishing: list[object] = []
@@ -302,19 +302,12 @@ def _forget() -> None:
     _arrived.clear()
     _restore(_handlers_before)
     _handlers_before.clear()
-    for kept in (_catching, ending, _to_notify, _unbroken, _finishing, commands, agreements):
+    for kept in (_catching, ending, to_notify, _unbroken, _finishing, commands, agreements):
         kept.clear()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
     os.register_at_fork(after_in_child=_forget)
-
-
-@contextmanager
-def on_stop(notify: Callable[[], None]) -> Iterator[None]:
-    """Call `notify` in the signal handler if a stop is requested while the block runs."""
-    with listed(notify, _to_notify):
-        yield
 
 
 @contextmanager

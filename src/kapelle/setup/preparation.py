@@ -22,10 +22,10 @@ from kapelle.engines.train.settings import Fsdp
 from kapelle.environment import (
     Described,
     ExternalServer,
-    Reporting,
     StartsProgram,
     UsesServers,
     offers,
+    report_of,
     task_of,
 )
 from kapelle.errors import ConfigError, ContextError, EpisodeError, noting, raise_all
@@ -405,7 +405,7 @@ def prepare(
         tested = check_sets(config, team)
         if training:
             for _, part in parts_of(config.environment):
-                for remark in part.remarks() if offers(part, Reporting) else ():
+                for remark in report_of(part).remarks():
                     report(DOUBT, remark)
             longer = _too_long(config, team, given, renderer_of)
             config, counted = _counted(config, longer.get("train", (0, ""))[0])
@@ -426,9 +426,8 @@ def prepare(
             )
     if passed is not None:
         report("data", _data(config))
-        if offers(config.environment, Reporting):
-            for doubt in config.environment.doubts():
-                report(DOUBT, doubt)
+        for doubt in report_of(config.environment).doubts():
+            report(DOUBT, doubt)
     with noting(absent, *unneeded(training)):
         for note in check_prompts(config, team, given, PROMPTS, renderer_of):
             report(DOUBT, note)
@@ -600,10 +599,7 @@ def _data(config: RunConfig) -> str:
 
 def rows_left_out(config: RunConfig) -> list[str]:
     """Return a sentence for each split from which the environment excludes rows."""
-    environment = config.environment
-    if not offers(environment, Reporting):
-        return []
-    return [f"{split}: {skipped}" for split, skipped in environment.skipped().items()]
+    return [f"{split}: {skipped}" for split, skipped in report_of(config.environment).skipped().items()]
 
 
 # -------- Settings without the programs that a run would start

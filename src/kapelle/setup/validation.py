@@ -17,13 +17,11 @@ from kapelle.engines.rollout.protocol import (
 )
 from kapelle.engines.train.settings import Fsdp
 from kapelle.environment import (
-    Alive,
     DrivenByPrograms,
     Environment,
     ListsMoves,
     Mixed,
     OpensStates,
-    Opposed,
     Recorded,
     RewardsEpisodes,
     Scorable,
@@ -33,6 +31,7 @@ from kapelle.environment import (
     check_capabilities,
     check_declared,
     offers,
+    report_of,
     size_of,
     task_of,
 )
@@ -437,7 +436,7 @@ def _check_replays(run: RunToCheck) -> Iterator[str]:
     """Yield a message if episodes cannot be replayed for the algorithm's credit."""
     algorithm, environment, data = run.algorithm, run.config.environment, run.algorithm.data
     replays = data.tree is not None or data.interventions is not None or bool(data.widths)
-    alive = environment.alive if replays and offers(environment, Alive) else ()
+    alive = report_of(environment).alive if replays else ()
     if alive:
         fix = "Set `algorithm.tree: false`" if data.tree is not None else "Set another `algorithm.name`"
         yield (
@@ -487,8 +486,7 @@ def _check_shared_rewards(config: RunConfig, environment: Environment, team: Tea
     how = config.algorithm.model_dump().get("team_reward")
     for member in environment.members.values() if offers(environment, Mixed) else ():
         _check_shared_rewards(config, member, team)
-    opposed = offers(environment, Opposed) and environment.constant_sum
-    if opposed and how in {"mean", "sum"} and len(team.names) > 1:
+    if report_of(environment).constant_sum and how in {"mean", "sum"} and len(team.names) > 1:
         raise ConfigError(
             f"`{environment.name}` is a constant-sum game, and `algorithm.team_reward: {how}` rewards all agents alike. Set "
             "`algorithm.team_reward: individual`."

@@ -31,7 +31,7 @@ from kapelle import Trainer
 from kapelle.algorithm import Data
 from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.environment import Alive, Outcome
+from kapelle.environment import Outcome, Reporting
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.rollout.episodes import roll_out_episode, rollout
 from kapelle.rollout.evaluation import blame as measuring
@@ -250,7 +250,7 @@ class TestFile:
         assert [each.seed for each in read_blamed(path)[1]] == [0]
 
 
-class Living(Wins, Alive):
+class Living(Wins, Reporting):
     name: Literal["tests.rollout.evaluation.test_blame:Living"] = "tests.rollout.evaluation.test_blame:Living"  # type: ignore[assignment]
 
     @property

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from kapelle.engines.rollout.protocol import Completion, Request, agent_renderer
 from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.environment import Alive, Environment, Scripted, has_comparable_answers, offers
+from kapelle.environment import Environment, Scripted, has_comparable_answers, offers, report_of
 from kapelle.errors import ConfigError, KapelleError
 from kapelle.models.renderer import ChatRenderer
 from kapelle.rollout.episodes import rollout
@@ -108,7 +108,7 @@ def workload(config: RunConfig, team: Team, renderers: Mapping[str, ChatRenderer
         if not policy.endpoint
     }
     tasks = config.training.tasks_per_step
-    alive = config.environment.alive if offers(config.environment, Alive) else ()
+    alive = report_of(config.environment).alive
     if alive:
         return Workload(_openings(config, team, by_policy), tasks, group, played=False)
     episodes: list[list[PlannedTurn]] = []
