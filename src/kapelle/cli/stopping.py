@@ -27,18 +27,17 @@ def exit_code() -> int:
 def leave(code: int) -> None:
     """End the process at once if a signal has stopped it, or if it has left threads behind that may never end.
 
-    Otherwise Python would wait for threads at its exit and free the process's objects one by one. From here on, another signal
-    ends the process at once, with this exit code.
+    Otherwise Python would wait for threads at its exit and free the process's objects one by one. Another signal meanwhile ends the
+    process with the same exit code.
     """
-    for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda *_: os._exit(code))
     if code - 128 in SIGNALS or left_behind:
-        atexit._run_exitfuncs()  # noqa: SLF001 - registered functions still run
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(code)
+        with handled_by(lambda *_: os._exit(code)), listed(code, commands):
+            atexit._run_exitfuncs()  # noqa: SLF001 - registered functions still run
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError):
+                    stream.flush()
+            os._exit(code)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C while Python ends is silent
 
 
 def take_signals() -> None:

@@ -89,9 +89,7 @@ async def roll_out_episode(
         blamed, lost = blamed + result.how.blamed, lost + 1
         if blamed > REDONE or lost > LOST:
             times = (
-                f"{blamed} times while this episode's world was at work"
-                if blamed > REDONE
-                else f"{lost} times"
+                f"{blamed} times while its environment was computing" if blamed > REDONE else f"{lost} times"
             )
             reason = f"WorkerLost: {result.how}, {times}"
             return Episode(task, seed, setup.team.names, result.turns, error=reason)
@@ -199,11 +197,11 @@ class ScheduledEpisode(NamedTuple):
 
 
 def schedule(
-    tasks: Sequence[Task], samples: int, seed: int, *, same_world: bool = False
+    tasks: Sequence[Task], samples: int, seed: int, *, one_seed: bool = False
 ) -> list[ScheduledEpisode]:
     """Return `samples` episodes of every task. Each has its own seed, even if a task is listed twice.
 
-    With `same_world`, the episodes of a task share one seed.
+    With `one_seed`, the episodes of a task share one seed.
     """
     times: Counter[str] = Counter()
     episodes: list[ScheduledEpisode] = []
@@ -211,7 +209,7 @@ def schedule(
         repetition = ("again", times[task.id]) if times[task.id] else ()
         times[task.id] += 1
         episodes += [
-            ScheduledEpisode(task, k, derive_seed(seed, task.id, 0 if same_world else k, *repetition))
+            ScheduledEpisode(task, k, derive_seed(seed, task.id, 0 if one_seed else k, *repetition))
             for k in range(samples)
         ]
     return episodes
@@ -230,7 +228,7 @@ async def rollout(
     With `own`, roll out only the tasks at these places, with the seeds that they have among all tasks.
     """
     step, widths, interventions = len(tasks), setup.data.widths, setup.data.interventions
-    scheduled = schedule(tasks, samples, seed, same_world=bool(widths))
+    scheduled = schedule(tasks, samples, seed, one_seed=bool(widths))
     if own is not None:
         scheduled = [each for g in own for each in scheduled[g * samples : (g + 1) * samples]]
         tasks = [tasks[g] for g in own]
@@ -552,7 +550,7 @@ def request_groups(
         return list
     if isinstance(setup.engine, CollectsGroups):
         return setup.engine.request_groups(setup, tasks, samples, seed, own)
-    return lambda: run_async(lambda: rollout(setup, tasks, samples, seed, own=own))
+    return partial(run_async, partial(rollout, setup, tasks, samples, seed, own=own))
 
 
 def shared_rollout(setup: RolloutSetup, tasks: Sequence[Task], samples: int, seed: int) -> list[Group]:

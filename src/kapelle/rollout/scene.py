@@ -384,7 +384,7 @@ class LiveScene:
         setup: RolloutSetup,
         task: Task,
         seed: int,
-        world: BoundedState | RemoteState,
+        state: BoundedState | RemoteState,
         roll_out_continuation: Callable[[Continuation], Awaitable[Episode]],
         sample: int = 0,
         record: Record | None = None,
@@ -408,8 +408,8 @@ class LiveScene:
         self.branch = branch
         self.continued: Counter[str] = Counter()
         """Policy → tokens sampled to continue from candidates."""
-        self._play_continuation = roll_out_continuation
-        self._state = world
+        self._roll_out_continuation = roll_out_continuation
+        self._state = state
         self._sessions = {agent.name: LiveAgentSession(self, agent) for agent in setup.team.agents}
         without = record is not None and isinstance(setup.workflow, GoesOnWithout)
         absent = record.absent if without and record is not None else frozenset[str]()
@@ -515,7 +515,7 @@ class LiveScene:
         if tree is not None and any(len(candidates) > 1 for candidates in drafts):
             so_far = Episode(self.task, self.seed, self.setup.team.names, past)
             name = self.setup.environment.name
-            settled = await choose(tree, so_far, self.sample, drafts, name, self._play_all)
+            settled = await choose(tree, so_far, self.sample, drafts, name, self._roll_out_all)
             self._open |= {turn.agent: siblings for turn, siblings in settled if siblings}
             chosen = [turn for turn, _ in settled]
         for turn in chosen:
@@ -528,12 +528,12 @@ class LiveScene:
             for turn in self.commit(chosen)
         }
 
-    async def _play_all(self, runs: Sequence[Continuation]) -> list[Episode]:
+    async def _roll_out_all(self, runs: Sequence[Continuation]) -> list[Episode]:
         """Roll out a tree's continuations at once; `at_once` counts them in the resources of this episode."""
 
         async def one(run: Continuation) -> Episode:
             with Participant():
-                return await self._play_continuation(run)
+                return await self._roll_out_continuation(run)
 
         episodes = await asyncio.gather(*map(one, runs))
         for run, episode in zip(runs, episodes, strict=True):
