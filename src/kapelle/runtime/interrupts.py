@@ -27,6 +27,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from kapelle.errors import ConfigError
+from kapelle.runtime.early_stop import end_at_once
 from kapelle.runtime.watchdog import end_process, every_tick
 
 T = TypeVar("T")
@@ -86,7 +87,7 @@ class Interrupts:
         elif number == signal.SIGINT:
             if not commands:
                 raise KeyboardInterrupt
-            end_process("stopped. Resume the run from its last checkpoint.", 128 + self.received)
+            end_at_once(self.received)
 
 
 def hung_up(number: int) -> None:
@@ -225,7 +226,7 @@ class _Arrived:
         self.waited += passed
         if self.waited > (stop_within() if requests else LAST_RESORT):
             end_process(
-                f"{holder()} did not stop in time. Resume the run from its last checkpoint.",
+                f"{holder()} did not stop in time. A training run resumes from its last checkpoint.",
                 128 + self.numbers[0],
             )
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from kapelle.runtime import machine
+from kapelle.runtime.early_stop import SHOW_CURSOR
 
 TICK = 0.1
 """Seconds between two checks."""
@@ -54,9 +55,7 @@ def _run(begun: threading.Event) -> None:
 def end_process(message: str, code: int) -> NoReturn:
     """End this process at once, with a line on standard error."""
     with suppress(OSError, ValueError):
-        # A panel of progress has hidden the terminal's cursor.
-        cursor = "\x1b[?25h\n" if os.isatty(2) else ""
-        os.write(2, f"{cursor}kapelle: {message}\n".encode())
+        os.write(2, SHOW_CURSOR * os.isatty(2) + f"kapelle: {message}\n".encode())
     os._exit(code)
 
 
