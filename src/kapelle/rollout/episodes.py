@@ -31,7 +31,7 @@ from kapelle.rollout import bounded_states
 from kapelle.rollout.bounded_states import BoundedState, open_state
 from kapelle.rollout.branching import Branch, SharedAnswers
 from kapelle.rollout.interventions import Continuation, Record, does_not_repeat, intervene
-from kapelle.rollout.outcomes import accepted, fault, stop_signal_received
+from kapelle.rollout.outcomes import accepted, fault, pending_cancellations
 from kapelle.rollout.partial import EndOfStep, PartialEpisode, PartialGroup, as_recorded
 from kapelle.rollout.scene import LiveScene
 from kapelle.rollout.setup import RolloutSetup
@@ -132,7 +132,7 @@ async def _roll_out_once(
     on_scene: Callable[[LiveScene], None] | None,
     branch: Branch | None,
 ) -> Episode | _Lost:
-    names, cancellations = setup.team.names, stop_signal_received()
+    names, cancellations = setup.team.names, pending_cancellations()
     scene: LiveScene | None = None
     state: BoundedState | RemoteState | None = None
     start = open_state if setup.workers is None else setup.workers.open_state
@@ -257,7 +257,7 @@ async def compare_episodes(setup: RolloutSetup, groups: Sequence[Group]) -> list
         return list(groups)
 
     async def rewarded(group: Group) -> Group:
-        valid, cancellations = group.valid, stop_signal_received()
+        valid, cancellations = group.valid, pending_cancellations()
         if not valid:
             return group
         patience_here.set(setup.patience)

@@ -133,7 +133,7 @@ class RequestedTurn:
         )
 
 
-def said(turn: Turn, renderer: Renderer | None) -> SampledMessage:
+def as_message(turn: Turn, renderer: Renderer | None) -> SampledMessage:
     """Return a completion as a message of its agent's conversation."""
     ids, text, count = turn.completion_ids, turn.text, 0
     if turn.thoughts and renderer is not None:
@@ -521,7 +521,7 @@ class LiveScene:
         for turn in chosen:
             session = self._sessions[turn.agent]
             session.last = turn
-            session.messages.append(said(turn, session.read_by))
+            session.messages.append(as_message(turn, session.read_by))
         shares = self.setup.share_thoughts
         return {
             turn.agent: replace(turn, text=turn.words, thoughts=0) if turn.thoughts and not shares else turn
@@ -554,7 +554,7 @@ class LiveScene:
         turns = self.commit([turn for turn, _ in drafts])
         for turn, (_, whole) in zip(turns, drafts, strict=True):
             session = self._sessions[turn.agent]
-            session.ended[turn.index] = [*whole, said(turn, session.read_by)]
+            session.ended[turn.index] = [*whole, as_message(turn, session.read_by)]
         return {turn.agent: turn for turn in turns}
 
     def allow_answers(self, most: int) -> None:
