@@ -95,12 +95,8 @@ def train(source: Source, title: str, *, as_json: bool, plain: bool) -> int:
     if stopped_by and not is_run(run_dir) and source.whole is None:
         say("stopped before the run began.", stream)
     elif stopped_by:
-        lost = "nothing is lost"
-        if summary is None:
-            if watch.now.phase == "warm-up":
-                lost = "the warm-up starts over"
-            elif watch.now.phase in ("training", "stopping"):
-                lost = f"steps after step {saved_steps(run_dir)} are repeated"
+        in_warmup = summary is None and watch.now.phase == "warm-up"
+        lost = "the warm-up starts over" if in_warmup else "nothing is lost"
         how = command("train", "--resume", str(source.whole or run_dir))
         say(f"stopped; {lost}. Continue with: {how}", stream)
     return stopped_by
