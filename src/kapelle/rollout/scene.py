@@ -215,10 +215,9 @@ class LiveAgentSession:
         if self.last is None or fresh:
             prompt, messages = self._begin(renderer, messages)
         else:
-            prompt = renderer.extend(self.last.prompt_ids, self.last.completion_ids, messages, self.messages)
+            prompt, added = _extended(renderer, self.last, self.messages, messages)
             self.messages.extend(messages)
-            if not _continues(prompt, self.last):
-                messages = plain(self.messages)
+            messages = added
         sampling, dropped = self._scene.setup.sampling_of(self.agent), 0
         if not begins and (rule := self._scene.setup.compaction) is not None:
             most = rule.over or renderer.context - sampling.max_tokens
@@ -278,9 +277,7 @@ class LiveAgentSession:
         else:
             earlier = self.ended[before.index]
             whole = [*earlier, *messages]
-            prompt = renderer.extend(before.prompt_ids, before.completion_ids, messages, earlier)
-            if not _continues(prompt, before):
-                messages = plain(whole)
+            prompt, messages = _extended(renderer, before, earlier, messages)
         own = self._scene.setup.sampling_of(self.agent)
         most = own.max_tokens if asked.max_tokens is None else min(own.max_tokens, asked.max_tokens)
         constraint = asked.constraint or own.constraint
@@ -370,10 +367,16 @@ class LiveAgentSession:
         return completion
 
 
-def _continues(prompt: Sequence[int], turn: Turn) -> bool:
-    """Return whether a prompt begins with a turn's tokens; not if the renderer removed its thoughts."""
-    known = turn.prompt_ids + turn.completion_ids
-    return tuple(prompt[: len(known)]) == known
+def _extended(
+    renderer: Renderer, last: Turn, earlier: Sequence[Message], new: list[Message]
+) -> tuple[tuple[int, ...], list[Message]]:
+    """Return the prompt that extends a conversation after its `last` turn, and the messages that the prompt adds to that turn's tokens.
+
+    The prompt adds all messages if the renderer removed thoughts of the turn.
+    """
+    prompt = renderer.extend(last.prompt_ids, last.completion_ids, new, earlier)
+    known = last.prompt_ids + last.completion_ids
+    return prompt, new if tuple(prompt[: len(known)]) == known else plain([*earlier, *new])
 
 
 class LiveScene:

@@ -169,8 +169,6 @@ class _Lane:
         self.main = self.thread is threading.main_thread()
         self.loop: asyncio.AbstractEventLoop | None = None
         """The event loop that `run_async` runs here."""
-        self.clock: LoopClock | None = None
-        """The clock of that loop."""
         self.running: Limit | None = None
         """The call that runs now."""
         self.serial = 0
@@ -314,12 +312,11 @@ def charged_to(limit: Limit | None, work: Callable[..., T], *given: Any) -> T:
 def watching_loop(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     """Watch for calls that block the event loop of this thread; its tasks call `charged_to`."""
     lane = _lane()
-    before, lane.loop, lane.clock = (lane.loop, lane.clock, lane.running), loop, LoopClock()
-    _clocks[loop] = lane.clock
+    before, lane.loop = (lane.loop, lane.running), loop
     try:
         yield
     finally:
-        lane.loop, lane.clock, lane.running = before
+        lane.loop, lane.running = before
         lane.serial += 1
 
 
@@ -354,7 +351,7 @@ async def within(what: str, kind: str, seconds: float, work: Awaitable[T]) -> T:
     assert task is not None, "what is awaited with a limit is part of a task"
     # Between the steps of this task, the lane holds the calls of other tasks: see `charged_to`.
     charged = lane.loop is not None and lane.loop is task.get_loop()
-    clock = lane.clock if charged else _clock_here()
+    clock = _clock_here()
     assert clock is not None, "an event loop runs"
     limit = Limit(what, kind, seconds, clock)
     limit.task, limit.on_abandoned = task, on_abandoned.get()
