@@ -119,66 +119,12 @@ class Environment(Protocol):
         ...
 
 
-class Answerable:
-    """An environment with one answer for each task: it can compare answers."""
-
-    def extract(self, text: str) -> str | None:
-        """Return the final answer of a text in a normal form, None if it has none."""
-        raise NotImplementedError
+def environment_class(name: str) -> type:
+    """Return the class of an environment by name, `module:Class`, `path/file.py:Class` or entry point."""
+    return find_class("environment", name, catalogue("kapelle.environments"))
 
 
-class ShowsImages:
-    """An environment that shows images in its episodes (`StateWithImages`): every agent needs a vision-language model."""
-
-
-class StateWithImages:
-    """An episode of an environment that `ShowsImages`."""
-
-    def images(self, agent: str) -> Sequence[Image]:
-        """Return the images that belong to this agent's current observation.
-
-        Those that its conversation does not contain yet are placed before the next text that it reads.
-        """
-        raise NotImplementedError
-
-
-class ListsMoves:
-    """An environment that lists the legal moves in its episodes (`KnowsMoves`): `sampling.choices: legal`."""
-
-
-class KnowsMoves:
-    """An episode of an environment that `ListsMoves`."""
-
-    def legal(self, agent: str) -> Sequence[str]:
-        """Return every legal move of this agent, as it should be written; empty if it may not move now."""
-        raise NotImplementedError
-
-
-class Mixed:
-    """An environment with the tasks of several environments; `Task.part` names the environment of a task."""
-
-    @property
-    def members(self) -> Mapping[str, Environment]:
-        """Return the environments by the name of their part."""
-        raise NotImplementedError
-
-
-def offers(environment: object, capability: type[C]) -> TypeIs[C]:
-    """Return whether an environment has a capability: its class declares it, or its server reports it."""
-    return isinstance(environment, capability) or (
-        isinstance(environment, Described) and capability in environment.offered
-    )
-
-
-def has_comparable_answers(environment: Environment) -> bool:
-    """Return whether all tasks, in all members of a mixture, are questions with comparable answers."""
-    members = environment.members.values() if offers(environment, Mixed) else ()
-    return offers(environment, Answerable) and all(has_comparable_answers(member) for member in members)
-
-
-def is_opposed(environment: object) -> bool:
-    """Return whether one player wins what the others lose, so that a mean over players carries no signal."""
-    return offers(environment, Opposed) and environment.constant_sum
+# -------- Capabilities of episode states
 
 
 class Scorable:
@@ -214,149 +160,33 @@ async def reset_state(state: object) -> None:
         await state.reset()
 
 
-class Alive:
-    """An environment that may call services whose answers vary, so that its episodes cannot be replayed."""
+class KnowsMoves:
+    """An episode of an environment that `ListsMoves`."""
 
-    @property
-    def alive(self) -> Sequence[str]:
-        """Return the settings responsible (servers, endpoints); empty if its episodes repeat exactly."""
+    def legal(self, agent: str) -> Sequence[str]:
+        """Return every legal move of this agent, as it should be written; empty if it may not move now."""
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
-class ExternalServer:
-    """A server that a run calls."""
+class StateWithImages:
+    """An episode of an environment that `ShowsImages`."""
 
-    who: str
-    """Its role in the run, as the beginning of a sentence: `The judge`."""
-    url: str
-    probe: str
-    """The URL that is fetched to test whether the server answers; any HTTP status will do."""
-    key_env: str
-    """Environment variable that holds its key."""
+    def images(self, agent: str) -> Sequence[Image]:
+        """Return the images that belong to this agent's current observation.
 
-
-class UsesServers:
-    """Settings, of an environment or of a part of one, that call servers in episodes: they are tested before models load."""
-
-    def servers(self) -> Sequence[ExternalServer]:
-        """Return the servers."""
-        raise NotImplementedError
-
-
-class StartsProgram:
-    """Settings of a part of an environment that start a program or call a server to learn what it offers.
-
-    It is removed where a recipe is only inspected.
-    """
-
-    @property
-    def server(self) -> str:
-        """Return the command or the address, for display."""
-        raise NotImplementedError
-
-
-class DrivenByPrograms:
-    """An environment with episodes that an outside program runs: it calls this process, which serves."""
-
-    programs: int
-    """Maximum number of programs that run at once; other episodes wait."""
-
-    @property
-    def demonstrates(self) -> bool:
-        """Whether its settings name a script for demonstrations, if it is `Scripted`."""
-        return False
-
-    def check_server(self, processes: int = 1) -> None:
-        """Raise ConfigError if the server that programs call cannot be started safely or reached.
-
-        Also raise it if each of several `processes` cannot run its own server.
+        Those that its conversation does not contain yet are placed before the next text that it reads.
         """
         raise NotImplementedError
 
-    def serve(self, setup: Any, say: Callable[[str, str], None]) -> AbstractContextManager[None]:
-        """Run the server while the block runs: it serves the agents of `play` (`rollout.play.RolloutSetup`); `say` prints messages."""
-        raise NotImplementedError
+
+# -------- Capabilities of environments: tasks and answers
 
 
-class InMemory:
-    """An environment that may hold data that other processes cannot rebuild from its settings."""
+class Answerable:
+    """An environment with one answer for each task: it can compare answers."""
 
-    @property
-    def in_memory(self) -> Sequence[str]:
-        """Return descriptions of what exists only in this process's memory; empty if the settings describe everything."""
-        raise NotImplementedError
-
-    def keep(self, folder: Path) -> None:
-        """Write this data into a run's folder, in a form that `recall` can read."""
-        raise NotImplementedError
-
-    def recall(self, folder: Path) -> None:
-        """Read the data that `keep` wrote into a run's folder, if there is any."""
-        raise NotImplementedError
-
-
-class Progressive:
-    """An environment that changes its train tasks during a run, such as a game that begins small."""
-
-    def task_after(self, played: int, index: int) -> Task:
-        """Return the train task at an index that follows `played` earlier tasks of the run."""
-        raise NotImplementedError
-
-
-class Opposed:
-    """An environment that knows whether its agents' rewards always have the same sum."""
-
-    @property
-    def constant_sum(self) -> bool:
-        """Return whether one agent wins what the others lose; a shared reward then carries no signal."""
-        raise NotImplementedError
-
-
-class HasPlayers:
-    """An environment that provides players for an agent's role: random, search, or an equilibrium.
-
-    Its `start` assigns them the roles of `Task.environment_players`. The agents of these roles never move and receive the
-    same rewards as others.
-    """
-
-    def check_player(self, player: str) -> None:
-        """Raise ConfigError, which names the known players, for an unknown one."""
-        raise NotImplementedError
-
-
-class Reporting:
-    """An environment that can report on its data and settings. Each method is optional."""
-
-    def skipped(self) -> Mapping[Split, str]:
-        """Return, by split, how many unusable rows are excluded, where the first ones are and why."""
-        return {}
-
-    def remarks(self) -> Sequence[str]:
-        """Return messages about effects that a reader of the settings may not expect; they are printed when a run starts."""
-        return ()
-
-    def doubts(self) -> Sequence[str]:
-        """Return a message for each property of the data that will fail episodes.
-
-        Only `kapelle validate` calls it, since it may take seconds.
-        """
-        return ()
-
-
-class Reads:
-    """Settings, of an environment or of a part of one, that read files or a data set."""
-
-    def contents(self) -> Mapping[str, str]:
-        """Return the hash of each input by name: a resumed run reports changes."""
-        raise NotImplementedError
-
-
-class Holding:
-    """An environment that holds pipes or connections open during episodes; episodes wait when there are too many."""
-
-    def descriptors(self, agents: int) -> int:
-        """Return the maximum number of descriptors that one episode of a team with this many agents holds open."""
+    def extract(self, text: str) -> str | None:
+        """Return the final answer of a text in a normal form, None if it has none."""
         raise NotImplementedError
 
 
@@ -378,11 +208,127 @@ class Teachable:
         raise NotImplementedError
 
 
+class Recorded:
+    """An environment of recorded answers, which cannot reward other answers."""
+
+    def answers_per_task(self) -> int:
+        """Return the largest number of recorded answers of one task: at most this many episodes of a group differ."""
+        raise NotImplementedError
+
+    def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str | Message:
+        """Return this agent's text in its turn (from 0), in record `sample` of the task; or its message with tool calls."""
+        raise NotImplementedError
+
+
+class Progressive:
+    """An environment that changes its train tasks during a run, such as a game that begins small."""
+
+    def task_after(self, played: int, index: int) -> Task:
+        """Return the train task at an index that follows `played` earlier tasks of the run."""
+        raise NotImplementedError
+
+
+class Mixed:
+    """An environment with the tasks of several environments; `Task.part` names the environment of a task."""
+
+    @property
+    def members(self) -> Mapping[str, Environment]:
+        """Return the environments by the name of their part."""
+        raise NotImplementedError
+
+
+# -------- Capabilities of environments: agents and moves
+
+
+class ShowsImages:
+    """An environment that shows images in its episodes (`StateWithImages`): every agent needs a vision-language model."""
+
+
+class ListsMoves:
+    """An environment that lists the legal moves in its episodes (`KnowsMoves`): `sampling.choices: legal`."""
+
+
 class TeamMoves:
     """An environment with one role, which any agent of the team can fill: its episodes take one text per move.
 
     A team therefore works on each move together (the workflow `chain`), and the agent that moves receives the reward.
     """
+
+
+class HasPlayers:
+    """An environment that provides players for an agent's role: random, search, or an equilibrium.
+
+    Its `start` assigns them the roles of `Task.environment_players`. The agents of these roles never move and receive the
+    same rewards as others.
+    """
+
+    def check_player(self, player: str) -> None:
+        """Raise ConfigError, which names the known players, for an unknown one."""
+        raise NotImplementedError
+
+
+class Private:
+    """An environment that declares what is private to one agent, so that it can be checked."""
+
+    def private(self, task: Task, agent: str, agents: Sequence[str]) -> Sequence[str]:
+        """Return texts that the episode may show to this agent and to no other.
+
+        `kapelle validate` searches for them in the observations of the others, at the start and after every step. It
+        compares characters: `"7"` is found in "17 points" too, so name unique texts ("Your number is 7"). A text that
+        an agent has written itself is no longer private.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One information state of a game."""
+
+    key: str
+    """Its name in the game."""
+    seat: int
+    """The player to move, from 0."""
+    text: str
+    """The observation of this player."""
+    actions: tuple[int, ...]
+    """The legal moves by number, and in the same order by text."""
+    moves: tuple[str, ...]
+    before: tuple[tuple[str, int], ...]
+    """The player's earlier moves that lead here: information state and action."""
+
+
+class Enumerable:
+    """A game small enough to enumerate: the values of policies are exact (`evaluation.exploitability`)."""
+
+    @property
+    def players(self) -> int:
+        """Number of players."""
+        raise NotImplementedError
+
+    def decisions(self) -> Iterator[Decision]:
+        """Yield every information state once; ConfigError if they cannot be listed."""
+        raise NotImplementedError
+
+    def check_moves(self) -> None:
+        """Raise ConfigError unless each move is one text, with the probability of its tokens."""
+        raise NotImplementedError
+
+    def exact_values(self, policy: Mapping[str, Mapping[int, float]]) -> tuple[tuple[float, ...], float]:
+        """Return the expected return of each player and NashConv; `policy` has each information state's probabilities."""
+        raise NotImplementedError
+
+    def best_response(
+        self, policy: Mapping[str, Mapping[int, float]], seat: int
+    ) -> tuple[float, Mapping[str, int]]:
+        """Return the value of a best response of one player (from 0) to the others' policy, and its move in each state."""
+        raise NotImplementedError
+
+    def visits(self, policy: Mapping[str, Mapping[int, float]]) -> Mapping[str, float]:
+        """Return the expected number of visits of each information state per game."""
+        raise NotImplementedError
+
+
+# -------- Capabilities of environments: rewards
 
 
 class RewardsEpisodes:
@@ -471,98 +417,126 @@ class UsesModels:
         return {}
 
 
-class Recorded:
-    """An environment of recorded answers, which cannot reward other answers."""
-
-    def answers_per_task(self) -> int:
-        """Return the largest number of recorded answers of one task: at most this many episodes of a group differ."""
-        raise NotImplementedError
-
-    def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str | Message:
-        """Return this agent's text in its turn (from 0), in record `sample` of the task; or its message with tool calls."""
-        raise NotImplementedError
+# -------- Capabilities of environments: reports, data, and other programs
 
 
-class Private:
-    """An environment that declares what is private to one agent, so that it can be checked."""
-
-    def private(self, task: Task, agent: str, agents: Sequence[str]) -> Sequence[str]:
-        """Return texts that the episode may show to this agent and to no other.
-
-        `kapelle validate` searches for them in the observations of the others, at the start and after every step. It
-        compares characters: `"7"` is found in "17 points" too, so name unique texts ("Your number is 7"). A text that
-        an agent has written itself is no longer private.
-        """
-        raise NotImplementedError
-
-
-class Symmetric:
-    """An environment that can declare its roles interchangeable: exchanging the texts exchanges the rewards."""
+class Reporting:
+    """An environment that describes its episodes, settings and data. Each member is optional."""
 
     @property
-    def symmetric(self) -> bool:
-        """Whether all roles are interchangeable."""
+    def alive(self) -> Sequence[str]:
+        """Return the settings (servers, endpoints) whose answers vary; empty if its episodes repeat exactly and can be replayed."""
+        return ()
+
+    @property
+    def constant_sum(self) -> bool:
+        """Return whether one agent wins what the others lose; a shared reward then carries no signal."""
+        return False
+
+    @property
+    def symmetric(self) -> bool | None:
+        """Return whether exchanging the texts of two roles exchanges their rewards; None if that is unknown."""
+        return None
+
+    def descriptors(self, agents: int) -> int:
+        """Return the most pipes and connections that one episode of this many agents holds open; episodes wait if there are too many."""
+        return 0
+
+    def skipped(self) -> Mapping[Split, str]:
+        """Return, by split, how many unusable rows are excluded, where the first ones are and why."""
+        return {}
+
+    def remarks(self) -> Sequence[str]:
+        """Return messages about effects that a reader of the settings may not expect; they are printed when a run starts."""
+        return ()
+
+    def doubts(self) -> Sequence[str]:
+        """Return a message for each property of the data that will fail episodes.
+
+        Only `kapelle validate` calls it, since it may take seconds.
+        """
+        return ()
+
+
+class Reads:
+    """Settings, of an environment or of a part of one, that read files or a data set."""
+
+    def contents(self) -> Mapping[str, str]:
+        """Return the hash of each input by name: a resumed run reports changes."""
+        raise NotImplementedError
+
+
+class InMemory:
+    """An environment that may hold data that other processes cannot rebuild from its settings."""
+
+    @property
+    def in_memory(self) -> Sequence[str]:
+        """Return descriptions of what exists only in this process's memory; empty if the settings describe everything."""
+        raise NotImplementedError
+
+    def keep(self, folder: Path) -> None:
+        """Write this data into a run's folder, in a form that `recall` can read."""
+        raise NotImplementedError
+
+    def recall(self, folder: Path) -> None:
+        """Read the data that `keep` wrote into a run's folder, if there is any."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """One information state of a game."""
+class ExternalServer:
+    """A server that a run calls."""
 
-    key: str
-    """Its name in the game."""
-    seat: int
-    """The player to move, from 0."""
-    text: str
-    """The observation of this player."""
-    actions: tuple[int, ...]
-    """The legal moves by number, and in the same order by text."""
-    moves: tuple[str, ...]
-    before: tuple[tuple[str, int], ...]
-    """The player's earlier moves that lead here: information state and action."""
+    who: str
+    """Its role in the run, as the beginning of a sentence: `The judge`."""
+    url: str
+    probe: str
+    """The URL that is fetched to test whether the server answers; any HTTP status will do."""
+    key_env: str
+    """Environment variable that holds its key."""
 
 
-class Enumerable:
-    """A game small enough to enumerate: the values of policies are exact (`evaluation.exploitability`)."""
+class UsesServers:
+    """Settings, of an environment or of a part of one, that call servers in episodes: they are tested before models load."""
+
+    def servers(self) -> Sequence[ExternalServer]:
+        """Return the servers."""
+        raise NotImplementedError
+
+
+class StartsProgram:
+    """Settings of a part of an environment that start a program or call a server to learn what it offers.
+
+    It is removed where a recipe is only inspected.
+    """
 
     @property
-    def players(self) -> int:
-        """Number of players."""
-        raise NotImplementedError
-
-    def decisions(self) -> Iterator[Decision]:
-        """Yield every information state once; ConfigError if they cannot be listed."""
-        raise NotImplementedError
-
-    def check_moves(self) -> None:
-        """Raise ConfigError unless each move is one text, with the probability of its tokens."""
-        raise NotImplementedError
-
-    def exact_values(self, policy: Mapping[str, Mapping[int, float]]) -> tuple[tuple[float, ...], float]:
-        """Return the expected return of each player and NashConv; `policy` has each information state's probabilities."""
-        raise NotImplementedError
-
-    def best_response(
-        self, policy: Mapping[str, Mapping[int, float]], seat: int
-    ) -> tuple[float, Mapping[str, int]]:
-        """Return the value of a best response of one player (from 0) to the others' policy, and its move in each state."""
-        raise NotImplementedError
-
-    def visits(self, policy: Mapping[str, Mapping[int, float]]) -> Mapping[str, float]:
-        """Return the expected number of visits of each information state per game."""
+    def server(self) -> str:
+        """Return the command or the address, for display."""
         raise NotImplementedError
 
 
-def enumerable(environment: object, seats: int, most: int) -> Enumerable | None:
-    """Return the game if it has this many players and at most `most` information states; None otherwise."""
-    if not most or not offers(environment, Enumerable) or environment.players != seats:
-        return None
-    try:
-        decisions = sum(1 for _ in zip(environment.decisions(), range(most + 1), strict=False))
-        environment.check_moves()
-    except ConfigError:
-        return None
-    return environment if decisions <= most else None
+class DrivenByPrograms:
+    """An environment with episodes that an outside program runs: it calls this process, which serves."""
+
+    programs: int
+    """Maximum number of programs that run at once; other episodes wait."""
+
+    @property
+    def demonstrates(self) -> bool:
+        """Whether its settings name a script for demonstrations, if it is `Scripted`."""
+        return False
+
+    def check_server(self, processes: int = 1) -> None:
+        """Raise ConfigError if the server that programs call cannot be started safely or reached.
+
+        Also raise it if each of several `processes` cannot run its own server.
+        """
+        raise NotImplementedError
+
+    def serve(self, setup: Any, say: Callable[[str, str], None]) -> AbstractContextManager[None]:
+        """Run the server while the block runs: it serves the agents of `setup` (`rollout.setup.RolloutSetup`); `say` prints messages."""
+        raise NotImplementedError
 
 
 class Described:
@@ -577,42 +551,62 @@ class Described:
         raise NotImplementedError
 
 
+# -------- Which capabilities an environment has
+
+
 CAPABILITIES: tuple[type, ...] = (
     *(
-        Alive,
         Answerable,
-        UsesModels,
-        UsesServers,
+        DrivenByPrograms,
         Enumerable,
-        Holding,
+        HasPlayers,
         InMemory,
         ListsMoves,
         Mixed,
-        TeamMoves,
-    ),
-    *(
-        Opposed,
-        RewardsEpisodes,
-        DrivenByPrograms,
-        HasPlayers,
         Private,
         Progressive,
-        Reads,
-        Recorded,
-        Reporting,
     ),
-    *(Scripted, ShowsImages, Symmetric, Teachable),
+    *(Reads, Recorded, Reporting, RewardsEpisodes, Scripted, ShowsImages, Teachable, TeamMoves),
+    *(UsesModels, UsesServers),
 )
 """Capabilities of environments; episodes declare `StateWithImages`, `KnowsMoves`, `Scorable`, `Retriable` and `Resets`."""
 OPTIONAL = frozenset(
-    {"compared", "costs", "demonstrates", "doubts", "reward_group", "questions", "remarks", "skipped"}
+    {
+        *(name for name in vars(Reporting) if not name.startswith("_")),
+        *("compared", "costs", "demonstrates", "questions", "reward_group"),
+    }
 )
 """Methods and properties of capabilities that have a default."""
 
 
-def environment_class(name: str) -> type:
-    """Return the class of an environment by name, `module:Class`, `path/file.py:Class` or entry point."""
-    return find_class("environment", name, catalogue("kapelle.environments"))
+def offers(environment: object, capability: type[C]) -> TypeIs[C]:
+    """Return whether an environment has a capability: its class declares it, or its server reports it."""
+    return isinstance(environment, capability) or (
+        isinstance(environment, Described) and capability in environment.offered
+    )
+
+
+def report_of(environment: object) -> Reporting:
+    """Return what an environment reports; the defaults if it is not `Reporting`."""
+    return environment if offers(environment, Reporting) else Reporting()
+
+
+def has_comparable_answers(environment: Environment) -> bool:
+    """Return whether all tasks, in all members of a mixture, are questions with comparable answers."""
+    members = environment.members.values() if offers(environment, Mixed) else ()
+    return offers(environment, Answerable) and all(has_comparable_answers(member) for member in members)
+
+
+def enumerable(environment: object, seats: int, most: int) -> Enumerable | None:
+    """Return the game if it has this many players and at most `most` information states; None otherwise."""
+    if not most or not offers(environment, Enumerable) or environment.players != seats:
+        return None
+    try:
+        decisions = sum(1 for _ in zip(environment.decisions(), range(most + 1), strict=False))
+        environment.check_moves()
+    except ConfigError:
+        return None
+    return environment if decisions <= most else None
 
 
 # -------- Episodes in another process: a worker on this machine or a server on another one
@@ -829,12 +823,12 @@ def check_capabilities(environment: Environment, agents: int, seconds: float = P
             if not isinstance(found, promised) or (isinstance(found, str) and str not in promised):
                 raise Unfit(f"`{part}` gives {found!r:.60}; `{capability.__name__}` promises {in_words}.")
 
-    promise(Alive, "alive", (Sequence,), "a tuple of words")
-    promise(Opposed, "constant_sum", (bool,), "True or False")
-    promise(Symmetric, "symmetric", (bool,), "True or False")
     promise(Mixed, "members", (Mapping,), "a mapping of environments")
-    promise(Holding, "descriptors", (int,), "a whole number", agents)
     promise(Recorded, "answers_per_task", (int,), "a whole number")
+    promise(Reporting, "alive", (Sequence,), "a tuple of words")
+    promise(Reporting, "constant_sum", (bool,), "True or False")
+    promise(Reporting, "symmetric", (bool, type(None)), "True, False or None")
+    promise(Reporting, "descriptors", (int,), "a whole number", agents)
     promise(Reporting, "skipped", (Mapping,), "a mapping of splits to words")
     # A mixture can compare answers only if all of its members can.
     if has_comparable_answers(environment):

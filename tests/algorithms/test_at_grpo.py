@@ -15,7 +15,7 @@ from tests.support.resumed import resumed
 from tests.support.tiny import frozen_copy, same_bits
 
 from kapelle import Trainer
-from kapelle.algorithm import Credit
+from kapelle.algorithm import Credit, Data
 from kapelle.algorithms.at_grpo import ATGRPO
 from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
@@ -68,8 +68,8 @@ def played(candidates: int) -> Group:
 
     names = ("a", "b")
     team = Team(tuple(Agent(n) for n in names), {"p": Policy("p")}, dict.fromkeys(names, "p"))
-    tree = ATGRPO(tree=True, group_size=candidates).build().data.tree if candidates > 1 else None
-    setup = RolloutSetup(team, environment, Debate(rounds=2), ScriptedEngine({"p": speak}), tree=tree)
+    data = ATGRPO(tree=True, group_size=candidates).build().data if candidates > 1 else Data()
+    setup = RolloutSetup(team, environment, Debate(rounds=2), ScriptedEngine({"p": speak}), data=data)
     return asyncio.run(rollout(setup, [task], 1, 0))[0]
 
 

@@ -16,7 +16,7 @@ from kapelle.environments import BUILTIN, BaseEnvironment, BaseState
 from kapelle.environments.grading.verdict import Grade, no_answer, right, wrong
 from kapelle.environments.matrix import Matrix
 from kapelle.environments.questions import QuestionState
-from kapelle.rollout.conformance import Finding, Private, Symmetric, conform
+from kapelle.rollout.conformance import Finding, Private, conform
 from kapelle.settings.base import Settings
 from kapelle.types import Message, Split, Task
 
@@ -329,7 +329,7 @@ async def test_one_question_for_all_tasks_is_a_finding() -> None:
     assert findings["splits"].status == "failed"
 
 
-class Unequal(Matrix, Symmetric):
+class Unequal(Matrix):
     """Declares interchangeable roles, which they are not."""
 
     @property
@@ -340,7 +340,6 @@ class Unequal(Matrix, Symmetric):
 @pytest.mark.slow
 async def test_declared_symmetry_is_checked() -> None:
     game = Unequal(game="custom", payoffs={"AA": (0, 1), "AB": (5, 2), "BA": (3, 9), "BB": (7, 6)})
-    assert offers(game, Symmetric)
     [finding] = [f for f in await conform(game) if f.name == "seats"]
     assert finding.status == "failed"
     fair = Unequal(game="prisoners_dilemma")

@@ -11,7 +11,7 @@ import pytest
 from tests.support.plugins import Digest
 from tests.support.trees import at_grpo, candidates, many, moments, stage
 
-from kapelle.algorithm import Algorithm
+from kapelle.algorithm import Algorithm, Data
 from kapelle.algorithms.magrpo import MAGRPO
 from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
@@ -64,7 +64,7 @@ class TestSimultaneous:
             (episode,) = one.episodes
             chosen = {turn.agent: turn for turn in episode.turns}
             # The first candidate is what the agent says without a tree.
-            plain = await roll_out_episode(replace(game(at_grpo()), tree=None), one.task, episode.seed)
+            plain = await roll_out_episode(replace(game(at_grpo()), data=Data()), one.task, episode.seed)
             said = {turn.agent: turn.text for turn in plain.turns}
             for agent, seat in (("a", 0), ("b", 1)):
                 for turn in candidates(episode, agent):

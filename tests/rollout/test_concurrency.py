@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from tests.support.stuck import Stuck
@@ -11,10 +12,11 @@ from tests.support.tiny import team_of
 from tests.support.trees import at_grpo
 from tests.support.trees import stage as branching
 
+from kapelle.algorithm import Data
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.rollout import bounded_states
-from kapelle.rollout.episodes import rollout
-from kapelle.rollout.setup import RolloutSetup, at_once
+from kapelle.rollout.episodes import at_once, rollout
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime import deadlines
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import run_async
@@ -59,12 +61,14 @@ class TestWorldsThatBlock:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(bounded_states, "WORKERS", 12)
-        blocks, tree = Stuck(blocking=True), at_grpo(2).data.tree
-        assert at_once(Stuck(), 2, tree, 4096) == 4096
-        assert at_once(blocks, 2, None, 4096) == 12
-        assert at_once(blocks, 2, None, 3) == 3
-        assert at_once(blocks, 2, tree, 4096) == 12 // 5
-        assert at_once(blocks, 6, tree, 4096) == 1
+        blocks = branching(at_grpo(2), environment=Stuck(blocking=True))
+        plain = replace(blocks, data=Data())
+        assert at_once(replace(blocks, environment=Stuck()), 4096) == 4096
+        assert at_once(plain, 4096) == 12
+        assert at_once(plain, 3) == 3
+        assert at_once(blocks, 4096) == 12 // 5
+        six = branching(at_grpo(2), environment=Stuck(blocking=True), names=tuple("abcdef"))
+        assert at_once(six, 4096) == 1
 
 
 def test_a_task_that_is_left_behind_gives_its_place_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

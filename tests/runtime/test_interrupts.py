@@ -51,3 +51,38 @@ def test_a_process_finishes_its_step_and_exits_with_the_code(number: signal.Sign
     process.send_signal(number)
     rest, _ = process.communicate("x", timeout=30)
     assert (rest, process.returncode) == ("saved\n", code)
+
+
+COMMAND = """
+import atexit, os, signal, sys, time
+from kapelle.cli.stopping import leave, termination
+from kapelle.runtime.interrupts import catch_interrupts, unbroken
+def saving(_number):
+    print("saving", flush=True)
+with termination(), catch_interrupts(saving) as interrupts, unbroken():
+    print("step", flush=True)
+    while interrupts.received is None or {again}:
+        time.sleep(0.01)
+def last():
+    print("exits", flush=True)
+    time.sleep(600)
+atexit.register(last)
+leave(interrupts.exit_code)
+"""
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["in its work", "at its exit"])
+def test_a_second_ctrl_c_ends_a_command_at_once_with_its_code(again: bool) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND.format(again=again)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    for line in ["step\n", "saving\n" if again else "saving\nexits\n"]:
+        assert "".join(process.stdout.readline() for _ in line.splitlines()) == line
+        process.send_signal(signal.SIGINT)
+    _, complaint = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert complaint == "kapelle: stopped.\n" or not again

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from kapelle.algorithm import Data
 from kapelle.engines.rollout.protocol import Completion, OnTokens, Recites, Request, ServesCallers
 from kapelle.engines.rollout.scripted import ByteRenderer
 from kapelle.environments.external import External
@@ -128,7 +129,7 @@ def staged(
         workflow=ExternalWorkflow(),
         engine=engine,
         patience=patience,
-        tree=None,
+        data=Data(),
     )
     stage = Stage(timeout)
 

@@ -142,8 +142,9 @@ def stage(algorithm: Algorithm, engine: ScriptedEngine | None = None, **over: An
         cast("Environment", over.pop("environment", Wins())),
         cast("Workflow", over.pop("workflow", Chain())),
         engine or Counting(reasoner, actor),
+        data=algorithm.data,
         **over,
-    ).for_algorithm(algorithm.data)
+    )
 
 
 def at_grpo(group_size: int = 4, **settings: Any) -> Algorithm:

@@ -232,9 +232,9 @@ class TestAsked:
         ("method", "death", "steps"),
         [
             ("grpo", Death("in a rollout", 40), 2),
-            ("grpo", Death("in an update", 5), 3),
-            ("ppo", Death("in a rollout", 50), 3),
-            ("ppo", Death("between updates", 15), 2),
+            ("grpo", Death("in an update", 5), 2),
+            ("ppo", Death("in a rollout", 50), 2),
+            ("ppo", Death("between updates", 15), 1),
             ("whole", Death("in an update", 4), 1),
             ("grpo", Death("in an evaluation", 1), 0),
             ("grpo", Death("in an evaluation", 2), 2),

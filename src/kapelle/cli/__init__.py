@@ -17,9 +17,10 @@ from io import TextIOWrapper
 
 from kapelle.cli.output import complain, complain_of_stop, is_rank, leave_ranks_here
 from kapelle.cli.parser import parse
-from kapelle.cli.stopping import EXIT_WRONG, exit_code, leave, stopped_by, take_signals, termination
+from kapelle.cli.stopping import EXIT_WRONG, exit_code, leave, take_signals, termination
 from kapelle.errors import KapelleError, for_command
 from kapelle.runtime.console import say
+from kapelle.runtime.interrupts import ending
 from kapelle.runtime.machine import raise_descriptor_limit, refusal
 
 EXIT_PIPE = 141
@@ -35,8 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     take_signals()
     try:
         code = _code(sys.argv[1:], own=True)
-    except KeyboardInterrupt as stop:  # another Ctrl-C, while the first one was handled
-        code = exit_code(stop)
+    except KeyboardInterrupt:  # another Ctrl-C, while the first one was handled
+        code = exit_code()
     leave(code)
     return code
 
@@ -68,18 +69,17 @@ def _code(argv: Sequence[str], *, own: bool) -> int:
         except KapelleError as error:
             complain(str(error))
             return EXIT_WRONG
-        except KeyboardInterrupt as stop:
+        except KeyboardInterrupt:
             complain_of_stop()
-            return exit_code(stop)
+            return exit_code()
         except BrokenPipeError:
             # The reader has closed the pipe (`kapelle … | head`); Python would report it once more at its exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_PIPE
         except Exception as error:
-            stop_signal = stopped_by()
-            if stop_signal is not None:  # a Ctrl-C in the middle of a library's code can surface as any error
+            if ending:  # a Ctrl-C in the middle of a library's code can surface as any error
                 complain_of_stop()
-                return exit_code(stop_signal)
+                return exit_code()
             failure = refusal(error)
             if failure is not None:
                 complain(failure)

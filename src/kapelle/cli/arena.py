@@ -45,12 +45,12 @@ def run(arguments: argparse.Namespace) -> int:
             output=folder,
             report=lambda line: say(line, stream),
         )
-    except KeyboardInterrupt as stop:
+    except KeyboardInterrupt:
         say(
             f"stopped; finished pairs are kept. Repeat the command with --output {folder} to continue.",
             stream,
         )
-        return exit_code(stop)
+        return exit_code()
     if arguments.json:
         say(json.dumps(result.row()))
     else:

@@ -60,9 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
             if file is not None and out is not None:
                 with writing(out, "--json"):
                     write_all(file.fileno(), json.dumps(result.row(), indent=2).encode("ascii") + b"\n")
-    except KeyboardInterrupt as stop:
+    except KeyboardInterrupt:
         say("stopped; what is measured is kept. Repeat the command to continue.", sys.stderr)
-        return exit_code(stop)
+        return exit_code()
     if arguments.json == STDOUT:
         say(json.dumps(result.row()))
         return 0

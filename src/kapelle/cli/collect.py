@@ -149,10 +149,10 @@ def _collect_episodes(arguments: argparse.Namespace) -> int:
                 rows += [row for number, episode in good for row in sft_rows(number, episode)]
                 kept += len(good)
                 say(f"{progress}, {kept} episodes kept", sys.stderr)
-        except KeyboardInterrupt as stop:
+        except KeyboardInterrupt:
             if not kept:
                 raise
-            stopped = exit_code(stop)
+            stopped = exit_code()
         if not kept and rewards and arguments.min_reward is not None:
             raise DataError(
                 f"No episode reached a reward of {arguments.min_reward:g}; the best had {max(rewards):g}. Lower --min-reward, or raise "
@@ -197,10 +197,10 @@ def _collect_answers(arguments: argparse.Namespace) -> int:
                 failure = next((e.error for group in groups for e in group.episodes if e.error), failure)
                 rows += answer_rows(groups)
                 say(f"{progress}, {len(rows)} answers graded", sys.stderr)
-        except KeyboardInterrupt as stop:
+        except KeyboardInterrupt:
             if not rows:
                 raise
-            stopped = exit_code(stop)
+            stopped = exit_code()
         kept = balance(rows, _seed(player), equal=not arguments.no_balance)
         if not kept.graded:
             raise DataError(f"No answer was graded: {failure or '`workflow.score_rounds` is false'}")

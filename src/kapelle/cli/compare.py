@@ -49,9 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
         except AttributeError:  # on macOS
             cores = os.cpu_count() or 1
         train_all(comparison, arguments.jobs or cores, lambda line: say(line, stream))
-    except KeyboardInterrupt as stop:
+    except KeyboardInterrupt:
         say(f"stopped; nothing is lost. Repeat the command with --run-dir {folder} to continue.", stream)
-        return exit_code(stop)
+        return exit_code()
     result = comparison.write()
     measured = comparison.measure()
     if arguments.json:

@@ -60,13 +60,13 @@ def train(source: Source, title: str, *, as_json: bool, plain: bool) -> int:
     summary: Summary | None = None
     stopped_by = parameters = 0
     with _view(stream, title, _about(source), run_dir, plain=plain) as view:
-        from kapelle.environment import is_opposed
+        from kapelle.environment import report_of
         from kapelle.runtime.deadlines import Patience
         from kapelle.runtime.foreign_code import asked
 
         environment = source.config.environment
         # The environment may be the user's own code, and is not checked yet.
-        opposed = asked("constant_sum", Patience.environment, lambda: is_opposed(environment))
+        opposed = asked("constant_sum", Patience.environment, lambda: report_of(environment).constant_sum)
         watch = Watch(view, constant_sum=opposed)
         try:
             from kapelle.training.trainer import Trainer
@@ -87,8 +87,8 @@ def train(source: Source, title: str, *, as_json: bool, plain: bool) -> int:
             for line in _failed(run_dir, since):
                 say(line, stream)
             raise  # its reason is printed last
-        except KeyboardInterrupt as stop:
-            stopped_by = exit_code(stop)
+        except KeyboardInterrupt:
+            stopped_by = exit_code()
             leave_ranks_here(
                 "a stop signal has ended it"
             )  # the other ranks would wait for this one at their next collective call
@@ -103,12 +103,8 @@ def train(source: Source, title: str, *, as_json: bool, plain: bool) -> int:
     if stopped_by and not is_run(run_dir) and source.whole is None:
         say("stopped before the run began.", stream)
     elif stopped_by:
-        lost = "nothing is lost"
-        if summary is None:
-            if watch.now.phase == "warm-up":
-                lost = "the warm-up starts over"
-            elif watch.now.phase in ("training", "stopping"):
-                lost = f"steps after step {saved_steps(run_dir)} are repeated"
+        in_warmup = summary is None and watch.now.phase == "warm-up"
+        lost = "the warm-up starts over" if in_warmup else "nothing is lost"
         how = command("train", "--resume", str(source.whole or run_dir))
         say(f"stopped; {lost}. Continue with: {how}", stream)
     return stopped_by

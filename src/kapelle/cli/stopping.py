@@ -12,46 +12,32 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from kapelle.runtime.early_stop import end_at_once
-from kapelle.runtime.interrupts import (
-    SIGNALS,
-    Terminated,
-    commands,
-    ending_by,
-    endings,
-    handled_by,
-    hung_up,
-    left_behind,
-    listed,
-)
+from kapelle.runtime.interrupts import SIGNALS, commands, ending, handled_by, hung_up, left_behind, listed
 from kapelle.runtime.machine import end_without_memory
 
 EXIT_WRONG = 2
 """The exit code of a command that ends with a reason."""
 
 
-def exit_code(stop: KeyboardInterrupt) -> int:
-    """Return the exit code for the signal that ended a command."""
-    return 128 + (stop.number if isinstance(stop, Terminated) else int(signal.SIGINT))
-
-
-def stopped_by() -> KeyboardInterrupt | None:
-    """Return the signal that is ending this command, even if it surfaced as another error; None without one."""
-    return endings[0] if endings else None
+def exit_code() -> int:
+    """Return the exit code for the signal that is ending this command."""
+    return 128 + (ending[0] if ending else int(signal.SIGINT))
 
 
 def leave(code: int) -> None:
     """End the process at once if a signal has stopped it, or if it has left threads behind that may never end.
 
-    Otherwise Python would wait for threads at its exit and free the process's objects one by one. From here on, another Ctrl-C
-    ends the process silently.
+    Otherwise Python would wait for threads at its exit and free the process's objects one by one. Another signal meanwhile ends the
+    process with the same exit code.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if code - 128 in SIGNALS or left_behind:
-        atexit._run_exitfuncs()  # noqa: SLF001 - registered functions still run
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(code)
+        with handled_by(lambda *_: os._exit(code)), listed(code, commands):
+            atexit._run_exitfuncs()  # noqa: SLF001 - registered functions still run
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError):
+                    stream.flush()
+            os._exit(code)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C while Python ends is silent
 
 
 def take_signals() -> None:
@@ -72,7 +58,7 @@ def take_signals() -> None:
 
 @contextmanager
 def termination() -> Iterator[None]:
-    """Raise Terminated for a SIGTERM, HungUp for a SIGHUP and KeyboardInterrupt for a Ctrl-C inside the block, so that files are closed.
+    """Raise KeyboardInterrupt for a signal inside the block, so that files are closed.
 
     A process that has not ended by the exception after `interrupts.LAST_RESORT` seconds is ended in any state. So is a process
     in which a thread cannot start for lack of memory.
@@ -88,11 +74,8 @@ def termination() -> Iterator[None]:
         specs = (getattr(sys.modules.get(name), "__spec__", None) for name in ("torch", "transformers"))
         if any(getattr(spec, "_initializing", False) for spec in specs):
             end_at_once(number)
-        raise ending_by(number)
+        ending.append(number)
+        raise KeyboardInterrupt
 
-    with handled_by(receive), end_without_memory():
-        try:
-            with listed(receive, commands):
-                yield
-        finally:
-            endings.clear()
+    with handled_by(receive), end_without_memory(), listed(receive, commands):
+        yield

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kapelle.algorithm import Data
 from kapelle.cluster.actors import (
     ActorCall,
     ActorConnection,
@@ -223,7 +224,7 @@ class RayWorkers(CollectsGroups):
             "tasks": [task_form(task) for task in tasks],
             "samples": samples,
             "seed": seed,
-            "plainly": setup.tree is None and setup.interventions is None and not setup.widths,
+            "plainly": setup.data == Data(),
             "sampling": None if sampling is None else {name: asdict(each) for name, each in sampling.items()},
         }
         count = len(self._workers)
@@ -484,7 +485,7 @@ class RayPlayer:
         rows = sampling and {name: Sampling.from_row(each) for name, each in sampling.items()}
         setup = replace(setup, sampling=rows)
         if not wanted["plainly"]:
-            setup = setup.for_algorithm(team.algorithm.data)
+            setup = replace(setup, data=team.algorithm.data)
         tasks = [task_from(task) for task in wanted["tasks"]]
         groups = run_async(
             lambda: rollout(setup, tasks, wanted["samples"], wanted["seed"], own=wanted["own"])

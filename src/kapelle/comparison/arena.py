@@ -24,7 +24,7 @@ from urllib.parse import quote
 from kapelle.comparison.contestants import Entries, enter, load
 from kapelle.comparison.processes import in_processes
 from kapelle.comparison.results import figure_file
-from kapelle.environment import is_opposed
+from kapelle.environment import report_of
 from kapelle.errors import ConfigError, DataError, EngineError, OutputError
 from kapelle.rollout.evaluation.arena import Arena, Encounter, meet, pairs_of
 from kapelle.rollout.evaluation.evaluate import why_fewer
@@ -130,7 +130,7 @@ def _played(
         labels=tuple(entry.label for entry in entries.players),
         players={entry.label: entry.about for entry in entries.players},
         meetings={(each.one, each.other): each for each in (met[pair] for pair in pairs)},
-        opposed=is_opposed(entries.config.environment),
+        opposed=report_of(entries.config.environment).constant_sum,
     )
     fewer = why_fewer(entries.config.environment, "test", games, len(tasks))
     if fewer:

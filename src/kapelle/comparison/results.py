@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from kapelle.comparison.contenders import Contender, Run
-from kapelle.environment import is_opposed
+from kapelle.environment import report_of
 from kapelle.errors import ConfigError
 from kapelle.functional.statistics import Quartiles, quartiles
 from kapelle.runs.reader import read_evaluations, read_metrics
@@ -145,7 +145,7 @@ def standings(contenders: Sequence[Contender], measured: Sequence[Measured]) -> 
     for contender in contenders:
         own = [m for m in measured if m.label == contender.label]
         good = [m for m in own if m.error is None]
-        opposed = is_opposed(contender.recipe.config.environment)
+        opposed = report_of(contender.recipe.config.environment).constant_sum
         roles = dict.fromkeys(role for m in good for role in m.reward or {})
         found.append(
             Standing(

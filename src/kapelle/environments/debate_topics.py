@@ -19,10 +19,9 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from kapelle.environment import (
-    Alive,
-    Opposed,
     Outcome,
     QuestionCounts,
+    Reporting,
     Scripted,
 )
 from kapelle.environments.base import BaseState, need_movers
@@ -44,7 +43,7 @@ def _judge(judge: object) -> object:
     return judge.model_dump() if type(judge) is JudgeEndpoint else judge
 
 
-class DebateTopics(UsesJudges, Alive, Opposed, Scripted):
+class DebateTopics(UsesJudges, Reporting, Scripted):
     """One motion, `rounds` speeches of every agent, and a verdict."""
 
     name: Literal["debate_topics"] = "debate_topics"

@@ -30,14 +30,14 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field
 
-from kapelle.environment import Alive, DrivenByPrograms, Holding, Outcome, Scripted
+from kapelle.environment import DrivenByPrograms, Outcome, Reporting, Scripted
 from kapelle.environments.base import StatedRewards
 from kapelle.environments.grading.text.tool_call import Form
 from kapelle.environments.taught import WithTeacher
 from kapelle.errors import AbsentPackage, ConfigError, EpisodeError
 from kapelle.runtime.batch_barrier import current_participant
 from kapelle.runtime.credentials import LEAST_TOKEN, TOKEN, is_loopback
-from kapelle.runtime.deadlines import pause_all_deadlines, pause_deadline
+from kapelle.runtime.deadlines import pause_deadline
 from kapelle.runtime.plugins import find_object
 from kapelle.settings.base import FREE, FROM_HERE_ON
 from kapelle.types import Json, Split, Task
@@ -536,7 +536,7 @@ class ExternalState:
 
     async def _begin(self) -> None:
         self._begun = True
-        resume_deadlines = pause_all_deadlines()
+        resume_deadlines = pause_deadline(outer_too=True)
         if self._start is None:
             self._board.offer(self._episode)
             while not self._episode.taken.is_set():
@@ -588,7 +588,7 @@ class ExternalState:
                 self._running.release()
 
 
-class External(StatedRewards, WithTeacher, Alive, Holding, DrivenByPrograms, Scripted):
+class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted):
     """An outside program drives each episode: it calls the agents as OpenAI's chat completions and posts their reward.
 
     With a `command`, each episode starts the program, which finds the server in `OPENAI_BASE_URL`. Without one, you start the

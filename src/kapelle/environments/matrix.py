@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from kapelle.environment import Decision, Enumerable, KnowsMoves, ListsMoves, Opposed, Outcome, Scripted
+from kapelle.environment import Decision, Enumerable, KnowsMoves, ListsMoves, Outcome, Reporting, Scripted
 from kapelle.environments.base import BaseState, GameSettings, need_movers
 from kapelle.errors import ConfigError
 from kapelle.runtime.randomness import derive_seed
@@ -130,7 +130,7 @@ MOST_LISTED = 64
 """Largest number of joint moves that the rules list with their payoffs."""
 
 
-class Matrix(GameSettings, Enumerable, ListsMoves, Opposed, Scripted):
+class Matrix(GameSettings, Enumerable, ListsMoves, Reporting, Scripted):
     """A matrix game; every agent of the team is one player, in order, and writes one letter.
 
     An observation is the rules and `2/3 AB CAA`: second player of three, legal moves A or B, joint move CAA in the last round

@@ -15,15 +15,12 @@ from typing import Annotated, Literal, cast
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from kapelle.environment import (
-    Alive,
     Answerable,
     Environment,
     EpisodeState,
     HasPlayers,
-    Holding,
     KnowsMoves,
     Mixed,
-    Opposed,
     Outcome,
     Progressive,
     Reporting,
@@ -33,6 +30,7 @@ from kapelle.environment import (
     Scripted,
     has_comparable_answers,
     offers,
+    report_of,
     reset_state,
 )
 from kapelle.errors import ConfigError, EpisodeError
@@ -63,12 +61,9 @@ class Mixture(
     Settings,
     Answerable,
     Mixed,
-    Alive,
-    Opposed,
     HasPlayers,
     Progressive,
     Reporting,
-    Holding,
     Scripted,
 ):
     """Tasks of all parts, unchanged; an agent observes what the part's environment shows.
@@ -91,7 +86,7 @@ class Mixture(
     @property
     def constant_sum(self) -> bool:
         """Whether in every part the gains of one agent are the losses of the others."""
-        return all(offers(part, Opposed) and part.constant_sum for part in self.members.values())
+        return all(report_of(part).constant_sum for part in self.members.values())
 
     def check_player(self, player: str) -> None:
         """Raise ConfigError for a player that some part lacks."""
@@ -118,35 +113,26 @@ class Mixture(
     def alive(self) -> Sequence[str]:
         """Those of its parts."""
         return [
-            f"{what} (part '{name}')"
-            for name, part in self.members.items()
-            if offers(part, Alive)
-            for what in part.alive
+            f"{what} (part '{name}')" for name, part in self.members.items() for what in report_of(part).alive
         ]
 
     def skipped(self) -> Mapping[Split, str]:
         """Return the excluded rows of the parts."""
         found: dict[Split, list[str]] = {}
         for name, part in self.members.items():
-            for split, text in (part.skipped() if offers(part, Reporting) else {}).items():
+            for split, text in report_of(part).skipped().items():
                 found.setdefault(split, []).append(f"{name}: {text}")
         return {split: "; ".join(texts) for split, texts in found.items()}
 
     def doubts(self) -> Sequence[str]:
         """Return the doubts of the parts."""
         return [
-            f"{name}: {doubt}"
-            for name, part in self.members.items()
-            if offers(part, Reporting)
-            for doubt in part.doubts()
+            f"{name}: {doubt}" for name, part in self.members.items() for doubt in report_of(part).doubts()
         ]
 
     def descriptors(self, agents: int) -> int:
         """Return the most descriptors that an episode of any part holds open."""
-        return max(
-            (part.descriptors(agents) for part in self.members.values() if offers(part, Holding)),
-            default=0,
-        )
+        return max(report_of(part).descriptors(agents) for part in self.members.values())
 
     def check(self, agents: Sequence[str]) -> None:
         """Check every part; ConfigError names a part that these agents do not fit, or questions mixed with games."""

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast, get_args
 from pydantic import AfterValidator, BeforeValidator
 
 from kapelle.environment import (
-    Alive,
     Answerable,
     Environment,
     Outcome,
@@ -37,6 +36,7 @@ from kapelle.environment import (
     Scripted,
     has_comparable_answers,
     offers,
+    report_of,
 )
 from kapelle.environments.base import BaseState
 from kapelle.environments.grading.math.numeric import grade_numeric, normal_form, parse_number, read_number
@@ -434,7 +434,7 @@ InnerQuestions = Annotated[
 """Settings of the environment of questions: `{name: math, …}`."""
 
 
-class HandsOnQuestions(Settings, Answerable, Scripted, Alive, Reporting):
+class HandsOnQuestions(Settings, Answerable, Scripted, Reporting):
     """Base of environments with a setting `questions`: another environment with the tasks, the grading and the script."""
 
     if TYPE_CHECKING:  # a subclass declares it in its own order
@@ -448,15 +448,15 @@ class HandsOnQuestions(Settings, Answerable, Scripted, Alive, Reporting):
     @property
     def alive(self) -> Sequence[str]:
         """Those of the questions."""
-        return self.questions.alive if offers(self.questions, Alive) else ()
+        return report_of(self.questions).alive
 
     def skipped(self) -> Mapping[Split, str]:
         """Return the excluded rows of the questions."""
-        return self.questions.skipped() if offers(self.questions, Reporting) else {}
+        return report_of(self.questions).skipped()
 
     def doubts(self) -> Sequence[str]:
         """Return the doubts of the questions."""
-        return self.questions.doubts() if offers(self.questions, Reporting) else ()
+        return report_of(self.questions).doubts()
 
     def check(self, agents: Sequence[str]) -> None:
         """Check the questions; ConfigError for a game."""

@@ -15,12 +15,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from kapelle.environment import (
-    Alive,
     EpisodeState,
-    Holding,
     Outcome,
+    Reporting,
     Retriable,
-    offers,
+    report_of,
 )
 from kapelle.environments.grading.text.tool_call import Form, NotCalls, parse_calls
 from kapelle.environments.questions import HandsOnQuestions, InnerQuestions, require_agents
@@ -71,7 +70,7 @@ class CallSettings(Settings):
         return listed([schema.as_json() for schema in schemas], self.form)
 
 
-class OffersTools(CallSettings, Alive, Holding):
+class OffersTools(CallSettings, Reporting):
     """Settings of an environment in which agents call tools before they answer."""
 
     tools: tuple[AnyTool, ...] = Field(default=(Calculator(),), min_length=1)
@@ -126,7 +125,7 @@ class Tools(OffersTools, HandsOnQuestions):
     @property
     def alive(self) -> Sequence[str]:
         """Tools that are servers, and those of the questions."""
-        return (*super().alive, *(self.questions.alive if offers(self.questions, Alive) else ()))
+        return (*super().alive, *report_of(self.questions).alive)
 
     def check(self, agents: Sequence[str]) -> None:
         """Check the questions and every tool; ConfigError for games, and for two tools of one name."""

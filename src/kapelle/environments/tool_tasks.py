@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kapelle.environment import Answerable, Holding, Outcome, Scripted
+from kapelle.environment import Answerable, Outcome, Reporting, Scripted
 from kapelle.environments.base import BaseState
 from kapelle.environments.grading.text.extraction import ExtractionRule
 from kapelle.environments.grading.text.tool_call import ReadCall, write_calls
@@ -51,7 +51,7 @@ FOUND = 3
 """Passages per search."""
 
 
-class ToolTasks(CallSettings, Graded, Answerable, Scripted, Holding):
+class ToolTasks(CallSettings, Graded, Answerable, Scripted, Reporting):
     """Tasks for a calculator, Python, search, notes and a calendar; every agent has separate tools."""
 
     name: Literal["tool_tasks"] = "tool_tasks"

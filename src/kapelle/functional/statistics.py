@@ -124,20 +124,10 @@ def area_under_curve(scores: Sequence[float], positive: Sequence[bool]) -> float
 
     This is the area under the receiver operating characteristic (Hanley and McNeil 1982).
     """
-    ordered = sorted(zip(scores, positive, strict=True))
-    yes = sum(positive)
-    pairs = yes * (len(ordered) - yes)
-    won, below, at = 0.0, 0, 0
-    while at < len(ordered):
-        end = at
-        while end < len(ordered) and ordered[end][0] == ordered[at][0]:
-            end += 1
-        tied = sum(flag for _, flag in ordered[at:end])
-        level = end - at - tied
-        won += tied * (below + level / 2)
-        below += level
-        at = end
-    return won / pairs if pairs else None
+    yes = [score for score, flag in zip(scores, positive, strict=True) if flag]
+    no = sorted(score for score, flag in zip(scores, positive, strict=True) if not flag)
+    won = sum(bisect_left(no, score) + bisect_right(no, score) for score in yes) / 2
+    return won / (len(yes) * len(no)) if yes and no else None
 
 
 def area_interval(

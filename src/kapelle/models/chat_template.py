@@ -1,7 +1,7 @@
 """Chat templates: which conversations one can render, how it writes tools, and a bound on its running time.
 
-Templates are programs that come with a model. Whatever they raise becomes one error, and their running time is bounded: a
-watching thread ends a rendering that takes too long, by an exception that the interpreter raises between two steps of the
+Templates are programs that come with a model. Whatever they raise becomes one error, and their running time is bounded: the
+watchdog ends a rendering that takes too long, by an exception that the interpreter raises between two steps of the
 template's loop. A power may be a single endless step, so a template with one is rejected before it runs.
 
 Some templates reject a system message (Gemma, the first Mistral), two user messages in a row, or an agent that writes first.
@@ -23,13 +23,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kapelle.errors import KapelleError, ModelError
-from kapelle.runtime.clock import SuspendAwareClock
 from kapelle.runtime.machine import refusal
+from kapelle.runtime.watchdog import every_tick
 from kapelle.types import Json, Message
 
 LIMIT_S = 10.0
 """Seconds that one rendering may take; real ones take a thousandth of one."""
-_LOOKS = 10
 _FIX = "Fix its chat_template.jinja, or use another model."
 
 PLAIN = "plain"
@@ -113,32 +112,26 @@ _GIVEN = {"messages", "tools", "add_generation_prompt", "raise_exception", "strf
 
 
 class _TooLong(Exception):
-    """Raised by the watching thread in a thread that renders."""
+    """Raised by the watchdog in a thread that renders."""
 
 
-@dataclass(slots=True)
-class _Watch:
-    """The start of each thread's rendering, and a thread that ends renderings that take too long."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    clocks: dict[int, SuspendAwareClock] = field(default_factory=dict)
-    ended: set[int] = field(default_factory=set)
-    """Threads to which the exception was sent."""
-    thread: threading.Thread | None = None
-
-    def end_long_ones(self) -> None:
-        """Raise `_TooLong` in threads that render for too long; never returns."""
-        while True:
-            time.sleep(LIMIT_S / _LOOKS)
-            with self.lock:
-                for thread, clock in self.clocks.items():
-                    if clock.now() > LIMIT_S and thread not in self.ended:
-                        self.ended.add(thread)
-                        raised = ctypes.py_object(_TooLong)
-                        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
+_lock = threading.Lock()
+_seconds: dict[int, float] = {}
+"""Thread → seconds of its rendering so far."""
+_ended: set[int] = set()
+"""Threads to which `_TooLong` was sent."""
 
 
-_WATCH = _Watch()
+def _end_long_ones(passed: float) -> None:
+    """Raise `_TooLong` in threads that render for too long; the watchdog calls it."""
+    with _lock:
+        for thread in _seconds.keys() - _ended:
+            _seconds[thread] += passed
+            if _seconds[thread] > LIMIT_S:
+                _ended.add(thread)
+                # A server renders on threads where no signal handler could raise.
+                raised = ctypes.py_object(_TooLong)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
 
 
 @contextmanager
@@ -146,25 +139,20 @@ def rendering(name: str) -> Iterator[None]:
     """Turn an exception of a template inside, or a rendering longer than `LIMIT_S`, into a ModelError."""
     fault: Exception | None = None
     me = threading.get_ident()
+    every_tick(_end_long_ones)
     try:
-        with _WATCH.lock:
-            _WATCH.ended.discard(me)
-            _WATCH.clocks[me] = SuspendAwareClock(LIMIT_S / _LOOKS)
-            if _WATCH.thread is None or not _WATCH.thread.is_alive():
-                _WATCH.thread = threading.Thread(
-                    target=_WATCH.end_long_ones, name="kapelle-templates", daemon=True
-                )
-                with suppress(RuntimeError):  # no thread is available: then nothing is watched
-                    _WATCH.thread.start()
+        with _lock:
+            _ended.discard(me)
+            _seconds[me] = 0.0
         try:
             yield
         except _TooLong:
             raise
         except Exception as error:  # noqa: BLE001 - the boundary to other people's programs and libraries
             fault = error
-        with _WATCH.lock:
-            _WATCH.clocks.pop(me, None)
-            ended = me in _WATCH.ended
+        with _lock:
+            _seconds.pop(me, None)
+            ended = me in _ended
         while ended:  # an exception that was sent already is raised here at the latest
             time.sleep(0.001)
     except _TooLong:
@@ -172,8 +160,8 @@ def rendering(name: str) -> Iterator[None]:
             f"The chat template of '{name}' did not finish within {LIMIT_S:g} s. {_FIX}"
         ) from None
     finally:
-        with _WATCH.lock:
-            _WATCH.clocks.pop(me, None)
+        with _lock:
+            _seconds.pop(me, None)
     if isinstance(fault, KapelleError):
         raise fault
     if fault is not None:

@@ -58,11 +58,11 @@ async def open_state(
         environment.name, patience
     )
     try:
-        started = await state.start(lambda: environment.start(task, agents, seed))
+        started = await state.start(environment.start, task, agents, seed)
         what = f"`start` of environment '{environment.name}'"
         if isinstance(started, Coroutine):
             started.close()
-            raise BrokenContract(f"{what} is async. Write `def start`: it returns the world.")
+            raise BrokenContract(f"{what} is async. Write `def start`: it returns the state of the episode.")
         if isinstance(started, type):
             raise BrokenContract(
                 f"{what} returns the class {started.__name__} itself; return an instance of it."
@@ -72,7 +72,7 @@ async def open_state(
             missing := [method for method in METHODS if not callable(getattr(started, method, None))]
         ):
             raise BrokenContract(
-                f"{what} returns a {type(started).__name__}, which has no `{'`, no `'.join(missing)}`. A world has all of "
+                f"{what} returns a {type(started).__name__}, which has no `{'`, no `'.join(missing)}`. An episode state has all of "
                 f"{', '.join(METHODS)} (`kapelle.EpisodeState`)."
             )
         state.inner = cast("EpisodeState", started)
@@ -99,9 +99,9 @@ class BoundedState:
         """Take the environment's name, for messages, and the time limits of its calls."""
         self._name, self._patience = name, patience
 
-    async def start(self, start: Callable[[], EpisodeState]) -> object:
+    async def start(self, start: Callable[..., EpisodeState], *given: Any) -> object:
         """Return what `start` returns."""
-        return self._now("start", start)
+        return self._now("start", start, *given)
 
     def end(self) -> None:
         """Release the thread after a failed start."""
@@ -142,12 +142,11 @@ class BoundedState:
 
     def reset(self) -> Awaitable[None]:
         """See `environment.Resets`."""
-        state = cast("Resets", self.inner)
-        return self._waiting("reset", state.reset)
+        return self._waiting("reset", cast("Resets", self.inner).reset)
 
     def step(self, actions: Mapping[str, str], final: str | None = None) -> Awaitable[Mapping[str, float]]:
         """See `environment.EpisodeState`."""
-        return self._waiting("step", lambda: self.inner.step(actions, final))
+        return self._waiting("step", self.inner.step, actions, final)
 
     @property
     def scorable(self) -> bool:
@@ -156,8 +155,7 @@ class BoundedState:
 
     def score(self, agent: str, text: str) -> Awaitable[float]:
         """See `environment.Scorable`."""
-        state = cast("Scorable", self.inner)
-        return self._waiting("score", lambda: state.score(agent, text), "grader")
+        return self._waiting("score", cast("Scorable", self.inner).score, agent, text)
 
     def allow_answers(self, most: int) -> None:
         """See `environment.Retriable`; has no effect on other states."""
@@ -180,17 +178,16 @@ class BoundedState:
     def _called(self, what: str, seconds: float, work: Callable[..., T], *given: Any) -> T:
         return call(what, "environment", seconds, work, *given)
 
-    def _waiting(
-        self, method: str, work: Callable[[], Awaitable[T]], kind: str = "environment"
-    ) -> Awaitable[T]:
+    def _waiting(self, method: str, work: Callable[..., Awaitable[T]], *given: Any) -> Awaitable[T]:
         """Return an awaitable of the result of an async method."""
         what = f"`{method}` of environment '{self._name}'"
-        seconds = self._patience.grader if kind == "grader" else self._patience.environment
-        return within(what, kind, seconds, _awaited(work, what))
+        if method == "score":
+            return within(what, "grader", self._patience.grader, _awaited(what, work, *given))
+        return within(what, "environment", self._patience.environment, _awaited(what, work, *given))
 
 
-async def _awaited(work: Callable[[], Awaitable[T]], what: str) -> T:
-    made = work()
+async def _awaited(what: str, work: Callable[..., Awaitable[T]], *given: Any) -> T:
+    made = work(*given)
     if type(made) is not CoroutineType and not isinstance(made, Awaitable):
         raise BrokenContract(
             f"{what} is not async: it returned {made!r:.60}. Write `async def {what.split('`')[1]}`."
@@ -211,7 +208,7 @@ class ThreadState(BoundedState):
             )
         self._given_up = False
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="kapelle-world", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="kapelle-episode", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
@@ -221,11 +218,11 @@ class ThreadState(BoundedState):
             left_behind.extend(asyncio.all_tasks(self._loop))
             self._loop.close()
 
-    async def start(self, start: Callable[[], EpisodeState]) -> object:
+    async def start(self, start: Callable[..., EpisodeState], *given: Any) -> object:
         """Return the result of `start`, on the thread."""
 
         async def begin() -> object:
-            return start()
+            return start(*given)
 
         return await self._waiting("start", begin)
 
@@ -256,20 +253,22 @@ class ThreadState(BoundedState):
             self._give_up()
             raise Limit(what, "environment", seconds).reason() from None
 
-    async def _waiting(self, method: str, work: Callable[[], Awaitable[T]], kind: str = "environment") -> T:
-        future = self._submit(work)
+    async def _waiting(self, method: str, work: Callable[..., Awaitable[T]], *given: Any) -> T:
+        future = self._submit(work, *given)
         try:
-            return await super()._waiting(method, lambda: asyncio.wrap_future(future), kind)
+            return await super()._waiting(method, asyncio.wrap_future, future)
         except (DeadlineExceeded, asyncio.CancelledError):
             if not future.done() or future.cancelled():
                 self._give_up()
             raise
 
-    def _submit(self, work: Callable[[], Awaitable[T]]) -> Future[T]:
+    def _submit(self, work: Callable[..., Awaitable[T]], *given: Any) -> Future[T]:
         """Start work on the thread."""
         if self._given_up:
             raise DeadlineExceeded("An earlier call exceeded its time limit, and its thread was abandoned.")
-        return asyncio.run_coroutine_threadsafe(_awaited(work, "`call` of a world"), self._loop)
+        return asyncio.run_coroutine_threadsafe(
+            _awaited("`call` of an episode state", work, *given), self._loop
+        )
 
     def _give_up(self) -> None:
         """Abandon the thread, which ends if the call returns."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from kapelle.algorithm import Data
 from kapelle.engines.rollout.protocol import Interruptible
 from kapelle.engines.rollout.request_queue import PAUSE
 from kapelle.environment import (
@@ -23,19 +24,22 @@ from kapelle.environment import (
     RewardsEpisodes,
     WorkerLost,
     offers,
+    report_of,
 )
 from kapelle.errors import EpisodeError
+from kapelle.rollout import bounded_states
 from kapelle.rollout.bounded_states import BoundedState, open_state
 from kapelle.rollout.branching import Branch, SharedAnswers
 from kapelle.rollout.interventions import Continuation, Record, does_not_repeat, intervene
-from kapelle.rollout.outcomes import accepted, fault, stop_signal_received
+from kapelle.rollout.outcomes import accepted, fault, pending_cancellations
 from kapelle.rollout.partial import EndOfStep, PartialEpisode, PartialGroup, as_recorded
 from kapelle.rollout.scene import LiveScene
-from kapelle.rollout.setup import RolloutSetup, at_once
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runs.episode_json import dump_groups, load_groups
 from kapelle.runtime.batch_barrier import Participant, ends_requests
 from kapelle.runtime.deadlines import DeadlineExceeded, gather_abandonable, patience_here, within
 from kapelle.runtime.event_loop import run_async
+from kapelle.runtime.machine import most_open
 from kapelle.runtime.randomness import (
     capture_random,
     derive_seed,
@@ -85,16 +89,14 @@ async def roll_out_episode(
         blamed, lost = blamed + result.how.blamed, lost + 1
         if blamed > REDONE or lost > LOST:
             times = (
-                f"{blamed} times while this episode's world was at work"
-                if blamed > REDONE
-                else f"{lost} times"
+                f"{blamed} times while its environment was computing" if blamed > REDONE else f"{lost} times"
             )
             reason = f"WorkerLost: {result.how}, {times}"
             return Episode(task, seed, setup.team.names, result.turns, error=reason)
         turns = max(turns, result.turns, key=len)
         if record is not None:
             record.rewind()
-        elif setup.tree is None:
+        elif setup.data.tree is None:
             replayed = Record(turns, ())
 
 
@@ -130,7 +132,7 @@ async def _roll_out_once(
     on_scene: Callable[[LiveScene], None] | None,
     branch: Branch | None,
 ) -> Episode | _Lost:
-    names, cancellations = setup.team.names, stop_signal_received()
+    names, cancellations = setup.team.names, pending_cancellations()
     scene: LiveScene | None = None
     state: BoundedState | RemoteState | None = None
     start = open_state if setup.workers is None else setup.workers.open_state
@@ -149,7 +151,7 @@ async def _roll_out_once(
                     "in `run`."
                 )
             found = await setup.timeline.during("grade", state.outcome())
-            if setup.pays and offers(setup.environment, RewardsEpisodes):
+            if setup.rewarded and offers(setup.environment, RewardsEpisodes):
                 ends_requests()  # sampling has ended: other episodes continue while a judge model reads
                 episode = Episode(task, seed, names, scene.turns, final=scene.final)
                 rewarding = setup.environment.reward_episode(episode, found)
@@ -194,12 +196,12 @@ class ScheduledEpisode(NamedTuple):
     seed: int
 
 
-def seats_of(
-    tasks: Sequence[Task], samples: int, seed: int, *, same_world: bool = False
+def schedule(
+    tasks: Sequence[Task], samples: int, seed: int, *, one_seed: bool = False
 ) -> list[ScheduledEpisode]:
     """Return `samples` episodes of every task. Each has its own seed, even if a task is listed twice.
 
-    With `same_world`, the episodes of a task share one seed.
+    With `one_seed`, the episodes of a task share one seed.
     """
     times: Counter[str] = Counter()
     episodes: list[ScheduledEpisode] = []
@@ -207,7 +209,7 @@ def seats_of(
         repetition = ("again", times[task.id]) if times[task.id] else ()
         times[task.id] += 1
         episodes += [
-            ScheduledEpisode(task, k, derive_seed(seed, task.id, 0 if same_world else k, *repetition))
+            ScheduledEpisode(task, k, derive_seed(seed, task.id, 0 if one_seed else k, *repetition))
             for k in range(samples)
         ]
     return episodes
@@ -225,12 +227,12 @@ async def rollout(
 
     With `own`, roll out only the tasks at these places, with the seeds that they have among all tasks.
     """
-    step = len(tasks)
-    scheduled = seats_of(tasks, samples, seed, same_world=bool(setup.widths))
+    step, widths, interventions = len(tasks), setup.data.widths, setup.data.interventions
+    scheduled = schedule(tasks, samples, seed, one_seed=bool(widths))
     if own is not None:
         scheduled = [each for g in own for each in scheduled[g * samples : (g + 1) * samples]]
         tasks = [tasks[g] for g in own]
-    shared = [SharedAnswers(setup.widths) for _ in tasks] if setup.widths else []
+    shared = [SharedAnswers(widths) for _ in tasks] if widths else []
 
     def play_one(number: int, each: ScheduledEpisode) -> Coroutine[Any, Any, Episode]:
         branch = shared[number // samples].branch(each.sample) if shared else None
@@ -239,12 +241,10 @@ async def rollout(
     episodes = await collect_scheduled(setup, scheduled, play_one, max_concurrent)
     groups = [Group(task, tuple(episodes[g * samples : (g + 1) * samples])) for g, task in enumerate(tasks)]
     groups = await compare_episodes(setup, groups)
-    if setup.interventions is None:
+    if interventions is None:
         return groups
     roll_out_all = partial(roll_out_continuations, setup, max_concurrent=max_concurrent)
-    return await intervene(
-        groups, setup.interventions, setup.team, step, setup.environment.name, roll_out_all
-    )
+    return await intervene(groups, interventions, setup.team, step, setup.environment.name, roll_out_all)
 
 
 async def compare_episodes(setup: RolloutSetup, groups: Sequence[Group]) -> list[Group]:
@@ -253,11 +253,11 @@ async def compare_episodes(setup: RolloutSetup, groups: Sequence[Group]) -> list
     An error becomes the error of all episodes of the group, as in `roll_out_episode`.
     """
     environment = setup.environment
-    if not (setup.pays and offers(environment, RewardsEpisodes) and environment.compared):
+    if not (setup.rewarded and offers(environment, RewardsEpisodes) and environment.compared):
         return list(groups)
 
     async def rewarded(group: Group) -> Group:
-        valid, cancellations = group.valid, stop_signal_received()
+        valid, cancellations = group.valid, pending_cancellations()
         if not valid:
             return group
         patience_here.set(setup.patience)
@@ -317,7 +317,8 @@ def _rewarded(group: Group, outcomes: Sequence[Outcome]) -> Group:
 async def roll_out_continuation(setup: RolloutSetup, run: Continuation) -> Episode:
     """Replay an episode and continue it, without branches."""
     episode, sample = run.fork.episode, run.fork.sample
-    return await roll_out_episode(setup.plainly(), episode.task, episode.seed, sample, run.record, run.seed)
+    plain = replace(setup, data=Data())
+    return await roll_out_episode(plain, episode.task, episode.seed, sample, run.record, run.seed)
 
 
 async def roll_out_continuations(
@@ -335,7 +336,24 @@ async def roll_out_continuations(
 
     forks = [run.fork for run in runs]
     scheduled = [ScheduledEpisode(fork.episode.task, fork.sample, fork.episode.seed) for fork in forks]
-    return await collect_scheduled(setup.plainly(), scheduled, one, max_concurrent)
+    return await collect_scheduled(replace(setup, data=Data()), scheduled, one, max_concurrent)
+
+
+def at_once(setup: RolloutSetup, most: int) -> int:
+    """Return how many episodes, at most `most`, have enough descriptors, and threads if their environment blocks.
+
+    Other episodes wait before they use any resource, so that no episode blocks another. The resources of an episode include those of
+    its continuations, so that it never waits for itself.
+    """
+    environment, agents, tree = setup.environment, len(setup.team.names), setup.data.tree
+    processes = setup.workers.size if setup.workers else 1
+    # In a tree, the candidates of every agent are continued in their own environments.
+    states = 1 + tree.candidates * agents if tree else 1
+    if getattr(environment, "blocking", False):
+        most = min(most, processes * max(1, bounded_states.WORKERS // states))
+    if held := states * report_of(environment).descriptors(agents):
+        most = min(most, processes * most_open(held, most))
+    return most
 
 
 async def collect_scheduled(
@@ -350,8 +368,7 @@ async def collect_scheduled(
 
     With `followed`, the sampler waits until an episode has ended completely, because something depends on that.
     """
-    processes = setup.workers.size if setup.workers else 1
-    under_way = at_once(setup.environment, len(setup.team.names), setup.tree, max_concurrent, processes)
+    under_way = at_once(setup, max_concurrent)
     gate = asyncio.Semaphore(under_way)
     followed = followed or len(scheduled) > under_way  # the next episode begins when one has ended
     participants: dict[int, Participant] = {}
@@ -397,7 +414,7 @@ Enough = Callable[[Sequence[bool]], bool]
 
 def begun(tasks: Sequence[Task], samples: int, seed: int, number: int) -> list[PartialGroup]:
     """Return groups without samples, with the seeds of `rollout`; `number` is that of their step."""
-    episodes = [PartialEpisode(each.seed) for each in seats_of(tasks, samples, seed)]
+    episodes = [PartialEpisode(each.seed) for each in schedule(tasks, samples, seed)]
     return [
         PartialGroup(task, number, tuple(episodes[g * samples : (g + 1) * samples]))
         for g, task in enumerate(tasks)
@@ -539,7 +556,7 @@ def request_groups(
         return list
     if isinstance(setup.engine, CollectsGroups):
         return setup.engine.request_groups(setup, tasks, samples, seed, own)
-    return lambda: run_async(lambda: rollout(setup, tasks, samples, seed, own=own))
+    return partial(run_async, partial(rollout, setup, tasks, samples, seed, own=own))
 
 
 def shared_rollout(setup: RolloutSetup, tasks: Sequence[Task], samples: int, seed: int) -> list[Group]:

@@ -57,19 +57,21 @@ def text(value: object, what: str) -> str:
     return str.__str__(value)
 
 
-def checked_rewards(paid: object, names: Collection[str]) -> dict[str, float]:
+def checked_rewards(rewards: object, names: Collection[str]) -> dict[str, float]:
     """Return rewards by agent as floats; EpisodeError for an agent outside the team or a value that is not a number.
 
     A number that is not finite is accepted here: the range is checked on the sum over the episode.
     """
-    if type(paid) is not dict and not isinstance(paid, Mapping):
+    if type(rewards) is not dict and not isinstance(rewards, Mapping):
         raise EpisodeError(
-            f"The environment returned {_shown(paid)} as rewards; return a mapping of agents to rewards."
+            f"The environment returned {_shown(rewards)} as rewards; return a mapping of agents to rewards."
         )
-    for agent in paid:
+    for agent in rewards:
         if not isinstance(agent, str) or agent not in names:
             raise EpisodeError(f"The environment rewards {_shown(agent)}, who is not in the team.")
-    return {str.__str__(agent): number(reward, f"The reward of '{agent}'") for agent, reward in paid.items()}
+    return {
+        str.__str__(agent): number(reward, f"The reward of '{agent}'") for agent, reward in rewards.items()
+    }
 
 
 _PLAIN = frozenset({str, float, bool, type(None)})
@@ -168,25 +170,25 @@ def plain_outcome(outcome: Outcome, rewards: Mapping[str, float]) -> Outcome:
     )
 
 
-def stop_signal_received() -> int:
+def pending_cancellations() -> int:
     """Return the number of pending cancellation requests of the running task."""
     task = asyncio.current_task()
     return 0 if task is None else task.cancelling()
 
 
-def fault(error: BaseException, asked_before: int) -> str:
+def fault(error: BaseException, before: int) -> str:
     """Return why an episode failed; raise an error that is not the episode's fault.
 
     These are KeyboardInterrupt, EngineError, TrainingHalted, and a cancellation from outside, even if the environment turned it into
-    another error. `asked_before` is `stop_signal_received` at the start of the episode.
+    another error. `before` is `pending_cancellations` at the start of the episode.
     """
     if isinstance(error, KeyboardInterrupt | EngineError | TrainingHalted):
         raise error
-    if stop_signal_received() > asked_before:
+    if pending_cancellations() > before:
         if isinstance(error, asyncio.CancelledError):
             raise error
         raise asyncio.CancelledError from error
-    message = f"{type(error).__name__}: {said(error)}"
+    message = f"{type(error).__name__}: {message_of(error)}"
     # Drop the frames of the error and its causes, which would keep the episode in memory until garbage collection.
     causes: list[BaseException | None] = [error]
     seen: set[int] = set()
@@ -202,7 +204,7 @@ def fault(error: BaseException, asked_before: int) -> str:
     return message
 
 
-def said(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """Return an error's message, and the line of the environment's code that raised it."""
     try:
         message = str(error)

@@ -23,6 +23,7 @@ from kapelle.environment import (
     Answerable,
     Outcome,
     RemoteState,
+    TeamMoves,
     has_comparable_answers,
     offers,
 )
@@ -132,7 +133,7 @@ class RequestedTurn:
         )
 
 
-def said(turn: Turn, renderer: Renderer | None) -> SampledMessage:
+def as_message(turn: Turn, renderer: Renderer | None) -> SampledMessage:
     """Return a completion as a message of its agent's conversation."""
     ids, text, count = turn.completion_ids, turn.text, 0
     if turn.thoughts and renderer is not None:
@@ -214,10 +215,9 @@ class LiveAgentSession:
         if self.last is None or fresh:
             prompt, messages = self._begin(renderer, messages)
         else:
-            prompt = renderer.extend(self.last.prompt_ids, self.last.completion_ids, messages, self.messages)
+            prompt, added = _extended(renderer, self.last, self.messages, messages)
             self.messages.extend(messages)
-            if not _continues(prompt, self.last):
-                messages = plain(self.messages)
+            messages = added
         sampling, dropped = self._scene.setup.sampling_of(self.agent), 0
         if not begins and (rule := self._scene.setup.compaction) is not None:
             most = rule.over or renderer.context - sampling.max_tokens
@@ -277,9 +277,7 @@ class LiveAgentSession:
         else:
             earlier = self.ended[before.index]
             whole = [*earlier, *messages]
-            prompt = renderer.extend(before.prompt_ids, before.completion_ids, messages, earlier)
-            if not _continues(prompt, before):
-                messages = plain(whole)
+            prompt, messages = _extended(renderer, before, earlier, messages)
         own = self._scene.setup.sampling_of(self.agent)
         most = own.max_tokens if asked.max_tokens is None else min(own.max_tokens, asked.max_tokens)
         constraint = asked.constraint or own.constraint
@@ -333,7 +331,7 @@ class LiveAgentSession:
         )
         requested = RequestedTurn(request, policy.trained, seen, tuple(messages), given, dropped)
         scene.requested[name] = requested
-        count = setup.tree.candidates if setup.tree and policy.trained else 1
+        count = setup.data.tree.candidates if setup.data.tree and policy.trained else 1
         if count > 1:
             others = [replace(request, seed=derive_seed(request.seed, "branch", k)) for k in range(1, count)]
             answers = await asyncio.gather(*(self._complete(each) for each in (request, *others)))
@@ -369,10 +367,16 @@ class LiveAgentSession:
         return completion
 
 
-def _continues(prompt: Sequence[int], turn: Turn) -> bool:
-    """Return whether a prompt begins with a turn's tokens; not if the renderer removed its thoughts."""
-    known = turn.prompt_ids + turn.completion_ids
-    return tuple(prompt[: len(known)]) == known
+def _extended(
+    renderer: Renderer, last: Turn, earlier: Sequence[Message], new: list[Message]
+) -> tuple[tuple[int, ...], list[Message]]:
+    """Return the prompt that extends a conversation after its `last` turn, and the messages that the prompt adds to that turn's tokens.
+
+    The prompt adds all messages if the renderer removed thoughts of the turn.
+    """
+    prompt = renderer.extend(last.prompt_ids, last.completion_ids, new, earlier)
+    known = last.prompt_ids + last.completion_ids
+    return prompt, new if tuple(prompt[: len(known)]) == known else plain([*earlier, *new])
 
 
 class LiveScene:
@@ -383,7 +387,7 @@ class LiveScene:
         setup: RolloutSetup,
         task: Task,
         seed: int,
-        world: BoundedState | RemoteState,
+        state: BoundedState | RemoteState,
         roll_out_continuation: Callable[[Continuation], Awaitable[Episode]],
         sample: int = 0,
         record: Record | None = None,
@@ -399,7 +403,7 @@ class LiveScene:
         """The problem."""
         self.seed = seed
         """Seed of this episode."""
-        self.team_moves = setup.team_moves
+        self.team_moves = offers(setup.environment, TeamMoves)
         """Whether the environment takes one text per move."""
         self.sample = sample
         self.sampling_seed = seed if sampling_seed is None else sampling_seed
@@ -407,8 +411,8 @@ class LiveScene:
         self.branch = branch
         self.continued: Counter[str] = Counter()
         """Policy → tokens sampled to continue from candidates."""
-        self._play_continuation = roll_out_continuation
-        self._state = world
+        self._roll_out_continuation = roll_out_continuation
+        self._state = state
         self._sessions = {agent.name: LiveAgentSession(self, agent) for agent in setup.team.agents}
         without = record is not None and isinstance(setup.workflow, GoesOnWithout)
         absent = record.absent if without and record is not None else frozenset[str]()
@@ -499,7 +503,7 @@ class LiveScene:
                 f"The workflow gives `together` a {type(words).__name__}. Give a list of texts for each agent: {{name: [text]}}."
             )
         # All are sampled before one is recorded, so that no agent reads another's text.
-        tree = self.setup.tree
+        tree = self.setup.data.tree
         past = () if tree is None else self.turns
         if len(words) == 1:
             # A separate task would cost more than the rest of the turn. `sleep` lets other coroutines record their turns first.
@@ -514,25 +518,25 @@ class LiveScene:
         if tree is not None and any(len(candidates) > 1 for candidates in drafts):
             so_far = Episode(self.task, self.seed, self.setup.team.names, past)
             name = self.setup.environment.name
-            settled = await choose(tree, so_far, self.sample, drafts, name, self._play_all)
+            settled = await choose(tree, so_far, self.sample, drafts, name, self._roll_out_all)
             self._open |= {turn.agent: siblings for turn, siblings in settled if siblings}
             chosen = [turn for turn, _ in settled]
         for turn in chosen:
             session = self._sessions[turn.agent]
             session.last = turn
-            session.messages.append(said(turn, session.read_by))
+            session.messages.append(as_message(turn, session.read_by))
         shares = self.setup.share_thoughts
         return {
             turn.agent: replace(turn, text=turn.words, thoughts=0) if turn.thoughts and not shares else turn
             for turn in self.commit(chosen)
         }
 
-    async def _play_all(self, runs: Sequence[Continuation]) -> list[Episode]:
+    async def _roll_out_all(self, runs: Sequence[Continuation]) -> list[Episode]:
         """Roll out a tree's continuations at once; `at_once` counts them in the resources of this episode."""
 
         async def one(run: Continuation) -> Episode:
             with Participant():
-                return await self._play_continuation(run)
+                return await self._roll_out_continuation(run)
 
         episodes = await asyncio.gather(*map(one, runs))
         for run, episode in zip(runs, episodes, strict=True):
@@ -541,7 +545,7 @@ class LiveScene:
 
     async def converse(self, asked: Mapping[str, Continued]) -> dict[str, Turn]:
         """Sample turns of several agents in conversations that the workflow keeps; see `workflow.Scene`."""
-        assert self.setup.tree is None, "`check_run` allows no tree here"
+        assert self.setup.data.tree is None, "`check_run` allows no tree here"
         drafts = await asyncio.gather(
             *(
                 self._sessions[name].draft_after(
@@ -553,7 +557,7 @@ class LiveScene:
         turns = self.commit([turn for turn, _ in drafts])
         for turn, (_, whole) in zip(turns, drafts, strict=True):
             session = self._sessions[turn.agent]
-            session.ended[turn.index] = [*whole, said(turn, session.read_by)]
+            session.ended[turn.index] = [*whole, as_message(turn, session.read_by)]
         return {turn.agent: turn for turn in turns}
 
     def allow_answers(self, most: int) -> None:

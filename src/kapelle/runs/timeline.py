@@ -41,7 +41,8 @@ class Timeline:
         try:
             return await HookedAwaitable(work, partial(self.enter, activity), self.leave)
         finally:
-            self.await_more(activity, -1)
+            self._waiting[activity] -= 1
+            self._turn()
 
     def enter(self, activity: str) -> None:
         """Count the time from now on as `activity`, until `leave`."""
@@ -61,11 +62,6 @@ class Timeline:
             yield
         finally:
             self.leave()
-
-    def await_more(self, activity: str, count: int) -> None:
-        """Note that `count` more (or fewer) coroutines wait for `activity`."""
-        self._waiting[activity] += count
-        self._turn()
 
     def _turn(self) -> None:
         """Add the time up to now to the current activity, and choose the next activity."""

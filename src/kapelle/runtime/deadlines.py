@@ -169,8 +169,6 @@ class _Lane:
         self.main = self.thread is threading.main_thread()
         self.loop: asyncio.AbstractEventLoop | None = None
         """The event loop that `run_async` runs here."""
-        self.clock: LoopClock | None = None
-        """The clock of that loop."""
         self.running: Limit | None = None
         """The call that runs now."""
         self.serial = 0
@@ -314,42 +312,27 @@ def charged_to(limit: Limit | None, work: Callable[..., T], *given: Any) -> T:
 def watching_loop(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     """Watch for calls that block the event loop of this thread; its tasks call `charged_to`."""
     lane = _lane()
-    before, lane.loop, lane.clock = (lane.loop, lane.clock, lane.running), loop, LoopClock()
-    _clocks[loop] = lane.clock
+    before, lane.loop = (lane.loop, lane.running), loop
     try:
         yield
     finally:
-        lane.loop, lane.clock, lane.running = before
+        lane.loop, lane.running = before
         lane.serial += 1
 
 
-def pause_deadline() -> Callable[[], None]:
-    """Stop counting the seconds of the current call until the returned function is called.
+def pause_deadline(*, outer_too: bool = False) -> Callable[[], None]:
+    """Stop counting the seconds of the current call until the returned function is called; `outer_too` includes the calls around it.
 
-    For calls in a queue for a scarce resource: rows of a batch, connections, sandboxes. The time in the queue is not theirs.
+    For calls in a queue for a scarce resource: rows of a batch, connections, sandboxes. The time in the queue is not theirs. An
+    episode that waits for an outside program pauses all: neither its environment's call nor the episode has begun.
     """
-    limit = current.get()
-    return _pause([] if limit is None else [limit])
-
-
-def pause_all_deadlines() -> Callable[[], None]:
-    """Stop counting the seconds of the current call and all outer ones until the returned function is called.
-
-    For an episode that waits for an outside program: neither its environment's call nor the episode has begun.
-    """
-    limits: list[Limit] = []
+    clock, paused = _clock_here(), list[Limit]()
     limit = current.get()
     while limit is not None:
-        limits.append(limit)
-        limit = limit.outer
-    return _pause(limits)
-
-
-def _pause(limits: Sequence[Limit]) -> Callable[[], None]:
-    clock = _clock_here()
-    paused = [limit for limit in limits if limit.clock is clock and limit.since is not None]
-    for limit in paused:
-        limit.pause()
+        if limit.clock is clock and limit.since is not None:
+            limit.pause()
+            paused.append(limit)
+        limit = limit.outer if outer_too else None
 
     def resume() -> None:
         for limit in paused:
@@ -368,7 +351,7 @@ async def within(what: str, kind: str, seconds: float, work: Awaitable[T]) -> T:
     assert task is not None, "what is awaited with a limit is part of a task"
     # Between the steps of this task, the lane holds the calls of other tasks: see `charged_to`.
     charged = lane.loop is not None and lane.loop is task.get_loop()
-    clock = lane.clock if charged else _clock_here()
+    clock = _clock_here()
     assert clock is not None, "an event loop runs"
     limit = Limit(what, kind, seconds, clock)
     limit.task, limit.on_abandoned = task, on_abandoned.get()

@@ -1,4 +1,4 @@
-"""Handle a Ctrl-C while the command is imported, when nothing is open yet: print one line instead of a traceback."""
+"""End the command at once by a signal, with one line instead of a traceback; and by a Ctrl-C while the command is imported."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ def is_command() -> bool:
     return name in ("kapelle", "kapelle.exe") or (called == "-m" and "kapelle" in sys.orig_argv)
 
 
+SHOW_CURSOR = b"\x1b[?25h\n"
+"""What makes a terminal show its cursor, which a panel of progress has hidden."""
+
+
 def end_at_once(number: int, _frame: object = None) -> None:
     """End the process on a signal, in one line."""
     if os.environ.get("RANK", "0") == "0":  # only the first rank prints
-        os.write(2, b"kapelle: stopped.\n")
+        os.write(2, SHOW_CURSOR * os.isatty(2) + b"kapelle: stopped.\n")
     os._exit(128 + number)
 
 

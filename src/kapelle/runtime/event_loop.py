@@ -22,7 +22,14 @@ from typing import Any, Generic, Self, TypeVar
 
 from kapelle.errors import EpisodeError
 from kapelle.runtime.deadlines import charged_to, current, watching_loop
-from kapelle.runtime.interrupts import left_behind, on_stop, stop_if_requested, stops_here, waited_for
+from kapelle.runtime.interrupts import (
+    left_behind,
+    listed,
+    stop_if_requested,
+    stops_here,
+    to_notify,
+    waited_for,
+)
 
 
 class AbandonableThreads(ThreadPoolExecutor):
@@ -192,7 +199,7 @@ def _until_done(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:
             loop.call_soon_threadsafe(loop.call_later, GRACE, loop.stop)
 
     task.add_done_callback(lambda _: loop.stop())
-    with on_stop(leave) if stops_here() else nullcontext():
+    with listed(leave, to_notify) if stops_here() else nullcontext():
         stop_if_requested()
         try:
             loop.run_forever()

@@ -2,17 +2,16 @@
 
     with catch_interrupts() as interrupts:      the command: signals become a stop request
         with finishing(): step()                finishes first
-        evaluate()                              may stop earlier (`stop_if_requested`, `on_stop`): raises StopRequested
+        evaluate()                              may stop earlier (`stop_if_requested`, `to_notify`): raises StopRequested
         with unbroken(): save()                 runs to its end
     sys.exit(interrupts.exit_code)
 
 The first SIGINT (Ctrl-C), SIGTERM or SIGHUP (the terminal was closed) is a stop request. The exit code is 128 + its number, as in
 shells: 129 for SIGHUP, 130 for SIGINT, 143 for SIGTERM.
 
-A second Ctrl-C raises KeyboardInterrupt at once, and the run falls back to its last checkpoint. SIGTERM and SIGHUP do the same
-(`Terminated`) if the process has not stopped after `stop_within()` seconds. A command that does not end by this exception is ended
-`LAST_RESORT` seconds later: the files on the disk are complete at every moment. A process that is not our command (a notebook) is
-never ended.
+A second Ctrl-C ends our command at once, and so does the watchdog `stop_within()` seconds after SIGTERM or SIGHUP. This is safe,
+because the files on the disk are complete at every moment: the run resumes from its last checkpoint. A process that is not our command
+(a notebook) is never ended: a second Ctrl-C raises KeyboardInterrupt there.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from kapelle.errors import ConfigError
+from kapelle.runtime.early_stop import end_at_once
 from kapelle.runtime.watchdog import end_process, every_tick
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ ever.
 """
 
 LAST_RESORT = 5.0
-"""Seconds after that exception until a process that continues is ended."""
+"""Seconds until the watchdog ends a command whose signal handler cannot run, or has no effect."""
 
 FINISHING = 5.0
 """Default of `stop_within`."""
@@ -58,27 +58,8 @@ class StopRequested(BaseException):
     """Leaves the current work after a stop request."""
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM has arrived."""
-
-    number = 15
-
-
-class HungUp(Terminated):
-    """SIGHUP has arrived: the terminal was closed."""
-
-    number = 1
-
-
-def ending_by(number: int) -> KeyboardInterrupt:
-    """Return the exception that ends this process by a signal, and note it in `endings`."""
-    kinds = {kind.number: kind for kind in (HungUp, Terminated)}
-    endings.append(kinds.get(number, KeyboardInterrupt)())
-    return endings[-1]
-
-
-endings: list[KeyboardInterrupt] = []
-"""Exceptions that were raised to end this process."""
+ending: list[int] = []
+"""Signals that are ending this command by KeyboardInterrupt; see `cli/stopping.py`."""
 
 
 class Interrupts:
@@ -95,17 +76,18 @@ class Interrupts:
         return 0 if self.received is None else 128 + self.received
 
     def receive(self, number: int, _frame: FrameType | None = None) -> None:
-        """Handle a signal; raises KeyboardInterrupt for a second Ctrl-C, and after the time to stop."""
+        """Handle a signal: the first one requests a stop, and a second Ctrl-C ends the command."""
         hung_up(number)
-        first = self.received is None
-        if first:
+        if self.received is None:
             self.received = signal.Signals(number)
             self._notify(self.received)
             if stop_requested():
-                for notify in tuple(_to_notify):
+                for notify in tuple(to_notify):
                     notify()
-        if _arrived.late or (number == signal.SIGINT and not first):
-            raise ending_by(number)
+        elif number == signal.SIGINT:
+            if not commands:
+                raise KeyboardInterrupt
+            end_at_once(self.received)
 
 
 def hung_up(number: int) -> None:
@@ -127,8 +109,8 @@ def gone_terminal(descriptor: int) -> bool:
 
 _catching: list[Interrupts] = []
 """One for each open `catch_interrupts`, the outermost first."""
-_to_notify: list[Callable[[], None]] = []
-"""Functions of `on_stop`."""
+to_notify: list[Callable[[], None]] = []
+"""Functions that the signal handler calls when a stop is requested."""
 _unbroken: list[object] = []
 """One for each running `unbroken` block."""
 _finishing: list[object] = []
@@ -209,7 +191,7 @@ def stop_if_requested() -> None:
         raise StopRequested
 
 
-# -------- The end of a process that does not stop
+# -------- The end of a command that does not stop
 #
 # Python runs a handler only between two lines of Python, and user code may swallow what a handler raises. So each signal is also written
 # to a pipe, which the watchdog reads.
@@ -228,40 +210,31 @@ class _Arrived:
         """Forget the signals."""
         self.numbers: list[int] = []
         self.waited = 0.0
-        """Seconds since the first of them, without those in `unbroken` blocks."""
-        self.late = False
-        """Whether the time to stop is over."""
+        """Seconds in which the command should have stopped."""
 
     def look(self, passed: float) -> None:
-        """Read the pipe; end the process after its time to stop."""
+        """Read the pipe; end the command after its time to stop."""
         with self.guard, suppress(OSError):
             if self.pipe is not None:
                 self.numbers += [number for number in os.read(self.pipe[0], 4096) if number in SIGNALS]
-        if not self.numbers or _unbroken:
+        insists = self.numbers.count(signal.SIGINT) > 1
+        requests = bool(_catching) and not insists
+        if not (self.numbers and commands) or (_unbroken and not insists):
             return
-        number = self.numbers[0]
-        if not _catching or self.numbers.count(signal.SIGINT) > 1:
-            limit = 0.0
-        elif {*self.numbers} == {signal.SIGINT}:
+        if requests and {*self.numbers} == {signal.SIGINT}:
             return  # the user can repeat Ctrl-C
-        else:
-            limit = stop_within()
         self.waited += passed
-        if self.waited > limit and not self.late:
-            self.late, self.waited = True, limit
-            if _catching and not endings:  # let the handler raise
-                signal.pthread_kill(threading.main_thread().ident or 0, number)
-        elif self.waited > limit + LAST_RESORT and commands:
+        if self.waited > (stop_within() if requests else LAST_RESORT):
             end_process(
-                f"{holder()} blocks the process, which ends now. Resume the run from its last checkpoint.",
-                128 + number,
+                f"{holder()} did not stop in time. A training run resumes from its last checkpoint.",
+                128 + self.numbers[0],
             )
 
 
 _arrived = _Arrived()
 
 
-UNKNOWN = "something that cannot be interrupted"
+UNKNOWN = "The current step"
 holder: Callable[[], str] = lambda: UNKNOWN  # noqa: E731 - a variable that `deadlines.py` sets
 """Names the call that runs on the main thread."""
 
@@ -271,7 +244,7 @@ def _counted() -> Iterator[None]:
     """Let the watchdog see the signals of the block, unless other code has set a wakeup descriptor."""
     every_tick(_arrived.look)
     _arrived.clear()
-    endings.clear()
+    ending.clear()
     try:
         pipe = os.pipe()
     except OSError:  # without a free descriptor, signals are only handled by Python
@@ -330,19 +303,12 @@ def _forget() -> None:
     _arrived.clear()
     _restore(_handlers_before)
     _handlers_before.clear()
-    for kept in (_catching, endings, _to_notify, _unbroken, _finishing, commands, agreements):
+    for kept in (_catching, ending, to_notify, _unbroken, _finishing, commands, agreements):
         kept.clear()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
     os.register_at_fork(after_in_child=_forget)
-
-
-@contextmanager
-def on_stop(notify: Callable[[], None]) -> Iterator[None]:
-    """Call `notify` in the signal handler if a stop is requested while the block runs."""
-    with listed(notify, _to_notify):
-        yield
 
 
 @contextmanager

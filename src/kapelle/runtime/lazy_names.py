@@ -27,18 +27,18 @@ def lazy(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], 
     def attribute(name: str) -> Any:
         if name in homes:
             return getattr(import_module(homes[name]), name)
-        if name.islower() and name[0] != "_" and find_spec(f"{package}.{name}") is not None:
-            # `kapelle.algorithms.GRPO` after `import kapelle` alone
+        is_module = name.islower() and name[0] != "_" and find_spec(f"{package}.{name}") is not None
+        if is_module:  # `kapelle.algorithms` after `import kapelle` alone
             return import_module(f"{package}.{name}")
         message = f"module '{package}' has no attribute '{name}'."
-        if name.startswith("__"):
+        if name.startswith("__"):  # Python and tools test for many such names
             raise AttributeError(message)
         from kapelle.errors import did_you_mean
 
         message += did_you_mean(name, homes)
-        # `from package import Name` would drop the message of an AttributeError, which suggests a name.
-        imports = sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap"  # noqa: SLF001
-        raise ImportError(message) if imports else AttributeError(message)
+        # `from package import name` replaces an AttributeError by its own message, without the suggestion.
+        is_import = sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap"  # noqa: SLF001
+        raise ImportError(message) if is_import else AttributeError(message)
 
     def names() -> list[str]:
         return sorted({*homes, *vars(sys.modules[package]).get("__all__", ())})

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from kapelle.runtime import machine
+from kapelle.runtime.early_stop import SHOW_CURSOR
 
 TICK = 0.1
 """Seconds between two checks."""
@@ -55,7 +56,7 @@ def end_process(message: str, code: int) -> NoReturn:
     """End this process at once, with a line on standard error and in the logs of its runs."""
     line = f"kapelle: {message}\n".encode()
     with suppress(OSError, ValueError):
-        os.write(2, line)
+        os.write(2, SHOW_CURSOR * os.isatty(2) + line)
     machine.log_last(line)
     os._exit(code)
 

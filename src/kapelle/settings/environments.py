@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kapelle.environment import (
-    Alive,
     DrivenByPrograms,
     Environment,
     ListsMoves,
     Mixed,
-    Opposed,
     Recorded,
     RewardsEpisodes,
     Scripted,
@@ -18,6 +16,7 @@ from kapelle.environment import (
     check_capabilities,
     check_declared,
     offers,
+    report_of,
     size_of,
 )
 from kapelle.errors import ConfigError, noting
@@ -164,7 +163,7 @@ def check_replays(run: RunToCheck) -> Iterator[str]:
     """Yield a message if episodes cannot be replayed for the algorithm's credit."""
     algorithm, environment, data = run.algorithm, run.config.environment, run.algorithm.data
     replays = data.tree is not None or data.interventions is not None or bool(data.widths)
-    alive = environment.alive if replays and offers(environment, Alive) else ()
+    alive = report_of(environment).alive if replays else ()
     if alive:
         fix = "Set `algorithm.tree: false`" if data.tree is not None else "Set another `algorithm.name`"
         yield (
@@ -202,7 +201,7 @@ def _constant_sums(environment: Environment) -> Iterator[str]:
     """Yield the names of constant-sum games: an environment, and the members of a mixture."""
     for member in environment.members.values() if offers(environment, Mixed) else ():
         yield from _constant_sums(member)
-    if offers(environment, Opposed) and environment.constant_sum:
+    if report_of(environment).constant_sum:
         yield environment.name
 
 

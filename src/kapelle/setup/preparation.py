@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kapelle.algorithm import Algorithm
 from kapelle.engines.rollout.protocol import RecordsRouting
 from kapelle.engines.train.settings import Fsdp
-from kapelle.environment import Described, Reporting, StartsProgram, offers
+from kapelle.environment import Described, StartsProgram, offers, report_of
 from kapelle.errors import ConfigError, noting, raise_all
 from kapelle.models.adapters import check_routing
 from kapelle.models.checksums import verify_folder
@@ -163,7 +163,7 @@ def prepare(
         tested = check_sets(config, team)
         if training:
             for _, part in parts_of(config.environment):
-                for remark in part.remarks() if offers(part, Reporting) else ():
+                for remark in report_of(part).remarks():
                     report(DOUBT, remark)
             longer: Mapping[Split, tuple[int, str]] = {}
             if config.tasks.max_prompt_tokens is not None:
@@ -186,9 +186,8 @@ def prepare(
             )
     if passed is not None:
         report("data", _data(config))
-        if offers(config.environment, Reporting):
-            for doubt in config.environment.doubts():
-                report(DOUBT, doubt)
+        for doubt in report_of(config.environment).doubts():
+            report(DOUBT, doubt)
     with noting(absent, *run.unneeded):
         for note in check_prompts(run, renderers_of(run, given, renderer_of)):
             report(DOUBT, note)
@@ -310,10 +309,7 @@ def _data(config: RunConfig) -> str:
 
 def rows_left_out(config: RunConfig) -> list[str]:
     """Return a sentence for each split from which the environment excludes rows."""
-    environment = config.environment
-    if not offers(environment, Reporting):
-        return []
-    return [f"{split}: {skipped}" for split, skipped in environment.skipped().items()]
+    return [f"{split}: {skipped}" for split, skipped in report_of(config.environment).skipped().items()]
 
 
 # -------- Settings without the programs that a run would start

@@ -6,7 +6,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -130,7 +130,7 @@ class CurrentRollouts(Rollouts):
     def collect(self, step: StepInProgress) -> list[Group]:
         """See `Rollouts`."""
         config, algorithm, engine = self._run.config, self._run.algorithm, self._run.engine
-        setup, versions = step.setup.for_algorithm(algorithm.data), dict(engine.versions)
+        setup, versions = replace(step.setup, data=algorithm.data), dict(engine.versions)
         groups = Collector(config, algorithm, setup, self.tasks).collect(step.number)
         if algorithm.plays:
             check_versions(groups, [versions])

@@ -210,7 +210,7 @@ def test_an_episode_that_kills_its_process_is_repeated_a_few_times(tmp_path: Pat
     fatal = [each.seed for group in there for each in group.episodes if each.seed % 3 == 0]
     assert fatal, "some world is deadly"
     assert [each.seed for each in deaths] == fatal
-    assert all("while this episode's world was at work" in (each.error or "") for each in deaths)
+    assert all("while its environment was computing" in (each.error or "") for each in deaths)
     unharmed = [each for group in there for each in group.episodes if not each.error]
     assert unharmed == [each for group in here for each in group.episodes if each.seed not in fatal]
 

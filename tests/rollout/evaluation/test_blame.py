@@ -28,9 +28,10 @@ from tests.support.trees import (
 )
 
 from kapelle import Trainer
+from kapelle.algorithm import Data
 from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.environment import Alive, Outcome
+from kapelle.environment import Outcome, Reporting
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.rollout.episodes import roll_out_episode, rollout
 from kapelle.rollout.evaluation import blame as measuring
@@ -57,7 +58,7 @@ def acting(
     *words: Callable[[Request], str], engine: ScriptedEngine | None = None, **over: Any
 ) -> RolloutSetup:
     """A reasoner and an actor who speak these words; without any, as the tables of `tests.support.trees` say."""
-    return replace(stage(at_grpo(), engine or Counting(*(words or (reasoner, actor))), **over), tree=None)
+    return replace(stage(at_grpo(), engine or Counting(*(words or (reasoner, actor))), **over), data=Data())
 
 
 def counted(*texts: str) -> Callable[[Request], str]:
@@ -249,7 +250,7 @@ class TestFile:
         assert [each.seed for each in read_blamed(path)[1]] == [0]
 
 
-class Living(Wins, Alive):
+class Living(Wins, Reporting):
     name: Literal["tests.rollout.evaluation.test_blame:Living"] = "tests.rollout.evaluation.test_blame:Living"  # type: ignore[assignment]
 
     @property

@@ -115,7 +115,7 @@ class TestDeath:
         for episode in found:
             if episode.seed in killers:
                 assert episode.error is not None
-                assert "SIGKILL, 3 times while this episode's world was at work" in episode.error
+                assert "SIGKILL, 3 times while its environment was computing" in episode.error
             else:
                 assert episode.error is None
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from tests.support.serving import Reciting
 
+from kapelle.algorithm import Data
 from kapelle.engines.rollout.protocol import Request
 from kapelle.environments.task_folders.coding_agent import CodingAgent
 from kapelle.rollout.episodes import rollout
@@ -58,7 +59,7 @@ def played(
         return answers[min(spoken, len(answers) - 1)]
 
     engine = Reciting(say)
-    outside = replace(setup, environment=environment, workflow=ExternalWorkflow(), engine=engine, tree=None)
+    outside = replace(setup, environment=environment, workflow=ExternalWorkflow(), engine=engine, data=Data())
     environment.check(["first", "second"])
     with environment.serve(outside, lambda _name, _line: None):
         groups = run_async(lambda: rollout(outside, [environment.task("train", 0)], count, 0))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from kapelle.engines.rollout.protocol import Completion, Request, agent_renderer
 from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.environment import Alive, Environment, Scripted, has_comparable_answers, offers
+from kapelle.environment import Environment, Scripted, has_comparable_answers, offers, report_of
 from kapelle.errors import ConfigError, KapelleError
 from kapelle.models.renderer import ChatRenderer
 from kapelle.rollout.episodes import rollout
@@ -108,14 +108,14 @@ def workload(config: RunConfig, team: Team, renderers: Mapping[str, ChatRenderer
         if not policy.endpoint
     }
     tasks = config.training.tasks_per_step
-    alive = config.environment.alive if offers(config.environment, Alive) else ()
+    alive = report_of(config.environment).alive
     if alive:
         return Workload(_openings(config, team, by_policy), tasks, group, played=False)
     episodes: list[list[PlannedTurn]] = []
     reason = ""
     for task in training_tasks(config.environment, config, 1)[:PLAYED]:
         mock = _PlannedAgent(team, config.environment, by_policy)
-        setup = replace(make_rollout_setup(config, team, mock), pays=False)  # without requests to judges
+        setup = replace(make_rollout_setup(config, team, mock), rewarded=False)  # without requests to judges
         try:
             (found,) = run_async(lambda setup=setup, task=task: rollout(setup, [task], 1, config.seed))  # type: ignore[misc]
             reason = found.episodes[0].error or reason

@@ -188,7 +188,7 @@ class TrainEngine(Protocol):
     def state(self) -> dict[str, object]:
         """Return the state for an exact resume, as a tree of tensors and plain values.
 
-        Checkpoints store it, and a copy of it undoes an interrupted step.
+        Checkpoints store it.
         """
         ...
 

@@ -20,7 +20,7 @@ from typing import Any, Literal, NoReturn
 
 from pydantic import Field
 
-from kapelle.environment import Alive, Reads
+from kapelle.environment import Reads, Reporting
 from kapelle.environments.adapters.plain import need_package
 from kapelle.environments.grading.verdict import Grade
 from kapelle.environments.questions import Answers, Questions, split_of
@@ -31,7 +31,7 @@ from kapelle.runtime.plugins import find_object
 from kapelle.types import Json, Message, Split, Task
 
 
-class Inspect(WithTeacher, Questions, Alive, Reads):
+class Inspect(WithTeacher, Questions, Reporting, Reads):
     """A task of inspect_ai as questions; the reward is a scorer's value from 0 to 1 (C is 1, P is 0.5, I and N are 0)."""
 
     name: Literal["inspect"] = "inspect"

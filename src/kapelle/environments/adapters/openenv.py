@@ -22,11 +22,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from kapelle.environment import (
-    Alive,
     Described,
     ExternalServer,
-    Holding,
     Outcome,
+    Reporting,
     Resets,
     Scripted,
     TeamMoves,
@@ -38,7 +37,7 @@ from kapelle.environments.taught import WithTeacher
 from kapelle.errors import EpisodeError, did_you_mean
 from kapelle.runtime.batch_barrier import current_participant
 from kapelle.runtime.credentials import bearer
-from kapelle.runtime.deadlines import pause_all_deadlines
+from kapelle.runtime.deadlines import pause_deadline
 from kapelle.runtime.http import MAX_BYTES, exchange
 from kapelle.settings.base import FREE, FROM_HERE_ON, Address
 from kapelle.types import Json, Split, Task
@@ -50,7 +49,7 @@ CLOSING_SECONDS = 2.0
 """Seconds for a server to close a finished session."""
 
 
-class OpenEnv(Endless, StatedRewards, WithTeacher, Alive, UsesServers, Described, Holding, TeamMoves):
+class OpenEnv(Endless, StatedRewards, WithTeacher, Reporting, UsesServers, Described, TeamMoves):
     """An environment on an OpenEnv server: an agent's text becomes its action, and each step has its reward."""
 
     name: Literal["openenv"] = "openenv"
@@ -327,7 +326,7 @@ class OpenEnvState(BaseState, Resets):
         participant = current_participant()
         if semaphore.locked() and participant is not None:
             participant.give_up()  # an episode that waits for others must not hold back their batch
-        resume_deadlines = pause_all_deadlines()
+        resume_deadlines = pause_deadline(outer_too=True)
         try:
             await semaphore.acquire()
         finally:

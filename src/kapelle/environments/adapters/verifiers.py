@@ -28,7 +28,6 @@ from typing import Any, Literal
 from pydantic import Field
 
 from kapelle.environment import (
-    Alive,
     Answerable,
     Described,
     Outcome,
@@ -57,7 +56,7 @@ NEEDED = (
 )
 
 
-class Verifiers(StatedRewards, WithTeacher, Described, Alive, Reads, Reporting):
+class Verifiers(StatedRewards, WithTeacher, Described, Reads, Reporting):
     """An environment of the package verifiers by its id, with its own rubric and sets of tasks."""
 
     name: Literal["verifiers"] = "verifiers"

@@ -16,9 +16,9 @@ from kapelle.environment import (
     HasPlayers,
     KnowsMoves,
     ListsMoves,
-    Opposed,
     Outcome,
     Progressive,
+    Reporting,
     Scripted,
 )
 from kapelle.environments.base import RULES, GameSettings, need_movers
@@ -64,7 +64,7 @@ class Level(Settings):
     """Parameters of the game; they override `environment.parameters`."""
 
 
-class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, HasPlayers, Progressive, Scripted):
+class OpenSpiel(GameSettings, Enumerable, ListsMoves, Reporting, HasPlayers, Progressive, Scripted):
     """A game by name; agents are the players without an opponent, in order.
 
     The team has one agent per player, or one agent for all of them. A player observes OpenSpiel's string of its

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from pydantic import Field, PrivateAttr, field_validator
 
 from kapelle.environment import (
-    Alive,
     Answerable,
     Described,
     Environment,
     EpisodeState,
     Mixed,
     OpensStates,
-    Opposed,
     Reads,
     Recorded,
     RemoteState,
@@ -43,7 +41,7 @@ READING_SECONDS = 600.0
 """Seconds for a server to read the data of a new environment."""
 
 
-class Remote(Settings, Alive, Described, Opposed, Reporting, Reads, OpensStates):
+class Remote(Settings, Described, Reporting, Reads, OpensStates):
     """The environment of one or more servers; a run on it equals a run in this process.
 
     `connect` reads which environment it is. `offered` then has the capabilities of that environment.
@@ -226,17 +224,21 @@ class Remote(Settings, Alive, Described, Opposed, Reporting, Reads, OpensStates)
         return (ScorableInnerState if state.scorable else InnerState)(state, patience)
 
 
-class _Member(Described):
+class _Member(Described, Reporting):
     """A part of a mixture on the servers."""
 
     def __init__(self, description: Description, extract: Callable[[str], str | None]) -> None:
         self.name = description.kind
         self.reward_range = (description.least_reward, description.greatest_reward)
-        self.constant_sum = description.constant_sum
-        self.answerable = description.answerable
+        self.description = description
         self.extract = extract
+
+    @property
+    def constant_sum(self) -> bool:
+        """Whether all rewards have a constant sum."""
+        return self.description.constant_sum
 
     @property
     def offered(self) -> frozenset[type]:
         """The capabilities of this part."""
-        return frozenset({Opposed, Answerable} if self.answerable else {Opposed})
+        return frozenset({Answerable} if self.description.answerable else ())

@@ -23,9 +23,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from kapelle.environment import (
-    Alive,
     DrivenByPrograms,
-    Holding,
     Outcome,
     Scripted,
 )
@@ -46,7 +44,7 @@ ADDRESS_MB = 128 << 10
 what is used of it."""
 
 
-class CodingAgent(FolderSettings, WithTeacher, Alive, Holding, DrivenByPrograms, Scripted):
+class CodingAgent(FolderSettings, WithTeacher, DrivenByPrograms, Scripted):
     """A command-line coding agent works on task folders in a sandbox and calls the team; the tests give the reward.
 
     Each episode starts it once, in the task's folder. Its calls become turns of the agents, which it names as models: `team/NAME`.

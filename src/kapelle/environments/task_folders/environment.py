@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kapelle.environment import Holding, Outcome, Reads, Reporting, Scripted
+from kapelle.environment import Outcome, Reads, Reporting, Scripted
 from kapelle.environments.base import BaseState
 from kapelle.environments.grading.text.tool_call import ReadCall, write_calls
 from kapelle.environments.questions import require_agents
@@ -184,7 +184,7 @@ def _splits(
 # -------- Agents with a shell tool
 
 
-class TaskFolders(CallSettings, FolderSettings, Scripted, Holding):
+class TaskFolders(CallSettings, FolderSettings, Scripted):
     """Shell tasks: agents run commands in a copy of the task's folder, and its tests give all of them the same reward."""
 
     name: Literal["task_folders"] = "task_folders"

@@ -219,7 +219,7 @@ class SamplingWorkers:
 
     def __init__(self, run: StartedRun, engine: CollectsGroups) -> None:
         """Take a run; these workers are its rollout engine."""
-        setup, self._engine = run.setup.for_algorithm(run.algorithm.data), engine
+        setup, self._engine = replace(run.setup, data=run.algorithm.data), engine
         self._collector = Collector(run.config, run.algorithm, setup, tasks_of(run.setup, run.config))
         self._busy = False
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -219,7 +220,7 @@ class RolloutsAhead(Rollouts):
 
     def collect(self, step: StepInProgress) -> list[Group]:
         """Return the groups that a step trains on; see `Rollouts`."""
-        setup, versions = step.setup.for_algorithm(self._algorithm.data), dict(self._engine.versions)
+        setup, versions = replace(step.setup, data=self._algorithm.data), dict(self._engine.versions)
         begin = None if self.sampler is None else self._begin
         groups = self.queue.take(step.number, versions, partial(self._here, step, setup), begin)
         if self._config.training.max_staleness:

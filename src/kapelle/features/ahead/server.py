@@ -109,7 +109,7 @@ class _Player:
         for policy, version in versions.items():
             team.load(policy, lambda name=policy: self._shared[name], version)  # type: ignore[misc]
         restore_random(random_from_lists(random))
-        setup = replace(team.setup.for_algorithm(team.algorithm.data), timeline=Timeline())
+        setup = replace(team.setup, data=team.algorithm.data, timeline=Timeline())
         self._tasks = self._tasks or tasks_of(setup, team.config)
         casts = [{agent: Cast(*cast) for agent, cast in each.items()} for each in roles or ()]
         self._tasks.assign = None if roles is None else lambda step, count: casts

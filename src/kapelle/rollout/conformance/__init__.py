@@ -26,13 +26,13 @@ from kapelle.environment import (
     Private,
     Scripted,
     ShowsImages,
-    Symmetric,
     Teachable,
     TeamMoves,
     check_capabilities,
     check_declared,
     has_comparable_answers,
     offers,
+    report_of,
     size_of,
     task_of,
 )
@@ -56,7 +56,7 @@ from kapelle.runtime.foreign_code import Unfit, asked, reason
 from kapelle.settings.base import Settings
 from kapelle.types import Episode, Split, Task
 
-__all__ = ["Finding", "Private", "Symmetric", "conform", "drive"]
+__all__ = ["Finding", "Private", "conform", "drive"]
 
 TASKS = 12
 """Tasks of each split that are checked."""
@@ -379,9 +379,10 @@ async def roles_alike(environment: Environment, tasks: Sequence[Task], agents: S
         agents = ("agent_0", "agent_1")
         if not accepts(environment, agents):
             return Finding(name, "not checked", "it is played alone")
-    alike = environment.symmetric if offers(environment, Symmetric) else has_comparable_answers(environment)
+    alike = report_of(environment).symmetric
+    alike = has_comparable_answers(environment) if alike is None else alike
     if not alike or len(agents) < 2:
-        return Finding(name, "not checked", "it does not declare its seats alike (`Symmetric`)")
+        return Finding(name, "not checked", "it does not declare its seats alike (`symmetric`)")
     for task in tasks[:4]:
         good, bad = scripted(environment, task, "solver"), always("?")
         one, other = agents[0], agents[1]

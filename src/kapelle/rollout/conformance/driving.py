@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 from kapelle.environment import Environment, Outcome, RemoteState, Scripted, offers
 from kapelle.errors import ConfigError, DataError, EpisodeError
 from kapelle.rollout.bounded_states import BoundedState, BrokenContract, open_state
-from kapelle.rollout.outcomes import checked_rewards, plain_outcome, stop_signal_received, text
+from kapelle.rollout.outcomes import checked_rewards, pending_cancellations, plain_outcome, text
 from kapelle.runtime.deadlines import DeadlineExceeded, Patience
 from kapelle.runtime.foreign_code import Unfit, asked, reason
 from kapelle.types import Message, Task
@@ -155,7 +155,7 @@ async def _awaited(method: str, task: Task, work: Awaitable[T]) -> T:
         raise
     except BaseException as error:
         # A cancellation from outside is not the environment's error.
-        if isinstance(error, asyncio.CancelledError) and stop_signal_received():
+        if isinstance(error, asyncio.CancelledError) and pending_cancellations():
             raise
         raise Unfit(_blame(method, task, error)) from None
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
 
-from kapelle.environment import Environment, has_comparable_answers, is_opposed
+from kapelle.environment import Environment, has_comparable_answers, report_of
 from kapelle.errors import ConfigError
 from kapelle.functional.ratings import (
     Package,
@@ -123,7 +123,7 @@ def _over_seatings(deal: Sequence[Payoffs | None]) -> Payoffs | None:
 
 def pairs_of(labels: Sequence[str], environment: Environment) -> list[tuple[str, str]]:
     """Return all pairs of players, and each player with itself unless the game has a constant sum."""
-    pairs = combinations if is_opposed(environment) else combinations_with_replacement
+    pairs = combinations if report_of(environment).constant_sum else combinations_with_replacement
     return list(pairs(labels, 2))
 
 

@@ -26,7 +26,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from kapelle.environment import Alive, DrivenByPrograms, Environment, RewardsEpisodes, offers
+from kapelle.environment import DrivenByPrograms, Environment, RewardsEpisodes, offers, report_of
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.rollout.episodes import roll_out_continuations
 from kapelle.rollout.interventions import (
@@ -69,7 +69,7 @@ def check_repeatable(environment: Environment) -> None:
 
     Outside programs are allowed: many repeat, and differences are noticed in their prompts.
     """
-    alive = environment.alive if offers(environment, Alive) else ()
+    alive = report_of(environment).alive
     if alive and not offers(environment, DrivenByPrograms):
         raise ConfigError(
             f"Blame replays episodes, but environment '{environment.name}' relies on answers that may differ the next time: "

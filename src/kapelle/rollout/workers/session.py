@@ -9,7 +9,7 @@ from typing import Any
 
 from kapelle.environment import Environment, RemoteState
 from kapelle.rollout.bounded_states import BoundedState
-from kapelle.rollout.outcomes import checked_rewards, plain_outcome, said, share, text
+from kapelle.rollout.outcomes import checked_rewards, message_of, plain_outcome, share, text
 from kapelle.runtime.deadlines import Patience, patience_here
 from kapelle.runtime.interrupts import listed
 from kapelle.runtime.wire.worlds import from_text, to_text
@@ -51,7 +51,7 @@ class Frames:
 
 def error_form(error: BaseException) -> list[str]:
     """Return an error as its name and message."""
-    return [type(error).__name__, said(error)]
+    return [type(error).__name__, message_of(error)]
 
 
 OpenState = Callable[[Environment, Task, Sequence[str], int, Patience], Awaitable[BoundedState | RemoteState]]

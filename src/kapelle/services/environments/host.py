@@ -16,18 +16,16 @@ import pydantic
 from pydantic import Field
 
 from kapelle.environment import (
-    Alive,
     Answerable,
     Environment,
     Mixed,
     Reads,
     Recorded,
-    Reporting,
     Scripted,
     WorkerLost,
     has_comparable_answers,
-    is_opposed,
     offers,
+    report_of,
     task_of,
 )
 from kapelle.errors import KapelleError, did_you_mean
@@ -145,12 +143,12 @@ def describe(name: str, environment: Environment, version: int) -> Description:
         greatest,
         sources={split: environment.sources[split] for split in SPLITS},
         sizes={split: environment.size(split) for split in SPLITS},
-        skipped=dict(environment.skipped()) if offers(environment, Reporting) else {},
+        skipped=dict(report_of(environment).skipped()),
         answerable=offers(environment, Answerable) and has_comparable_answers(environment),
         scripted=offers(environment, Scripted),
         answers_per_task=environment.answers_per_task() if offers(environment, Recorded) else 0,
-        constant_sum=is_opposed(environment),
-        alive=list(environment.alive) if offers(environment, Alive) else [],
+        constant_sum=report_of(environment).constant_sum,
+        alive=list(report_of(environment).alive),
         members={part: describe(part, member, version) for part, member in members.items()},
     )
 

@@ -23,7 +23,7 @@ from starlette.websockets import WebSocket
 from kapelle.environment import Environment, size_of, task_of
 from kapelle.errors import KapelleError
 from kapelle.rollout.bounded_states import open_state
-from kapelle.rollout.outcomes import said
+from kapelle.rollout.outcomes import message_of
 from kapelle.rollout.workers.session import WorkerSession
 from kapelle.runtime.deadlines import DeadlineExceeded, Patience
 from kapelle.runtime.event_loop import LoopThread
@@ -227,7 +227,7 @@ class OpenEnvApplication(SocketApplication):
         except Invalid as error:
             return _error(str(error), "VALIDATION_ERROR")
         except (KapelleError, DeadlineExceeded) as error:
-            return _error(said(error), "EXECUTION_ERROR")
+            return _error(message_of(error), "EXECUTION_ERROR")
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - the one boundary where an environment's error becomes an answer

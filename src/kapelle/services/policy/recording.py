@@ -29,7 +29,7 @@ from kapelle.engines.rollout.protocol import agent_renderer
 from kapelle.environments.grading.text.tool_call import ReadCall
 from kapelle.errors import DataError, EpisodeError, OutputError
 from kapelle.rollout.outcomes import in_range, plain
-from kapelle.rollout.scene import said
+from kapelle.rollout.scene import as_message
 from kapelle.runs.episode_json import dump_episode, load_episode
 from kapelle.services.http import Call, JsonAnswer, Peer, route
 from kapelle.services.policy.agents import Agents, Chat, NewTokens, Sampled
@@ -553,7 +553,7 @@ class Recorder:
                         thoughts=renderer.thoughts(chat.prompt.ids, completion.ids, completion.text)[1],
                     )
                     new = chat.prompt.messages if place.after is None else place.new_messages
-                    conversation = (*before, *new, said(turn, renderer))
+                    conversation = (*before, *new, as_message(turn, renderer))
                     answer = chat.parsed(completion.ids, completion.text)
                     self.sessions.keep(place, turn, answer, conversation)
                     done.append(each)
