@@ -23,7 +23,7 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, Literal, Protocol
 
@@ -90,6 +90,8 @@ class WaitingEpisode:
     """Agents that have answered a call."""
     truncated: dict[str, bool] = field(default_factory=dict)
     """Whether `max_tokens` ended each agent's latest answer."""
+    turn_rewards: dict[int, float] = field(default_factory=dict)
+    """Rewards that the program has given to single turns, by their number."""
     closed: bool = False
 
     def take(self) -> None:
@@ -574,7 +576,9 @@ class ExternalState:
 
     def outcome(self) -> Outcome:
         """Return the outcome that the program has posted."""
-        return self._outcome or Outcome(truncated=True)
+        return replace(
+            self._outcome or Outcome(truncated=True), turn_rewards=dict(self._episode.turn_rewards)
+        )
 
     async def close(self) -> None:
         """Stop answering and end the program."""

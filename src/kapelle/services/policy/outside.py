@@ -50,7 +50,7 @@ from kapelle.services.policy.requested_forms import constraint_of
 from kapelle.services.policy.service import PolicyService, ServingLimits
 from kapelle.services.request_errors import RequestError
 from kapelle.team import ANY_TEAM
-from kapelle.types import Json
+from kapelle.types import Json, Turn
 
 
 @contextmanager
@@ -250,12 +250,19 @@ class OutsideDesk(Recorder):
             raise _over()
         acted = {turn.agent for turn in session.turns}
         rewards = {name: value for name, value in reward.by_agent(episode.agents).items() if name in acted}
-        info = {**reward.info, "session": session.name, **dict(session.counts)}
+        info = {**reward.facts, "session": session.name, **dict(session.counts)}
         try:
             episode.finish(Outcome(rewards, reward.success, info))
         except Over:
             raise _over() from None
         return {}
+
+    def _reward_turn(self, session: ChatSession, turn: Turn, reward: float) -> None:
+        episode = self._board.seat(session.name)
+        if episode is None:
+            raise _over(self._board.why_over(session.name))
+        super()._reward_turn(session, turn, reward)
+        episode.turn_rewards[turn.index] = reward
 
     def _give_up(self, session: ChatSession) -> None:
         episode = self._board.seat(session.name)
