@@ -324,6 +324,8 @@ class PostedReward(Body):
     """Reward of every agent with a turn."""
     rewards: dict[str, float] = Field(default={}, max_length=1024)
     """Rewards of agents by name, instead of `reward`."""
+    answer: str | None = None
+    """The program's answer to its question, instead of a reward: `environment.questions` grades it."""
     success: float | None = Field(default=None, ge=0.0, le=1.0)
     """Success of the team."""
     info: dict[str, Any] = Field(default={}, max_length=64)
@@ -343,14 +345,26 @@ class PostedReward(Body):
 
 
 def read_reward(
-    body: Json, team: Sequence[str], bounds: tuple[float, float] = (-math.inf, math.inf)
+    body: Json,
+    team: Sequence[str],
+    bounds: tuple[float, float] = (-math.inf, math.inf),
+    *,
+    grades: bool = False,
 ) -> PostedReward:
     """Parse a reward; RequestError (400) if no agent receives one, or for a value that an episode cannot hold.
 
-    `bounds` are the least and the greatest reward of an agent.
+    `bounds` are the least and the greatest reward of an agent. If `grades`, an answer may take the place of a reward.
     """
     reward = read_body(PostedReward, body)
-    if reward.reward is None and not reward.rewards:
+    if reward.answer is not None and not grades:
+        raise wrong(
+            "This run has no grader of answers. Set `environment.questions`, or post `reward`.", "answer"
+        )
+    if reward.answer is not None and (
+        reward.reward is not None or reward.rewards or reward.success is not None
+    ):
+        raise wrong("An answer is graded: post `answer` or your own reward, not both.", "answer")
+    if reward.answer is None and reward.reward is None and not reward.rewards:
         raise wrong("Post `reward`, for all agents with a turn, or `rewards` by agent.", "reward")
     for name in reward.rewards:
         if name not in team:
@@ -410,13 +424,16 @@ class Recorder:
         bounds: tuple[float, float] = (-math.inf, math.inf),
         lifetime: float = math.inf,
         called: Callable[[str, Peer | None], None] = lambda _name, _peer: None,
+        *,
+        grades: bool = False,
     ) -> None:
         """`take` receives each session with its reward, and returns further facts for its caller.
 
         `drop` receives those that end without a reward. `bounds` are the least and the greatest reward of an agent; `lifetime` are
         the seconds after its last call for which a session is kept if others need its place. `called` receives session and
-        connection of each call that shows or rewards a session.
+        connection of each call that shows or rewards a session. `grades` is whether an answer can be posted in place of a reward.
         """
+        self._grades = grades
         self.sessions = Sessions(lifetime=lifetime)
         self._answers: OrderedDict[
             tuple[str, str, bytes], tuple[ChatSession, str | None, Chat, Sequence[Sampled]]
@@ -481,7 +498,7 @@ class Recorder:
             raise RequestError(404, "There is no such path here.", None, "not_found")
         name = name or call.session or ""
         self._called(name, call.peer)
-        reward = read_reward(call.body, self._agents.setup.team.names, self._bounds)
+        reward = read_reward(call.body, self._agents.setup.team.names, self._bounds, grades=self._grades)
         if self.sessions.known(name) is None and name in self._rewards:
             digest, answer = self._rewards[name]
             if digest == _extended(b"", call.body):
