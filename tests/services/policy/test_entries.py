@@ -26,17 +26,18 @@ client, waiting = OpenAI(max_retries=0), AsyncOpenAI(max_retries=0)   # clients 
 state = []
 """
 APP = """
-import os, time
+import os, sys, time
 from models import client, state, waiting
 
 async def episode(task):
+    late = "openai.resources.chat.completions" in sys.modules   # which OpenAI's client imports at its first call
     asked = [{"role": "user", "content": f"number {task['index']}"}]
     state.append(task["index"])
     said = await waiting.chat.completions.create(model="team/first", messages=asked)
     said = client.chat.completions.create(model="team/first", messages=asked)
     return {"reward": task["index"] / 8, "info": {
         "state": state, "task": os.environ["KAPELLE_TASK"], "seed": [task["seed"], int(os.environ["KAPELLE_SEED"])],
-        "fork": os.getpid(), "imported": os.getppid(),
+        "fork": os.getpid(), "imported": os.getppid(), "late": late,
     }}
 
 def fails(task):
@@ -100,6 +101,7 @@ def test_each_episode_has_its_own_modules_variables_and_clients(setup: RolloutSe
         assert episode.info["seed"] == [episode.seed, episode.seed]
     assert len({episode.info["fork"] for episode in stage.episodes}) == 8
     assert len({episode.info["imported"] for episode in stage.episodes}) == 1
+    assert sum(bool(episode.info["late"]) for episode in stage.episodes) >= 4, "the last four forks have it"
 
 
 def test_a_failure_is_that_of_one_episode(setup: RolloutSetup, app: str) -> None:

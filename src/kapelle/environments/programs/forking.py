@@ -5,7 +5,8 @@
 `processes.ForkServer` starts this file in the program's interpreter, where kapelle may be absent: it needs the standard library
 alone. For each byte that arrives on the socket DESCRIPTOR, together with three descriptors, this process forks. A copy has its own
 session of processes, environment variables and output. It imports the program's own modules again, so that a client of one episode
-never exists in another one; installed packages stay imported.
+never exists in another one; installed packages stay imported. A copy reports the installed modules that it imported late, so that
+this process imports them too, before the next fork.
 """
 
 from __future__ import annotations
@@ -90,12 +91,13 @@ def serve(requests: socket.socket, entry: str) -> None:
     os.set_blocking(waker, False)
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    running: dict[int, socket.socket] = {}
+    running: dict[int, tuple[socket.socket, int]] = {}
+    known: set[str] = set()
     while True:
         ready, _, _ = select.select([requests, wake], [], [])
         if wake in ready:
             os.read(wake, 4096)
-            collect(running)
+            collect(running, known)
         if requests not in ready:
             continue
         byte, descriptors, _, _ = socket.recv_fds(requests, 1, 3, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
@@ -107,32 +109,42 @@ def serve(requests: socket.socket, entry: str) -> None:
         except OSError:
             copy = -1  # the closed socket reports it
         if copy == 0:
-            for each in (requests, *running.values()):
+            for each in (requests, *(control for control, _ in running.values())):
                 each.close()
             os.close(wake)
             os.close(waker)
             run_episode(entry, control, output, job)
         os.close(output)
-        os.close(job)
         if copy > 0:
-            running[copy] = control
+            running[copy] = control, job
         else:
             control.close()
+            os.close(job)
     for copy in running:
         for kill in (os.killpg, os.kill):  # before its `setsid` it has no group of its own
             with suppress(OSError):
                 kill(copy, signal.SIGKILL)
 
 
-def collect(running: dict[int, socket.socket]) -> None:
-    """Report the exit codes of ended copies."""
+def collect(running: dict[int, tuple[socket.socket, int]], known: set[str]) -> None:
+    """Report the exit codes of ended copies, and import what they imported late; `known` are the modules that were tried."""
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            control = running.pop(ended[0], None)
-            if control is not None:  # otherwise a process that an import has started
-                with suppress(OSError):
-                    control.sendall(NOTE.pack(b"c", os.waitstatus_to_exitcode(ended[1])))
-                control.close()
+            if ended[0] not in running:  # a process that an import has started
+                continue
+            control, job = running.pop(ended[0])
+            with suppress(OSError):
+                control.sendall(NOTE.pack(b"c", os.waitstatus_to_exitcode(ended[1])))
+            control.close()
+            late: list[str] = []
+            with os.fdopen(job) as file, suppress(ValueError):  # empty, or half of it if the copy was killed
+                file.seek(0)
+                late = json.load(file).get("late", [])
+            for name in sorted(set(late) - known):
+                known.add(name)
+                with suppress(Exception):
+                    importlib.import_module(name)
+                gc.freeze()
 
 
 def run_episode(entry: str, control: socket.socket, output: int, job: int) -> None:
@@ -147,16 +159,21 @@ def run_episode(entry: str, control: socket.socket, output: int, job: int) -> No
         for standard in (1, 2):
             os.dup2(output, standard)
         os.close(output)
-        with os.fdopen(job) as file:
+        with os.fdopen(os.dup(job)) as file:
             given = json.load(file)
+        os.ftruncate(job, 0)
         os.environ.clear()
         os.environ.update(given["environment"])
         if "numpy" in sys.modules:
-            sys.modules[
-                "numpy"
-            ].random.seed()  # else the same numbers in every copy; `random` does this itself
+            # Every copy would draw the same numbers. Python's `random` has a new seed after a fork.
+            sys.modules["numpy"].random.seed()
+        before = set(sys.modules)
         result = find(entry)(given["task"])
-        post(asyncio.run(awaited(result)) if inspect.isawaitable(result) else result)
+        result = asyncio.run(awaited(result)) if inspect.isawaitable(result) else result
+        late = [name for name, found in list(sys.modules.items()) if name not in before and installed(found)]
+        if late:
+            os.pwrite(job, json.dumps({"late": late}).encode(), 0)
+        post(result)  # after it this copy is killed
         code = 0
     except SystemExit as end:
         if isinstance(end.code, str):
