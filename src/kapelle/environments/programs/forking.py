@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import http.client
 import importlib
 import importlib.util
 import inspect
@@ -26,12 +27,11 @@ import struct
 import sys
 import sysconfig
 import traceback
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 NOTE = struct.Struct("=ci")
 """What a copy's socket carries: `p` and its process number, then `c` and its exit code."""
@@ -206,18 +206,15 @@ def post(result: Any) -> None:
             f"The program's function returned {type(result).__name__}. Return a reward (a number), an answer (a text), or a "
             "mapping such as {'reward': 1.0, 'info': {}}."
         )
-    request = urllib.request.Request(  # noqa: S310 - the address of kapelle
-        os.environ["OPENAI_BASE_URL"] + "/reward",
-        json.dumps(dict(result), default=float).encode(),
-        {
-            "content-type": "application/json",
-            "authorization": f"Bearer {os.environ['OPENAI_API_KEY']}",
-        },
-    )
-    try:
-        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request).close()
-    except urllib.error.HTTPError as error:
-        raise SystemExit(f"The reward was rejected: {error.read().decode('utf-8', 'replace')}") from None
+    url = urlsplit(os.environ["OPENAI_BASE_URL"] + "/reward")
+    kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+    connection = kind(url.netloc)
+    headers = {"content-type": "application/json", "authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"}
+    connection.request("POST", url.path, json.dumps(dict(result), default=float).encode(), headers)
+    answer = connection.getresponse()
+    body = answer.read().decode("utf-8", "replace")
+    if answer.status != 200:
+        raise SystemExit(f"The reward was rejected: {body}")
 
 
 if __name__ == "__main__":
