@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime.plugins import find_object
 from kapelle.team import Agent, Policy, Team
 from kapelle.training.trainer import Trainer
-from kapelle.types import Turn
+from kapelle.types import Episode, Turn
 from kapelle.workflows import Solo
 
 pytestmark = pytest.mark.apps
@@ -56,6 +56,31 @@ def _elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CREWAI_TRACING_ENABLED", "false")
 
 
+def play(program: Path, script: Callable[[Request], str], count: int = 1) -> list[Episode]:
+    """Run episodes of a program, in which agents answer by a script."""
+    team = Team(
+        tuple(Agent(agent) for agent in AGENTS),
+        {agent: Policy(agent, base="", trained=False) for agent in AGENTS},
+        {agent: agent for agent in AGENTS},
+    )
+    engine = Reciting(script)
+    setup = RolloutSetup(team, Arithmetic(), Solo(), engine)
+    with staged(setup, engine, count, timeout=300.0, python=PYTHON, entry=f"{program}:episode") as stage:
+        pass
+    return stage.episodes
+
+
+def test_nodes_give_rewards_and_may_fail() -> None:
+    episodes = play(
+        Path(__file__).with_name("node_rewards.py"), lambda request: request.messages[-1].content, 2
+    )
+    assert [episode.error for episode in episodes] == [None, None]
+    for episode in episodes:
+        assert [(turn.agent, turn.reward) for turn in episode.turns] == [("planner", 0.25), ("solver", 0.0)]
+    assert [episode.rewards["solver"] for episode in episodes] == [0.5, 0.0]
+    assert episodes[1].info["program"] == "LookupError('no such customer')"
+
+
 @pytest.mark.parametrize("name", CALLERS)
 def test_a_program_is_played_as_it_stands(name: str) -> None:
     """Its agents are those of the team, and a handoff, a tool call and a job are turns with their caller."""
@@ -66,16 +91,7 @@ def test_a_program_is_played_as_it_stands(name: str) -> None:
         text: str = say(request.agent, request.task, request.messages, 0)
         return text
 
-    team = Team(
-        tuple(Agent(agent) for agent in AGENTS),
-        {agent: Policy(agent, base="", trained=False) for agent in AGENTS},
-        {agent: agent for agent in AGENTS},
-    )
-    engine = Reciting(script)
-    program = {"python": PYTHON, "entry": f"{APPS}/{name}_team.py:episode"}
-    with staged(RolloutSetup(team, Arithmetic(), Solo(), engine), engine, timeout=300.0, **program) as stage:
-        pass
-    [episode] = stage.episodes
+    [episode] = play(APPS / f"{name}_team.py", script)
     assert episode.error is None
     spoke = [(turn.agent, turn.caller) for turn in episode.turns]
     jobs = episode.turns[0].text.splitlines() if name in ("plain", "langgraph") else [""]
