@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import subprocess
@@ -14,8 +15,10 @@ from tests.services.policy.test_programs import echo
 from tests.support.serving import Reciting, staged
 
 from kapelle.environments.external import External
+from kapelle.environments.programs.processes import ForkServer
 from kapelle.errors import ConfigError
 from kapelle.rollout.setup import RolloutSetup
+from kapelle.runtime.event_loop import run_async
 from kapelle.types import Episode
 
 MODELS = """
@@ -122,6 +125,23 @@ def test_only_running_episodes_fail_with_the_process_of_the_imports(setup: Rollo
     found = errors(stage.episodes)
     assert "left by the process of its imports" in str(found.pop(0))
     assert found == {1: None, 2: None}
+
+
+def test_a_fork_ends_when_its_episode_is_given_up(app: str, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    variables = {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1", "OPENAI_API_KEY": "none"}
+
+    async def give_up(forks: ForkServer) -> None:
+        program = await forks.start(variables, {"pipe": str(pipe)})
+        fork, _ = (await asyncio.to_thread(pipe.read_text)).split()
+        watched = os.pidfd_open(int(fork))
+        await program.end()
+        assert select.select([watched], [], [], 60.0)[0], "it goes on"
+        os.close(watched)
+
+    with ForkServer(sys.executable, f"{app}:waits", variables) as forks:
+        run_async(lambda: give_up(forks))
 
 
 def test_forks_end_after_kill_9_of_kapelle(app: str, tmp_path: Path) -> None:

@@ -40,9 +40,14 @@ NOTE = struct.Struct("=ci")
 def main(descriptor: int, entry: str) -> None:
     """Import the program, report that on the socket, and fork until the socket is closed."""
     requests = socket.socket(fileno=descriptor)
-    module = entry.rpartition(":")[0]
+    module, _, name = entry.rpartition(":")
+    here = Path.cwd()
     # In place of the folder of this file: scripts find their modules beside themselves, `python -m` in the current folder.
-    sys.path[0] = str(Path(module).resolve().parent) if module.endswith(".py") else str(Path.cwd())
+    sys.path[0] = str(here)
+    if module.endswith(".py"):
+        entry = f"{Path(module).resolve()}:{name}"
+        sys.path[0] = str(Path(module).resolve().parent)
+    sys.argv[:] = [module]
     before = set(sys.modules)
     try:
         find(entry)
@@ -53,6 +58,7 @@ def main(descriptor: int, entry: str) -> None:
     for name, found in list(sys.modules.items()):
         if name not in before and not installed(found):
             del sys.modules[name]
+    os.chdir(here)
     gc.collect()
     gc.freeze()  # copies then share these objects' memory for longer
     requests.sendall(b"null\n")
@@ -93,11 +99,17 @@ def serve(requests: socket.socket, entry: str) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     running: dict[int, tuple[socket.socket, int]] = {}
     known: set[str] = set()
+    killed: set[int] = set()
     while True:
-        ready, _, _ = select.select([requests, wake], [], [])
+        owners = {control: copy for copy, (control, _) in running.items() if copy not in killed}
+        ready, _, _ = select.select([requests, wake, *owners], [], [])
+        for control in owners.keys() & set(ready):  # kapelle has closed it
+            kill(owners[control])
+            killed.add(owners[control])
         if wake in ready:
             os.read(wake, 4096)
             collect(running, known)
+            killed &= running.keys()
         if requests not in ready:
             continue
         byte, descriptors, _, _ = socket.recv_fds(requests, 1, 3, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
@@ -121,9 +133,14 @@ def serve(requests: socket.socket, entry: str) -> None:
             control.close()
             os.close(job)
     for copy in running:
-        for kill in (os.killpg, os.kill):  # before its `setsid` it has no group of its own
-            with suppress(OSError):
-                kill(copy, signal.SIGKILL)
+        kill(copy)
+
+
+def kill(copy: int) -> None:
+    """Kill a copy and the processes that it has started."""
+    for end in (os.killpg, os.kill):  # before its `setsid` it has no group of its own
+        with suppress(OSError):
+            end(copy, signal.SIGKILL)
 
 
 def collect(running: dict[int, tuple[socket.socket, int]], known: set[str]) -> None:

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import BinaryIO, Protocol, Self
 
 from kapelle.environment import Outcome
@@ -224,30 +224,29 @@ class ForkServer:
             raise EpisodeError(str(error)) from None
         ours, theirs = socket.socketpair()
         end, output = os.pipe()
-        reader, writer = await asyncio.open_connection(sock=ours)
-        try:
-            with theirs, _file_with({"environment": {**os.environ, **variables}, "task": task}) as job:
-                socket.send_fds(requests, [b"f"], [theirs.fileno(), output, job.fileno()])
-            number = await _noted(reader)
-        except OSError:
-            number = None
-        finally:
-            os.close(output)
         stream = asyncio.StreamReader()
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(end, "rb")
-        )
-
-        def release() -> None:
-            writer.close()
-            transport.close()
-
-        if number is None:
-            release()
-            raise EpisodeError(
-                "The process that runs `environment.entry` has ended, or this machine has no memory for a copy."
+        with ExitStack() as closing:
+            # The copy ends when this end of its socket is closed.
+            reader, writer = await asyncio.open_connection(sock=ours)
+            closing.callback(writer.close)
+            transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(end, "rb")
             )
-        return Program(number, asyncio.ensure_future(_noted(reader)), stream, release)
+            closing.callback(transport.close)
+            try:
+                with theirs, _file_with({"environment": {**os.environ, **variables}, "task": task}) as job:
+                    socket.send_fds(requests, [b"f"], [theirs.fileno(), output, job.fileno()])
+            except OSError:
+                number = None
+            else:
+                number = await _noted(reader)
+            finally:
+                os.close(output)
+            if number is None:
+                raise EpisodeError(
+                    "The process that runs `environment.entry` has ended, or this machine has no memory for a copy."
+                )
+            return Program(number, asyncio.ensure_future(_noted(reader)), stream, closing.pop_all().close)
 
 
 async def _noted(reader: asyncio.StreamReader) -> int | None:
