@@ -1,18 +1,15 @@
 """Two agents of an AutoGen program: the planner has the solver as a tool.
 
 pip install autogen-agentchat 'autogen-ext[openai]' 'kapelle[serve]'
-kapelle train examples/apps/recipe.yaml environment.command='[python, examples/apps/autogen_team.py]'
+kapelle train examples/apps/recipe.yaml environment.entry=examples/apps/autogen_team.py:episode
 """
 
-import asyncio
-import os
 from functools import partial
 from typing import Any
 
 from autogen_agentchat.agents import AssistantAgent
 from autogen_agentchat.tools import AgentTool
 from autogen_ext.models.openai import OpenAIChatCompletionClient
-from openai import OpenAI
 
 
 def model(agent: str, **more: Any) -> OpenAIChatCompletionClient:
@@ -32,7 +29,9 @@ planner = AssistantAgent(
     system_message="Let reply.",
 )
 
-if __name__ == "__main__":
-    done = asyncio.run(planner.run(task=f"Ticket {os.environ['KAPELLE_INDEX']}: it is late."))
+
+async def episode(task: dict[str, Any]) -> float:
+    """Play the ticket of a task, and return its reward."""
+    done = await planner.run(task=f"Ticket {task['index']}: it is late.")
     reply = done.messages[-1].to_text()
-    OpenAI().post("/reward", body={"reward": float("thanks" in reply)}, cast_to=object)
+    return float("thanks" in reply)

@@ -1,13 +1,13 @@
 """Two agents of a CrewAI program: a planner's task, and a solver's task that reads its result.
 
 pip install crewai 'kapelle[serve]'
-kapelle train examples/apps/recipe.yaml environment.command='[python, examples/apps/crewai_team.py]'
+kapelle train examples/apps/recipe.yaml environment.entry=examples/apps/crewai_team.py:episode
 """
 
 import os
+from typing import Any
 
 from crewai import LLM, Agent, Crew, Task
-from openai import OpenAI
 
 
 def agent(name: str, goal: str) -> Agent:
@@ -20,6 +20,8 @@ plan = Task(description="Ticket {number}: it is late.", expected_output="Jobs.",
 reply = Task(description="Reply to the customer.", expected_output="A reply.", agent=solver, context=[plan])
 crew = Crew(agents=[planner, solver], tasks=[plan, reply])
 
-if __name__ == "__main__":
-    done = crew.kickoff({"number": os.environ["KAPELLE_INDEX"]})
-    OpenAI().post("/reward", body={"reward": float("thanks" in done.raw)}, cast_to=object)
+
+def episode(task: dict[str, Any]) -> float:
+    """Play the ticket of a task, and return its reward."""
+    done = crew.kickoff({"number": task["index"]})
+    return float("thanks" in done.raw)

@@ -1,20 +1,18 @@
 """Two agents of a LangGraph program: a planner names the jobs of a ticket, and a solver is called once for each of them.
 
     pip install langgraph langchain-openai openai 'kapelle[serve]'
-    kapelle train examples/apps/recipe.yaml environment.command='[python, examples/apps/langgraph_team.py]'
+    kapelle train examples/apps/recipe.yaml environment.entry=examples/apps/langgraph_team.py:episode
 
 Nothing in the graph is kapelle's: the models are named `team/planner` and `team/solver`, and the client reads the address and
-the key from the environment. The one line that a program adds is its reward, at the end.
+the key from the environment. The one function that a program adds runs an episode.
 """
 
 import operator
-import os
-from typing import Annotated, TypedDict
+from typing import Annotated, Any, TypedDict
 
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Send
-from openai import OpenAI
 
 
 class Ticket(TypedDict):
@@ -50,9 +48,8 @@ graph.add_edge(START, "plan")
 graph.add_conditional_edges("plan", each_job, ["solve"])
 graph.add_edge("solve", END)
 
-if __name__ == "__main__":
-    done = graph.compile().invoke(
-        {"text": f"Ticket {os.environ['KAPELLE_INDEX']}: it is late.", "replies": []}
-    )
-    kind = sum("thanks" in reply for reply in done["replies"]) / max(1, len(done["replies"]))
-    OpenAI().post("/reward", body={"reward": kind}, cast_to=object)
+
+def episode(task: dict[str, Any]) -> float:
+    """Play the ticket of a task, and return its reward."""
+    done = graph.compile().invoke({"text": f"Ticket {task['index']}: it is late.", "replies": []})
+    return sum("thanks" in reply for reply in done["replies"]) / max(1, len(done["replies"]))

@@ -1,13 +1,13 @@
 """Two agents of the OpenAI Agents SDK: a planner reads a ticket and hands it off to a solver, who replies.
 
 pip install openai-agents 'kapelle[serve]'
-kapelle train examples/apps/recipe.yaml environment.command='[python, examples/apps/openai_agents_team.py]'
+kapelle train examples/apps/recipe.yaml environment.entry=examples/apps/openai_agents_team.py:episode
 """
 
-import os
+from typing import Any
 
 from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, Runner, set_tracing_disabled
-from openai import AsyncOpenAI, OpenAI
+from openai import AsyncOpenAI
 
 set_tracing_disabled(True)  # traces would go to OpenAI
 client = AsyncOpenAI()
@@ -25,7 +25,8 @@ planner = Agent(
     model=OpenAIChatCompletionsModel("team/planner", client),
 )
 
-if __name__ == "__main__":
-    done = Runner.run_sync(planner, f"Ticket {os.environ['KAPELLE_INDEX']}: it is late.", max_turns=3)
-    kind = float(done.last_agent is solver and "thanks" in done.final_output)
-    OpenAI().post("/reward", body={"reward": kind}, cast_to=object)
+
+def episode(task: dict[str, Any]) -> float:
+    """Play the ticket of a task, and return its reward."""
+    done = Runner.run_sync(planner, f"Ticket {task['index']}: it is late.", max_turns=3)
+    return float(done.last_agent is solver and "thanks" in done.final_output)

@@ -1,10 +1,10 @@
 """Two agents of a program without a framework: a planner lists the jobs of a ticket, and a solver replies to each.
 
 pip install openai 'kapelle[serve]'
-kapelle train examples/apps/recipe.yaml environment.command='[python, examples/apps/plain_team.py]'
+kapelle train examples/apps/recipe.yaml environment.entry=examples/apps/plain_team.py:episode
 """
 
-import os
+from typing import Any
 
 from openai import OpenAI
 
@@ -18,10 +18,8 @@ def ask(agent: str, task: str, words: str) -> str:
     return said.choices[0].message.content or ""
 
 
-if __name__ == "__main__":
-    jobs = ask(
-        "planner", "List the jobs.", f"Ticket {os.environ['KAPELLE_INDEX']}: it is late."
-    ).splitlines()[:3]
+def episode(task: dict[str, Any]) -> float:
+    """Play the ticket of a task, and return its reward."""
+    jobs = ask("planner", "List the jobs.", f"Ticket {task['index']}: it is late.").splitlines()[:3]
     replies = [ask("solver", "Reply.", job) for job in jobs]
-    kind = sum("thanks" in reply for reply in replies) / max(1, len(replies))
-    client.post("/reward", body={"reward": kind}, cast_to=object)
+    return sum("thanks" in reply for reply in replies) / max(1, len(replies))

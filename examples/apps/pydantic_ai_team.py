@@ -1,12 +1,11 @@
 """Two agents of a Pydantic AI program: the planner passes a job on by a function for its output, in which the solver replies.
 
 pip install 'pydantic-ai-slim[openai]' 'kapelle[serve]'
-kapelle train examples/apps/recipe.yaml environment.command='[python, examples/apps/pydantic_ai_team.py]' warmup.steps=200 warmup.batch=24
+kapelle train examples/apps/recipe.yaml environment.entry=examples/apps/pydantic_ai_team.py:episode warmup.steps=200 warmup.batch=24
 """
 
-import os
+from typing import Any
 
-from openai import OpenAI
 from pydantic_ai import Agent, RunContext
 from pydantic_ai.models.openai import OpenAIChatModel
 
@@ -29,8 +28,8 @@ planner = Agent(
 )
 
 
-if __name__ == "__main__":
+def episode(task: dict[str, Any]) -> float:
+    """Play the ticket of a task, and return its reward."""
     replies: list[str] = []
-    planner.run_sync(f"Ticket {os.environ['KAPELLE_INDEX']}: it is late.", deps=replies)
-    kind = sum("thanks" in reply for reply in replies) / max(1, len(replies))
-    OpenAI().post("/reward", body={"reward": kind}, cast_to=object)
+    planner.run_sync(f"Ticket {task['index']}: it is late.", deps=replies)
+    return sum("thanks" in reply for reply in replies) / max(1, len(replies))

@@ -1,13 +1,11 @@
 """Two agents of a smolagents program: the planner manages the solver.
 
 pip install 'smolagents[openai]' 'kapelle[serve]'
-kapelle train examples/apps/recipe.yaml environment.command='[python, examples/apps/smolagents_team.py]' warmup.steps=200 warmup.batch=24
+kapelle train examples/apps/recipe.yaml environment.entry=examples/apps/smolagents_team.py:episode warmup.steps=200 warmup.batch=24
 """
 
-import os
 from typing import Any
 
-from openai import OpenAI
 from smolagents import OpenAIModel, ToolCallingAgent
 
 
@@ -23,9 +21,10 @@ def agent(name: str, task: str, **more: Any) -> ToolCallingAgent:
 solver = agent("solver", "Reply.", description="Replies.")
 planner = agent("planner", "Let reply.", managed_agents=[solver])
 
-if __name__ == "__main__":
-    done = planner.run(f"Ticket {os.environ['KAPELLE_INDEX']}: it is late.")
+
+def episode(task: dict[str, Any]) -> float:
+    """Play the ticket of a task, and return its reward."""
+    done = planner.run(f"Ticket {task['index']}: it is late.")
     # Half for what the solver replied, which the planner observed, and half for what the planner made of it.
     seen = "".join(getattr(step, "observations", None) or "" for step in planner.memory.steps)
-    kind = ("thanks" in seen) / 2 + ("thanks" in str(done)) / 2
-    OpenAI().post("/reward", body={"reward": kind}, cast_to=object)
+    return ("thanks" in seen) / 2 + ("thanks" in str(done)) / 2

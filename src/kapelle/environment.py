@@ -50,6 +50,8 @@ class Outcome:
     truncated: bool = False
     roles: Mapping[str, str] = field(default_factory=dict)
     """See `Episode.roles`."""
+    turn_rewards: Mapping[int, float] = field(default_factory=dict)
+    """Rewards of single turns, by `Turn.index`; they are added to `Turn.reward`."""
 
 
 class EpisodeState(Protocol):

@@ -5,12 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
-import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +22,7 @@ from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime.plugins import find_object
 from kapelle.team import Agent, Policy, Team
 from kapelle.training.trainer import Trainer
-from kapelle.types import Turn
+from kapelle.types import Episode, Turn
 from kapelle.workflows import Solo
 
 pytestmark = pytest.mark.apps
@@ -60,6 +56,31 @@ def _elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CREWAI_TRACING_ENABLED", "false")
 
 
+def play(program: Path, script: Callable[[Request], str], count: int = 1) -> list[Episode]:
+    """Run episodes of a program, in which agents answer by a script."""
+    team = Team(
+        tuple(Agent(agent) for agent in AGENTS),
+        {agent: Policy(agent, base="", trained=False) for agent in AGENTS},
+        {agent: agent for agent in AGENTS},
+    )
+    engine = Reciting(script)
+    setup = RolloutSetup(team, Arithmetic(), Solo(), engine)
+    with staged(setup, engine, count, timeout=300.0, python=PYTHON, entry=f"{program}:episode") as stage:
+        pass
+    return stage.episodes
+
+
+def test_nodes_give_rewards_and_may_fail() -> None:
+    episodes = play(
+        Path(__file__).with_name("node_rewards.py"), lambda request: request.messages[-1].content, 2
+    )
+    assert [episode.error for episode in episodes] == [None, None]
+    for episode in episodes:
+        assert [(turn.agent, turn.reward) for turn in episode.turns] == [("planner", 0.25), ("solver", 0.0)]
+    assert [episode.rewards["solver"] for episode in episodes] == [0.5, 0.0]
+    assert episodes[1].info["program"] == "LookupError('no such customer')"
+
+
 @pytest.mark.parametrize("name", CALLERS)
 def test_a_program_is_played_as_it_stands(name: str) -> None:
     """Its agents are those of the team, and a handoff, a tool call and a job are turns with their caller."""
@@ -70,18 +91,7 @@ def test_a_program_is_played_as_it_stands(name: str) -> None:
         text: str = say(request.agent, request.task, request.messages, 0)
         return text
 
-    team = Team(
-        tuple(Agent(agent) for agent in AGENTS),
-        {agent: Policy(agent, base="", trained=False) for agent in AGENTS},
-        {agent: agent for agent in AGENTS},
-    )
-    engine = Reciting(script)
-    command = [PYTHON, str(APPS / f"{name}_team.py")]
-    with staged(
-        RolloutSetup(team, Arithmetic(), Solo(), engine), engine, timeout=300.0, command=command
-    ) as stage:
-        pass
-    [episode] = stage.episodes
+    [episode] = play(APPS / f"{name}_team.py", script)
     assert episode.error is None
     spoke = [(turn.agent, turn.caller) for turn in episode.turns]
     jobs = episode.turns[0].text.splitlines() if name in ("plain", "langgraph") else [""]
@@ -89,33 +99,10 @@ def test_a_program_is_played_as_it_stands(name: str) -> None:
     assert set(episode.rewards) == {"planner", "solver"}, "the critic said nothing"
 
 
-@contextmanager
-def preloaded(name: str) -> Iterator[tuple[list[str], Path]]:
-    """Return the command of a program whose imports are done, and the file of what it is answered."""
-    with tempfile.TemporaryDirectory() as folder:
-        address, wire = f"{folder}/socket", Path(folder) / "wire"
-        wire.touch()
-        runner = str(Path(__file__).with_name("preload.py"))
-        started = subprocess.Popen(
-            [PYTHON, runner, str(APPS / f"{name}_team.py"), address, str(wire)],
-            env={**os.environ, "OPENAI_API_KEY": "none", "OPENAI_BASE_URL": "http://127.0.0.1:9/v1"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert started.stdout is not None
-        try:
-            assert any(line.strip() == "ready" for line in started.stdout)
-            yield [sys.executable, "-IS", runner, address], wire
-        finally:
-            started.kill()
-            started.wait()
-            started.stdout.close()
-
-
 def settings(name: str) -> list[tuple[str, str, Any]]:
     """Return section, key and value of what a program's own command sets besides the recipe."""
     [command] = re.findall(r"kapelle train (.*)", (APPS / f"{name}_team.py").read_text("utf-8"))
-    given = re.findall(r" (\w+)\.(\w+)=(\S+)", re.sub(r"environment\.command='[^']*'", "", command))
+    given = re.findall(r" (\w+)\.(\w+)=(\S+)", re.sub(r"environment\.entry=\S+", "", command))
     return [(section, key, yaml.safe_load(value)) for section, key, value in given]
 
 
@@ -128,19 +115,22 @@ def test_a_program_learns_in_ten_steps(name: str, tmp_path: Path, monkeypatch: p
     for section, key, value in settings(name):
         recipe[section][key] = value
     rewards: list[float] = []
-    with preloaded(name) as (command, wire):
-        recipe["environment"] |= {"command": command, "teacher": f"{APPS}/teacher.py:say"}
-        with Trainer(**recipe, observer=Watching()) as trainer:
-            wire.write_text("")  # what was demonstrated is not a turn of training
-            first = {agent: frozen_copy(trainer.engine.weights(agent)) for agent in AGENTS}
-            episodes = []
-            for step in trainer.steps():
-                played = [episode for group in step.groups for episode in group.episodes]
-                assert [episode.error for episode in played] == [None] * len(played)
-                rewards.append(sum(episode.rewards["planner"] for episode in played) / len(played))
-                episodes += played
-            last = {agent: frozen_copy(trainer.engine.weights(agent)) for agent in AGENTS}
-        answers = [json.loads(line) for line in wire.read_text().splitlines()]
+    wire = tmp_path / "wire"
+    monkeypatch.setenv("WIRE", str(wire))
+    monkeypatch.setenv("PROGRAM", str(APPS / f"{name}_team.py"))
+    entry = f"{Path(__file__).with_name('wire.py')}:episode"
+    recipe["environment"] |= {"python": PYTHON, "entry": entry, "teacher": f"{APPS}/teacher.py:say"}
+    with Trainer(**recipe, observer=Watching()) as trainer:
+        wire.write_text("")  # what was demonstrated is not a turn of training
+        first = {agent: frozen_copy(trainer.engine.weights(agent)) for agent in AGENTS}
+        episodes = []
+        for step in trainer.steps():
+            played = [episode for group in step.groups for episode in group.episodes]
+            assert [episode.error for episode in played] == [None] * len(played)
+            rewards.append(sum(episode.rewards["planner"] for episode in played) / len(played))
+            episodes += played
+        last = {agent: frozen_copy(trainer.engine.weights(agent)) for agent in AGENTS}
+    answers = [json.loads(line) for line in wire.read_text().splitlines()]
 
     before, after = sum(rewards[:3]) / 3, sum(rewards[-3:]) / 3
     print(f"{name}: {before:.2f} before, {after:.2f} after")  # noqa: T201 - docs/programs.md has these; pytest -rP shows them

@@ -1,7 +1,7 @@
-"""Episodes that an outside program drives: it calls the agents over HTTP and posts their reward.
+"""Episodes that an outside program drives: it calls the agents over HTTP and posts their reward, or an answer.
 
-kapelle numbers the tasks; the program defines their content. Episodes run in the event loop of the sampler, and a server on another
-thread receives the program's calls. A `Switchboard` connects the two. The docstring of each method names the side that calls it.
+The program defines the content of the tasks, or `questions` does, which also grade answers. Episodes run in the event loop of the
+sampler, and a server on another thread receives the program's calls. A `Switchboard` connects the two. The docstring of each method names the side that calls it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import json
 import os
 import re
 import secrets
-import signal
 import ssl
 import sys
 import threading
@@ -24,23 +23,39 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Any, Literal, Protocol
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kapelle.environment import DrivenByPrograms, Outcome, Reporting, Scripted
+from kapelle.environment import (
+    DrivenByPrograms,
+    Environment,
+    Outcome,
+    Reporting,
+    RewardsEpisodes,
+    Scripted,
+    UsesModels,
+    has_comparable_answers,
+    offers,
+    reset_state,
+)
 from kapelle.environments.base import StatedRewards
+from kapelle.environments.data.source import DataSettings
 from kapelle.environments.grading.text.tool_call import Form
+from kapelle.environments.programs.processes import ForkServer, Program, ProgramEnded, StartedProgram
+from kapelle.environments.questions import InnerQuestions
+from kapelle.environments.recorded import split_of
 from kapelle.environments.taught import WithTeacher
-from kapelle.errors import AbsentPackage, ConfigError, EpisodeError
+from kapelle.errors import AbsentCode, AbsentPackage, ConfigError, EpisodeError
 from kapelle.runtime.batch_barrier import current_participant
 from kapelle.runtime.credentials import LEAST_TOKEN, TOKEN, is_loopback
 from kapelle.runtime.deadlines import pause_deadline
-from kapelle.runtime.plugins import find_object
+from kapelle.runtime.plugins import find_object, split_target
 from kapelle.settings.base import FREE, FROM_HERE_ON
-from kapelle.types import Json, Split, Task
+from kapelle.types import Episode, Json, Split, Task
 
 # -------- The switchboard: it connects calls of outside programs with waiting episodes
 
@@ -62,10 +77,6 @@ class OutsideCall:
     """Cancelled when its caller disconnects."""
 
 
-class ProgramEnded(EpisodeError):
-    """The program of an episode ended without a reward."""
-
-
 News = OutsideCall | Outcome | EpisodeError | None
 """An event of an episode: a call (sent again when its caller disconnects), the reward, a failure, or None to wake the episode."""
 
@@ -79,6 +90,8 @@ class WaitingEpisode:
     task: Task
     seed: int
     agents: tuple[str, ...]
+    row: Mapping[str, Json] = field(default_factory=dict)
+    """The row of the task's data set; empty without one."""
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     news: asyncio.Queue[News] = field(default_factory=asyncio.Queue)
     """Events; the episode reads them."""
@@ -91,7 +104,34 @@ class WaitingEpisode:
     """Agents that have answered a call."""
     truncated: dict[str, bool] = field(default_factory=dict)
     """Whether `max_tokens` ended each agent's latest answer."""
+    turn_rewards: dict[int, float] = field(default_factory=dict)
+    """Rewards that the program has given to single turns, by their number."""
     closed: bool = False
+
+    @property
+    def given(self) -> dict[str, Json]:
+        """The task as the program reads it."""
+        split, _, index = self.task.id.rpartition("-")
+        return {
+            "id": self.task.id,
+            "split": split.rpartition("/")[2],
+            "index": int(index),
+            "question": self.task.question,
+            "row": self.row,
+        }
+
+    def variables(self, url: str, token: str | None) -> dict[str, str]:
+        """Return the environment variables of its program, given the server's URL and token."""
+        task = self.given
+        return {
+            "OPENAI_BASE_URL": f"{url}/sessions/{self.name}/v1",
+            "OPENAI_API_KEY": token or "none",
+            "KAPELLE_SESSION": self.name,
+            "KAPELLE_TASK": task["id"],
+            "KAPELLE_SPLIT": task["split"],
+            "KAPELLE_INDEX": str(task["index"]),
+            "KAPELLE_SEED": str(self.seed),
+        }
 
     def take(self) -> None:
         """Begin the episode, once a program has it; raise Over. Called by the server."""
@@ -168,6 +208,8 @@ class Switchboard:
         self.token = token
         self.door: str | None = None
         """The Unix socket for programs in sandboxes, if there is one."""
+        self.forks: ForkServer | None = None
+        """The process that forks for each episode, if there is one."""
         self.say = say
         self._quiet_until: dict[str, float] = {}
         """When each kind of message may be repeated, by the monotonic clock."""
@@ -300,127 +342,8 @@ def board_of(key: str) -> Switchboard:
     return _boards[key]
 
 
-# -------- A program that is started for one episode
-
-SHOWN = 500
-"""Characters of a failed program's output in messages."""
-LAST_S = 1.0
-"""Seconds to read the rest of a program's output after its end."""
-TIDY_S = 2.0
-"""Seconds for a program to end after its episode."""
-KEPT = 64 << 10
-"""Bytes of a program's output that are kept."""
-
-
-class _Exit(asyncio.subprocess.SubprocessStreamProtocol):
-    """Sets `ended` when a process has exited. `Process.wait` also waits for children that share its output."""
-
-    def __init__(self) -> None:
-        super().__init__(limit=1 << 16, loop=asyncio.get_running_loop())
-        self.ended = asyncio.Event()
-
-    def process_exited(self) -> None:
-        self.ended.set()
-        super().process_exited()
-
-
-class StartedProgram(Protocol):
-    """A program of one episode."""
-
-    @property
-    def timed(self) -> bool:
-        """Whether it has its own time limit, which replaces `environment.timeout`."""
-        ...
-
-    async def ended(self) -> Outcome | EpisodeError:
-        """Wait until it ends; return the outcome, or why there is none."""
-        ...
-
-    async def end(self) -> None:
-        """End it and all its processes."""
-        ...
-
-
 StartsIt = Callable[[WaitingEpisode, Callable[[], bool]], Awaitable[StartedProgram]]
 """Starts the program of an episode. Takes the episode, and a function that returns whether the program waits for an answer."""
-
-
-class Program:
-    """A process with its own process group, which ends with the episode."""
-
-    timed = False
-
-    def __init__(self, transport: asyncio.SubprocessTransport, exited: _Exit) -> None:
-        self._transport, self._exited = transport, exited
-        self._process = asyncio.subprocess.Process(transport, exited, asyncio.get_running_loop())
-        self._output = bytearray()
-        self._reading = asyncio.ensure_future(self._read())
-
-    @classmethod
-    async def start(
-        cls, command: Sequence[str], episode: WaitingEpisode, url: str, token: str | None
-    ) -> Program:
-        """Start a program with its agents and task in environment variables; raise EpisodeError if that fails."""
-        variables = {
-            **os.environ,
-            "OPENAI_BASE_URL": f"{url}/sessions/{episode.name}/v1",
-            "OPENAI_API_KEY": token or "none",
-            "KAPELLE_SESSION": episode.name,
-            "KAPELLE_TASK": episode.task.id,
-            "KAPELLE_SPLIT": str(episode.task.data["split"]),
-            "KAPELLE_INDEX": str(episode.task.data["index"]),
-            "KAPELLE_SEED": str(episode.seed),
-        }
-        try:
-            transport, exited = await asyncio.get_running_loop().subprocess_exec(
-                _Exit,
-                *command,
-                env=variables,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise EpisodeError(
-                f"`environment.command` cannot be started: {error.strerror} ({command[0]})."
-            ) from None
-        return cls(transport, exited)
-
-    async def ended(self) -> ProgramEnded:
-        """Wait until it ends; return why there is no reward."""
-        await self._exited.ended.wait()
-        code = self._process.returncode
-        # Its children may continue after exit code 0, for example if it is a wrapper. After a failure they are ignored.
-        await asyncio.wait((self._reading,), timeout=LAST_S if code else None)
-        output = " ".join(self._output.decode("utf-8", "replace").split())[-SHOWN:]
-        return ProgramEnded(
-            f"The program ended with code {code} and posted no reward. It said: {output or '(nothing)'}"
-        )
-
-    async def end(self) -> None:
-        """End it and all its processes; SIGTERM comes first, so that a container's client can end its container."""
-        self._signal(signal.SIGTERM)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(TIDY_S):
-                await self._exited.ended.wait()
-        self._signal(signal.SIGKILL)
-        await self._exited.ended.wait()
-        await asyncio.wait((self._reading,), timeout=LAST_S)
-        self._reading.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._reading
-        self._transport.close()
-
-    def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
-
-    async def _read(self) -> None:
-        assert self._process.stdout is not None
-        while piece := await self._process.stdout.read(1 << 16):
-            self._output = (self._output + piece)[-KEPT:]
-
 
 # -------- The episode of an outside program: the program's calls decide which agent moves next
 
@@ -429,6 +352,11 @@ NOTICE_S = 60.0
 
 SERVER = "kapelle.services.policy.outside:serve_outside"
 """The function that serves the agents of a run to programs."""
+
+ANSWER = "answer"
+"""Entry of an episode's info: the program's answer."""
+Grades = Callable[[Outcome, Sequence[str]], Awaitable[Outcome]]
+"""Returns the outcome with the rewards of the answer in its info, for the agents that acted."""
 
 _free_programs: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
     weakref.WeakKeyDictionary()
@@ -452,13 +380,17 @@ class ExternalState:
         start: StartsIt | None,
         programs: int,
         least: float = 0.0,
+        row: Mapping[str, Json] | None = None,
+        grade: Grades | None = None,
     ) -> None:
         """Start a separate program if a `start` is given; at most `programs` of them run at once.
 
-        `least` is the reward if the program ends after a truncated answer.
+        `least` is the reward if the program ends after a truncated answer. The program reads the `row` of its task, and `grade`
+        rewards its answer.
         """
         self._board = board
-        self._episode = WaitingEpisode(f"e-{secrets.token_hex(8)}", task, seed, agents)
+        self._episode = WaitingEpisode(f"e-{secrets.token_hex(8)}", task, seed, agents, row or {})
+        self._grade = grade
         self._start = start
         self._programs = programs
         self._least = least
@@ -524,6 +456,9 @@ class ExternalState:
                 if isinstance(event, Outcome):
                     self._outcome = event
                     self._episode.close()
+                    if ANSWER in event.info and self._grade is not None:
+                        acted = [agent for agent in self._episode.agents if agent in self._episode.answering]
+                        self._outcome = await self._grade(event, acted)
                 elif isinstance(event, OutsideCall) and not event.answer.cancelled():
                     self._open[event.number] = event
                     self._new.append(event.number)
@@ -575,7 +510,9 @@ class ExternalState:
 
     def outcome(self) -> Outcome:
         """Return the outcome that the program has posted."""
-        return self._outcome or Outcome(truncated=True)
+        return replace(
+            self._outcome or Outcome(truncated=True), turn_rewards=dict(self._episode.turn_rewards)
+        )
 
     async def close(self) -> None:
         """Stop answering and end the program."""
@@ -588,18 +525,27 @@ class ExternalState:
                 self._running.release()
 
 
-class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted):
+class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted, RewardsEpisodes):
     """An outside program drives each episode: it calls the agents as OpenAI's chat completions and posts their reward.
 
-    With a `command`, each episode starts the program, which finds the server in `OPENAI_BASE_URL`. Without one, you start the
-    program, which takes episodes by `POST /v1/task`. docs/serving.md describes both.
+    With an `entry` or a `command`, each episode starts the program, which finds the server in `OPENAI_BASE_URL`. Without them, you
+    start the program, which takes episodes by `POST /v1/task`. docs/programs.md and docs/serving.md describe this.
     """
 
     name: Literal["external"] = "external"
+    entry: Annotated[str | None, FROM_HERE_ON] = None
+    """Function `path/file.py:name` or `module:name` that runs one episode: `episode(task)`, plain or `async`. Its packages are
+    imported once, and each episode runs in a fork."""
+    python: Annotated[str | None, FROM_HERE_ON] = None
+    """Interpreter of `entry`, such as that of a virtual environment; null is kapelle's own."""
     command: Annotated[tuple[str, ...], FROM_HERE_ON] = ()
-    """The program with its arguments; empty if you start it yourself. A first word `python` is the interpreter that runs kapelle."""
+    """The program with its arguments, which each episode starts; empty if there is an `entry` or you start it yourself. A first word
+    `python` is the interpreter that runs kapelle."""
     programs: Annotated[int, FROM_HERE_ON] = Field(default=8, ge=1)
-    """Maximum number of programs of `command` that run at once."""
+    """Maximum number of programs of `entry` or `command` that run at once."""
+    questions: InnerQuestions | None = None
+    """Environment of the tasks that the program reads, which also grades the program's answer: `{name: math, …}`. null: the program
+    has its own tasks."""
     port: Annotated[int, FREE] = Field(default=8000, ge=0, le=65_535)
     """Port for programs; 0 takes a free one."""
     host: Annotated[str, FREE] = Field(default="127.0.0.1", min_length=1)
@@ -611,7 +557,7 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
     tls_key: Annotated[str | None, FREE] = None
     """PEM file of the certificate's private key."""
     tasks: int | None = Field(default=None, ge=1)
-    """Number of training tasks; null is an endless supply."""
+    """Number of training tasks without `questions`; null is an endless supply."""
     tool_form: Form | None = None
     """Form in which agents call the program's tools; null is that of their chat template, or else `hermes`."""
     absence: Annotated[float, FREE] = Field(default=30.0, gt=0.0)
@@ -619,8 +565,10 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The program."""
-        who = self.command[0] if self.command else "an outside program"
+        """The questions, or else the program."""
+        if self.questions is not None:
+            return self.questions.sources
+        who = self.entry or (self.command[0] if self.command else "an outside program")
         return {"train": f"tasks of {who}", "test": f"tasks of {who} for the split `test`"}
 
     @property
@@ -628,20 +576,78 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
         """The program; its episodes cannot be repeated."""
         return ("the outside program",)
 
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """The range of `rewards`, extended by that of the questions."""
+        ranges = [self.rewards] if self.questions is None else [self.rewards, self.questions.reward_range]
+        return (min(low for low, _ in ranges), max(high for _, high in ranges))
+
+    def skipped(self) -> Mapping[Split, str]:
+        """Return the excluded rows of the questions."""
+        return self.questions.skipped() if offers(self.questions, Reporting) else {}
+
+    @property
+    def starts(self) -> bool:
+        """Whether kapelle starts the program."""
+        return bool(self.command) or self.entry is not None
+
     def descriptors(self, agents: int) -> int:
         """Return the number of pipes and connections of one program."""
-        return 4 + agents
+        return 6 + agents
 
     def check(self, agents: Sequence[str]) -> None:
         """Raise ConfigError for a missing package or a `teacher` without a `command`."""
         if any(importlib.util.find_spec(package) is None for package in ("starlette", "uvicorn")):
             raise AbsentPackage("`environment.name: external` needs an extra: pip install 'kapelle[serve]'.")
         if self.teacher is not None:
-            if not self.command:
+            if not self.starts:
                 raise ConfigError(
-                    "`environment.teacher` needs a program that kapelle starts. Name it in `environment.command`."
+                    "`environment.teacher` needs a program that kapelle starts. Name it in `environment.entry` or "
+                    "`environment.command`."
                 )
             self.check_teacher()
+        self._check_entry()
+        if self.questions is not None:
+            self._check_questions(self.questions, agents)
+
+    def _check_entry(self) -> None:
+        if self.entry is None:
+            if self.python is not None:
+                raise ConfigError(
+                    "`environment.python` is the interpreter of `environment.entry`. Set both, or remove it."
+                )
+            return
+        if self.command:
+            raise ConfigError("Set `environment.entry` or `environment.command`, not both.")
+        if not hasattr(os, "fork"):
+            raise ConfigError(
+                "`environment.entry` needs an operating system with fork. Set `environment.command`."
+            )
+        module, name = split_target(self.entry)
+        if not name:
+            raise ConfigError(
+                f"`environment.entry` is '{self.entry}'. Name a function: `path/file.py:name` or `module:name`."
+            )
+        if module.endswith(".py") and not Path(module).is_file():
+            raise AbsentCode(
+                f"`environment.entry`: there is no file '{module}'. Give a path from the current folder."
+            )
+
+    def _check_questions(self, questions: Environment, agents: Sequence[str]) -> None:
+        if self.tasks is not None:
+            raise ConfigError(
+                "`environment.questions` has its own number of tasks. Remove `environment.tasks`."
+            )
+        if not has_comparable_answers(questions):
+            raise ConfigError(
+                f"`environment.questions` is `{questions.name}`, a game of moves. Name an environment of questions, such as `math` or "
+                "`rewarded`."
+            )
+        if offers(questions, UsesModels) and questions.frozen_models:
+            raise ConfigError(
+                f"A judge of `environment.questions` is '{questions.frozen_models[0].path}', a model in this process. Name an endpoint."
+            )
+        questions.check(agents)
 
     @property
     def demonstrates(self) -> bool:
@@ -659,10 +665,10 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
 
         Each of several `processes` serves its own episodes at its own address, which only a started program knows.
         """
-        if processes > 1 and (not self.command or self.port):
+        if processes > 1 and (not self.starts or self.port):
             raise ConfigError(
                 f"Each of {processes} processes serves its own episodes of `environment.name: external`. Name the program in "
-                "`environment.command` and set `environment.port: 0`, or train in one process."
+                "`environment.entry` or `environment.command` and set `environment.port: 0`, or train in one process."
             )
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError(
@@ -702,11 +708,15 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
             )
 
     def size(self, split: Split) -> int | None:
-        """Return the number of training tasks; test tasks are endless."""
+        """Return the number of tasks; without `questions`, test tasks are endless."""
+        if self.questions is not None:
+            return self.questions.size(split)
         return self.tasks if split == "train" else None
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the task of an index, which the program interprets."""
+        """Return the question of an index, or a task that the program interprets."""
+        if self.questions is not None:
+            return self.questions.task(split, index)
         return Task(f"{split}-{index}", "", {"split": split, "index": index})
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> ExternalState:
@@ -714,10 +724,53 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
         board = board_of(self.key)
 
         async def begin(episode: WaitingEpisode, waits: Callable[[], bool]) -> Program:
-            return await Program.start(with_own_python(self.command), episode, board.url, board.token)
+            variables = episode.variables(board.url, board.token)
+            given = {**episode.given, "seed": seed}
+            if board.forks is not None:
+                return await board.forks.start(variables, given)
+            return await Program.start(with_own_python(self.command), variables, given)
 
-        starts = begin if self.command else None
-        return ExternalState(board, task, seed, tuple(agents), starts, self.programs, self.rewards[0])
+        row: Mapping[str, Json] = {}
+        if self.questions is not None:
+            rows = self.questions.rows if isinstance(self.questions, DataSettings) else None
+            row = task.data if rows is None else split_of(rows, task.id).fields
+        grade = None if self.questions is None else partial(graded, self.questions, task, seed)
+        starts = begin if self.starts else None
+        return ExternalState(
+            board, task, seed, tuple(agents), starts, self.programs, self.rewards[0], row, grade
+        )
+
+    @contextmanager
+    def forking(self, board: Switchboard) -> Iterator[None]:
+        """Run the process of `entry`, if there is one, while the block runs; ConfigError if it cannot be imported."""
+        if self.entry is None:
+            yield
+            return
+        # A client of an imported package must not find a running episode.
+        variables = {
+            "OPENAI_BASE_URL": f"{board.url}/sessions/importing/v1",
+            "OPENAI_API_KEY": board.token or "none",
+        }
+        with ForkServer(self.python or sys.executable, self.entry, variables) as board.forks:
+            yield
+
+    # -------- Rewards of questions that reward whole episodes, such as `rewarded`
+
+    async def reward_episode(self, episode: Episode, outcome: Outcome) -> Outcome:
+        """Return the outcome with the rewards of the questions for an answer; a reward of the program stays as it is."""
+        if offers(self.questions, RewardsEpisodes) and ANSWER in outcome.info:
+            return await self.questions.reward_episode(episode, outcome)
+        return outcome
+
+    @property
+    def compared(self) -> Sequence[str]:
+        """The settings of the questions that compare episodes."""
+        return self.questions.compared if offers(self.questions, RewardsEpisodes) else ()
+
+    async def reward_group(self, episodes: Sequence[Episode]) -> Sequence[Outcome]:
+        """Let the questions compare the episodes of a group."""
+        assert offers(self.questions, RewardsEpisodes), "`compared` is empty otherwise"
+        return await self.questions.reward_group(episodes)
 
     @property
     def key(self) -> str:
@@ -729,6 +782,24 @@ def with_own_python(command: Sequence[str]) -> list[str]:
     """Return a command in which `python` or `python3` as the first word is the interpreter that runs kapelle."""
     first, *others = command
     return [sys.executable if first in ("python", "python3") else first, *others]
+
+
+async def graded(
+    questions: Environment, task: Task, seed: int, outcome: Outcome, agents: Sequence[str]
+) -> Outcome:
+    """Return the outcome with the reward of its answer for each agent; EpisodeError if the answer does not end the question."""
+    answer, first = str(outcome.info[ANSWER]), agents[0]
+    state = questions.start(task, (first,), seed)
+    try:
+        await reset_state(state)
+        await state.step({first: answer})
+        if state.movers():
+            raise EpisodeError(f"`environment.questions` ({questions.name}) needs more than one answer.")
+        found = state.outcome()
+    finally:
+        await state.close()
+    rewards = {agent: found.rewards[first] for agent in agents if first in found.rewards}
+    return replace(outcome, rewards=rewards, success=found.success, info={**found.info, **outcome.info})
 
 
 def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

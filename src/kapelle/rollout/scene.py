@@ -618,10 +618,16 @@ class LiveScene:
         return checked
 
     def settle(self, outcome: Outcome) -> Outcome:
-        """Return the outcome; the terminal reward of an agent without a turn includes its earlier rewards."""
+        """Add the rewards of turns to them, and return the outcome.
+
+        The terminal reward of an agent without a turn includes its earlier rewards.
+        """
         found: object = outcome
         if not isinstance(found, Outcome):
             raise EpisodeError(f"`outcome` returns {found!r:.60}; return a kapelle.Outcome.")
+        for index, reward in outcome.turn_rewards.items():
+            turn = self._turns[index]
+            self._turns[index] = placed(turn, index, turn.reward + reward)
         rewards = checked_rewards(outcome.rewards, self._sessions)
         for agent, reward in self._owed.items():
             rewards[agent] = rewards.get(agent, 0.0) + reward

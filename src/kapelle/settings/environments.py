@@ -60,7 +60,7 @@ def check_nested(run: RunToCheck) -> None:
 def check_paying(settings: object) -> None:
     """Raise ConfigError for an environment that rewards whole episodes inside another one, which would drop its rewards."""
     for at, part in parts_of(settings):
-        if at and offers(part, RewardsEpisodes):
+        if at and offers(part, RewardsEpisodes) and not offers(settings, DrivenByPrograms):
             raise ConfigError(
                 f"`{getattr(part, 'name', at)}` rewards whole episodes, and cannot stand inside another environment (`environment.{at}`). "
                 "Use it as the environment; `rewarded` has a setting `tools`."

@@ -27,8 +27,9 @@ from kapelle.environment import (
     Outcome,
     Scripted,
 )
-from kapelle.environments.external import SERVER, SHOWN, External, ExternalState, WaitingEpisode, board_of
+from kapelle.environments.external import SERVER, External, ExternalState, WaitingEpisode, board_of
 from kapelle.environments.grading.text.tool_call import Form
+from kapelle.environments.programs.processes import SHOWN
 from kapelle.environments.task_folders.attempt import INSTRUCTION, PORT, Room, Workplace, WorkspaceClosed
 from kapelle.environments.task_folders.environment import FolderSettings, finish, verdict_info
 from kapelle.environments.taught import WithTeacher

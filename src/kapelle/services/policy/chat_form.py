@@ -363,6 +363,11 @@ Spell = Callable[[int], tuple[str, bytes]]
 """A token → its text and its bytes, which may be a part of a character."""
 
 
+def response_key(identity: str) -> str:
+    """Return the part of a response's `id` that both APIs share."""
+    return identity.rpartition("-")[2].rpartition("_")[2]
+
+
 @dataclass(frozen=True, slots=True)
 class Head:
     """The fields that all chunks of one answer share."""
@@ -372,6 +377,11 @@ class Head:
     """The answer's session; None without recording."""
     identity: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def response_id(self) -> str:
+        """Its `id` in the Responses API."""
+        return f"resp_{response_key(self.identity)}"
 
     @property
     def extra(self) -> dict[str, Json]:

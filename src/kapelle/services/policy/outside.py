@@ -23,13 +23,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from kapelle.engines.rollout.protocol import Completion, ServesCallers
 from kapelle.environment import Outcome
 from kapelle.environments.external import (
+    ANSWER,
     External,
     Over,
-    ProgramEnded,
     Switchboard,
     WaitingEpisode,
     switched_on,
 )
+from kapelle.environments.programs.processes import ProgramEnded
 from kapelle.errors import EpisodeError
 from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime.event_loop import LoopThread
@@ -50,7 +51,7 @@ from kapelle.services.policy.requested_forms import constraint_of
 from kapelle.services.policy.service import PolicyService, ServingLimits
 from kapelle.services.request_errors import RequestError
 from kapelle.team import ANY_TEAM
-from kapelle.types import Json
+from kapelle.types import Json, Turn
 
 
 @contextmanager
@@ -79,7 +80,7 @@ def serve_outside(
     )
     board = Switchboard("", binding.token, partial(say, "program"))
     agents = Agents(setup, LoopThread(), environment.tool_form)
-    desk = OutsideDesk(board, agents, environment.absence)
+    desk = OutsideDesk(board, agents, environment.absence, grades=environment.questions is not None)
     limits = ServingLimits(calls=65_536, seconds=setup.patience.episode)
     # With several agents a program has to name one: a guess could train another agent.
     alone = setup.team.names[0] if len(setup.team.names) == 1 else None
@@ -92,7 +93,7 @@ def serve_outside(
         application, board.door = at_the_door(application, binding.token), str(door)
     with HttpServer(binding, application, idle, *watched, door=door) as server:
         board.url = server.url
-        with switched_on(key or environment.key, board):
+        with switched_on(key or environment.key, board), environment.forking(board):
             say("serving", f"outside programs call {server.url}/v1, agents as {', '.join(service.names[1:])}")
             yield
 
@@ -147,11 +148,16 @@ def at_the_door(application: ASGIApp, token: str | None) -> ASGIApp:
 class OutsideDesk(Recorder):
     """Records sessions that are episodes of the run."""
 
-    def __init__(self, board: Switchboard, agents: Agents, absence: float = math.inf) -> None:
+    def __init__(
+        self, board: Switchboard, agents: Agents, absence: float = math.inf, *, grades: bool = False
+    ) -> None:
+        """`absence` are the seconds for which a program may be disconnected; `grades` is whether answers are graded."""
         self._board = board
         self.presence = Presence(self._dead, absence)
         bounds = agents.setup.environment.reward_range
-        super().__init__(agents, self._finish, self._give_up, bounds, called=self.presence.called)
+        super().__init__(
+            agents, self._finish, self._give_up, bounds, called=self.presence.called, grades=grades
+        )
 
     def routes(self) -> Sequence[Route]:
         """Return its routes."""
@@ -162,9 +168,7 @@ class OutsideDesk(Recorder):
         if call.body:
             raise RequestError(400, "The body must be an empty object.", None, "invalid_request")
         episode = await self._take(call)
-        data = episode.task.data
-        task = {"id": episode.task.id, "split": data["split"], "index": data["index"]}
-        return JsonAnswer({"session": episode.name, "task": task, "seed": episode.seed})
+        return JsonAnswer({"session": episode.name, "task": episode.given, "seed": episode.seed})
 
     def _dead(self, name: str, seconds: float) -> None:
         episode = self._board.seat(name)
@@ -250,12 +254,20 @@ class OutsideDesk(Recorder):
             raise _over()
         acted = {turn.agent for turn in session.turns}
         rewards = {name: value for name, value in reward.by_agent(episode.agents).items() if name in acted}
-        info = {**reward.info, "session": session.name, **dict(session.counts)}
+        answer = {} if reward.answer is None else {ANSWER: reward.answer}
+        info = {**reward.facts, **answer, "session": session.name, **dict(session.counts)}
         try:
             episode.finish(Outcome(rewards, reward.success, info))
         except Over:
             raise _over() from None
         return {}
+
+    def _reward_turn(self, session: ChatSession, turn: Turn, reward: float) -> None:
+        episode = self._board.seat(session.name)
+        if episode is None:
+            raise _over(self._board.why_over(session.name))
+        super()._reward_turn(session, turn, reward)
+        episode.turn_rewards[turn.index] = reward
 
     def _give_up(self, session: ChatSession) -> None:
         episode = self._board.seat(session.name)

@@ -1,6 +1,7 @@
 """Record sessions of outside programs, which become episodes when their rewards are posted.
 
     POST /v1/sessions/NAME/reward   {"reward": 1.0}   or   {"rewards": {"planner": 0.5, "coder": 1.0}}
+    POST /v1/turns/ID/reward        {"reward": 0.2}   for one turn, before; ID is that of the response, or the turn's number
 
 An episode is a line in `episodes.jsonl`, in the form of a run's episodes (`runs.episode_json`): exact token ids, log-probs, agents,
 versions and hashes of the weights. Sessions without a reward are dropped.
@@ -28,12 +29,12 @@ from starlette.routing import Route
 from kapelle.engines.rollout.protocol import agent_renderer
 from kapelle.environments.grading.text.tool_call import ReadCall
 from kapelle.errors import DataError, EpisodeError, OutputError
-from kapelle.rollout.outcomes import in_range, plain
+from kapelle.rollout.outcomes import LONGEST, in_range, plain
 from kapelle.rollout.scene import as_message
 from kapelle.runs.episode_json import dump_episode, load_episode
 from kapelle.services.http import Call, JsonAnswer, Peer, route
 from kapelle.services.policy.agents import Agents, Chat, NewTokens, Sampled
-from kapelle.services.policy.chat_form import NAMED, PLAINLY, ChatRequest, MessageReader
+from kapelle.services.policy.chat_form import NAMED, PLAINLY, ChatRequest, MessageReader, response_key
 from kapelle.services.policy.speech import ParsedAnswer
 from kapelle.services.policy.teams import Spoken, TeamAnswer
 from kapelle.services.request_errors import Body, RequestError, busy, read_body, wrong
@@ -72,6 +73,8 @@ class ChatSession:
     task: str | None = None
     """The task that the caller names; None for the program's own task."""
     turns: list[Turn] = field(default_factory=list)
+    responses: dict[str, list[int]] = field(default_factory=dict)
+    """Name of a response → numbers of its turns, one for each choice."""
     nodes: dict[tuple[str, bytes], list[ReadPrefix]] = field(default_factory=dict)
     """(agent, digest of a conversation up to an answer) → its answers."""
     counts: Counter[str] = field(default_factory=Counter)
@@ -133,6 +136,31 @@ class Sessions:
             raise RequestError(404, "There is no open session of this name.", None, "session_not_found")
         return self._open[name]
 
+    def turn(self, session: str | None, name: str) -> tuple[ChatSession, Turn]:
+        """Return a turn with its session, by the `id` of its response, or by its number in a named session.
+
+        RequestError: 404 for an unknown turn, 400 for the `id` of a response with several choices.
+        """
+        for each in self:
+            if session not in (None, each.name):
+                continue
+            numbers = each.responses.get(response_key(name), ())
+            if len(numbers) > 1:
+                raise wrong(
+                    f"This response has {len(numbers)} choices. Give the number of one of its turns: "
+                    f"{', '.join(map(str, numbers))}.",
+                    "turn",
+                )
+            for turn in each.turns:
+                if turn.index in numbers or (session is not None and str(turn.index) == name):
+                    return each, turn
+        raise RequestError(
+            404,
+            "There is no such turn in an open session. Give the `id` of a response, or a number from GET /v1/sessions/NAME.",
+            "turn",
+            "turn_not_found",
+        )
+
     def begin(self, name: str | None = None) -> ChatSession:
         """Return a new session, or the one of that name; RequestError (429) if there is no room."""
         if (known := self.known(name)) is not None:
@@ -164,10 +192,13 @@ class Sessions:
         return session
 
     @contextmanager
-    def ending(self, name: str) -> Iterator[ChatSession]:
-        """End a session; it stays open if the block raises, so that its caller can retry."""
+    def ending(self, name: str, *, busy: bool = False) -> Iterator[ChatSession]:
+        """End a session; it stays open if the block raises, so that its caller can retry.
+
+        RequestError (409) if it has answers in progress, unless `busy`.
+        """
         session = self.get(name)
-        if session.under_way:
+        if session.under_way and not busy:
             raise RequestError(
                 409, "This session has answers in progress. Wait for them.", None, "session_busy"
             )
@@ -280,6 +311,12 @@ def _plain(value: Json) -> Json:
 # -------- Rewards
 
 
+class TurnReward(Body):
+    """The reward of one turn."""
+
+    reward: float
+
+
 class PostedReward(Body):
     """The rewards of the agents of a session."""
 
@@ -287,10 +324,19 @@ class PostedReward(Body):
     """Reward of every agent with a turn."""
     rewards: dict[str, float] = Field(default={}, max_length=1024)
     """Rewards of agents by name, instead of `reward`."""
+    answer: str | None = None
+    """The program's answer to its question, instead of a reward: `environment.questions` grades it."""
     success: float | None = Field(default=None, ge=0.0, le=1.0)
     """Success of the team."""
     info: dict[str, Any] = Field(default={}, max_length=64)
     """Further facts for the episode's `info`."""
+    failed: str | None = Field(default=None, max_length=LONGEST)
+    """What failed in the program, for `info["program"]`; calls in progress are then dropped."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """Everything that it adds to the episode's `info`."""
+        return self.info if self.failed is None else {**self.info, "program": self.failed}
 
     def by_agent(self, team: Sequence[str]) -> Mapping[str, float]:
         """Return the reward of each agent."""
@@ -299,14 +345,26 @@ class PostedReward(Body):
 
 
 def read_reward(
-    body: Json, team: Sequence[str], bounds: tuple[float, float] = (-math.inf, math.inf)
+    body: Json,
+    team: Sequence[str],
+    bounds: tuple[float, float] = (-math.inf, math.inf),
+    *,
+    grades: bool = False,
 ) -> PostedReward:
     """Parse a reward; RequestError (400) if no agent receives one, or for a value that an episode cannot hold.
 
-    `bounds` are the least and the greatest reward of an agent.
+    `bounds` are the least and the greatest reward of an agent. If `grades`, an answer may take the place of a reward.
     """
     reward = read_body(PostedReward, body)
-    if reward.reward is None and not reward.rewards:
+    if reward.answer is not None and not grades:
+        raise wrong(
+            "This run has no grader of answers. Set `environment.questions`, or post `reward`.", "answer"
+        )
+    if reward.answer is not None and (
+        reward.reward is not None or reward.rewards or reward.success is not None
+    ):
+        raise wrong("An answer is graded: post `answer` or your own reward, not both.", "answer")
+    if reward.answer is None and reward.reward is None and not reward.rewards:
         raise wrong("Post `reward`, for all agents with a turn, or `rewards` by agent.", "reward")
     for name in reward.rewards:
         if name not in team:
@@ -366,13 +424,16 @@ class Recorder:
         bounds: tuple[float, float] = (-math.inf, math.inf),
         lifetime: float = math.inf,
         called: Callable[[str, Peer | None], None] = lambda _name, _peer: None,
+        *,
+        grades: bool = False,
     ) -> None:
         """`take` receives each session with its reward, and returns further facts for its caller.
 
         `drop` receives those that end without a reward. `bounds` are the least and the greatest reward of an agent; `lifetime` are
         the seconds after its last call for which a session is kept if others need its place. `called` receives session and
-        connection of each call that shows or rewards a session.
+        connection of each call that shows or rewards a session. `grades` is whether an answer can be posted in place of a reward.
         """
+        self._grades = grades
         self.sessions = Sessions(lifetime=lifetime)
         self._answers: OrderedDict[
             tuple[str, str, bytes], tuple[ChatSession, str | None, Chat, Sequence[Sampled]]
@@ -391,6 +452,7 @@ class Recorder:
             route("POST", "/v1/sessions/{name:path}", self.reward),
             route("DELETE", "/v1/sessions/{name:path}", self.drop),
             route("POST", "/v1/reward", self.reward),
+            route("POST", "/v1/turns/{name:path}", self.reward_turn),
         )
 
     async def open(self, call: Call) -> JsonAnswer:
@@ -410,9 +472,11 @@ class Recorder:
         session = self.sessions.get(call.path)
         turns = [
             {
+                "turn": turn.index,
                 "agent": turn.agent,
                 "completed_before": turn.completed_before,
                 "tokens": len(turn.completion_ids),
+                "reward": turn.reward,
             }
             for turn in session.turns
         ]
@@ -434,7 +498,7 @@ class Recorder:
             raise RequestError(404, "There is no such path here.", None, "not_found")
         name = name or call.session or ""
         self._called(name, call.peer)
-        reward = read_reward(call.body, self._agents.setup.team.names, self._bounds)
+        reward = read_reward(call.body, self._agents.setup.team.names, self._bounds, grades=self._grades)
         if self.sessions.known(name) is None and name in self._rewards:
             digest, answer = self._rewards[name]
             if digest == _extended(b"", call.body):
@@ -444,11 +508,26 @@ class Recorder:
             )
         if not self.sessions.get(name).turns:
             raise RequestError(409, "This session has no turns yet.", None, "session_empty")
-        with self.sessions.ending(name) as ended:
+        with self.sessions.ending(name, busy=reward.failed is not None) as ended:
             facts = self._on_reward(ended, reward)
         row: dict[str, Json] = {"session": name, "turns": len(ended.turns), **dict(ended.counts), **facts}
         _remember(self._rewards, name, (_extended(b"", call.body), row))
         return JsonAnswer(row)
+
+    async def reward_turn(self, call: Call) -> JsonAnswer:
+        """Give a turn a reward, in place of an earlier one; its session continues."""
+        name, _, rest = call.path.partition("/")
+        if rest != "reward":
+            raise RequestError(404, "There is no such path here.", None, "not_found")
+        reward = read_body(TurnReward, call.body).reward
+        session, turn = self.sessions.turn(call.session, name)
+        self._called(session.name, call.peer)
+        self._reward_turn(session, turn, reward)
+        return JsonAnswer({"session": session.name, "turn": turn.index, "reward": reward})
+
+    def _reward_turn(self, session: ChatSession, turn: Turn, reward: float) -> None:
+        """Keep the reward of a turn."""
+        session.turns[session.turns.index(turn)] = replace(turn, reward=reward)
 
     async def answers(
         self, chat: Chat, call: Call, join: Join
@@ -555,7 +634,10 @@ class Recorder:
                     new = chat.prompt.messages if place.after is None else place.new_messages
                     conversation = (*before, *new, as_message(turn, renderer))
                     answer = chat.parsed(completion.ids, completion.text)
-                    self.sessions.keep(place, turn, answer, conversation)
+                    kept = self.sessions.keep(place, turn, answer, conversation)
+                    place.session.responses.setdefault(response_key(chat.head.identity), []).append(
+                        kept.index
+                    )
                     done.append(each)
                     if len(done) == chat.request.n and call.session is not None:
                         name = (place.session.name, place.agent, _extended(b"", call.body))
@@ -597,7 +679,7 @@ class EpisodeFile:
         """Write an episode and return its number."""
         task = Task(session.task or session.name, "")
         acted = {turn.agent for turn in session.turns}  # agents without a turn receive no reward
-        info = {"session": session.name, **dict(session.counts), **reward.info}
+        info = {"session": session.name, **dict(session.counts), **reward.facts}
         rewards = {agent: value for agent, value in reward.by_agent(self._team).items() if agent in acted}
         episode = Episode(task, 0, self._team, tuple(session.turns), rewards, reward.success, info)
         group = self._groups.setdefault(task.id, len(self._groups))

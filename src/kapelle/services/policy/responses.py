@@ -102,7 +102,9 @@ class StoredResponses:
         return kept
 
     def keep(self, name: str, kept: StoredResponse) -> None:
-        """Keep a response."""
+        """Keep a response, in place of an equal one that a repeated call has kept."""
+        if name in self._kept:
+            self._drop(name)
         self._kept[name] = kept
         self._size += kept.size
         while len(self._kept) > self._most or (self._size > self._characters and len(self._kept) > 1):
@@ -138,7 +140,8 @@ class ResponseForm:
 
     async def events(self, answering: Answering, answers: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
         """Yield the answer as events."""
-        writer = self._writer = ResponseWriter(self._request, answering.head.session)
+        head = answering.head
+        writer = self._writer = ResponseWriter(self._request, head.session, head.response_id)
         async with aclosing(writer.events(answering.pieces(answers))) as events:
             async for event in events:
                 if self._request.store and writer.message:

@@ -327,7 +327,7 @@ class ResponseWriter:
 
     request: ResponseRequest
     session: str | None
-    identity: str = field(default_factory=lambda: _name("resp"))
+    identity: str
     created: int = field(default_factory=lambda: int(time.time()))
     output: list[dict[str, Json]] = field(default_factory=list)
     """The complete items."""

@@ -1,0 +1,257 @@
+"""Processes of outside programs, as the event loop of the episodes sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import BinaryIO, Protocol, Self
+
+from kapelle.environment import Outcome
+from kapelle.environments.programs import forking
+from kapelle.errors import ConfigError, EpisodeError
+from kapelle.runtime.process_tree import kill_group
+from kapelle.types import Json
+
+SHOWN = 500
+"""Characters of a failed program's output in messages."""
+LAST_S = 1.0
+"""Seconds to read the rest of a program's output after its end."""
+TIDY_S = 2.0
+"""Seconds for a program to end after its episode."""
+KEPT = 64 << 10
+"""Bytes of a program's output that are kept."""
+IMPORT_S = 600.0
+"""Seconds for the imports of `environment.entry`."""
+
+
+class ProgramEnded(EpisodeError):
+    """The program of an episode ended without a reward."""
+
+
+class StartedProgram(Protocol):
+    """A program of one episode."""
+
+    @property
+    def timed(self) -> bool:
+        """Whether it has its own time limit, which replaces `environment.timeout`."""
+        ...
+
+    async def ended(self) -> Outcome | EpisodeError:
+        """Wait until it ends; return the outcome, or why there is none."""
+        ...
+
+    async def end(self) -> None:
+        """End it and all its processes."""
+        ...
+
+
+class _Exit(asyncio.subprocess.SubprocessStreamProtocol):
+    """Reports when a process has exited. `Process.wait` also waits for children that share its output."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__(limit=1 << 16, loop=loop)
+        self.exited: asyncio.Future[int | None] = loop.create_future()
+        self._of: asyncio.SubprocessTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.SubprocessTransport)
+        self._of = transport
+        super().connection_made(transport)
+
+    def process_exited(self) -> None:
+        assert self._of is not None
+        if not self.exited.done():
+            self.exited.set_result(self._of.get_returncode())
+        super().process_exited()
+
+
+def _file_with(content: Json) -> BinaryIO:
+    """Return an open file without a name that holds JSON: of any size, unlike a pipe or an environment variable."""
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+    file.write(json.dumps(content, default=str).encode())
+    file.seek(0)
+    return file
+
+
+class Program:
+    """A process with its own process group, which ends with the episode."""
+
+    timed = False
+
+    def __init__(
+        self,
+        number: int,
+        exited: asyncio.Future[int | None],
+        output: asyncio.StreamReader,
+        release: Callable[[], None],
+    ) -> None:
+        """Take the number of the process and its group, its future exit code, its output, and what releases its descriptors."""
+        self._number, self._exited, self._stream, self._release = number, exited, output, release
+        self._output = bytearray()
+        self._reading = asyncio.ensure_future(self._read())
+
+    @classmethod
+    async def start(
+        cls, command: Sequence[str], variables: Mapping[str, str], task: Mapping[str, Json]
+    ) -> Program:
+        """Start a command with more environment variables and the task on its standard input; EpisodeError if that fails."""
+        try:
+            with _file_with(task) as file:
+                transport, protocol = await asyncio.get_running_loop().subprocess_exec(
+                    _Exit,
+                    *command,
+                    env={**os.environ, **variables},
+                    stdin=file,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise EpisodeError(
+                f"`environment.command` cannot be started: {error.strerror} ({command[0]})."
+            ) from None
+        assert protocol.stdout is not None
+        return cls(transport.get_pid(), protocol.exited, protocol.stdout, transport.close)
+
+    async def ended(self) -> ProgramEnded:
+        """Wait until it ends; return why there is no reward."""
+        code = await asyncio.shield(self._exited)
+        # Its children may continue after exit code 0, for example if it is a wrapper. After a failure they are ignored.
+        await asyncio.wait((self._reading,), timeout=None if code == 0 else LAST_S)
+        output = " ".join(self._output.decode("utf-8", "replace").split())[-SHOWN:]
+        how = "was left by the process of its imports" if code is None else f"ended with code {code}"
+        return ProgramEnded(f"The program {how} and posted no reward. It said: {output or '(nothing)'}")
+
+    async def end(self) -> None:
+        """End it and all its processes; SIGTERM comes first, so that a container's client can end its container."""
+        self._signal(signal.SIGTERM)
+        await asyncio.wait((self._exited,), timeout=TIDY_S)
+        self._signal(signal.SIGKILL)
+        await asyncio.wait((self._exited,))
+        await asyncio.wait((self._reading,), timeout=LAST_S)
+        self._reading.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._reading
+        self._release()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._number, number)
+
+    async def _read(self) -> None:
+        while piece := await self._stream.read(1 << 16):
+            self._output = (self._output + piece)[-KEPT:]
+
+
+class ForkServer:
+    """A process that has imported a program; it forks for each episode, and ends with this process, even after `kill -9`."""
+
+    def __init__(self, python: str, entry: str, variables: Mapping[str, str]) -> None:
+        """Take an interpreter, the program's function (`environment.entry`), and environment variables for the imports."""
+        self._command, self._entry = [python, forking.__file__], entry
+        self._variables = dict(variables)
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+
+    def __enter__(self) -> Self:
+        """Start the process; ConfigError if the program cannot be imported."""
+        self._started()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the process and its copies."""
+        if self._socket is not None and self._process is not None:
+            self._socket.close()
+            try:
+                self._process.wait(TIDY_S)
+            except subprocess.TimeoutExpired:
+                kill_group(self._process.pid)
+                self._process.wait()
+
+    def _started(self) -> socket.socket:
+        """Return the socket of the running process; start one if there is none, or if the last one has ended."""
+        with self._lock:
+            if self._socket is not None and self._process is not None and self._process.poll() is None:
+                return self._socket
+            if self._socket is not None:
+                self._socket.close()
+            ours, theirs = socket.socketpair()
+            with theirs:
+                try:
+                    self._process = subprocess.Popen(  # noqa: S603 - the user's interpreter, our own file
+                        [*self._command, str(theirs.fileno()), self._entry],
+                        pass_fds=(theirs.fileno(),),
+                        env={**os.environ, **self._variables},
+                        stdin=subprocess.DEVNULL,
+                        stdout=2,  # keep output of imports out of this command's output
+                        process_group=0,  # a Ctrl-C in the terminal reaches kapelle alone, which ends it
+                    )
+                except OSError as error:
+                    raise ConfigError(
+                        f"`environment.python` cannot be started: {error.strerror} ({self._command[0]})."
+                    ) from None
+            ours.settimeout(IMPORT_S)
+            try:
+                with ours.makefile("rb") as lines:
+                    line = lines.readline()
+                fault = json.loads(line) if line else "its process ended; see its output above"
+            except TimeoutError:
+                fault = f"that takes more than {IMPORT_S:g} s"
+            if fault is not None:
+                ours.close()
+                kill_group(self._process.pid)
+                self._process.wait()
+                raise ConfigError(f"`environment.entry` ({self._entry}) cannot be imported: {fault}.")
+            ours.settimeout(None)
+            self._socket = ours
+            return ours
+
+    async def start(self, variables: Mapping[str, str], task: Mapping[str, Json]) -> Program:
+        """Fork for one episode, with more environment variables and the task; EpisodeError if that fails."""
+        try:
+            requests = await asyncio.to_thread(self._started)
+        except ConfigError as error:  # it was imported before
+            raise EpisodeError(str(error)) from None
+        ours, theirs = socket.socketpair()
+        end, output = os.pipe()
+        stream = asyncio.StreamReader()
+        with ExitStack() as closing:
+            # The copy ends when this end of its socket is closed.
+            reader, writer = await asyncio.open_connection(sock=ours)
+            closing.callback(writer.close)
+            transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(end, "rb")
+            )
+            closing.callback(transport.close)
+            try:
+                with theirs, _file_with({"environment": {**os.environ, **variables}, "task": task}) as job:
+                    socket.send_fds(requests, [b"f"], [theirs.fileno(), output, job.fileno()])
+            except OSError:
+                number = None
+            else:
+                number = await _noted(reader)
+            finally:
+                os.close(output)
+            if number is None:
+                raise EpisodeError(
+                    "The process that runs `environment.entry` has ended, or this machine has no memory for a copy."
+                )
+            return Program(number, asyncio.ensure_future(_noted(reader)), stream, closing.pop_all().close)
+
+
+async def _noted(reader: asyncio.StreamReader) -> int | None:
+    """Return the next number that a copy's socket carries; None if it is closed."""
+    try:
+        return int(forking.NOTE.unpack(await reader.readexactly(forking.NOTE.size))[1])
+    except (asyncio.IncompleteReadError, OSError):
+        return None
