@@ -14,7 +14,7 @@ from tests.support.tiny import sections, tiny_model
 
 from kapelle import Trainer
 from kapelle.cli import main
-from kapelle.models.paths import located
+from kapelle.models.pretrained import located
 from kapelle.models.weights import save_model
 from kapelle.runtime import hub
 from kapelle.setup.recipe import resolve

@@ -28,8 +28,8 @@ from kapelle.models.fast.attention import AttentionPlan, plan_sequences
 from kapelle.models.fast.flat import flat_of
 from kapelle.models.light_tokenizer import context_of, end_tokens
 from kapelle.models.lora_bank import LoraBank, Route, layers_of
-from kapelle.models.paths import check_model_path, loading, located
-from kapelle.models.pretrained import load_pretrained, read_config, read_tokenizer
+from kapelle.models.paths import check_model_path, loading
+from kapelle.models.pretrained import load_pretrained, located, read_config, read_tokenizer
 from kapelle.models.renderer import ChatRenderer
 from kapelle.models.routing import RouterChoices
 from kapelle.models.token_masks import TokenMasks

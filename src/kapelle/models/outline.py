@@ -25,8 +25,8 @@ from kapelle.models.adapters import (
     shapes_of,
 )
 from kapelle.models.embedded import EYES, SPECIAL, build_model, settings_of
-from kapelle.models.paths import check_model_path, loading, located
-from kapelle.models.pretrained import load_pretrained, read_config
+from kapelle.models.paths import check_model_path, loading
+from kapelle.models.pretrained import load_pretrained, located, read_config
 from kapelle.models.vision import auto_class
 from kapelle.settings.checks import Check, RunToCheck
 from kapelle.settings.environments import showing_images

@@ -10,10 +10,9 @@ from pathlib import Path
 
 from kapelle.errors import AbsentModel, KapelleError, ModelError
 from kapelle.models.checksums import verify_folder
-from kapelle.models.gguf_file import check_gguf, converted, gguf_file
+from kapelle.models.gguf_file import check_gguf, gguf_file
 from kapelle.runtime.hub import (
     MODELSCOPE,
-    fetch_modelscope,
     hub_fault,
     is_of_modelscope,
     modelscope_cache,
@@ -40,32 +39,8 @@ def loading(path: str, done: str = "loaded") -> Iterator[None]:
         ) from error
 
 
-def located(path: str, *, weights: bool = False) -> str:
-    """Return the folder of a model of ModelScope (`modelscope:OWNER/NAME`) or of a GGUF file, and any other path unchanged.
-
-    Downloads settings and tokeniser if they are missing, with `weights` the weights too, and converts a GGUF file that is new.
-    Raises ModelError if that fails.
-    """
-    if not is_of_modelscope(path):
-        file = gguf_file(path)
-        return path if file is None else str(converted(file))
-    name = path.removeprefix(MODELSCOPE)
-    folder = modelscope_folder(name)
-    if folder is not None and (not weights or _has_weights(folder)):
-        return str(folder)
-    _check_modelscope(path)
-    try:
-        return str(fetch_modelscope(name, weights=weights))
-    except Exception as error:
-        # The boundary to a third-party client.
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        raise AbsentModel(
-            f"Model '{path}' cannot be fetched from ModelScope: {reason}. Check the name and the network; or fetch it elsewhere "
-            f"(`modelscope download --model {name} --local_dir FOLDER`) and name the folder."
-        ) from error
-
-
-def _has_weights(folder: Path) -> bool:
+def has_weights(folder: Path) -> bool:
+    """Return whether a folder has all files of a model's weights."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         with loading(str(folder), "read"):
@@ -74,7 +49,7 @@ def _has_weights(folder: Path) -> bool:
     return any(folder.glob("*.safetensors"))
 
 
-def _check_modelscope(path: str) -> None:
+def check_modelscope(path: str) -> None:
     """Raise ModelError for a model that is missing from ModelScope's cache and cannot be fetched."""
     name = path.removeprefix(MODELSCOPE)
     fault = modelscope_fault(name)
@@ -126,8 +101,8 @@ def check_model_path(path: str) -> None:
     if is_of_modelscope(path):
         known = modelscope_folder(path.removeprefix(MODELSCOPE))
         if known is None:
-            _check_modelscope(path)
-        elif _has_weights(known):
+            check_modelscope(path)
+        elif has_weights(known):
             check_model_path(str(known))
         return
     if not folder.exists():

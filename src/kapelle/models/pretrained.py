@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
-from kapelle.errors import ModelError
-from kapelle.models.paths import local_only
+from kapelle.errors import AbsentModel, ModelError
+from kapelle.models.checksums import CHECKSUMS, write_checksums
+from kapelle.models.gguf_file import check_gguf, gguf_file
+from kapelle.models.paths import check_modelscope, has_weights, loading, local_only
+from kapelle.runtime.files import cache_folder, sha256
+from kapelle.runtime.hub import (
+    MODELSCOPE,
+    bars_for_people,
+    fetch_modelscope,
+    is_of_modelscope,
+    modelscope_folder,
+)
 
 
 def read_config(path: str) -> Any:
@@ -62,3 +77,87 @@ def load_pretrained(kind: Any, path: str, **options: Any) -> Any:
 
 def _more(keys: Collection[str]) -> str:
     return f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+
+
+def located(path: str, *, weights: bool = False) -> str:
+    """Return the folder of a model of ModelScope (`modelscope:OWNER/NAME`) or of a GGUF file, and any other path unchanged.
+
+    Downloads settings and tokeniser if they are missing, with `weights` the weights too, and converts a GGUF file that is new.
+    Raises ModelError if that fails.
+    """
+    if not is_of_modelscope(path):
+        file = gguf_file(path)
+        return path if file is None else str(converted(file))
+    name = path.removeprefix(MODELSCOPE)
+    folder = modelscope_folder(name)
+    if folder is not None and (not weights or has_weights(folder)):
+        return str(folder)
+    check_modelscope(path)
+    try:
+        return str(fetch_modelscope(name, weights=weights))
+    except Exception as error:
+        # The boundary to a third-party client.
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise AbsentModel(
+            f"Model '{path}' cannot be fetched from ModelScope: {reason}. Check the name and the network; or fetch it elsewhere "
+            f"(`modelscope download --model {name} --local_dir FOLDER`) and name the folder."
+        ) from error
+
+
+def converted(file: Path) -> Path:
+    """Return the folder with a GGUF file's weights in float32, its settings and its tokeniser; converts it at the first call.
+
+    Raises ModelError or AbsentPackage.
+    """
+    check_gguf(file)
+    about = file.stat()
+    folder = cache_folder() / "gguf" / f"{file.stem}-{_hash(file, about.st_size, about.st_mtime_ns)[:16]}"
+    if (folder / CHECKSUMS).is_file():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(mkdtemp(prefix=f".{file.stem}-", dir=folder.parent))
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    try:
+        _convert(file, made)
+        write_checksums(made)
+        with suppress(FileExistsError):  # another process was faster
+            made.rename(folder)
+    except OSError as error:
+        if (folder / CHECKSUMS).is_file():
+            return folder
+        raise _unwritable(folder, error) from error
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return folder
+
+
+@lru_cache
+def _hash(file: Path, size: int, changed_ns: int) -> str:
+    """Return a file's hash, computed once for each size and time of change."""
+    return sha256(file)
+
+
+def _convert(file: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    with loading(str(file)), bars_for_people():
+        place = str(file.parent)
+        tokenizer = AutoTokenizer.from_pretrained(
+            place, gguf_file=file.name, trust_remote_code=False, local_files_only=True
+        )
+        model = load_pretrained(AutoModelForCausalLM, place, dtype=torch.float32, gguf_file=file.name)
+    # The weights are plain numbers now, and `save_pretrained` must write them as such.
+    model.hf_quantizer = None
+    del model.config.quantization_config
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _unwritable(folder: Path, error: OSError) -> ModelError:
+    return ModelError(
+        f"The converted model cannot be written to {folder}: {error.strerror}. Free space there, or set KAPELLE_CACHE to another "
+        "folder."
+    )

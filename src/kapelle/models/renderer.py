@@ -33,8 +33,8 @@ from kapelle.models.chat_template import (
 )
 from kapelle.models.control_tokens import ControlTokens
 from kapelle.models.light_tokenizer import context_of, end_tokens, light_tokenizer, read_folder
-from kapelle.models.paths import check_model_path, loading, local_only, located
-from kapelle.models.pretrained import read_config, read_tokenizer
+from kapelle.models.paths import check_model_path, loading, local_only
+from kapelle.models.pretrained import located, read_config, read_tokenizer
 from kapelle.runtime.characters import replace_surrogates
 from kapelle.runtime.hub import is_of_modelscope
 from kapelle.runtime.thoughts import EVERY_PAIR, OPENINGS, THOUGHT_MARKS, split_thoughts

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kapelle.errors import KapelleError, ModelError
 from kapelle.models.outline import Outline, read_settings
-from kapelle.models.paths import loading, located
-from kapelle.models.pretrained import load_pretrained, read_config, read_tokenizer
+from kapelle.models.paths import loading
+from kapelle.models.pretrained import load_pretrained, located, read_config, read_tokenizer
 from kapelle.models.vision import auto_class
 from kapelle.runtime.hub import MODELSCOPE, is_of_modelscope, modelscope_folder
 

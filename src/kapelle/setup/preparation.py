@@ -28,7 +28,7 @@ from kapelle.models.outline import (
     read_outlines,
     read_settings,
 )
-from kapelle.models.paths import located
+from kapelle.models.pretrained import located
 from kapelle.models.renderer import ReadRenderer, load_renderer
 from kapelle.models.vision import need_pillow, read_image_processor
 from kapelle.models.weight_files import check_architecture, check_files, folder_of
