@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from tests.support.tiny import sections
 
 from kapelle.runs.failure import read_failure
 from kapelle.runs.reader import read_status
-from kapelle.runs.writer import RunDirectory
 
 REWARDS = """
 from pathlib import Path
@@ -26,6 +25,16 @@ def length(completion: str) -> float:
     if Path("broken").exists():
         raise ImportError("No module named 'grader'")
     return float(len(completion) % 3)
+"""
+
+
+ENDS = """
+import sys
+from pathlib import Path
+from kapelle.runs.writer import RunDirectory
+from kapelle.runtime.watchdog import end_process
+run = RunDirectory.create(Path(sys.argv[1]), config="a: 1", provenance={}, resume=False)
+end_process("The environment has not returned for 60 s.", 2)
 """
 
 
@@ -125,13 +134,7 @@ def test_a_killed_run_says_that_it_was_killed(kapelle: Kapelle) -> None:
 
 def test_a_process_that_ends_itself_leaves_its_last_message(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    child = os.fork()
-    if child == 0:
-        from kapelle.runtime.watchdog import end_process
-
-        RunDirectory.create(run, config="a: 1\n", provenance={}, resume=False)
-        end_process("The environment has not returned for 60 s.", 2)
-    os.waitpid(child, 0)
+    subprocess.run([sys.executable, "-c", ENDS, str(run)], check=False)
     failure = read_failure(run)
     assert failure is not None
     assert failure.reason == "The environment has not returned for 60 s."
