@@ -121,7 +121,7 @@ class SampledMessage(Message):
     """Number of its first tokens that are thoughts."""
 
 
-ConstraintKind = Literal["json_schema", "json_object", "regex", "choices", "grammar"]
+ConstraintKind = Literal["json_schema", "json_object", "regex", "choices", "grammar", "endpoint"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,8 @@ class Constraint:
 
     kind: ConstraintKind
     text: str
-    """The schema or the choices as JSON, the regular expression, or the grammar; empty for `json_object`."""
+    """The schema or the choices as JSON, the regular expression, or the grammar; empty for `json_object`. For `endpoint`, the fields
+    of a chat request as JSON."""
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Json]) -> Constraint:
@@ -156,6 +157,11 @@ class Constraint:
         return cls(
             "choices", json.dumps(list(dict.fromkeys(texts)), ensure_ascii=False, separators=(",", ":"))
         )
+
+    @classmethod
+    def endpoint(cls, fields: Mapping[str, Json]) -> Constraint:
+        """Return the fields of a chat request (`tools`, `tool_choice`, …) that the server of an endpoint applies itself."""
+        return cls("endpoint", json.dumps(fields))
 
     @classmethod
     def legal(cls) -> Constraint:

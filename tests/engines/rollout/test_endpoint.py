@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -16,7 +17,7 @@ from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.errors import EngineError, EpisodeError
 from kapelle.team import Endpoint
-from kapelle.types import Message, Sampling
+from kapelle.types import Constraint, Message, Sampling
 
 ENDPOINT = Endpoint("https://example.test/v1/", "their-model", "THEIR_KEY")
 ASKED = Request(
@@ -64,6 +65,45 @@ class TestRequest:
             "seed": 5,
             "stop": ["\n"],
         }
+
+    async def test_calls_and_their_results_are_openais(self) -> None:
+        """Tools of a caller are fields of the request; an earlier answer's calls get the ids of their results."""
+        seen: list[Any] = []
+
+        def answer(request: httpx.Request) -> httpx.Response:
+            seen.append(json.loads(request.content))
+            call = {"id": "theirs", "function": {"name": "look", "arguments": '{"at": 2}'}}
+            return httpx.Response(
+                200, json={"choices": [{"message": {"content": None, "tool_calls": [call]}}]}
+            )
+
+        tools = [{"type": "function", "function": {"name": "look"}}]
+        fields = {"tools": tools, "tool_choice": "required"}
+        sampling = replace(ASKED.sampling, constraint=Constraint.endpoint(fields))
+        first = await engine(answer).generate(replace(ASKED, sampling=sampling))
+        result = {"role": "tool", "content": "7", "tool_call_id": "call_1", "name": "look"}
+        messages = (
+            *ASKED.messages,
+            Message("assistant", f"I look.\n{first.text}"),
+            Message("tool", "7", structured=json.dumps(result)),
+        )
+        await engine(answer).generate(replace(ASKED, sampling=sampling, messages=messages))
+        assert seen[0]["tools"] == tools
+        assert seen[0]["tool_choice"] == "required"
+        assert seen[1]["messages"][2:] == [
+            {
+                "role": "assistant",
+                "content": "I look.",
+                "tool_calls": [
+                    {
+                        "id": "call_1",
+                        "type": "function",
+                        "function": {"name": "look", "arguments": '{"at": 2}'},
+                    }
+                ],
+            },
+            {"role": "tool", "content": "7", "tool_call_id": "call_1"},
+        ]
 
 
 class TestAnswer:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
+from kapelle.engines.rollout.compose import engine_of
 from kapelle.engines.rollout.protocol import (
     Completion,
     KnowsAlternatives,
@@ -20,10 +21,12 @@ from kapelle.engines.rollout.protocol import (
     stream_or_generate,
 )
 from kapelle.environments.grading.text.tool_call import Form
-from kapelle.errors import ContextError, EngineError
+from kapelle.errors import ContextError, EngineError, EpisodeError
 from kapelle.models.renderer import ChatRenderer
 from kapelle.rollout.setup import RolloutSetup
+from kapelle.runtime.credentials import without_secrets
 from kapelle.runtime.event_loop import LoopThread
+from kapelle.runtime.http import NoAnswer
 from kapelle.runtime.randomness import derive_seed
 from kapelle.services.binding import LOG
 from kapelle.services.policy.chat_form import (
@@ -78,6 +81,10 @@ class HasTemplate(Protocol):
     def called(self, name: str, arguments: Mapping[str, Json]) -> str:
         """Return how it writes an answer that makes this call; empty if unknown."""
         ...
+
+
+ENDPOINT = MessageReader(structured=True, calls=None, is_endpoint=True)
+"""For endpoints, which read and return messages of OpenAI's form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +146,10 @@ class Agents:
 
     def reader(self, agent: str) -> MessageReader:
         """Return how an agent's conversations are read: in the form of its chat template, else as `hermes`."""
-        policy = self.setup.team.policy(agent).name
+        known = self.setup.team.policy(agent)
+        policy = known.name
+        if known.endpoint is not None and self._form is None:
+            return ENDPOINT
         if policy not in self._readers:
             renderer = self.setup.engine.renderer(policy)
             template = renderer.template if isinstance(renderer, HasTemplate) else ""
@@ -200,8 +210,9 @@ class Agents:
         request = self._request(prompt, 0)
 
         async def find() -> Sequence[Likeliest]:
-            assert isinstance(self.setup.engine, KnowsAlternatives), "`read_chat` has checked it"
-            return self.setup.engine.alternatives(request, ids, count)
+            engine = engine_of(self.setup.engine, request.policy)
+            assert isinstance(engine, KnowsAlternatives), "`read_chat` has checked it"
+            return engine.alternatives(request, ids, count)
 
         return await self.thread.ask(find)
 
@@ -237,6 +248,9 @@ async def relayed(
             raise RequestError(
                 503, "The engine that samples failed; the service's log says why.", None, "engine"
             ) from None
+        except EpisodeError as error:  # an endpoint's answer
+            status = 400 if isinstance(error.__cause__, NoAnswer) and not error.__cause__.passing else 503
+            raise RequestError(status, without_secrets(str(error)), None, "endpoint") from None
     finally:
         if not task.done():
             task.cancel()
@@ -481,7 +495,10 @@ def read_chat(agents: Agents, model: str, agent: str, request: ChatRequest) -> C
     if request.top_logprobs and request.stream:
         raise wrong("`top_logprobs` need a complete answer. Remove `stream`.", "top_logprobs")
     if request.top_logprobs and not (
-        agents.thread.begun.is_set() and isinstance(agents.setup.engine, KnowsAlternatives)
+        agents.thread.begun.is_set()
+        and isinstance(
+            engine_of(agents.setup.engine, agents.setup.team.policy(agent).name), KnowsAlternatives
+        )
     ):
         raise wrong("`top_logprobs` are not supported by this server.", "top_logprobs")
     tools = request.tools if request.calls_tools else ()

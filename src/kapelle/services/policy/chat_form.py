@@ -283,6 +283,8 @@ class MessageReader:
     """Whether the template writes tools, calls and their results itself."""
     calls: CallForm | None = HERMES
     """How a forced call is written; None if calls cannot be forced."""
+    is_endpoint: bool = False
+    """Whether an endpoint's server gets the tools as fields of its request, so that no message describes them."""
 
     def conversation(
         self, messages: Sequence[ChatMessage], tools: Sequence[OfferedTool], system: str | None
@@ -294,7 +296,7 @@ class MessageReader:
         read = list(self.messages(messages))
         if not any(message.role == "system" for message in read) and system:
             read.insert(0, Message("system", system))
-        if tools:
+        if tools and not self.is_endpoint:
             first = next((place for place, message in enumerate(read) if message.role == "user"), None)
             if first is None:
                 raise wrong("`tools` need a message of the role `user`. Add one.", "tools")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from kapelle.engines.rollout.protocol import Recites
+from kapelle.engines.rollout.compose import engine_of
+from kapelle.engines.rollout.endpoint import constraint_fields
+from kapelle.engines.rollout.protocol import AppliesConstraints
 from kapelle.errors import ConfigError
 from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime.constraints import forced_call, json_rule
@@ -24,6 +26,8 @@ def constraint_of(
 
     Raises RequestError (400) for constraints that no text satisfies, and for engines without constrained decoding.
     """
+    if reader.is_endpoint:
+        return _forwarded(request, setup.team[agent].sampling.constraint)
     form, choice = request.response_format, request.tool_choice
     schema: dict[str, Json] | None = None
     if isinstance(form, SchemaFormat):
@@ -37,7 +41,7 @@ def constraint_of(
     if not forced and schema is None:
         return None
     place = "tool_choice" if forced else "response_format"
-    if not _is_supported(setup, agent):
+    if not isinstance(engine_of(setup.engine, setup.team.policy(agent).name), AppliesConstraints):
         raise wrong(
             f"`{place}` needs constrained decoding, which the engine of '{agent}' does not support: set `engine.name: local`.",
             place,
@@ -81,10 +85,18 @@ def constraint_of(
     raise wrong(f"`{place}`: no answer can satisfy it: {reason}.", place)
 
 
-def _is_supported(setup: RolloutSetup, agent: str) -> bool:
-    """Return whether the engine masks an agent's tokens, or recites a script, as the teacher of a warm-up does."""
-    from kapelle.engines.rollout.local.engine import LocalEngine
+FORWARDED = ("tools", "tool_choice", "parallel_tool_calls", "response_format")
+"""Fields of a request that an endpoint's server receives as the caller has sent them."""
 
-    if isinstance(setup.engine, Recites):
-        return True
-    return isinstance(setup.engine, LocalEngine) and setup.team.policy(agent).endpoint is None
+
+def _forwarded(request: ChatRequest, own: Constraint | None) -> Constraint | None:
+    """Return the fields for an endpoint's server; the agent's `own` constraint if the caller sets no form of the answer."""
+    fields = request.model_dump(
+        include=request.model_fields_set & set(FORWARDED), by_alias=True, exclude_none=True
+    )
+    if not request.tools:
+        for name in ("tools", "tool_choice", "parallel_tool_calls"):
+            fields.pop(name, None)
+    if "response_format" not in fields and own is not None:
+        fields |= constraint_fields(own)
+    return Constraint.endpoint(fields) if fields else None
