@@ -290,7 +290,7 @@ class AppliesConstraints:
     def fits(self, policy: str, constraint: Constraint, most: int) -> bool | None:
         """Return whether some completion of at most `most` tokens satisfies a constraint; None if unknown.
 
-        Called on the engine's thread, between its steps.
+        May be called from any thread.
         """
         return None
 

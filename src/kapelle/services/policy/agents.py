@@ -38,7 +38,7 @@ from kapelle.services.policy.chat_form import (
     message_of,
     token_rows,
 )
-from kapelle.services.policy.requested_forms import constraint_of
+from kapelle.services.policy.requested_forms import check_length, constraint_of
 from kapelle.services.policy.service_metrics import ServiceMetrics
 from kapelle.services.policy.speech import (
     MARKS,
@@ -398,6 +398,7 @@ class Chat:
         seed = secrets.randbits(62) if self.request.seed is None else self.request.seed
         seeds = (seed, *(derive_seed(seed, "choice", k) for k in range(1, self.request.n)))
         sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
+        await check_length(self.request, sampling, setup, agent)
         return replace(self, prompt=replace(self.prompt, ids=known, sampling=sampling, seeds=seeds))
 
     async def pieces(

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -46,7 +47,7 @@ from kapelle.services.http import (
 )
 from kapelle.services.policy.agents import Agents, Chat, NewTokens, Sampled, ends_of_one_call, too_long
 from kapelle.services.policy.recording import ChatSession, ContinuedAt, PostedReward, Recorder
-from kapelle.services.policy.requested_forms import constraint_of
+from kapelle.services.policy.requested_forms import check_length, constraint_of
 from kapelle.services.policy.service import PolicyService, ServingLimits
 from kapelle.services.request_errors import RequestError
 from kapelle.team import ANY_TEAM
@@ -213,6 +214,10 @@ class OutsideDesk(Recorder):
         messages = chat.prompt.messages if place.after is None else place.new_messages
         limits = (chat.request.max_tokens, chat.request.max_completion_tokens)
         constraint = constraint_of(chat.request, chat.reader, self._agents.setup, place.agent)
+        own = self._agents.setup.team[place.agent].sampling
+        sampling = replace(chat.request.sampling(own), constraint=constraint or own.constraint)
+        sampling = replace(sampling, max_tokens=min(sampling.max_tokens, own.max_tokens))
+        await check_length(chat.request, sampling, self._agents.setup, place.agent)
         request: Mapping[str, Json] = {
             "messages": [[message.role, message.content, message.structured] for message in messages],
             "after": None if place.after is None else place.after.turn.index,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from kapelle.engines.rollout.compose import engine_of
 from kapelle.engines.rollout.endpoint import constraint_fields
 from kapelle.engines.rollout.protocol import AppliesConstraints
@@ -16,7 +18,7 @@ from kapelle.services.policy.chat_form import (
     SchemaFormat,
 )
 from kapelle.services.request_errors import wrong
-from kapelle.types import Constraint, Json
+from kapelle.types import Constraint, Json, Sampling
 
 
 def constraint_of(
@@ -83,6 +85,20 @@ def constraint_of(
     except ConfigError as error:
         raise wrong(f"`{place}`: {error}", place) from None
     raise wrong(f"`{place}`: no answer can satisfy it: {reason}.", place)
+
+
+async def check_length(request: ChatRequest, sampling: Sampling, setup: RolloutSetup, agent: str) -> None:
+    """Raise RequestError (400) if no completion of `max_tokens` tokens satisfies its constraint."""
+    policy, constraint, most = setup.team.policy(agent).name, sampling.constraint, sampling.max_tokens
+    engine = engine_of(setup.engine, policy)
+    if constraint is None or not isinstance(engine, AppliesConstraints):
+        return
+
+    if await asyncio.to_thread(engine.fits, policy, constraint, most) is False:
+        name = "max_completion_tokens" if request.max_tokens is None else "max_tokens"
+        raise wrong(
+            f"`{name}`: no answer in the requested form has at most {most} tokens. Set a higher limit.", name
+        )
 
 
 FORWARDED = ("tools", "tool_choice", "parallel_tool_calls", "response_format")

@@ -38,6 +38,7 @@ from kapelle.errors import ContextError, EngineError, ModelError, did_you_mean
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import copy_weights
 from kapelle.models.renderer import ChatRenderer
+from kapelle.models.token_masks import NEAR
 from kapelle.models.weights import weights_hash
 from kapelle.runtime.batch_barrier import BatchBarrier, batch_barrier
 from kapelle.team import Policy
@@ -431,7 +432,12 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
 
     def fits(self, policy: str, constraint: Constraint, most: int) -> bool | None:
         """Return whether some completion is short enough; see `AppliesConstraints`."""
-        return self._policy(policy).queue.model.masks.fits(constraint, most)
+        # The search for a longer completion is never conclusive.
+        return (
+            self._policy(policy).queue.model.masks.fits(constraint, most, briefly=True)
+            if most <= NEAR
+            else None
+        )
 
     def _weights(self, policy: str) -> Mapping[str, Tensor]:
         loaded = self._policy(policy)
