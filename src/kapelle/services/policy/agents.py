@@ -422,7 +422,8 @@ class Chat:
                     yield Piece(k, *new, self._tokens(each.ids, each.logprobs))
                     continue
                 completion = each.completion
-                parsed = self.parsed(completion.ids, completion.text)
+                parsed = self.parsed(completion)
+                # With `length`, OpenAI's client raises an error in place of a complete call.
                 reason = "tool_calls" if parsed.calls else completion.finish_reason
                 whole = parsed.thoughts, parsed.words
                 rest = texts[k].rest(*whole) if k in texts else whole
@@ -447,13 +448,14 @@ class Chat:
         schemas = [tool.function.model_dump() for tool in request.tools]
         return SpeechForm(self.reader.form, request.calls_tools, thinking, schemas)
 
-    def parsed(self, ids: Sequence[int], text: str) -> ParsedAnswer:
+    def parsed(self, completion: Completion) -> ParsedAnswer:
         """Return thoughts, content and calls of an answer; its text may lack the special tokens that separate them."""
+        ids, text = completion.ids, completion.text
         if self.decodes is not None and self.decodes.marked(ids):
             text = self.decodes.spoken(ids)
             for stop in self.prompt.sampling.stop:
                 text = text.partition(stop)[0]
-        return self.form.read(text)
+        return self.form.read(text, is_cut=completion.finish_reason == "length")
 
     def _tokens(
         self, ids: Sequence[int], logprobs: Sequence[float], alternatives: Sequence[Likeliest] = ()

@@ -554,7 +554,7 @@ class Recorder:
                     )
                     new = chat.prompt.messages if place.after is None else place.new_messages
                     conversation = (*before, *new, said(turn, renderer))
-                    answer = chat.parsed(completion.ids, completion.text)
+                    answer = chat.parsed(completion)
                     self.sessions.keep(place, turn, answer, conversation)
                     done.append(each)
                     if len(done) == chat.request.n and call.session is not None:

@@ -374,17 +374,19 @@ class ResponseWriter:
                     tokens, unsent = [*tokens, *unsent], []
                 if not isinstance(each, Finished):
                     continue
-                ended = "incomplete" if each.reason == "length" else "completed"
+                is_cut = each.reason == "length"
                 if item:
                     rows = [*tokens, *unsent]
                     yield self._event("output_text.done", **self._place(item), text=text, logprobs=rows)
-                    for event in self._over(item, _ANSWER, _text_part(text, rows), ended):
+                    status = "incomplete" if is_cut else "completed"
+                    for event in self._over(item, _ANSWER, _text_part(text, rows), status):
                         yield event
                 for call in calls:
                     for event in self._called(call):
                         yield event
                 self.message = each.message
-                yield self._event(ended, response=self.row(ended, each))
+                # The status `incomplete` makes the Agents SDK raise an error, which would end its program.
+                yield self._event("completed", response=self.row("completed", each))
 
     def failed(self, refusal: RequestError) -> dict[str, Json]:
         """Return the last event of an answer that fails."""
@@ -437,6 +439,7 @@ class ResponseWriter:
         """Return the response so far."""
         request = self.request
         about: dict[str, Json] = {} if finished is None else dict(finished.about)
+        is_cut = finished is not None and finished.reason == "length"
         if self.session is not None:
             about["session"] = self.session
         effort = request.reasoning or EffortWords()
@@ -447,7 +450,7 @@ class ResponseWriter:
             "status": status,
             "background": False,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": list(self.output),
             "reasoning": {"effort": effort.effort, "summary": effort.summary},
             "service_tier": "default",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kapelle.environments.grading.text.tool_call import (
@@ -47,8 +47,22 @@ class SpeechForm:
     schemas: Sequence[Json] = ()
     """Schemas of the tools: they define which values are texts, for forms that write texts without quotes."""
 
-    def read(self, text: str) -> ParsedAnswer:
-        """Parse a complete text; text that violates the form of calls belongs to the content."""
+    def read(self, text: str, *, is_cut: bool = False) -> ParsedAnswer:
+        """Parse a complete text, or one that its token limit has cut; text that violates the form of calls belongs to the content.
+
+        Of several calls, the complete ones count.
+        """
+        if not (is_cut and self.tools):
+            return self._read(text)
+        # A cut mark at the end of a call changes nothing.
+        whole = self._read(_without_begun(text, _ONE_CALL[self.form][1:] if self.form in _ONE_CALL else ()))
+        if whole.calls and self.form not in ("glm", "harmony"):  # there, a beginning of a call may be one
+            return whole
+        found = self._read(_before_cut_call(text, self.form))
+        # Without a complete call, all of it is content.
+        return found if found.calls else replace(self, tools=False).read(text)
+
+    def _read(self, text: str) -> ParsedAnswer:
         if self.form == "harmony":
             thoughts, words, calling = _harmony(text)
             try:
@@ -122,6 +136,34 @@ def _without_begun(text: str, marks: Sequence[str]) -> str:
         begun = next((k for k in range(longest, 0, -1) if text.endswith(mark[:k])), 0)
         place = min(place, len(text) - begun)
     return text[:place]
+
+
+_ONE_CALL: Mapping[Form, tuple[str, ...]] = {
+    "hermes": ("<tool_call>", "</tool_call>"),
+    "glm": ("<tool_call>", "</tool_call>"),
+    "qwen_coder": ("<tool_call>", "</tool_call>"),
+    "deepseek": ("<\uff5ctool\u2581call\u2581begin\uff5c>", "<\uff5ctool\u2581call\u2581end\uff5c>"),
+    "harmony": ("<|channel|>", "<|call|>", "<|end|>"),
+}
+"""Form → the mark before one call, and those that may end it; other forms write all calls as a list."""
+_IN_LIST = re.compile(r'"(?:[^"\\]|\\.)*+"?|\'(?:[^\'\\]|\\.)*+\'?|[\[\]{}()]', re.DOTALL)
+
+
+def _before_cut_call(text: str, form: Form) -> str:
+    """Return a text that was cut within a call, up to that call."""
+    if form in _ONE_CALL:
+        place, *ends = map(text.rfind, _ONE_CALL[form])
+        return text[:place] if place > max(ends) else text
+    if form == "mistral" and "[ARGS]" in text:
+        return text[: text.rfind("[TOOL_CALLS]")]
+    start = text.find("[TOOL_CALLS]") + len("[TOOL_CALLS]") if "[TOOL_CALLS]" in text else 0
+    is_list = text[start:].lstrip().startswith("[")
+    depth, end = 0, 0
+    for mark in _IN_LIST.finditer(text, start):
+        depth += (mark[0] in "[{(") - (mark[0] in "]})")
+        if mark[0] in "]})" and depth == is_list:
+            end = mark.end()
+    return text[:end] + "]" * (is_list and depth > 0)
 
 
 def _words_beside(text: str, form: Form) -> str:
