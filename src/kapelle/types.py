@@ -180,6 +180,24 @@ class Constraint:
 
 
 @dataclass(frozen=True, slots=True)
+class Adjustments:
+    """Changes of a sampling distribution that callers of a served team set; the order is that of vLLM. Training has none."""
+
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token ids and what is added to their logits."""
+    min_tokens: int = 0
+    """Tokens before which an answer without a constraint cannot end."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens in the prompt or the completion."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens in the completion."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a token's logit for each time it is in the completion."""
+    min_p: float = 0.0
+    """Tokens with less than this share of the likeliest token's probability are excluded."""
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """Sampling settings of a policy call; log-probs are those of the distribution they describe."""
 
@@ -195,12 +213,17 @@ class Sampling:
     """Strings that end a completion; their tokens are part of it."""
     constraint: Constraint | None = None
     """Constraint of the completion; None for free text."""
+    adjusted: Adjustments | None = None
+    """Changes that a caller has set; None for the distribution of the settings above."""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Json]) -> Sampling:
         """Return the sampling from a row of `dataclasses.asdict`, in which JSON can have turned tuples into lists."""
-        constraint = row.get("constraint")
+        constraint, adjusted = row.get("constraint"), row.get("adjusted")
         own = {**row, "stop": tuple(row["stop"])}
+        if adjusted is not None:
+            biases = tuple((token, bias) for token, bias in adjusted["logit_bias"])
+            own["adjusted"] = Adjustments(**{**adjusted, "logit_bias": biases})
         return cls(**{**own, "constraint": None if constraint is None else Constraint(**constraint)})
 
 

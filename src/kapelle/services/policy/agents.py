@@ -16,12 +16,15 @@ from kapelle.engines.rollout.protocol import (
     Completion,
     KnowsAlternatives,
     Likeliest,
+    ReadsPrompts,
+    Renderer,
     Request,
     agent_renderer,
     stream_or_generate,
 )
 from kapelle.environments.grading.text.tool_call import Form
 from kapelle.errors import ContextError, EngineError, EpisodeError
+from kapelle.models.chat_template import template_variables
 from kapelle.models.renderer import ChatRenderer
 from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime.credentials import without_secrets
@@ -374,13 +377,23 @@ class Chat:
     decodes: MarkedTexts | None
     reader: MessageReader
 
+    @property
+    def renderer(self) -> Renderer:
+        """The agent's renderer, with those arguments of the caller that its chat template reads."""
+        setup, agent = self.agents.setup, self.agents.setup.team[self.prompt.agent]
+        renderer = setup.engine.renderer(setup.team.policy(agent.name).name)
+        read = (template_variables(renderer.template) if isinstance(renderer, HasTemplate) else None) or ()
+        given = {name: each for name, each in self.request.chat_template_kwargs.items() if name in read}
+        return agent_renderer(
+            replace(agent, chat_template_kwargs={**agent.chat_template_kwargs, **given}), renderer
+        )
+
     async def prompted(self, ids: Callable[[], Sequence[int]] | None = None) -> Chat:
         """Return it with the tokens of its prompt: those of `ids`, else of the rendered conversation.
 
         RequestError (400) if they are too many for the agent's model.
         """
-        setup, agent = self.agents.setup, self.prompt.agent
-        renderer = agent_renderer(setup.team[agent], setup.engine.renderer(setup.team.policy(agent).name))
+        setup, agent, renderer = self.agents.setup, self.prompt.agent, self.renderer
         try:  # long conversations take a while
             known = tuple(await asyncio.to_thread(ids or partial(renderer.start, self.prompt.messages)))
         except ContextError as error:
@@ -455,7 +468,8 @@ class Chat:
             text = self.decodes.spoken(ids)
             for stop in self.prompt.sampling.stop:
                 text = text.partition(stop)[0]
-        return self.form.read(text, is_cut=completion.finish_reason == "length")
+        answer = self.form.read(text, is_cut=completion.finish_reason == "length")
+        return answer if self.request.parallel_tool_calls else answer._replace(calls=answer.calls[:1])
 
     def _tokens(
         self, ids: Sequence[int], logprobs: Sequence[float], alternatives: Sequence[Likeliest] = ()
@@ -466,27 +480,20 @@ class Chat:
         return token_rows(ids, logprobs, self.decodes.spell, alternatives)
 
 
-_ENDS: Mapping[Form, tuple[str, ...] | None] = {
+_ENDS: Mapping[Form, tuple[str, ...]] = {
     "hermes": ("</tool_call>",),
     "glm": ("</tool_call>",),
     "qwen_coder": ("</tool_call>",),
     "deepseek": ("<｜tool▁call▁end｜>",),
-    "harmony": (),
 }
-"""Form → the end of its first call; nothing if an answer has one call anyway."""
+"""Form → the end of its first call. Of others, which write all calls as one list, the first one counts."""
 
 
 def ends_of_one_call(request: ChatRequest, form: Form) -> tuple[str, ...]:
-    """Return what ends an answer with one call at most; RequestError (400) for forms that do not mark the end of a call."""
+    """Return what ends an answer with one call at most."""
     if request.parallel_tool_calls or not request.calls_tools:
         return ()
-    ends = _ENDS.get(form)
-    if ends is None:
-        raise wrong(
-            f"`parallel_tool_calls: false` is not supported by the form `{form}`, which writes all calls as one list.",
-            "parallel_tool_calls",
-        )
-    return ends
+    return _ENDS.get(form, ())
 
 
 def read_chat(agents: Agents, model: str, agent: str, request: ChatRequest) -> Chat:
@@ -495,8 +502,6 @@ def read_chat(agents: Agents, model: str, agent: str, request: ChatRequest) -> C
         raise wrong(f"The engine of '{agent}' returns no tokens, and so no log-probs.", "logprobs")
     if request.top_logprobs and not request.logprobs:
         raise wrong("`top_logprobs` needs `logprobs: true`.", "top_logprobs")
-    if request.top_logprobs and request.stream:
-        raise wrong("`top_logprobs` need a complete answer. Remove `stream`.", "top_logprobs")
     if request.top_logprobs and not (
         agents.thread.begun.is_set()
         and isinstance(
@@ -510,6 +515,12 @@ def read_chat(agents: Agents, model: str, agent: str, request: ChatRequest) -> C
             f"`{name}` was set by a caller and has no effect: agents answer as they were trained to."
         )
     known, reader = agents.setup.team[agent], agents.reader(agent)
+    renderer = agents.setup.engine.renderer(agents.setup.team.policy(agent).name)
+    if request.logit_bias and isinstance(renderer, ReadsPrompts):
+        try:
+            renderer.plain([int(token) for token in request.logit_bias])
+        except ContextError as error:
+            raise wrong(f"`logit_bias`: {error}", "logit_bias") from None
     messages = tuple(reader.conversation(request.messages, tools, known.system))
     sampling = request.sampling(known.sampling)
     constraint = constraint_of(request, reader, agents.setup, agent)

@@ -46,6 +46,7 @@ from kapelle.services.http import (
     route,
 )
 from kapelle.services.policy.agents import Agents, Chat, NewTokens, Sampled, ends_of_one_call, too_long
+from kapelle.services.policy.chat_form import SamplingBody
 from kapelle.services.policy.recording import ChatSession, ContinuedAt, PostedReward, Recorder
 from kapelle.services.policy.requested_forms import check_length, constraint_of
 from kapelle.services.policy.service import PolicyService, ServingLimits
@@ -205,6 +206,12 @@ class OutsideDesk(Recorder):
         return self.sessions.place(chat.prompt.agent, chat.request, name, chat.reader)
 
     async def _begin(self, chat: Chat, place: ContinuedAt) -> tuple[Chat, AsyncIterator[NewTokens | Sampled]]:
+        for name in sorted(_IGNORED & chat.request.model_fields_set):
+            self._agents.warn_once(
+                f"`{name}` was set by a program and has no effect: in training, sampling follows the recipe."
+            )
+        request = chat.request.model_copy(update={"chat_template_kwargs": {}})
+        chat = replace(chat, request=request)
         return chat, self._answers_of_episode(chat, place)  # the episode makes the prompt
 
     async def _answers_of_episode(self, chat: Chat, place: ContinuedAt) -> AsyncIterator[NewTokens | Sampled]:
@@ -213,7 +220,7 @@ class OutsideDesk(Recorder):
             raise _over()
         messages = chat.prompt.messages if place.after is None else place.new_messages
         limits = (chat.request.max_tokens, chat.request.max_completion_tokens)
-        constraint = constraint_of(chat.request, chat.reader, self._agents.setup, place.agent)
+        constraint = constraint_of(chat.request, chat.reader, self._agents.setup, place.agent, training=True)
         own = self._agents.setup.team[place.agent].sampling
         sampling = replace(chat.request.sampling(own), constraint=constraint or own.constraint)
         sampling = replace(sampling, max_tokens=min(sampling.max_tokens, own.max_tokens))
@@ -268,6 +275,10 @@ class OutsideDesk(Recorder):
             raise _over()
         with suppress(Over):
             episode.fail(EpisodeError("Its program has deleted its session."))
+
+
+_IGNORED = {"temperature", "top_p", "chat_template_kwargs", *SamplingBody.model_fields} - {"stop"}
+"""Parameters that would make log-probs differ from those of the recipe's distribution."""
 
 
 class Presence:

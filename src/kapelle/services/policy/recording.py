@@ -25,7 +25,6 @@ from typing import Any, TypeVar
 from pydantic import Field
 from starlette.routing import Route
 
-from kapelle.engines.rollout.protocol import agent_renderer
 from kapelle.environments.grading.text.tool_call import ReadCall
 from kapelle.errors import DataError, EpisodeError, OutputError
 from kapelle.rollout.outcomes import in_range, plain
@@ -508,14 +507,16 @@ class Recorder:
         """Return a chat with its prompt, and its answers; a continued conversation keeps the exact tokens of its beginning."""
         known = None
         if place.after is not None:
-            turn, setup = place.after.turn, self._agents.setup
-            policy = setup.team.policy(place.agent).name
-            renderer = agent_renderer(setup.team[place.agent], setup.engine.renderer(policy))
+            turn = place.after.turn
             known = partial(
-                renderer.extend, turn.prompt_ids, turn.completion_ids, place.new_messages, place.after.before
+                chat.renderer.extend,
+                turn.prompt_ids,
+                turn.completion_ids,
+                place.new_messages,
+                place.after.before,
             )
         chat = await chat.prompted(known)
-        return chat, self._agents.answers(chat.prompt, listening=chat.request.stream)
+        return chat, self._agents.answers(chat.prompt, listening=chat.request.listens)
 
     async def _recorded(
         self, chat: Chat, place: ContinuedAt, answers: AsyncIterator[NewTokens | Sampled], call: Call
@@ -524,9 +525,8 @@ class Recorder:
         async with aclosing(answers) as coming:  # type: ignore[type-var]
             async for each in coming:
                 if isinstance(each, Sampled):
-                    setup, completion = self._agents.setup, each.completion
-                    policy = setup.team.policy(place.agent)
-                    renderer = agent_renderer(setup.team[place.agent], setup.engine.renderer(policy.name))
+                    completion, renderer = each.completion, chat.renderer
+                    policy = self._agents.setup.team.policy(place.agent)
                     new_messages, before = chat.prompt.messages, tuple[Message, ...]()
                     if place.after is not None:
                         before = place.after.before

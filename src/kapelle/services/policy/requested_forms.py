@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Set as AbstractSet
 
 from kapelle.engines.rollout.compose import engine_of
 from kapelle.engines.rollout.endpoint import constraint_fields
@@ -15,6 +16,7 @@ from kapelle.services.policy.chat_form import (
     JsonFormat,
     MessageReader,
     NamedChoice,
+    SamplingBody,
     SchemaFormat,
 )
 from kapelle.services.request_errors import wrong
@@ -22,14 +24,16 @@ from kapelle.types import Constraint, Json, Sampling
 
 
 def constraint_of(
-    request: ChatRequest, reader: MessageReader, setup: RolloutSetup, agent: str
+    request: ChatRequest, reader: MessageReader, setup: RolloutSetup, agent: str, *, training: bool = False
 ) -> Constraint | None:
     """Return the constraint of an answer, with calls in the form of the agent's `reader`; None for a free answer.
 
     Raises RequestError (400) for constraints that no text satisfies, and for engines without constrained decoding.
     """
     if reader.is_endpoint:
-        return _forwarded(request, setup.team[agent].sampling.constraint)
+        return _forwarded(
+            request, setup.team[agent].sampling.constraint, FORMS if training else FORMS | SERVED
+        )
     form, choice = request.response_format, request.tool_choice
     schema: dict[str, Json] | None = None
     if isinstance(form, SchemaFormat):
@@ -101,15 +105,18 @@ async def check_length(request: ChatRequest, sampling: Sampling, setup: RolloutS
         )
 
 
-FORWARDED = ("tools", "tool_choice", "parallel_tool_calls", "response_format")
-"""Fields of a request that an endpoint's server receives as the caller has sent them."""
+FORMS = {"tools", "tool_choice", "parallel_tool_calls", "response_format"}
+"""Fields that an endpoint's server receives as the caller has sent them."""
+SERVED = {"top_k", "chat_template_kwargs", "reasoning_effort", "verbosity", *SamplingBody.model_fields} - {
+    "seed",
+    "stop",
+}
+"""Further such fields, outside of training; `seed`, `stop` and the others are settings of the sampling."""
 
 
-def _forwarded(request: ChatRequest, own: Constraint | None) -> Constraint | None:
+def _forwarded(request: ChatRequest, own: Constraint | None, names: AbstractSet[str]) -> Constraint | None:
     """Return the fields for an endpoint's server; the agent's `own` constraint if the caller sets no form of the answer."""
-    fields = request.model_dump(
-        include=request.model_fields_set & set(FORWARDED), by_alias=True, exclude_none=True
-    )
+    fields = request.model_dump(include=request.model_fields_set & names, by_alias=True, exclude_none=True)
     if not request.tools:
         for name in ("tools", "tool_choice", "parallel_tool_calls"):
             fields.pop(name, None)

@@ -25,6 +25,7 @@ from kapelle.services.policy.chat_form import (
     JsonSchema,
     Piece,
     RefusalPart,
+    SamplingBody,
     TextFormat,
     read_request,
 )
@@ -145,10 +146,11 @@ Item = Annotated[
 class ResponseStreamOptions(Body):
     """Options of a stream."""
 
-    include_obfuscation: Literal[False] = False
+    include_obfuscation: bool = False
+    """Ignored."""
 
 
-class ResponseRequest(Body):
+class ResponseRequest(SamplingBody):
     """One request of `POST /v1/responses`; other parameters raise a RequestError."""
 
     model: str
@@ -171,14 +173,12 @@ class ResponseRequest(Body):
     reasoning: EffortWords | None = None
     # With `auto` OpenAI drops the first items. Here a prompt that is too long raises a RequestError either way.
     truncation: Literal["auto", "disabled"] = "disabled"
-    # Parameters of chat completions, beyond OpenAI's form.
-    seed: int | None = None
-    stop: str | list[str] | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default={}, max_length=64)
     # Only their neutral values are accepted.
     background: Literal[False] = False
-    service_tier: Literal["auto", "default"] = "auto"
     # They have no effect.
     max_tool_calls: int | None = None
+    service_tier: str | None = Field(default=None, max_length=32)
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -215,7 +215,8 @@ def as_chat(
     messages = [*opening, *conversation]
     if not messages:
         raise wrong("`input` has no text for the agent. Add a message.", "input")
-    shared = {"model", "parallel_tool_calls", "temperature", "top_p", "seed", "stop", "stream"}
+    shared = {"model", "parallel_tool_calls", "temperature", "top_p", "stream", "chat_template_kwargs"}
+    shared |= {"top_logprobs", *SamplingBody.model_fields}
     choice: Json = request.tool_choice
     if isinstance(request.tool_choice, FunctionChoice):
         choice = {"type": "function", "function": {"name": request.tool_choice.name}}
@@ -223,7 +224,7 @@ def as_chat(
     if form["type"] == "json_schema":
         form = {"type": form.pop("type"), "json_schema": form}
     chat: dict[str, Json] = {
-        **request.model_dump(include={*shared, "top_logprobs"}),
+        **request.model_dump(include=shared, exclude_unset=True),
         "messages": [{"role": "user", "content": "?"}],  # replaced below: errors of items name the items
         "tools": [
             {"type": "function", "function": tool.model_dump(exclude={"type", "defer_loading"})}
