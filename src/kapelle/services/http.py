@@ -397,10 +397,16 @@ GONE = 499
 
 def _in_session(scope: Scope) -> Scope:
     """Return a call with the session of `/sessions/NAME/v1/…`, for programs with a configurable address."""
-    parts = scope["path"].split("/", 3)
-    if len(parts) == 4 and parts[:2] == ["", "sessions"] and parts[3].startswith("v1/"):
+    path = plain_path(scope["path"])
+    parts = path.split("/", 3)
+    if len(parts) == 4 and parts[1] == "sessions" and parts[3].startswith("v1/"):
         return {**scope, "path": f"/{parts[3]}", SESSION: parts[2]}
-    return scope
+    return {**scope, "path": path}
+
+
+def plain_path(path: str) -> str:
+    """Return a path without doubled slashes and slashes at its end, as of an address that was put together with one too many."""
+    return "/" + "/".join(filter(None, path.split("/")))
 
 
 # -------- The server: uvicorn on its own thread

@@ -43,6 +43,7 @@ from kapelle.services.http import (
     JsonAnswer,
     Peer,
     error_response,
+    plain_path,
     route,
 )
 from kapelle.services.policy.agents import Agents, Chat, NewTokens, Sampled, ends_of_one_call, too_long
@@ -118,7 +119,7 @@ def at_the_door(application: ASGIApp, token: str | None) -> ASGIApp:
         if scope["type"] != "http" or scope["client"] is not None:
             await application(scope, receive, send)
             return
-        found = CALLED_FROM_SANDBOXES.fullmatch(scope["path"])
+        found = CALLED_FROM_SANDBOXES.fullmatch(plain_path(scope["path"]))
         if found is None:
             why = "A program in a sandbox can only call its agents."
             await error_response(RequestError(404, why, None, "not_found"))(scope, receive, send)

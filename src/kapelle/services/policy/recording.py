@@ -8,6 +8,7 @@ versions and hashes of the weights. Sessions without a reward are dropped.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import math
@@ -567,31 +568,45 @@ class EpisodeFile:
     """Writes rewarded sessions as episodes."""
 
     def __init__(self, folder: Path, team: Sequence[str]) -> None:
-        """Append to a folder's episodes; raises OutputError if that is impossible."""
+        """Append to a folder's episodes; raises OutputError if that is impossible, or if another server writes there."""
         self._team = tuple(team)
         self._groups: dict[str, int] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self.path = folder / FILE
-            self._written = 0
-            if self.path.exists():
-                try:
-                    recorded, end, rest = _read_lines(self.path)
-                except DataError as error:
-                    raise DataError(f"{error} Or name another folder than {folder}.") from None
-                if not rest.startswith(_BEGINS[: len(rest)]):
-                    raise OutputError(
-                        f"{self.path} ends with something that is not an episode. Name another folder, or end its last line."
-                    )
-                os.truncate(self.path, end)  # remove the last line of a killed process
-                for episode in recorded:
-                    self._groups.setdefault(episode.task.id, len(self._groups))
-                    self._written += 1
             self._file = self.path.open("ab", buffering=0)
+            try:
+                self._begin(folder)
+            except BaseException:
+                self._file.close()
+                raise
         except OSError as error:
             raise OutputError(
                 f"{folder} cannot be written: {error.strerror}. Name another folder."
             ) from error
+
+    def _begin(self, folder: Path) -> None:
+        """Lock the file, read its episodes, and remove the last line of a killed process."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OutputError(
+                f"Another server writes to {self.path}. Stop it, or name another folder."
+            ) from None
+        except OSError:  # the disk has no locks
+            pass
+        try:
+            recorded, end, rest = _read_lines(self.path)
+        except DataError as error:
+            raise DataError(f"{error} Or name another folder than {folder}.") from None
+        if not rest.startswith(_BEGINS[: len(rest)]):
+            raise OutputError(
+                f"{self.path} ends with something that is not an episode. Name another folder, or end its last line."
+            )
+        self._file.truncate(end)
+        for episode in recorded:
+            self._groups.setdefault(episode.task.id, len(self._groups))
+        self._written = len(recorded)
 
     def take(self, session: ChatSession, reward: PostedReward) -> Mapping[str, object]:
         """Write an episode and return its number."""
@@ -621,12 +636,17 @@ class EpisodeFile:
         self._file.close()
 
 
-def read_recorded(folder: Path) -> list[Episode]:
+def read_recorded(folder: Path | str) -> list[Episode]:
     """Return the episodes that `--record` has written to a folder, in order, without an incomplete last line.
 
-    Raises DataError for a file of another form.
+    Raises DataError for a folder without episodes, and for a file of another form.
     """
-    return _read_lines(folder / FILE)[0]
+    try:
+        return _read_lines(Path(folder) / FILE)[0]
+    except OSError as error:
+        raise DataError(
+            f"The recorded episodes of {folder} cannot be read ({error.strerror}). Name the folder of `--record`."
+        ) from None
 
 
 def _read_lines(path: Path) -> tuple[list[Episode], int, bytes]:
