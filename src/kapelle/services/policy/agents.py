@@ -164,7 +164,16 @@ class Agents:
                 and renderer.takes_tools
                 and (form == found or writes_calls(renderer.called, form))
             )
-            self._readers[policy] = MessageReader(form, structured, call_form(form, template))
+            calls = call_form(form, template)
+            # A form that is known here is read more strictly, forced, and streamed.
+            described = None
+            if found is None and self._form is None and isinstance(renderer, ChatRenderer):
+                described = getattr(renderer.tokenizer, "response_template", None)
+                if described and renderer.takes_tools and writes_calls(renderer.called, form, described):
+                    structured, calls = True, None
+                else:
+                    described = None
+            self._readers[policy] = MessageReader(form, structured, calls, described)
         return self._readers[policy]
 
     def texts(self, agent: str) -> MarkedTexts | None:
@@ -459,16 +468,21 @@ class Chat:
         opened = tuple(mark for mark, _ in thought_marks(self.reader.form))
         thinking = opening.rstrip().endswith(opened) and self.prompt.sampling.constraint is None
         schemas = [tool.function.model_dump() for tool in request.tools]
-        return SpeechForm(self.reader.form, request.calls_tools, thinking, schemas)
+        described = self.reader.described
+        prompt = "" if described is None or self.decodes is None else self.decodes.decode(self.prompt.ids)
+        return SpeechForm(self.reader.form, request.calls_tools, thinking, schemas, described, prompt)
 
     def parsed(self, completion: Completion) -> ParsedAnswer:
         """Return thoughts, content and calls of an answer; its text may lack the special tokens that separate them."""
         ids, text = completion.ids, completion.text
-        if self.decodes is not None and self.decodes.marked(ids):
-            text = self.decodes.spoken(ids)
+        is_described = self.reader.described is not None
+        if self.decodes is not None and (is_described or self.decodes.marked(ids)):
+            text = self.decodes.decode(ids) if is_described else self.decodes.spoken(ids)
             for stop in self.prompt.sampling.stop:
                 text = text.partition(stop)[0]
         answer = self.form.read(text, is_cut=completion.finish_reason == "length")
+        if is_described and answer.words == text:  # not in that form
+            answer = answer._replace(words=completion.text)
         return answer if self.request.parallel_tool_calls else answer._replace(calls=answer.calls[:1])
 
     def _tokens(

@@ -336,6 +336,8 @@ class MessageReader:
     """Whether the template writes tools, calls and their results itself."""
     calls: CallForm | None = HERMES
     """How a forced call is written; None if calls cannot be forced."""
+    described: Json = None
+    """The model's own description of its answers, if `form` is not that of its template (`SpeechForm.described`)."""
     is_endpoint: bool = False
     """Whether an endpoint's server gets the tools as fields of its request, so that no message describes them."""
 
