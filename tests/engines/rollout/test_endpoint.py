@@ -15,7 +15,9 @@ from kapelle.engines.rollout.compose import ComposedEngine
 from kapelle.engines.rollout.endpoint import EndpointEngine
 from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
+from kapelle.environments.grading.text.tool_call import ReadCall
 from kapelle.errors import EngineError, EpisodeError
+from kapelle.services.policy.speech import SpeechForm
 from kapelle.team import Endpoint
 from kapelle.types import Constraint, Message, Sampling
 
@@ -130,6 +132,14 @@ class TestAnswer:
         choice = {"message": {"content": "No."}, "finish_reason": "stop"}
         said = httpx.Response(200, json={"choices": [choice], "usage": usage})
         assert (await engine(lambda _: said).generate(ASKED)).usage == counted
+
+    async def test_a_call_that_its_limit_cut_has_no_end(self) -> None:
+        """The server's complete calls before it are read as such."""
+        calls = [{"id": k, "function": {"name": "look", "arguments": k}} for k in ('{"at": 2}', '{"at')]
+        choice = {"message": {"content": "I look.", "tool_calls": calls}, "finish_reason": "length"}
+        found = await engine(lambda _: httpx.Response(200, json={"choices": [choice]})).generate(ASKED)
+        answer = SpeechForm("hermes").read(found.text, is_cut=found.finish_reason == "length")
+        assert answer == ("", "I look.", (ReadCall("look", {"at": 2}),))
 
     @pytest.mark.parametrize("why", ["content_filter", "error"])
     async def test_a_withheld_text_is_not_an_answer(self, why: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -172,7 +173,11 @@ def _text(message: Any) -> str:
     texts = [message.get("content") or message.get("refusal") or ""]
     for call in message.get("tool_calls") or ():
         name, arguments = json.dumps(call["function"]["name"]), call["function"]["arguments"] or "{}"
-        texts.append(f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>')
+        arguments = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        texts.append(f'<tool_call>\n{{"name": {name}, "arguments": {arguments}')
+        with suppress(ValueError, RecursionError):  # the token limit may have cut the arguments
+            json.loads(arguments)
+            texts[-1] += "}\n</tool_call>"
     return "\n".join(filter(None, texts))
 
 
@@ -180,7 +185,7 @@ def _calls_of(text: str) -> list[dict[str, Json]]:
     """Return the calls of an earlier answer; none if they are not JSON."""
     try:
         return [{"function": json.loads(found)} for found in _CALL.findall(text)]
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
 
 
