@@ -121,7 +121,7 @@ class SampledMessage(Message):
     """Number of its first tokens that are thoughts."""
 
 
-ConstraintKind = Literal["json_schema", "json_object", "regex", "choices", "grammar"]
+ConstraintKind = Literal["json_schema", "json_object", "regex", "choices", "grammar", "endpoint"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,8 @@ class Constraint:
 
     kind: ConstraintKind
     text: str
-    """The schema or the choices as JSON, the regular expression, or the grammar; empty for `json_object`."""
+    """The schema or the choices as JSON, the regular expression, or the grammar; empty for `json_object`. For `endpoint`, the fields
+    of a chat request as JSON."""
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Json]) -> Constraint:
@@ -158,6 +159,11 @@ class Constraint:
         )
 
     @classmethod
+    def endpoint(cls, fields: Mapping[str, Json]) -> Constraint:
+        """Return the fields of a chat request (`tools`, `tool_choice`, …) that the server of an endpoint applies itself."""
+        return cls("endpoint", json.dumps(fields))
+
+    @classmethod
     def legal(cls) -> Constraint:
         """Return the constraint to the legal moves that the environment lists at the turn (`environment.KnowsMoves`)."""
         return cls("choices", "legal")
@@ -171,6 +177,24 @@ class Constraint:
     def grammar(cls, lark: str) -> Constraint:
         """Return the constraint to texts of this grammar, in llguidance's form of Lark (`%json {…}` embeds a schema)."""
         return cls("grammar", lark)
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustments:
+    """Changes of a sampling distribution that callers of a served team set; the order is that of vLLM. Training has none."""
+
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token ids and what is added to their logits."""
+    min_tokens: int = 0
+    """Tokens before which an answer without a constraint cannot end."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens in the prompt or the completion."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens in the completion."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a token's logit for each time it is in the completion."""
+    min_p: float = 0.0
+    """Tokens with less than this share of the likeliest token's probability are excluded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,12 +213,17 @@ class Sampling:
     """Strings that end a completion; their tokens are part of it."""
     constraint: Constraint | None = None
     """Constraint of the completion; None for free text."""
+    adjusted: Adjustments | None = None
+    """Changes that a caller has set; None for the distribution of the settings above."""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Json]) -> Sampling:
         """Return the sampling from a row of `dataclasses.asdict`, in which JSON can have turned tuples into lists."""
-        constraint = row.get("constraint")
+        constraint, adjusted = row.get("constraint"), row.get("adjusted")
         own = {**row, "stop": tuple(row["stop"])}
+        if adjusted is not None:
+            biases = tuple((token, bias) for token, bias in adjusted["logit_bias"])
+            own["adjusted"] = Adjustments(**{**adjusted, "logit_bias": biases})
         return cls(**{**own, "constraint": None if constraint is None else Constraint(**constraint)})
 
 

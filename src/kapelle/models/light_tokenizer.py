@@ -49,6 +49,8 @@ class LightTokenizer:
         self.name_or_path = name
         self.backend_tokenizer = raw
         self.chat_template = chat_template
+        self.response_template: Json = None
+        """The model's description of its answers, as in transformers; None without one."""
         self.added_tokens_decoder = added
         self._named = named
         end = named.get("eos_token")
@@ -150,6 +152,7 @@ def read_folder(folder: Path) -> tuple[LightTokenizer, int, int | None, frozense
             model, inner, json.loads(generation.read_text("utf-8")) if generation.is_file() else {}
         )
         light = LightTokenizer(str(folder), raw, template, added, named)
+        light.response_template = settings.get("response_template")
         return light, context, inner.get("vocab_size"), ends
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, TemplateError):
         return None  # transformers reads it, or reports the fault

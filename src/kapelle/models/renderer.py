@@ -102,6 +102,10 @@ def _byte_letters() -> Mapping[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + k): byte for k, byte in enumerate(others)}
 
 
+MOST_OTHERS = 64
+"""Most cached renderers with other arguments of the chat template."""
+
+
 class ChatRenderer:
     """Renders conversations with a tokeniser's chat template."""
 
@@ -215,6 +219,8 @@ class ChatRenderer:
                         f"read.{did_you_mean(name, read) or ' It reads none. Remove the setting.'}"
                     )
             size = None if self._embeddings == sys.maxsize else self._embeddings
+            if len(self._others) >= MOST_OTHERS:  # callers of a server set any values
+                self._others.clear()
             self._others[key] = ChatRenderer(
                 self._tokenizer, self.context, size, self._vision, arguments, self._ends
             )

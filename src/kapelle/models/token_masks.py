@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -124,8 +125,8 @@ def _limits() -> Any:
 FAR, NEAR = 1024, 64
 """Most tokens of the first text of `fits`, and of its search for a short one."""
 
-WIDTH, TRIED = 4, 6
-"""Of that search: texts at a time, and the shortest and longest tokens that continue each."""
+WIDTH, TRIED, FEW = 16, 12, (4, 6)
+"""Of that search: texts at a time, and the shortest and longest tokens that continue each; both after it has excluded a text."""
 
 
 class _TokenBytes:
@@ -201,6 +202,8 @@ class TokenMasks:
         """Choices → their empty prefix."""
         self._shared = 0
         """Prefixes with cached masks."""
+        self._adding = threading.Lock()
+        self._fits: dict[tuple[Constraint, int], bool | None] = {}
         self._kept: OrderedDict[tuple[Constraint, tuple[int, ...]], Bits] = OrderedDict()
         self._kept_bytes = 0
 
@@ -258,13 +261,14 @@ class TokenMasks:
         return LLExecutor()
 
     def begin(self, constraint: Constraint, ids: Sequence[int] = ()) -> Walk:
-        """Return a walk after these tokens; ConfigError for a constraint that the library rejects."""
-        found = self._compiled.get(constraint)
-        if found is None:
-            found = self._compiled[constraint] = compiled(constraint, self._read[0], self._marks)
-            if len(self._compiled) > COMPILED:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(constraint)
+        """Return a walk after these tokens, on any thread; ConfigError for a constraint that the library rejects."""
+        with self._adding:
+            found = self._compiled.get(constraint)
+            if found is None:
+                found = self._compiled[constraint] = compiled(constraint, self._read[0], self._marks)
+                if len(self._compiled) > COMPILED:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(constraint)
         if constraint.kind == "choices" and len(constraint.text) <= SHORT:
             beginning = self._beginnings.get(constraint)
             if beginning is None:
@@ -346,12 +350,21 @@ class TokenMasks:
         bits[self._ends] = 1
         return np.packbits(bits, bitorder="little").view(np.int32)
 
-    def fits(self, constraint: Constraint, most: int) -> bool | None:
+    def fits(self, constraint: Constraint, most: int, *, briefly: bool = False) -> bool | None:
         """Return whether some completion has at most this many tokens, including its end; None if the search is inconclusive.
 
         First, write one text that closes quotes and brackets where it can and passes fixed text in long tokens. Then search
         with a few texts at a time, preferring those with few continuations; the search is conclusive if it excluded no text.
+        With `briefly` it ends with the first excluded text.
         """
+        found = self._fits.get((constraint, most), ...)
+        if found is ...:
+            if len(self._fits) >= COMPILED:
+                self._fits.clear()
+            found = self._fits[constraint, most] = self._search(constraint, most, briefly=briefly)
+        return found
+
+    def _search(self, constraint: Constraint, most: int, *, briefly: bool) -> bool | None:
         words = {self._read[0].decode_bytes([token]): token for token in range(self._size)}
         closing = [words[mark] for mark in (b"}", b"]", b'"', b",", b":") if mark in words]
         walk = self.begin(constraint)
@@ -360,32 +373,46 @@ class TokenMasks:
                 return True
             places = self._places(walk)
             first = next((token for token in closing if token in places), None)
-            walk.take(max(places, key=self._lengths.__getitem__) if first is None else first)
+            walk.take(int(places[self._lengths[places].argmax()]) if first is None else first)
 
-        walks, excluded = [self.begin(constraint)], False
+        # Texts by their number of tokens. Of several tokenisations of a text, and of texts that differ in optional spaces and
+        # continue equally, the first one decides.
+        walk, excluded = self.begin(constraint), False
+        walks, seen = [(0, b"", walk, self._places(walk))], set[tuple[bytes, int]]()
         for _ in range(min(most, NEAR)):
-            if any(walk.complete for walk in walks):
+            if any(walk.complete for _, _, walk, _ in walks):
                 return True
-            found: list[tuple[int, Walk]] = []
-            for walk in walks:
-                tried = sorted(self._places(walk), key=self._lengths.__getitem__)
+            found: list[tuple[int, bytes, Walk, npt.NDArray[np.intp]]] = []
+            for _, text, walk, places in walks:
+                tried = places
                 if len(tried) > 2 * TRIED:
-                    tried, excluded = [*tried[:TRIED], *tried[-TRIED:]], True
-                for token in tried:
+                    count = FEW[1] if excluded else TRIED
+                    ends = (*range(count), *range(-count, 0))
+                    tried, excluded = tried[np.argpartition(self._lengths[tried], ends)[[*ends]]], True
+                for token in tried.tolist():
+                    longer = text + (self._read[0].decode_bytes([token]) or b"\xff%d" % token)
                     after = Walk(walk.matcher.deep_copy())
-                    if token not in self._ends and after.matcher.consume_token(token):
-                        found.append((len(self._places(after)) - self._lengths[token], after))
+                    if token in self._ends or not after.matcher.consume_token(token):
+                        continue
+                    next_places = self._places(after)
+                    key = longer.replace(b" ", b""), hash(next_places.tobytes())
+                    if key in seen:
+                        continue
+                    seen.add(key)
+                    found.append((len(next_places) - int(self._lengths[token]), longer, after, next_places))
             excluded = excluded or len(found) > WIDTH
-            walks = [walk for _, walk in sorted(found, key=lambda each: each[0])[:WIDTH]]
+            if excluded and briefly:
+                return None
+            walks = sorted(found, key=lambda each: each[0])[: FEW[0] if excluded else WIDTH]
         return None if excluded or most > NEAR else False
 
-    def _places(self, walk: Walk) -> set[int]:
+    def _places(self, walk: Walk) -> npt.NDArray[np.intp]:
         bits_W = self.next([walk])[0]
-        return set(np.nonzero(np.unpackbits(bits_W.view(np.uint8), bitorder="little"))[0].tolist())
+        return np.nonzero(np.unpackbits(bits_W.view(np.uint8), bitorder="little"))[0]
 
     @cached_property
-    def _lengths(self) -> Sequence[int]:
-        return [len(self._read[0].decode_bytes([token])) for token in range(self._size)]
+    def _lengths(self) -> npt.NDArray[np.intp]:
+        return np.array([len(self._read[0].decode_bytes([token])) for token in range(self._size)])
 
     def of(self, constraint: Constraint, ids: tuple[int, ...]) -> Bits:
         """Return the tokens that were allowed at each place of a completion, `_TW`."""

@@ -47,6 +47,8 @@ def lark_of(constraint: Constraint, special: Mapping[str, int] | None = None) ->
         if not choices or not all(isinstance(each, str) and each for each in choices):
             raise ConfigError(f"Choices must be a list of non-empty texts, not {text:.80}.")
         return f"{HEADER}\nstart: {' | '.join(map(quoted, choices))}\n"
+    if constraint.kind == "endpoint":
+        raise ConfigError("The fields of an endpoint's request constrain no model of this process.")
     return f"{HEADER}\n{_with_special_tokens(text, special or {})}\n"
 
 

@@ -71,6 +71,10 @@ class Caps:
     """Most calls in progress."""
     watchers: int = 64
     """Most calls of the health service in progress."""
+    connections: int = 256
+    """Most open connections; further ones are closed at once."""
+    pending: int = 32_768
+    """Most calls that wait for the check of their token; beyond that, grpcio cancels some of them, with or without a token."""
 
 
 class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships no types
@@ -169,6 +173,10 @@ async def _unauthenticated(_: AsyncIterator[bytes], context: grpc.aio.ServicerCo
 
 PING_SECONDS = 20
 """Seconds of silence until a connection is pinged, and seconds for its answer."""
+HANDSHAKE_SECONDS = 10
+"""Seconds until a new connection has finished its handshake."""
+IDLE_SECONDS = 300
+"""Seconds without a call after which a connection is closed; its client opens another one for its next call."""
 CLOSING_SECONDS = 5.0
 """Seconds for cancelled calls to end before their thread is abandoned."""
 LAST_SECONDS = 0.5
@@ -257,7 +265,12 @@ class GrpcServer:
             ("grpc.max_send_message_length", caps.message_bytes),
             ("grpc.absolute_max_metadata_size", METADATA_BYTES),
             ("grpc.max_metadata_size", METADATA_BYTES),
-            ("grpc.max_concurrent_streams", caps.calls + caps.watchers),
+            ("grpc.max_allowed_incoming_connections", caps.connections),
+            ("grpc.max_concurrent_streams", caps.calls + caps.watchers),  # of one connection
+            ("grpc.server.max_pending_requests", caps.pending),
+            ("grpc.server.max_pending_requests_hard_limit", caps.pending),
+            ("grpc.server_handshake_timeout_ms", HANDSHAKE_SECONDS * 1000),
+            ("grpc.max_connection_idle_ms", IDLE_SECONDS * 1000),
             ("grpc.keepalive_time_ms", PING_SECONDS * 1000),
             ("grpc.keepalive_timeout_ms", PING_SECONDS * 1000),
             ("grpc.http2.min_ping_interval_without_data_ms", PING_SECONDS * 500),

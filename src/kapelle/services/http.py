@@ -14,6 +14,7 @@ import base64
 import binascii
 import json
 import math
+import re
 import socket
 import threading
 import time
@@ -397,10 +398,19 @@ GONE = 499
 
 def _in_session(scope: Scope) -> Scope:
     """Return a call with the session of `/sessions/NAME/v1/…`, for programs with a configurable address."""
-    parts = scope["path"].split("/", 3)
-    if len(parts) == 4 and parts[:2] == ["", "sessions"] and parts[3].startswith("v1/"):
-        return {**scope, "path": f"/{parts[3]}", SESSION: parts[2]}
-    return scope
+    found = _OF_SESSION.match(scope["path"])
+    if found is not None:
+        return {**scope, "path": plain_path(found[2]), SESSION: found[1]}
+    return {**scope, "path": plain_path(scope["path"])}
+
+
+_OF_SESSION = re.compile(r"/+sessions/([^/]*)/+(v1/.*)", re.DOTALL)
+"""A session, which an empty variable of a program may leave empty, and the path in it."""
+
+
+def plain_path(path: str) -> str:
+    """Return a path without doubled slashes and slashes at its end, as of an address that was put together with one too many."""
+    return "/" + "/".join(filter(None, path.split("/")))
 
 
 # -------- The server: uvicorn on its own thread

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from kapelle.types import Json
 
@@ -82,10 +81,6 @@ def neutral(value: T, only: object = 0) -> T:
         raise ValueError("it is not supported. Remove it")
     return value
 
-
-Penalty = Annotated[float, AfterValidator(neutral)]
-"""A parameter that some clients always send; the only supported value is 0."""
-Biases = Annotated[dict[str, float], AfterValidator(partial(neutral, only={}))]
 
 B = TypeVar("B", bound=Body)
 MOST_ERRORS = 1000

@@ -22,6 +22,7 @@ from kapelle.services.http import (
     check_call,
     error_response,
     headers_of,
+    plain_path,
 )
 from kapelle.services.request_errors import RequestError, busy
 
@@ -49,7 +50,7 @@ class SocketApplication(Application):
         try:
             # A page of another site may open a WebSocket without a check by the browser, so it counts as a call that acts.
             check_call(self._bound, "POST", headers_of(scope))
-            if scope["path"] != self._path:
+            if plain_path(scope["path"]) != self._path:
                 raise RequestError(404, f"WebSockets are at {self._path}.", None, "not_found")
             if self.connected >= self._most:
                 raise busy(self._full)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -14,9 +15,11 @@ from kapelle.engines.rollout.compose import ComposedEngine
 from kapelle.engines.rollout.endpoint import EndpointEngine
 from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
+from kapelle.environments.grading.text.tool_call import ReadCall
 from kapelle.errors import EngineError, EpisodeError
+from kapelle.services.policy.speech import SpeechForm
 from kapelle.team import Endpoint
-from kapelle.types import Message, Sampling
+from kapelle.types import Constraint, Message, Sampling
 
 ENDPOINT = Endpoint("https://example.test/v1/", "their-model", "THEIR_KEY")
 ASKED = Request(
@@ -65,6 +68,45 @@ class TestRequest:
             "stop": ["\n"],
         }
 
+    async def test_calls_and_their_results_are_openais(self) -> None:
+        """Tools of a caller are fields of the request; an earlier answer's calls get the ids of their results."""
+        seen: list[Any] = []
+
+        def answer(request: httpx.Request) -> httpx.Response:
+            seen.append(json.loads(request.content))
+            call = {"id": "theirs", "function": {"name": "look", "arguments": '{"at": 2}'}}
+            return httpx.Response(
+                200, json={"choices": [{"message": {"content": None, "tool_calls": [call]}}]}
+            )
+
+        tools = [{"type": "function", "function": {"name": "look"}}]
+        fields = {"tools": tools, "tool_choice": "required"}
+        sampling = replace(ASKED.sampling, constraint=Constraint.endpoint(fields))
+        first = await engine(answer).generate(replace(ASKED, sampling=sampling))
+        result = {"role": "tool", "content": "7", "tool_call_id": "call_1", "name": "look"}
+        messages = (
+            *ASKED.messages,
+            Message("assistant", f"I look.\n{first.text}"),
+            Message("tool", "7", structured=json.dumps(result)),
+        )
+        await engine(answer).generate(replace(ASKED, sampling=sampling, messages=messages))
+        assert seen[0]["tools"] == tools
+        assert seen[0]["tool_choice"] == "required"
+        assert seen[1]["messages"][2:] == [
+            {
+                "role": "assistant",
+                "content": "I look.",
+                "tool_calls": [
+                    {
+                        "id": "call_1",
+                        "type": "function",
+                        "function": {"name": "look", "arguments": '{"at": 2}'},
+                    }
+                ],
+            },
+            {"role": "tool", "content": "7", "tool_call_id": "call_1"},
+        ]
+
 
 class TestAnswer:
     async def test_its_text_is_unchanged(self) -> None:
@@ -90,6 +132,14 @@ class TestAnswer:
         choice = {"message": {"content": "No."}, "finish_reason": "stop"}
         said = httpx.Response(200, json={"choices": [choice], "usage": usage})
         assert (await engine(lambda _: said).generate(ASKED)).usage == counted
+
+    async def test_a_call_that_its_limit_cut_has_no_end(self) -> None:
+        """The server's complete calls before it are read as such."""
+        calls = [{"id": k, "function": {"name": "look", "arguments": k}} for k in ('{"at": 2}', '{"at')]
+        choice = {"message": {"content": "I look.", "tool_calls": calls}, "finish_reason": "length"}
+        found = await engine(lambda _: httpx.Response(200, json={"choices": [choice]})).generate(ASKED)
+        answer = SpeechForm("hermes").read(found.text, is_cut=found.finish_reason == "length")
+        assert answer == ("", "I look.", (ReadCall("look", {"at": 2}),))
 
     @pytest.mark.parametrize("why", ["content_filter", "error"])
     async def test_a_withheld_text_is_not_an_answer(self, why: str) -> None:

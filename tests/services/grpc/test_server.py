@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,32 @@ def test_every_method_is_behind_the_same_check(echo: Echo) -> None:
                 answer, why = refusal_or_none(channel, method, b"", service, metadata=metadata) or ("", "")
                 assert TOKEN not in why
                 assert (answer == "UNAUTHENTICATED") is not admitted, (service, method, name, answer)
+
+
+def test_silent_streams_without_a_token_hold_up_no_call(echo: Echo) -> None:
+    """More of them than the server accepts calls are all answered, and calls with a token beside them."""
+    never = threading.Event()
+
+    def silence() -> Iterator[bytes]:
+        never.wait(60.0)
+        yield b""
+
+    own = [("grpc.use_local_subchannel_pool", 1)]
+    known = (("authorization", f"Bearer {TOKEN}"),)
+    caps = Caps(calls=20, watchers=4, connections=16)
+    with GrpcServer(Binding(token=TOKEN), [echo], caps) as server, ExitStack() as closing:
+        closing.callback(never.set)
+        channels = [
+            closing.enter_context(grpc.insecure_channel(server.address, options=own)) for _ in range(11)
+        ]
+        silent = [
+            each.stream_stream("/test.Echo/One")(silence(), timeout=60)
+            for each in channels[1:]
+            for _ in range(20)
+        ]
+        for _ in range(5):
+            assert ask(channels[0], "One", metadata=known, timeout=20) == b"hello"
+        assert {call.code().name for call in silent} == {"UNAUTHENTICATED"}
 
 
 def test_tls(echo: Echo, tmp_path: Path) -> None:

@@ -85,7 +85,6 @@ def test_the_likeliest_tokens_come_in_its_own_form(plain: OpenAI) -> None:
         ({"echo": True}, "echo"),
         ({"best_of": 3}, "best_of"),
         ({"logprobs": 21}, "logprobs"),
-        ({"logprobs": 2, "stream": True}, "logprobs"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [1, "a"]}, "prompt"),

@@ -109,6 +109,20 @@ def test_an_abandoned_answer_is_no_turn(setup: RolloutSetup) -> None:
     assert [request.messages[-1].content for request in engine.broken_off] == ["slow"]
 
 
+def test_training_warns_once_of_sampling_settings_that_it_ignores(
+    setup: RolloutSetup, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Reciting(lambda _: "words")
+    with staged(setup, engine) as stage, connected(stage.url) as client:
+        own = begun(client)
+        for word in ("one", "two"):
+            ask(own, word, logit_bias={"5": 1}, extra_body={"min_p": 0.5, "chat_template_kwargs": {"a": 1}})
+        own.post("/reward", body={"reward": 1.0}, cast_to=object)
+    assert all(request.sampling.adjusted is None for request in engine.asked)
+    warned = [record.message.split("`")[1] for record in caplog.records if "no effect" in record.message]
+    assert sorted(warned) == ["chat_template_kwargs", "logit_bias", "min_p"]
+
+
 @pytest.mark.slow
 def test_a_program_that_waits_for_answers_is_not_late(setup: RolloutSetup) -> None:
     async def slowly(request: Request) -> None:

@@ -11,6 +11,7 @@ from openai import APIStatusError, NotFoundError, OpenAI
 from kapelle.errors import DataError, OutputError
 from kapelle.rollout.setup import RolloutSetup
 from kapelle.services.policy.recording import FILE, EpisodeFile, Sessions, read_recorded
+from kapelle.services.policy.service import PolicyServer
 from kapelle.services.request_errors import RequestError
 from kapelle.types import Episode
 
@@ -248,3 +249,23 @@ def test_a_foreign_file_stays_unchanged(foreign: bytes, tmp_path: Path) -> None:
     with pytest.raises((DataError, OutputError), match=r"[Nn]ame another folder"):
         EpisodeFile(tmp_path, ["first"])
     assert (tmp_path / FILE).read_bytes() == foreign
+
+
+def test_a_second_server_does_not_write_to_the_same_folder(tmp_path: Path) -> None:
+    first = EpisodeFile(tmp_path, ("first",))
+    with pytest.raises(OutputError, match="Another server"):
+        EpisodeFile(tmp_path, ("first",))
+    first.close()
+    EpisodeFile(tmp_path, ("first",)).close()
+    assert read_recorded(str(tmp_path)) == []
+    with pytest.raises(DataError, match="cannot be read"):
+        read_recorded(str(tmp_path / "absent"))
+
+
+@pytest.mark.parametrize("base", ["/v1/", "//v1", "/sessions/slashes/v1//"])
+def test_slashes_too_many_in_an_address_have_no_effect(server: PolicyServer, base: str) -> None:
+    with OpenAI(base_url=f"{server.url}{base}", api_key="none", max_retries=0, timeout=60.0) as made:
+        answer = made.chat.completions.create(model="first", messages=[{"role": "user", "content": "x"}])
+        assert made.models.retrieve("first/").id == "duo/first"
+    session: Any = answer.model_dump()["kapelle"]["session"]
+    assert (session == "slashes") == ("slashes" in base)

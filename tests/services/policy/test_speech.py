@@ -176,3 +176,17 @@ def test_thoughts_of_magistral_are_separated() -> None:
 )
 def test_the_form_is_found_in_the_template(template: str, form: Form | None) -> None:
     assert form_of(template) == form
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_cut_answer_has_its_complete_calls(form: Form) -> None:
+    """Wherever the token limit cuts, the calls are the first ones of the whole answer."""
+    text, counts = write_calls((*CALLS, *CALLS), form), list[int]()
+    for place in range(len(text) + 1):
+        answer = SpeechForm(form).read(text[:place], is_cut=True)
+        assert answer.calls == (*CALLS, *CALLS)[: len(answer.calls)]
+        if not answer.calls and form != "harmony":
+            assert answer.words == text[:place]
+        counts.append(len(answer.calls))
+    assert counts == sorted(counts)
+    assert set(counts) == {0, 1, 2, 3, 4}

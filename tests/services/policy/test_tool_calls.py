@@ -131,3 +131,24 @@ def test_the_next_prompt_contains_every_word_and_call(
     )
     assert "restarts" not in episode.info
     assert [message.role for message in second.new_messages] == [each["role"] for each in results(message)]
+
+
+def test_a_call_is_kept_if_the_limit_cuts_the_next_one(setup: RolloutSetup) -> None:
+    engine = Reciting(lambda _: f"{ADD}\n{LOOK[:40]}", is_cut=lambda _: True)
+    with (
+        serve_policy(replace(setup, engine=engine), "duo", Binding(), ServingLimits()) as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        request: Any = {"model": "first", "tools": TOOLS, "messages": [{"role": "user", "content": "1+2?"}]}
+        with client.chat.completions.stream(**request) as pieces:
+            streamed = pieces.get_final_completion().choices[0]
+        for choice in (client.chat.completions.create(**request).choices[0], streamed):
+            assert [call.function.name for call in choice.message.tool_calls or ()] == ["add"]  # type: ignore[union-attr]
+            assert (choice.finish_reason, choice.message.content or None) == ("tool_calls", None)
+        own: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
+        with client.responses.stream(model="first", input="1+2?", tools=own) as events:
+            streamed_response = events.get_final_response()
+        for response in (client.responses.create(model="first", input="1+2?", tools=own), streamed_response):
+            [item] = response.output
+            assert (item.type, item.name, item.status) == ("function_call", "add", "completed")  # type: ignore[union-attr]
+            assert response.status == "completed"

@@ -120,3 +120,55 @@ def test_calls_are_rendered_and_parsed_in_the_form_of_their_family(
     assert read.count("there") == 1
     assert read.count("Hm.") == 1
     assert (ending + ending) not in read
+
+
+def test_a_models_own_description_of_its_answers_is_used(setup: RolloutSetup) -> None:
+    """A form that kapelle does not know is read by `response_template` of the model's tokeniser."""
+    own = Family(
+        "hermes",
+        """{%- if tools %}<|turn>tools
+{{ tools | tojson }}<turn|>{% endif %}
+{%- for message in messages %}<|turn>{{ 'model' if message.role == 'assistant' else message.role }}
+{{ message.content }}{% for call in message.tool_calls or [] %}<|call>call:{{ call.function.name }}{{ call.function.arguments | tojson }}<call|>{% endfor %}<turn|>
+{% endfor %}{% if add_generation_prompt %}<|turn>model
+{% endif %}""",
+        ("<|turn>", "<turn|>", "<|call>", "<call|>"),
+        "<turn|>",
+    )
+    engine = Speaking(
+        own,
+        'I look.<|call>call:look{"at": "é"}<call|><turn|>',
+        "Seven.<turn|>",
+        "<|call>call:look{<call|><turn|>",
+    )
+    tokenizer: Any = engine.rendering.tokenizer
+    tokenizer.response_template = {
+        "defaults": {"role": "assistant"},
+        "start_anchor": "<|turn>model\n",
+        "fields": {
+            "tool_calls": {
+                "open_pattern": r"<\|call>call:(?P<name>\w+)",
+                "close": "<call|>",
+                "repeats": True,
+                "content": "json",
+                "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+            },
+            "content": {"close": "<turn|>", "content": "text"},
+        },
+    }
+    with (
+        serve_policy(replace(setup, engine=engine), "duo", Binding(), ServingLimits()) as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        messages: list[Any] = [{"role": "user", "content": "Where?"}]
+        request: Any = {"model": "second", "tools": [TOOL], "messages": messages}
+        with client.chat.completions.stream(**request) as pieces:
+            message: Any = pieces.get_final_completion().choices[0].message
+        [call] = message.tool_calls
+        assert (message.content, call.function.name) == ("I look.", "look")
+        assert json.loads(call.function.arguments) == {"at": "é"}
+        messages += [message.to_dict(), {"role": "tool", "tool_call_id": call.id, "content": "7"}]
+        assert client.chat.completions.create(**request).choices[0].message.content == "Seven."
+        assert '<|call>call:look{"at": "é"}<call|>' in engine.rendering.decode(engine.asked[1].prompt_ids)
+        broken = client.chat.completions.create(**request).choices[0]
+        assert (broken.finish_reason, broken.message.tool_calls) == ("stop", None)

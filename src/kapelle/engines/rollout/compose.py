@@ -19,6 +19,11 @@ from kapelle.engines.rollout.protocol import (
 )
 
 
+def engine_of(engine: RolloutEngine, policy: str) -> RolloutEngine:
+    """Return the engine that samples a policy: an engine itself, or a part of a composed one."""
+    return engine.engine_of(policy) if isinstance(engine, ComposedEngine) else engine
+
+
 class ComposedEngine(Interruptible, ServesCallers, HasNotes):
     """Sends each request to the engine that holds its policy."""
 
@@ -53,6 +58,10 @@ class ComposedEngine(Interruptible, ServesCallers, HasNotes):
     async def stream(self, request: Request, on_tokens: OnTokens | None) -> Completion:
         """Return one completion from the engine that holds the policy; `on_tokens` gets its tokens as they are sampled."""
         return await stream_or_generate(self._engine_of[request.policy], request, on_tokens)
+
+    def engine_of(self, policy: str) -> RolloutEngine:
+        """Return the engine that holds a policy."""
+        return self._engine_of[policy]
 
     async def interrupt(self) -> Sequence[Interrupted]:
         """Interrupt the requests of `Interruptible` engines, one engine after another, and wait for those of the others."""

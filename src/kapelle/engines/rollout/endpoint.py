@@ -7,8 +7,11 @@ trained. A request that fails ends its episode with an error; the run continues.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
 
 from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine
 from kapelle.engines.rollout.scripted import ByteRenderer
@@ -18,7 +21,7 @@ from kapelle.runtime.credentials import bearer, without_secrets
 from kapelle.runtime.http import NoAnswer, post_with_retries
 from kapelle.settings.base import open_address
 from kapelle.team import Endpoint
-from kapelle.types import Constraint, Json, conversation
+from kapelle.types import Constraint, Json, Message, conversation
 
 if TYPE_CHECKING:
     import httpx
@@ -30,8 +33,11 @@ WITHHELD = ("content_filter", "error")
 """Values of `finish_reason` with which a server returns no text; an empty text is then an error."""
 
 
-def _response_format(constraint: Constraint | None) -> dict[str, Json]:
-    """Return the `response_format` of a JSON constraint; servers share no form for other constraints, which are ignored."""
+def constraint_fields(constraint: Constraint | None) -> dict[str, Json]:
+    """Return the fields that apply a constraint; servers share no form for constraints other than JSON, which are ignored."""
+    if constraint is not None and constraint.kind == "endpoint":
+        fields: dict[str, Json] = json.loads(constraint.text)
+        return fields
     if constraint is None or constraint.kind not in ("json_schema", "json_object"):
         return {}
     if constraint.kind == "json_object":
@@ -82,13 +88,13 @@ class EndpointEngine(RolloutEngine):
             )
         body = {
             "model": endpoint.model,
-            "messages": conversation(defused(request.messages)),
+            "messages": _rows(request.messages),
             "max_tokens": request.sampling.max_tokens,
             "temperature": request.sampling.temperature,
             "top_p": request.sampling.top_p,
             "seed": request.seed % (1 << 31),
             **({"stop": list(request.sampling.stop)} if request.sampling.stop else {}),
-            **_response_format(request.sampling.constraint),
+            **constraint_fields(request.sampling.constraint),
         }
         headers = bearer(endpoint.api_key_env, endpoint.url)
         url = f"{endpoint.url.rstrip('/')}/chat/completions"
@@ -100,11 +106,11 @@ class EndpointEngine(RolloutEngine):
             reason = str(error).rstrip(".")
             raise EpisodeError(
                 f"The endpoint of policy '{request.policy}' ({endpoint.url}) did not answer: {reason}."
-            ) from None
+            ) from error
         try:
             parsed = json.loads(answer)
             choice = parsed["choices"][0]
-            text = replace_surrogates(choice["message"]["content"] or "")
+            text = replace_surrogates(_text(choice["message"]))
             ids = tuple(text.encode())
             ended = choice.get("finish_reason")
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
@@ -126,6 +132,61 @@ class EndpointEngine(RolloutEngine):
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
         """Raise EngineError: a remote server has its own weights."""
         raise EngineError(f"Policy '{policy}' is a remote endpoint and takes no weights. Mark it as frozen.")
+
+
+def _rows(messages: Sequence[Message]) -> list[dict[str, Json]]:
+    """Return messages in the form of OpenAI's API, with tool calls and their results in its fields where messages hold them."""
+    rows: list[dict[str, Json]] = []
+    for message, row in zip(messages, conversation(defused(messages)), strict=True):
+        fields = {} if message.structured is None else json.loads(message.structured)
+        if message.role == "tool" and "tool_call_id" in fields:
+            row["tool_call_id"] = fields["tool_call_id"]
+        elif message.role == "assistant":
+            row["tool_calls"] = fields.get("tool_calls") or _calls_of(message.content)
+        rows.append(row)
+    for place, row in enumerate(rows):
+        if not (calls := row.pop("tool_calls", [])):
+            continue
+        # An earlier answer has no ids; those of the results that follow are in the order of its calls.
+        results = takewhile(lambda each: each["role"] == "tool", rows[place + 1 :])
+        ids = [each["tool_call_id"] for each in results if "tool_call_id" in each]
+        if "id" not in calls[0] and len(ids) != len(calls):
+            continue  # it stays a text
+        row["content"] = row["content"].partition("<tool_call>")[0].strip() or None
+        row["tool_calls"] = [
+            {"id": call.get("id") or ids[number], "type": "function", "function": call["function"]}
+            for number, call in enumerate(calls)
+        ]
+        for call in row["tool_calls"]:
+            if not isinstance(arguments := call["function"]["arguments"], str):
+                call["function"]["arguments"] = json.dumps(arguments)
+    return rows
+
+
+# Completions are texts, in which calls have the form `hermes`.
+
+_CALL = re.compile(r"<tool_call>\n(\{.*?\})\n</tool_call>", re.DOTALL)
+
+
+def _text(message: Any) -> str:
+    """Return an answer with its tool calls as text."""
+    texts = [message.get("content") or message.get("refusal") or ""]
+    for call in message.get("tool_calls") or ():
+        name, arguments = json.dumps(call["function"]["name"]), call["function"]["arguments"] or "{}"
+        arguments = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        texts.append(f'<tool_call>\n{{"name": {name}, "arguments": {arguments}')
+        with suppress(ValueError, RecursionError):  # the token limit may have cut the arguments
+            json.loads(arguments)
+            texts[-1] += "}\n</tool_call>"
+    return "\n".join(filter(None, texts))
+
+
+def _calls_of(text: str) -> list[dict[str, Json]]:
+    """Return the calls of an earlier answer; none if they are not JSON."""
+    try:
+        return [{"function": json.loads(found)} for found in _CALL.findall(text)]
+    except (ValueError, RecursionError):
+        return []
 
 
 def _usage(counted: object) -> tuple[int, int] | None:

@@ -286,7 +286,18 @@ Likeliest = tuple[tuple[int, float], ...]
 """The likeliest tokens at one place, in descending order, with their log-probs (nats)."""
 
 
-class Recites:
+class AppliesConstraints:
+    """An engine that applies `Sampling.constraint`."""
+
+    def fits(self, policy: str, constraint: Constraint, most: int) -> bool | None:
+        """Return whether some completion of at most `most` tokens satisfies a constraint; None if unknown.
+
+        May be called from any thread.
+        """
+        return None
+
+
+class Recites(AppliesConstraints):
     """An engine with scripted answers, such as the teacher of a warm-up; its text is assumed to fit any constraint."""
 
 

@@ -11,19 +11,25 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
+from kapelle.engines.rollout.compose import engine_of
 from kapelle.engines.rollout.protocol import (
     Completion,
     KnowsAlternatives,
     Likeliest,
+    ReadsPrompts,
+    Renderer,
     Request,
     agent_renderer,
     stream_or_generate,
 )
 from kapelle.environments.grading.text.tool_call import Form
-from kapelle.errors import ContextError, EngineError
+from kapelle.errors import ContextError, EngineError, EpisodeError
+from kapelle.models.chat_template import template_variables
 from kapelle.models.renderer import ChatRenderer
 from kapelle.rollout.setup import RolloutSetup
+from kapelle.runtime.credentials import without_secrets
 from kapelle.runtime.event_loop import LoopThread
+from kapelle.runtime.http import NoAnswer
 from kapelle.runtime.randomness import derive_seed
 from kapelle.services.binding import LOG
 from kapelle.services.policy.chat_form import (
@@ -35,7 +41,7 @@ from kapelle.services.policy.chat_form import (
     message_of,
     token_rows,
 )
-from kapelle.services.policy.requested_forms import constraint_of
+from kapelle.services.policy.requested_forms import check_length, constraint_of
 from kapelle.services.policy.service_metrics import ServiceMetrics
 from kapelle.services.policy.speech import (
     MARKS,
@@ -79,6 +85,10 @@ class HasTemplate(Protocol):
     def called(self, name: str, arguments: Mapping[str, Json]) -> str:
         """Return how it writes an answer that makes this call; empty if unknown."""
         ...
+
+
+ENDPOINT = MessageReader(structured=True, calls=None, is_endpoint=True)
+"""For endpoints, which read and return messages of OpenAI's form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +150,10 @@ class Agents:
 
     def reader(self, agent: str) -> MessageReader:
         """Return how an agent's conversations are read: in the form of its chat template, else as `hermes`."""
-        policy = self.setup.team.policy(agent).name
+        known = self.setup.team.policy(agent)
+        policy = known.name
+        if known.endpoint is not None and self._form is None:
+            return ENDPOINT
         if policy not in self._readers:
             renderer = self.setup.engine.renderer(policy)
             template = renderer.template if isinstance(renderer, HasTemplate) else ""
@@ -152,7 +165,16 @@ class Agents:
                 and renderer.takes_tools
                 and (form == found or writes_calls(renderer.called, form))
             )
-            self._readers[policy] = MessageReader(form, structured, call_form(form, template))
+            calls = call_form(form, template)
+            # A form that is known here is read more strictly, forced, and streamed.
+            described = None
+            if found is None and self._form is None and isinstance(renderer, ChatRenderer):
+                described = getattr(renderer.tokenizer, "response_template", None)
+                if described and renderer.takes_tools and writes_calls(renderer.called, form, described):
+                    structured, calls = True, None
+                else:
+                    described = None
+            self._readers[policy] = MessageReader(form, structured, calls, described)
         return self._readers[policy]
 
     def texts(self, agent: str) -> MarkedTexts | None:
@@ -201,8 +223,9 @@ class Agents:
         request = self._request(prompt, 0)
 
         async def find() -> Sequence[Likeliest]:
-            assert isinstance(self.setup.engine, KnowsAlternatives), "`read_chat` has checked it"
-            return self.setup.engine.alternatives(request, ids, count)
+            engine = engine_of(self.setup.engine, request.policy)
+            assert isinstance(engine, KnowsAlternatives), "`read_chat` has checked it"
+            return engine.alternatives(request, ids, count)
 
         return await self.thread.ask(find)
 
@@ -238,6 +261,9 @@ async def relayed(
             raise RequestError(
                 503, "The engine that samples failed; the service's log says why.", None, "engine"
             ) from None
+        except EpisodeError as error:  # an endpoint's answer
+            status = 400 if isinstance(error.__cause__, NoAnswer) and not error.__cause__.passing else 503
+            raise RequestError(status, without_secrets(str(error)), None, "endpoint") from None
     finally:
         if not task.done():
             task.cancel()
@@ -361,13 +387,23 @@ class Chat:
     decodes: MarkedTexts | None
     reader: MessageReader
 
+    @property
+    def renderer(self) -> Renderer:
+        """The agent's renderer, with those arguments of the caller that its chat template reads."""
+        setup, agent = self.agents.setup, self.agents.setup.team[self.prompt.agent]
+        renderer = setup.engine.renderer(setup.team.policy(agent.name).name)
+        read = (template_variables(renderer.template) if isinstance(renderer, HasTemplate) else None) or ()
+        given = {name: each for name, each in self.request.chat_template_kwargs.items() if name in read}
+        return agent_renderer(
+            replace(agent, chat_template_kwargs={**agent.chat_template_kwargs, **given}), renderer
+        )
+
     async def prompted(self, ids: Callable[[], Sequence[int]] | None = None) -> Chat:
         """Return it with the tokens of its prompt: those of `ids`, else of the rendered conversation.
 
         RequestError (400) if they are too many for the agent's model.
         """
-        setup, agent = self.agents.setup, self.prompt.agent
-        renderer = agent_renderer(setup.team[agent], setup.engine.renderer(setup.team.policy(agent).name))
+        setup, agent, renderer = self.agents.setup, self.prompt.agent, self.renderer
         try:  # long conversations take a while
             known = tuple(await asyncio.to_thread(ids or partial(renderer.start, self.prompt.messages)))
         except ContextError as error:
@@ -385,6 +421,7 @@ class Chat:
         seed = secrets.randbits(62) if self.request.seed is None else self.request.seed
         seeds = (seed, *(derive_seed(seed, "choice", k) for k in range(1, self.request.n)))
         sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
+        await check_length(self.request, sampling, setup, agent)
         return replace(self, prompt=replace(self.prompt, ids=known, sampling=sampling, seeds=seeds))
 
     async def pieces(
@@ -408,7 +445,8 @@ class Chat:
                     yield Piece(k, *new, self._tokens(each.ids, each.logprobs))
                     continue
                 completion = each.completion
-                parsed = self.parsed(completion.ids, completion.text)
+                parsed = self.parsed(completion)
+                # With `length`, OpenAI's client raises an error in place of a complete call.
                 reason = "tool_calls" if parsed.calls else completion.finish_reason
                 whole = parsed.thoughts, parsed.words
                 rest = texts[k].rest(*whole) if k in texts else whole
@@ -431,15 +469,22 @@ class Chat:
         opened = tuple(mark for mark, _ in thought_marks(self.reader.form))
         thinking = opening.rstrip().endswith(opened) and self.prompt.sampling.constraint is None
         schemas = [tool.function.model_dump() for tool in request.tools]
-        return SpeechForm(self.reader.form, request.calls_tools, thinking, schemas)
+        described = self.reader.described
+        prompt = "" if described is None or self.decodes is None else self.decodes.decode(self.prompt.ids)
+        return SpeechForm(self.reader.form, request.calls_tools, thinking, schemas, described, prompt)
 
-    def parsed(self, ids: Sequence[int], text: str) -> ParsedAnswer:
+    def parsed(self, completion: Completion) -> ParsedAnswer:
         """Return thoughts, content and calls of an answer; its text may lack the special tokens that separate them."""
-        if self.decodes is not None and self.decodes.marked(ids):
-            text = self.decodes.spoken(ids)
+        ids, text = completion.ids, completion.text
+        is_described = self.reader.described is not None
+        if self.decodes is not None and (is_described or self.decodes.marked(ids)):
+            text = self.decodes.decode(ids) if is_described else self.decodes.spoken(ids)
             for stop in self.prompt.sampling.stop:
                 text = text.partition(stop)[0]
-        return self.form.read(text)
+        answer = self.form.read(text, is_cut=completion.finish_reason == "length")
+        if is_described and answer.words == text:  # not in that form
+            answer = answer._replace(words=completion.text)
+        return answer if self.request.parallel_tool_calls else answer._replace(calls=answer.calls[:1])
 
     def _tokens(
         self, ids: Sequence[int], logprobs: Sequence[float], alternatives: Sequence[Likeliest] = ()
@@ -450,27 +495,20 @@ class Chat:
         return token_rows(ids, logprobs, self.decodes.spell, alternatives)
 
 
-_ENDS: Mapping[Form, tuple[str, ...] | None] = {
+_ENDS: Mapping[Form, tuple[str, ...]] = {
     "hermes": ("</tool_call>",),
     "glm": ("</tool_call>",),
     "qwen_coder": ("</tool_call>",),
     "deepseek": ("<｜tool▁call▁end｜>",),
-    "harmony": (),
 }
-"""Form → the end of its first call; nothing if an answer has one call anyway."""
+"""Form → the end of its first call. Of others, which write all calls as one list, the first one counts."""
 
 
 def ends_of_one_call(request: ChatRequest, form: Form) -> tuple[str, ...]:
-    """Return what ends an answer with one call at most; RequestError (400) for forms that do not mark the end of a call."""
+    """Return what ends an answer with one call at most."""
     if request.parallel_tool_calls or not request.calls_tools:
         return ()
-    ends = _ENDS.get(form)
-    if ends is None:
-        raise wrong(
-            f"`parallel_tool_calls: false` is not supported by the form `{form}`, which writes all calls as one list.",
-            "parallel_tool_calls",
-        )
-    return ends
+    return _ENDS.get(form, ())
 
 
 def read_chat(agents: Agents, model: str, agent: str, request: ChatRequest) -> Chat:
@@ -479,10 +517,11 @@ def read_chat(agents: Agents, model: str, agent: str, request: ChatRequest) -> C
         raise wrong(f"The engine of '{agent}' returns no tokens, and so no log-probs.", "logprobs")
     if request.top_logprobs and not request.logprobs:
         raise wrong("`top_logprobs` needs `logprobs: true`.", "top_logprobs")
-    if request.top_logprobs and request.stream:
-        raise wrong("`top_logprobs` need a complete answer. Remove `stream`.", "top_logprobs")
     if request.top_logprobs and not (
-        agents.thread.begun.is_set() and isinstance(agents.setup.engine, KnowsAlternatives)
+        agents.thread.begun.is_set()
+        and isinstance(
+            engine_of(agents.setup.engine, agents.setup.team.policy(agent).name), KnowsAlternatives
+        )
     ):
         raise wrong("`top_logprobs` are not supported by this server.", "top_logprobs")
     tools = request.tools if request.calls_tools else ()
@@ -491,6 +530,12 @@ def read_chat(agents: Agents, model: str, agent: str, request: ChatRequest) -> C
             f"`{name}` was set by a caller and has no effect: agents answer as they were trained to."
         )
     known, reader = agents.setup.team[agent], agents.reader(agent)
+    renderer = agents.setup.engine.renderer(agents.setup.team.policy(agent).name)
+    if request.logit_bias and isinstance(renderer, ReadsPrompts):
+        try:
+            renderer.plain([int(token) for token in request.logit_bias])
+        except ContextError as error:
+            raise wrong(f"`logit_bias`: {error}", "logit_bias") from None
     messages = tuple(reader.conversation(request.messages, tools, instructions(known)))
     sampling = request.sampling(known.sampling)
     constraint = constraint_of(request, reader, agents.setup, agent)

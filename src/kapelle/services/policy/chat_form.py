@@ -19,8 +19,8 @@ from kapelle.environments.grading.text.tool_call import Form, ReadCall, UnreadCa
 from kapelle.environments.tools.contract import tools_prompt
 from kapelle.runtime.constraints import HERMES, CallForm
 from kapelle.services.policy.speech import ParsedAnswer
-from kapelle.services.request_errors import Biases, Body, Penalty, RequestError, neutral, read_body, wrong
-from kapelle.types import Json, Message, Sampling
+from kapelle.services.request_errors import Body, RequestError, neutral, read_body, wrong
+from kapelle.types import Adjustments, Json, Message, Sampling
 
 MOST_CHOICES = 128
 MOST_STOPS = 16
@@ -166,11 +166,65 @@ class StreamOptions(Body):
     """Options of a stream."""
 
     include_usage: bool = False
-    include_obfuscation: Literal[False] = False
+    include_obfuscation: bool = False
+    """Ignored."""
+    continuous_usage_stats: Literal[False] = False
 
 
-class ChatRequest(Body):
-    """One request; other parameters raise a RequestError."""
+class SamplingBody(Body):
+    """The sampling settings of OpenAI's and vLLM's servers, in every kind of request."""
+
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    stop: str | list[str] | None = None
+    presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    repetition_penalty: float = Field(default=1.0, gt=0.0, le=100.0)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] = Field(default={}, max_length=1024)
+    """Token id, as text → what is added to its logit."""
+    top_k: int | None = Field(default=None, ge=-1)
+    """0 and -1 keep all tokens."""
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    min_tokens: int = Field(default=0, ge=0)
+    ignore_eos: bool = False
+    # Their other values would change the answer.
+    stop_token_ids: list[int] = Field(default=[], max_length=0)
+    skip_special_tokens: Literal[True] = True
+    spaces_between_special_tokens: bool = True
+    """Ignored."""
+    include_stop_str_in_output: Literal[False] = False
+    length_penalty: Annotated[float, AfterValidator(partial(neutral, only=1))] = 1.0
+    use_beam_search: Literal[False] = False
+
+    @field_validator("stop")
+    @classmethod
+    def _check_stops(cls, value: str | list[str] | None) -> str | list[str] | None:
+        stops = [value] if isinstance(value, str) else value or []
+        if len(stops) > MOST_STOPS or not all(0 < len(stop) <= LONGEST_STOP for stop in stops):
+            raise ValueError(f"takes at most {MOST_STOPS} texts of 1 to {LONGEST_STOP} characters")
+        return value
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _check_biases(cls, value: dict[str, float]) -> dict[str, float]:
+        if not all(token.isascii() and token.isdecimal() and len(token) < 10 for token in value):
+            raise ValueError("takes numbers of tokens as names")
+        return value
+
+    def adjustments(self, most: int) -> Adjustments | None:
+        """Return the changes of the sampling distribution for an answer of at most `most` tokens; None if there are none."""
+        changes = Adjustments(
+            tuple((int(token), bias) for token, bias in self.logit_bias.items() if bias),
+            most if self.ignore_eos else min(self.min_tokens, most),
+            self.repetition_penalty,
+            self.presence_penalty,
+            self.frequency_penalty,
+            self.min_p,
+        )
+        return None if changes == Adjustments() else changes
+
+
+class ChatRequest(SamplingBody):
+    """One request; a parameter that would change the answer and is not among these raises a RequestError."""
 
     model: str
     messages: list[ChatMessage] = Field(min_length=1, max_length=4096)
@@ -179,8 +233,6 @@ class ChatRequest(Body):
     temperature: float | None = Field(default=None, ge=0.0, le=2.0)
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
     n: int = Field(default=1, ge=1, le=MOST_CHOICES)
-    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
-    stop: str | list[str] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     logprobs: bool = False
@@ -191,15 +243,17 @@ class ChatRequest(Body):
     response_format: Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")] = (
         TextFormat()
     )
-    # Some clients always send these; only their neutral values are accepted.
-    presence_penalty: Penalty = 0.0
-    frequency_penalty: Penalty = 0.0
-    logit_bias: Biases = Field(default={})
-    repetition_penalty: Annotated[float, AfterValidator(partial(neutral, only=1))] = 1.0
-    min_p: Penalty = 0.0
-    top_k: Annotated[int, AfterValidator(lambda given: 0 if given == -1 else neutral(given))] = 0
+    chat_template_kwargs: dict[str, Any] = Field(default={}, max_length=64)
+    """Arguments of the agent's chat template; those that it does not read have no effect."""
+    # Their other values would change the answer.
     modalities: list[Literal["text"]] = Field(default=["text"], max_length=1)
-    service_tier: Literal["auto", "default"] = "auto"
+    add_generation_prompt: Literal[True] = True
+    continue_final_message: Literal[False] = False
+    echo: Literal[False] = False
+    # About speed and price.
+    service_tier: str | None = Field(default=None, max_length=32)
+    prediction: dict[str, Any] | None = None
+    priority: int = 0
     # For a provider's records; they have no effect.
     store: bool = False
     prompt_cache_key: str | None = None
@@ -218,14 +272,6 @@ class ChatRequest(Body):
             raise ValueError(f"takes 0, which is greedy, or {LEAST_TEMPERATURE} and more")
         return value
 
-    @field_validator("stop")
-    @classmethod
-    def _check_stops(cls, value: str | list[str] | None) -> str | list[str] | None:
-        stops = [value] if isinstance(value, str) else value or []
-        if len(stops) > MOST_STOPS or not all(0 < len(stop) <= LONGEST_STOP for stop in stops):
-            raise ValueError(f"takes at most {MOST_STOPS} texts of 1 to {LONGEST_STOP} characters")
-        return value
-
     @property
     def stops(self) -> tuple[str, ...]:
         """Strings that end an answer."""
@@ -235,6 +281,11 @@ class ChatRequest(Body):
     def wants_usage(self) -> bool:
         """Whether a stream ends with the usage of tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def listens(self) -> bool:
+        """Whether tokens are sent as they are sampled; alternatives to tokens are known at the end."""
+        return self.stream and not self.top_logprobs
 
     @property
     def calls_tools(self) -> bool:
@@ -250,14 +301,16 @@ class ChatRequest(Body):
     def sampling(self, own: Sampling) -> Sampling:
         """Return the sampling settings of the request; those that it leaves open are the agent's `own`."""
         limits = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None]
+        most = min(limits, default=own.max_tokens)
         return Sampling(
-            min(limits, default=own.max_tokens),
+            most,
             own.temperature if self.temperature is None else self.temperature,
             own.top_p if self.top_p is None else self.top_p,
-            own.top_k,
+            own.top_k if self.top_k is None else max(0, self.top_k),
             self.stops or own.stop,
             # A constraint to legal moves needs a game.
             None if own.constraint is None or own.constraint.is_legal else own.constraint,
+            self.adjustments(most),
         )
 
 
@@ -283,6 +336,10 @@ class MessageReader:
     """Whether the template writes tools, calls and their results itself."""
     calls: CallForm | None = HERMES
     """How a forced call is written; None if calls cannot be forced."""
+    described: Json = None
+    """The model's own description of its answers, if `form` is not that of its template (`SpeechForm.described`)."""
+    is_endpoint: bool = False
+    """Whether an endpoint's server gets the tools as fields of its request, so that no message describes them."""
 
     def conversation(
         self, messages: Sequence[ChatMessage], tools: Sequence[OfferedTool], opening: Sequence[Message]
@@ -297,7 +354,7 @@ class MessageReader:
             opening = [message for message in opening if message.role != "system"]
         start = 1 if given and given[0].role == "system" else 0
         read = [*given[:start], *opening, *given[start:]]
-        if tools:
+        if tools and not self.is_endpoint:
             places = range(start + len(opening), len(read))
             first = next((place for place in places if read[place].role == "user"), None)
             if first is None:

@@ -21,12 +21,13 @@ from kapelle.services.policy.chat_form import (
     ChatMessage,
     ChatRequest,
     Finished,
+    SamplingBody,
     StreamOptions,
     finished,
     read_request,
     usage_of,
 )
-from kapelle.services.request_errors import Biases, Body, Penalty, RequestError, read_body, wrong
+from kapelle.services.request_errors import RequestError, read_body, wrong
 from kapelle.types import Json
 
 MOST_PROMPTS = 128
@@ -36,7 +37,7 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 Tokens = Annotated[list[TokenId], Field(min_length=1)]
 
 
-class CompletionRequest(Body):
+class CompletionRequest(SamplingBody):
     """One request; other parameters raise a RequestError."""
 
     model: str
@@ -47,17 +48,12 @@ class CompletionRequest(Body):
     top_p: float | None = None
     n: int = Field(default=1, ge=1, le=MOST_CHOICES)
     logprobs: int | None = Field(default=None, ge=0, le=MOST_ALTERNATIVES)
-    seed: int | None = None
-    stop: str | list[str] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     # Only their neutral values are accepted.
     echo: Literal[False] = False
     best_of: int = Field(default=1, ge=1, le=1)
     suffix: Literal[""] = ""
-    presence_penalty: Penalty = 0.0
-    frequency_penalty: Penalty = 0.0
-    logit_bias: Biases = Field(default={})
     # It has no effect.
     user: str | None = None
 
@@ -92,7 +88,15 @@ class CompletionForm:
                 body.pop("best_of", None)  # the best n of n samples are all of them
         given = read_body(CompletionRequest, body)
         settings = given.model_dump(
-            include={"model", "max_tokens", "temperature", "top_p", "n", "seed", "stop", "stream"},
+            include={
+                "model",
+                "max_tokens",
+                "temperature",
+                "top_p",
+                "n",
+                "stream",
+                *SamplingBody.model_fields,
+            },
             exclude_none=True,
         )
         logprobs = {"logprobs": given.logprobs is not None, "top_logprobs": given.logprobs or 0}
@@ -117,7 +121,7 @@ class CompletionForm:
                 request = self.request.model_copy(update={"messages": [message]})
                 chat = read_chat(agents, model, agent, request)
                 chat = await chat.prompted(partial(renderer.plain, prompt))
-                begun.append((chat, agents.answers(chat.prompt, listening=self.given.stream)))
+                begun.append((chat, agents.answers(chat.prompt, listening=request.listens)))
         except RequestError as error:
             raise _renamed(error) from None
         return begun

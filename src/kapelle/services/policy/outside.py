@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -43,11 +44,13 @@ from kapelle.services.http import (
     JsonAnswer,
     Peer,
     error_response,
+    plain_path,
     route,
 )
 from kapelle.services.policy.agents import Agents, Chat, NewTokens, Sampled, ends_of_one_call, too_long
+from kapelle.services.policy.chat_form import SamplingBody
 from kapelle.services.policy.recording import ChatSession, ContinuedAt, PostedReward, Recorder
-from kapelle.services.policy.requested_forms import constraint_of
+from kapelle.services.policy.requested_forms import check_length, constraint_of
 from kapelle.services.policy.service import PolicyService, ServingLimits
 from kapelle.services.request_errors import RequestError
 from kapelle.team import ANY_TEAM
@@ -117,7 +120,7 @@ def at_the_door(application: ASGIApp, token: str | None) -> ASGIApp:
         if scope["type"] != "http" or scope["client"] is not None:
             await application(scope, receive, send)
             return
-        found = CALLED_FROM_SANDBOXES.fullmatch(scope["path"])
+        found = CALLED_FROM_SANDBOXES.fullmatch(plain_path(scope["path"]))
         if found is None:
             why = "A program in a sandbox can only call its agents."
             await error_response(RequestError(404, why, None, "not_found"))(scope, receive, send)
@@ -208,6 +211,12 @@ class OutsideDesk(Recorder):
         return self.sessions.place(chat.prompt.agent, chat.request, name, chat.reader)
 
     async def _begin(self, chat: Chat, place: ContinuedAt) -> tuple[Chat, AsyncIterator[NewTokens | Sampled]]:
+        for name in sorted(_IGNORED & chat.request.model_fields_set):
+            self._agents.warn_once(
+                f"`{name}` was set by a program and has no effect: in training, sampling follows the recipe."
+            )
+        request = chat.request.model_copy(update={"chat_template_kwargs": {}})
+        chat = replace(chat, request=request)
         return chat, self._answers_of_episode(chat, place)  # the episode makes the prompt
 
     async def _answers_of_episode(self, chat: Chat, place: ContinuedAt) -> AsyncIterator[NewTokens | Sampled]:
@@ -216,7 +225,11 @@ class OutsideDesk(Recorder):
             raise _over()
         messages = chat.prompt.messages if place.after is None else place.new_messages
         limits = (chat.request.max_tokens, chat.request.max_completion_tokens)
-        constraint = constraint_of(chat.request, chat.reader, self._agents.setup, place.agent)
+        constraint = constraint_of(chat.request, chat.reader, self._agents.setup, place.agent, training=True)
+        own = self._agents.setup.team[place.agent].sampling
+        sampling = replace(chat.request.sampling(own), constraint=constraint or own.constraint)
+        sampling = replace(sampling, max_tokens=min(sampling.max_tokens, own.max_tokens))
+        await check_length(chat.request, sampling, self._agents.setup, place.agent)
         request: Mapping[str, Json] = {
             "messages": [[message.role, message.content, message.structured] for message in messages],
             "after": None if place.after is None else place.after.turn.index,
@@ -275,6 +288,10 @@ class OutsideDesk(Recorder):
             raise _over()
         with suppress(Over):
             episode.fail(EpisodeError("Its program has deleted its session."))
+
+
+_IGNORED = {"temperature", "top_p", "chat_template_kwargs", *SamplingBody.model_fields} - {"stop"}
+"""Parameters that would make log-probs differ from those of the recipe's distribution."""
 
 
 class Presence:

@@ -9,6 +9,7 @@ versions and hashes of the weights. Sessions without a reward are dropped.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import math
@@ -26,7 +27,6 @@ from typing import Any, TypeVar
 from pydantic import Field
 from starlette.routing import Route
 
-from kapelle.engines.rollout.protocol import agent_renderer
 from kapelle.environments.grading.text.tool_call import ReadCall
 from kapelle.errors import DataError, EpisodeError, OutputError
 from kapelle.rollout.outcomes import LONGEST, in_range, plain
@@ -587,14 +587,16 @@ class Recorder:
         """Return a chat with its prompt, and its answers; a continued conversation keeps the exact tokens of its beginning."""
         known = None
         if place.after is not None:
-            turn, setup = place.after.turn, self._agents.setup
-            policy = setup.team.policy(place.agent).name
-            renderer = agent_renderer(setup.team[place.agent], setup.engine.renderer(policy))
+            turn = place.after.turn
             known = partial(
-                renderer.extend, turn.prompt_ids, turn.completion_ids, place.new_messages, place.after.before
+                chat.renderer.extend,
+                turn.prompt_ids,
+                turn.completion_ids,
+                place.new_messages,
+                place.after.before,
             )
         chat = await chat.prompted(known)
-        return chat, self._agents.answers(chat.prompt, listening=chat.request.stream)
+        return chat, self._agents.answers(chat.prompt, listening=chat.request.listens)
 
     async def _recorded(
         self, chat: Chat, place: ContinuedAt, answers: AsyncIterator[NewTokens | Sampled], call: Call
@@ -603,9 +605,8 @@ class Recorder:
         async with aclosing(answers) as coming:  # type: ignore[type-var]
             async for each in coming:
                 if isinstance(each, Sampled):
-                    setup, completion = self._agents.setup, each.completion
-                    policy = setup.team.policy(place.agent)
-                    renderer = agent_renderer(setup.team[place.agent], setup.engine.renderer(policy.name))
+                    completion, renderer = each.completion, chat.renderer
+                    policy = self._agents.setup.team.policy(place.agent)
                     new_messages, before = chat.prompt.messages, tuple[Message, ...]()
                     if place.after is not None:
                         before = place.after.before
@@ -633,7 +634,7 @@ class Recorder:
                     )
                     new = chat.prompt.messages if place.after is None else place.new_messages
                     conversation = (*before, *new, as_message(turn, renderer))
-                    answer = chat.parsed(completion.ids, completion.text)
+                    answer = chat.parsed(completion)
                     kept = self.sessions.keep(place, turn, answer, conversation)
                     place.session.responses.setdefault(response_key(chat.head.identity), []).append(
                         kept.index
@@ -649,31 +650,45 @@ class EpisodeFile:
     """Writes rewarded sessions as episodes."""
 
     def __init__(self, folder: Path, team: Sequence[str]) -> None:
-        """Append to a folder's episodes; raises OutputError if that is impossible."""
+        """Append to a folder's episodes; raises OutputError if that is impossible, or if another server writes there."""
         self._team = tuple(team)
         self._groups: dict[str, int] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self.path = folder / FILE
-            self._written = 0
-            if self.path.exists():
-                try:
-                    recorded, end, rest = _read_lines(self.path)
-                except DataError as error:
-                    raise DataError(f"{error} Or name another folder than {folder}.") from None
-                if not rest.startswith(_BEGINS[: len(rest)]):
-                    raise OutputError(
-                        f"{self.path} ends with something that is not an episode. Name another folder, or end its last line."
-                    )
-                os.truncate(self.path, end)  # remove the last line of a killed process
-                for episode in recorded:
-                    self._groups.setdefault(episode.task.id, len(self._groups))
-                    self._written += 1
             self._file = self.path.open("ab", buffering=0)
+            try:
+                self._begin(folder)
+            except BaseException:
+                self._file.close()
+                raise
         except OSError as error:
             raise OutputError(
                 f"{folder} cannot be written: {error.strerror}. Name another folder."
             ) from error
+
+    def _begin(self, folder: Path) -> None:
+        """Lock the file, read its episodes, and remove the last line of a killed process."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OutputError(
+                f"Another server writes to {self.path}. Stop it, or name another folder."
+            ) from None
+        except OSError:  # the disk has no locks
+            pass
+        try:
+            recorded, end, rest = _read_lines(self.path)
+        except DataError as error:
+            raise DataError(f"{error} Or name another folder than {folder}.") from None
+        if not rest.startswith(_BEGINS[: len(rest)]):
+            raise OutputError(
+                f"{self.path} ends with something that is not an episode. Name another folder, or end its last line."
+            )
+        self._file.truncate(end)
+        for episode in recorded:
+            self._groups.setdefault(episode.task.id, len(self._groups))
+        self._written = len(recorded)
 
     def take(self, session: ChatSession, reward: PostedReward) -> Mapping[str, object]:
         """Write an episode and return its number."""
@@ -703,12 +718,17 @@ class EpisodeFile:
         self._file.close()
 
 
-def read_recorded(folder: Path) -> list[Episode]:
+def read_recorded(folder: Path | str) -> list[Episode]:
     """Return the episodes that `--record` has written to a folder, in order, without an incomplete last line.
 
-    Raises DataError for a file of another form.
+    Raises DataError for a folder without episodes, and for a file of another form.
     """
-    return _read_lines(folder / FILE)[0]
+    try:
+        return _read_lines(Path(folder) / FILE)[0]
+    except OSError as error:
+        raise DataError(
+            f"The recorded episodes of {folder} cannot be read ({error.strerror}). Name the folder of `--record`."
+        ) from None
 
 
 def _read_lines(path: Path) -> tuple[list[Episode], int, bytes]:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from kapelle.engines.rollout.protocol import Recites
+import asyncio
+from collections.abc import Set as AbstractSet
+
+from kapelle.engines.rollout.compose import engine_of
+from kapelle.engines.rollout.endpoint import constraint_fields
+from kapelle.engines.rollout.protocol import AppliesConstraints
 from kapelle.errors import ConfigError
 from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime.constraints import forced_call, json_rule
@@ -11,19 +16,24 @@ from kapelle.services.policy.chat_form import (
     JsonFormat,
     MessageReader,
     NamedChoice,
+    SamplingBody,
     SchemaFormat,
 )
 from kapelle.services.request_errors import wrong
-from kapelle.types import Constraint, Json
+from kapelle.types import Constraint, Json, Sampling
 
 
 def constraint_of(
-    request: ChatRequest, reader: MessageReader, setup: RolloutSetup, agent: str
+    request: ChatRequest, reader: MessageReader, setup: RolloutSetup, agent: str, *, training: bool = False
 ) -> Constraint | None:
     """Return the constraint of an answer, with calls in the form of the agent's `reader`; None for a free answer.
 
     Raises RequestError (400) for constraints that no text satisfies, and for engines without constrained decoding.
     """
+    if reader.is_endpoint:
+        return _forwarded(
+            request, setup.team[agent].sampling.constraint, FORMS if training else FORMS | SERVED
+        )
     form, choice = request.response_format, request.tool_choice
     schema: dict[str, Json] | None = None
     if isinstance(form, SchemaFormat):
@@ -37,7 +47,7 @@ def constraint_of(
     if not forced and schema is None:
         return None
     place = "tool_choice" if forced else "response_format"
-    if not _is_supported(setup, agent):
+    if not isinstance(engine_of(setup.engine, setup.team.policy(agent).name), AppliesConstraints):
         raise wrong(
             f"`{place}` needs constrained decoding, which the engine of '{agent}' does not support: set `engine.name: local`.",
             place,
@@ -81,10 +91,35 @@ def constraint_of(
     raise wrong(f"`{place}`: no answer can satisfy it: {reason}.", place)
 
 
-def _is_supported(setup: RolloutSetup, agent: str) -> bool:
-    """Return whether the engine masks an agent's tokens, or recites a script, as the teacher of a warm-up does."""
-    from kapelle.engines.rollout.local.engine import LocalEngine
+async def check_length(request: ChatRequest, sampling: Sampling, setup: RolloutSetup, agent: str) -> None:
+    """Raise RequestError (400) if no completion of `max_tokens` tokens satisfies its constraint."""
+    policy, constraint, most = setup.team.policy(agent).name, sampling.constraint, sampling.max_tokens
+    engine = engine_of(setup.engine, policy)
+    if constraint is None or not isinstance(engine, AppliesConstraints):
+        return
 
-    if isinstance(setup.engine, Recites):
-        return True
-    return isinstance(setup.engine, LocalEngine) and setup.team.policy(agent).endpoint is None
+    if await asyncio.to_thread(engine.fits, policy, constraint, most) is False:
+        name = "max_completion_tokens" if request.max_tokens is None else "max_tokens"
+        raise wrong(
+            f"`{name}`: no answer in the requested form has at most {most} tokens. Set a higher limit.", name
+        )
+
+
+FORMS = {"tools", "tool_choice", "parallel_tool_calls", "response_format"}
+"""Fields that an endpoint's server receives as the caller has sent them."""
+SERVED = {"top_k", "chat_template_kwargs", "reasoning_effort", "verbosity", *SamplingBody.model_fields} - {
+    "seed",
+    "stop",
+}
+"""Further such fields, outside of training; `seed`, `stop` and the others are settings of the sampling."""
+
+
+def _forwarded(request: ChatRequest, own: Constraint | None, names: AbstractSet[str]) -> Constraint | None:
+    """Return the fields for an endpoint's server; the agent's `own` constraint if the caller sets no form of the answer."""
+    fields = request.model_dump(include=request.model_fields_set & names, by_alias=True, exclude_none=True)
+    if not request.tools:
+        for name in ("tools", "tool_choice", "parallel_tool_calls"):
+            fields.pop(name, None)
+    if "response_format" not in fields and own is not None:
+        fields |= constraint_fields(own)
+    return Constraint.endpoint(fields) if fields else None

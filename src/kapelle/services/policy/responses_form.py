@@ -25,6 +25,7 @@ from kapelle.services.policy.chat_form import (
     JsonSchema,
     Piece,
     RefusalPart,
+    SamplingBody,
     TextFormat,
     read_request,
 )
@@ -145,10 +146,11 @@ Item = Annotated[
 class ResponseStreamOptions(Body):
     """Options of a stream."""
 
-    include_obfuscation: Literal[False] = False
+    include_obfuscation: bool = False
+    """Ignored."""
 
 
-class ResponseRequest(Body):
+class ResponseRequest(SamplingBody):
     """One request of `POST /v1/responses`; other parameters raise a RequestError."""
 
     model: str
@@ -171,14 +173,12 @@ class ResponseRequest(Body):
     reasoning: EffortWords | None = None
     # With `auto` OpenAI drops the first items. Here a prompt that is too long raises a RequestError either way.
     truncation: Literal["auto", "disabled"] = "disabled"
-    # Parameters of chat completions, beyond OpenAI's form.
-    seed: int | None = None
-    stop: str | list[str] | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default={}, max_length=64)
     # Only their neutral values are accepted.
     background: Literal[False] = False
-    service_tier: Literal["auto", "default"] = "auto"
     # They have no effect.
     max_tool_calls: int | None = None
+    service_tier: str | None = Field(default=None, max_length=32)
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -215,7 +215,8 @@ def as_chat(
     messages = [*opening, *conversation]
     if not messages:
         raise wrong("`input` has no text for the agent. Add a message.", "input")
-    shared = {"model", "parallel_tool_calls", "temperature", "top_p", "seed", "stop", "stream"}
+    shared = {"model", "parallel_tool_calls", "temperature", "top_p", "stream", "chat_template_kwargs"}
+    shared |= {"top_logprobs", *SamplingBody.model_fields}
     choice: Json = request.tool_choice
     if isinstance(request.tool_choice, FunctionChoice):
         choice = {"type": "function", "function": {"name": request.tool_choice.name}}
@@ -223,7 +224,7 @@ def as_chat(
     if form["type"] == "json_schema":
         form = {"type": form.pop("type"), "json_schema": form}
     chat: dict[str, Json] = {
-        **request.model_dump(include={*shared, "top_logprobs"}),
+        **request.model_dump(include=shared, exclude_unset=True),
         "messages": [{"role": "user", "content": "?"}],  # replaced below: errors of items name the items
         "tools": [
             {"type": "function", "function": tool.model_dump(exclude={"type", "defer_loading"})}
@@ -374,17 +375,19 @@ class ResponseWriter:
                     tokens, unsent = [*tokens, *unsent], []
                 if not isinstance(each, Finished):
                     continue
-                ended = "incomplete" if each.reason == "length" else "completed"
+                is_cut = each.reason == "length"
                 if item:
                     rows = [*tokens, *unsent]
                     yield self._event("output_text.done", **self._place(item), text=text, logprobs=rows)
-                    for event in self._over(item, _ANSWER, _text_part(text, rows), ended):
+                    status = "incomplete" if is_cut else "completed"
+                    for event in self._over(item, _ANSWER, _text_part(text, rows), status):
                         yield event
                 for call in calls:
                     for event in self._called(call):
                         yield event
                 self.message = each.message
-                yield self._event(ended, response=self.row(ended, each))
+                # The status `incomplete` makes the Agents SDK raise an error, which would end its program.
+                yield self._event("completed", response=self.row("completed", each))
 
     def failed(self, refusal: RequestError) -> dict[str, Json]:
         """Return the last event of an answer that fails."""
@@ -437,6 +440,7 @@ class ResponseWriter:
         """Return the response so far."""
         request = self.request
         about: dict[str, Json] = {} if finished is None else dict(finished.about)
+        is_cut = finished is not None and finished.reason == "length"
         if self.session is not None:
             about["session"] = self.session
         effort = request.reasoning or EffortWords()
@@ -447,7 +451,7 @@ class ResponseWriter:
             "status": status,
             "background": False,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": list(self.output),
             "reasoning": {"effort": effort.effort, "summary": effort.summary},
             "service_tier": "default",

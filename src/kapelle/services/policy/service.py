@@ -321,7 +321,7 @@ class PolicyService:
         if self._recorder is not None:
             return await self._recorder.answers(chat, call, ticket.join)
         chat = await chat.prompted()
-        return chat, self._agents.answers(chat.prompt, listening=request.stream)
+        return chat, self._agents.answers(chat.prompt, listening=request.listens)
 
     async def _begin_team(
         self, model: str, request: ChatRequest, call: Call, ticket: Ticket

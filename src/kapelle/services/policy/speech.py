@@ -7,9 +7,10 @@ template.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kapelle.environments.grading.text.tool_call import (
@@ -46,9 +47,49 @@ class SpeechForm:
     """Whether the prompt has opened the thoughts."""
     schemas: Sequence[Json] = ()
     """Schemas of the tools: they define which values are texts, for forms that write texts without quotes."""
+    described: Json = None
+    """The model's own description of its answers (`response_template` of transformers), which replaces `form`; None without one."""
+    prompt: str = ""
+    """The prompt, if answers are `described`, with special tokens as the answer has them."""
 
-    def read(self, text: str) -> ParsedAnswer:
-        """Parse a complete text; text that violates the form of calls belongs to the content."""
+    def read(self, text: str, *, is_cut: bool = False) -> ParsedAnswer:
+        """Parse a complete text, or one that its token limit has cut; text that violates the form of calls belongs to the content.
+
+        Of several calls, the complete ones count.
+        """
+        if self.described is not None:
+            return self._read_described(text)
+        if not (is_cut and self.tools):
+            return self._read(text)
+        # A cut mark at the end of a call changes nothing.
+        whole = self._read(_without_begun(text, _ONE_CALL[self.form][1:] if self.form in _ONE_CALL else ()))
+        if whole.calls and self.form not in ("glm", "harmony"):  # there, a beginning of a call may be one
+            return whole
+        found = self._read(_before_cut_call(text, self.form))
+        # Without a complete call, all of it is content.
+        return found if found.calls else replace(self, tools=False).read(text)
+
+    def _read_described(self, text: str) -> ParsedAnswer:
+        from transformers.utils.chat_parsing import parse_response
+
+        try:
+            tools = [{"type": "function", "function": each} for each in self.schemas]
+            found = parse_response(text, self.described, prefix=self.prompt, tools=tools)
+            calls = []
+            for each in found.get("tool_calls") or ():
+                name, arguments = each["function"]["name"], each["function"]["arguments"]
+                if not isinstance(name, str) or not isinstance(arguments, dict):
+                    raise ValueError("it is no call")  # noqa: TRY004 - treated as a text of another form
+                json.dumps(arguments, allow_nan=False)
+                calls.append(ReadCall(name, arguments))
+            thoughts, words = (str(found.get(name) or "") for name in ("reasoning_content", "content"))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return ParsedAnswer("", text, ())
+        return (
+            ParsedAnswer(thoughts.strip(), words, tuple(calls)) if self.tools else ParsedAnswer("", text, ())
+        )
+
+    def _read(self, text: str) -> ParsedAnswer:
         if self.form == "harmony":
             thoughts, words, calling = _harmony(text)
             try:
@@ -71,6 +112,8 @@ class SpeechForm:
 
     def read_partial(self, text: str) -> tuple[str, str]:
         """Return the thoughts and content of a growing text that no later text can change."""
+        if self.described is not None:
+            return "", ""
         if self.form == "harmony":
             text = _BEGUN_MARK.sub("", text)
             if not text.strip():
@@ -122,6 +165,34 @@ def _without_begun(text: str, marks: Sequence[str]) -> str:
         begun = next((k for k in range(longest, 0, -1) if text.endswith(mark[:k])), 0)
         place = min(place, len(text) - begun)
     return text[:place]
+
+
+_ONE_CALL: Mapping[Form, tuple[str, ...]] = {
+    "hermes": ("<tool_call>", "</tool_call>"),
+    "glm": ("<tool_call>", "</tool_call>"),
+    "qwen_coder": ("<tool_call>", "</tool_call>"),
+    "deepseek": ("<\uff5ctool\u2581call\u2581begin\uff5c>", "<\uff5ctool\u2581call\u2581end\uff5c>"),
+    "harmony": ("<|channel|>", "<|call|>", "<|end|>"),
+}
+"""Form → the mark before one call, and those that may end it; other forms write all calls as a list."""
+_IN_LIST = re.compile(r'"(?:[^"\\]|\\.)*+"?|\'(?:[^\'\\]|\\.)*+\'?|[\[\]{}()]', re.DOTALL)
+
+
+def _before_cut_call(text: str, form: Form) -> str:
+    """Return a text that was cut within a call, up to that call."""
+    if form in _ONE_CALL:
+        place, *ends = map(text.rfind, _ONE_CALL[form])
+        return text[:place] if place > max(ends) else text
+    if form == "mistral" and "[ARGS]" in text:
+        return text[: text.rfind("[TOOL_CALLS]")]
+    start = text.find("[TOOL_CALLS]") + len("[TOOL_CALLS]") if "[TOOL_CALLS]" in text else 0
+    is_list = text[start:].lstrip().startswith("[")
+    depth, end = 0, 0
+    for mark in _IN_LIST.finditer(text, start):
+        depth += (mark[0] in "[{(") - (mark[0] in "]})")
+        if mark[0] in "]})" and depth == is_list:
+            end = mark.end()
+    return text[:end] + "]" * (is_list and depth > 0)
 
 
 def _words_beside(text: str, form: Form) -> str:
@@ -186,10 +257,12 @@ def form_of(template: str) -> Form | None:
     return next((form for signs, form in _SIGNS if all(sign in template for sign in signs)), None)
 
 
-def writes_calls(called: Callable[[str, Mapping[str, Json]], str], form: Form) -> bool:
+def writes_calls(
+    called: Callable[[str, Mapping[str, Json]], str], form: Form, described: Json = None
+) -> bool:
     """Return whether a template writes calls in a form; `called` returns the answer that makes a call."""
     call = ReadCall("kapelletool", {"word": "kapellecalled"})
-    return SpeechForm(form).read(called(call.name, call.arguments)).calls == (call,)
+    return SpeechForm(form, described=described).read(called(call.name, call.arguments)).calls == (call,)
 
 
 def call_form(form: Form, template: str) -> CallForm | None:

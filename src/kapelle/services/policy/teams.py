@@ -109,6 +109,8 @@ def team_answers(
         "stop": bool(request.stop),
         "logprobs": request.logprobs,
         "top_logprobs": request.top_logprobs > 0,
+        "chat_template_kwargs": bool(request.chat_template_kwargs),
+        "logit_bias": bool(request.logit_bias),
     }
     for name, given in for_one_agent.items():
         if given:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from tests.support.tiny import tiny_model
 from torch import Tensor
 
 from kapelle.engines.rollout.local import sampling
+from kapelle.engines.rollout.local.decode_batch import decode
+from kapelle.engines.rollout.local.decode_strategies import Job
 from kapelle.engines.rollout.local.sampling import (
     AllowedTokens,
     SamplingRows,
+    adjusted,
     last_of_nucleus_by_bisection,
     last_of_nucleus_by_pivots,
+    likeliest,
     processed_logits,
     sample,
     uniform,
 )
-from kapelle.types import Sampling
+from kapelle.types import Adjustments, Sampling
 
 HALVES = torch.tensor([0.5, 0.25, 0.125, 0.125]).log()
 """Log-probs whose tempered and cut forms can be worked out by hand."""
@@ -265,6 +271,7 @@ class TestSample:
             assert float(logp[held[row]]) == pytest.approx(float(expected), abs=1e-4)
 
 
+<<<<<<< HEAD
 class TestALargeVocabulary:
     """It is sampled block by block; 5,001 tokens are nine blocks and 393 tokens more."""
 
@@ -286,3 +293,46 @@ class TestALargeVocabulary:
         logits_RV[torch.arange(512), possible_R] = 0.0
         token_R, _ = sample(logits_RV, rows(512), torch.arange(512))
         assert torch.equal(token_R, possible_R)
+=======
+class TestAdjustments:
+    LOGITS = torch.tensor([2.0, 1.0, -1.0, 0.0])
+
+    @pytest.mark.parametrize(
+        ("change", "expected"),
+        [
+            ({"logit_bias": ((3, 5.0), (0, -1.0))}, [1.0, 1.0, -1.0, 5.0]),
+            # The prompt is token 2, the completion tokens 0, 0 and 1.
+            ({"repetition_penalty": 2.0}, [1.0, 0.5, -2.0, 0.0]),
+            ({"presence_penalty": 0.5, "frequency_penalty": 0.25}, [1.0, 0.25, -1.0, 0.0]),
+            ({"min_tokens": 4}, [2.0, 1.0, -1.0, -torch.inf]),
+            ({"min_tokens": 3}, [2.0, 1.0, -1.0, 0.0]),
+            # At temperature 0.5 the odds to the likeliest are e^-2, e^-6 and e^-4.
+            ({"min_p": 0.02}, [2.0, 1.0, -torch.inf, -torch.inf]),
+        ],
+    )
+    def test_each_changes_the_logits_as_it_is_defined(self, change: Any, expected: list[float]) -> None:
+        sampling = Sampling(temperature=0.5, adjusted=Adjustments(**change))
+        assert adjusted(self.LOGITS, sampling, [2], [0, 0, 1], [3]).tolist() == expected
+
+    def test_only_its_own_row_changes(self) -> None:
+        """An adjusted row samples the biased token; the row beside it samples as it does alone."""
+        model = tiny_model()
+        forced = Sampling(max_tokens=4, adjusted=Adjustments(logit_bias=((7, 100.0),)))
+        plain = Job(None, (1, 2, 3), Sampling(max_tokens=4), 5)
+        [alone] = decode(model, [plain])
+        first, second = decode(model, [plain._replace(sampling=forced), plain])
+        assert first.ids == [7] * 4
+        assert second.ids == alone.ids
+        repeated = Sampling(
+            max_tokens=3, adjusted=Adjustments(((7, 100.0), (8, 50.0)), presence_penalty=75.0)
+        )
+        [third] = decode(model, [plain._replace(sampling=repeated)])
+        assert third.ids == [7, 8, 7], "the penalty is subtracted once a token"
+
+    def test_alternatives_are_those_of_the_adjusted_distribution(self) -> None:
+        sampling = Sampling(adjusted=Adjustments(((7, 100.0),), frequency_penalty=200.0))
+        model = tiny_model()
+        first, second = likeliest(model, None, (1, 2, 3), (7, 8), sampling, 1)
+        assert first[0][0] == 7
+        assert second[0][0] != 7
+>>>>>>> serving

@@ -29,7 +29,7 @@ from kapelle.engines.rollout.local.decode_strategies import (
     Rows,
     decode_strategy,
 )
-from kapelle.engines.rollout.local.sampling import AllowedTokens, SamplingRows, sample
+from kapelle.engines.rollout.local.sampling import AllowedTokens, SamplingRows, adjusted, sample
 from kapelle.engines.rollout.local.step_graphs import GraphRecorder, on_cuda
 from kapelle.errors import EngineError
 from kapelle.models.devices import keep_freed_memory
@@ -100,7 +100,7 @@ class Decoder:
         self._sampling: SamplingRows
         self._stopping = False
         """Whether any row has stop strings."""
-        self._constrained = False
+        self._constrained = self._adjusting = False
         """Whether any row has a constraint."""
         self._longest = 0
         """Tokens of the longest completion in flight."""
@@ -202,7 +202,8 @@ class Decoder:
     def _advance(self, steps: int) -> None:
         for _ in range(steps if self._flying else 0):
             allowed = self._allowed() if self._constrained else None
-            token_R, logp_R = sample(self._logits_RV, self._sampling, self._position_R, allowed)
+            logits_RV = self._adjusted_logits(allowed) if self._adjusting else self._logits_RV
+            token_R, logp_R = sample(logits_RV, self._sampling, self._position_R, allowed)
             self._record(token_R, logp_R)
             tight = self._tight()
             if self._finished < IDLE_SHARE * len(self._flying) and not (self._finished and tight):
@@ -220,6 +221,16 @@ class Decoder:
                 self._sampling = self._settings()
                 self._logits_RV = self._rows.read(token_R[staying_R])
             return
+
+    def _adjusted_logits(self, allowed: AllowedTokens | None) -> Tensor:
+        """Return the logits with the adjustments of callers."""
+        logits_RV = self._logits_RV.clone() if allowed is None else allowed.cut(self._logits_RV)
+        rows = [n for n, row in enumerate(self._flying) if row.job.sampling.adjusted and row.length is None]
+        for number, (row, ids, _) in zip(rows, self._generated(rows), strict=True):
+            logits_RV[number] = adjusted(
+                logits_RV[number], row.job.sampling, row.first.prompt, ids, sorted(self._model.end_ids)
+            )
+        return logits_RV
 
     def _bytes_left(self) -> int | None:
         """Return a GPU's free bytes for the KV cache, rounded coarsely so that a run repeats."""
@@ -388,6 +399,7 @@ class Decoder:
         self._stopping = any(row.stop is not None for row in self._flying)
         walks = [row.walk for row in self._flying]
         self._constrained = walks.count(None) < len(walks)
+        self._adjusting = any(row.job.sampling.adjusted for row in self._flying)
 
     def _settings(self) -> SamplingRows:
         jobs = [row.job for row in self._flying]

@@ -21,6 +21,7 @@ from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput, deco
 from kapelle.engines.rollout.local.sampling import likeliest
 from kapelle.engines.rollout.local.step_graphs import GraphRecorder, on_cuda
 from kapelle.engines.rollout.protocol import (
+    AppliesConstraints,
     Completion,
     HasNotes,
     HasQueue,
@@ -37,10 +38,11 @@ from kapelle.errors import ContextError, EngineError, ModelError, did_you_mean
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import copy_weights
 from kapelle.models.renderer import ChatRenderer
+from kapelle.models.token_masks import NEAR
 from kapelle.models.weights import weights_hash
 from kapelle.runtime.batch_barrier import BatchBarrier, batch_barrier
 from kapelle.team import Policy
-from kapelle.types import images_in
+from kapelle.types import Constraint, images_in
 
 _Pending = PendingRequest[RowOutput]
 
@@ -121,7 +123,7 @@ def _join(queue: _ModelQueue, joining: Sequence[_Pending], jobs: Sequence[Job]) 
         pending.start_clock()
 
 
-class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes, HasQueue):
+class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstraints, HasNotes, HasQueue):
     """Samples on the trainer's base models, in their own memory."""
 
     def __init__(
@@ -427,6 +429,15 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, HasNotes, Has
         """Return the likeliest tokens at the place of each id; see `KnowsAlternatives`."""
         loaded = self._policy(request.policy)
         return likeliest(loaded.queue.model, loaded.adapter, request.prompt_ids, ids, request.sampling, count)
+
+    def fits(self, policy: str, constraint: Constraint, most: int) -> bool | None:
+        """Return whether some completion is short enough; see `AppliesConstraints`."""
+        # The search for a longer completion is never conclusive.
+        return (
+            self._policy(policy).queue.model.masks.fits(constraint, most, briefly=True)
+            if most <= NEAR
+            else None
+        )
 
     def _weights(self, policy: str) -> Mapping[str, Tensor]:
         loaded = self._policy(policy)

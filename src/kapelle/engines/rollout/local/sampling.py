@@ -298,6 +298,35 @@ def sample(
     return token_R1.squeeze(1), logp_R1.squeeze(1).to(logits_RV.dtype)
 
 
+def adjusted(
+    logits_V: Tensor, sampling: Sampling, prompt: Sequence[int], ids: Sequence[int], ends: Sequence[int]
+) -> Tensor:
+    """Return the logits of one row after the tokens `ids` of its completion, with the adjustments of its caller.
+
+    They are applied before the temperature, to which `min_p` is converted. `ends` are the tokens that end a turn.
+    """
+    change = sampling.adjusted
+    if change is None:
+        return logits_V
+    logits_V = logits_V.clone()
+    if len(ids) < change.min_tokens and sampling.constraint is None:
+        logits_V[list(ends)] = -torch.inf
+    for token, bias in change.logit_bias:
+        logits_V[token] += bias
+    if change.repetition_penalty != 1:
+        read_N = torch.tensor(sorted({*prompt, *ids}), device=logits_V.device)
+        own_N = logits_V[read_N]
+        factor = change.repetition_penalty
+        logits_V[read_N] = torch.where(own_N > 0, own_N / factor, own_N * factor)
+    if ids and (change.presence_penalty or change.frequency_penalty):
+        read_N, count_N = torch.tensor(ids, device=logits_V.device).unique(return_counts=True)
+        logits_V[read_N] -= change.presence_penalty + change.frequency_penalty * count_N
+    if change.min_p > 0 and sampling.temperature > 0:
+        least = logits_V.max() + sampling.temperature * math.log(change.min_p)
+        logits_V = logits_V.masked_fill(logits_V < least, -torch.inf)
+    return logits_V
+
+
 @torch.no_grad()
 def likeliest(
     model: LanguageModel,
@@ -322,6 +351,11 @@ def likeliest(
     if sampling.constraint is not None:
         bits_TW = model.masks.of(sampling.constraint, tuple(ids))
         allowed = AllowedTokens.of(range(len(ids)), bits_TW, model.device)
+        logits_TV = allowed.cut(logits_TV)
+    if sampling.adjusted is not None:
+        ends = sorted(model.end_ids)
+        each = (adjusted(row_V, sampling, prompt, ids[:k], ends) for k, row_V in enumerate(logits_TV))
+        logits_TV = torch.stack(list(each))
     best = torch.log_softmax(processed_logits(logits_TV, rows, allowed), dim=-1).topk(
         min(count, logits_TV.shape[1]), dim=-1
     )

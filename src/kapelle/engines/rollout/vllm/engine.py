@@ -24,7 +24,7 @@ from typing import cast
 
 from torch import Tensor
 
-from kapelle.engines.rollout.protocol import Completion, HasNotes, Request
+from kapelle.engines.rollout.protocol import AppliesConstraints, Completion, HasNotes, Request
 from kapelle.engines.rollout.request_queue import PAUSE, PendingRequest, RequestQueue, wait_for_requests
 from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, FinishedRow, Row, Start, VllmModel
 from kapelle.engines.rollout.vllm.worker import WEIGHTS_FILE
@@ -60,7 +60,7 @@ class _Queue(RequestQueue[Row]):
             sampler.close()
 
 
-class VllmEngine(HasNotes):
+class VllmEngine(AppliesConstraints, HasNotes):
     """Samples with vLLM for the policies of these base models."""
 
     def __init__(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,12 @@ SMALLEST_HEAD = 32
 
 OF_FREE = 0.9
 """Share of a GPU's free memory for all vLLM models together, weights and KV cache."""
+
+
+def changes_of(sampling: Sampling) -> dict[str, Any]:
+    """Return the adjustments of a caller as parameters of vLLM."""
+    change = sampling.adjusted
+    return {} if change is None else {**asdict(change), "logit_bias": dict(change.logit_bias)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +261,7 @@ class InProcess(VllmModel):
         sampling = row.sampling
         form = sampling.constraint and StructuredOutputsParams(grammar=lark_of(sampling.constraint))
         params = SamplingParams(
+            **changes_of(sampling),
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
             top_p=sampling.top_p,

@@ -35,6 +35,7 @@ from kapelle.engines.rollout.vllm.sampler import (
     Row,
     VllmModel,
     arguments,
+    changes_of,
 )
 from kapelle.errors import EngineError, EpisodeError
 from kapelle.runtime.constraints import lark_of
@@ -321,6 +322,7 @@ def _query_vllm(row: Row, base: str, about: BaseModel) -> Json:
         form = {"structured_outputs": {"grammar": lark_of(sampling.constraint)}}
     return {
         **form,
+        **changes_of(sampling),
         "model": base if row.adapter is None else row.adapter.name,
         "prompt": list(row.prompt),
         "max_tokens": sampling.max_tokens,
@@ -348,9 +350,10 @@ def _query_sglang(row: Row, _base: str, about: BaseModel) -> Json:
             "SGLang's own masks may differ from those of training. Remove the constraint, or sample with vLLM or without "
             "`engine`."
         )
-    if sampling.top_p < 1 or sampling.top_k > 0:
+    if sampling.top_p < 1 or sampling.top_k > 0 or sampling.adjusted is not None:
         raise ValueError(
-            "SGLang returns log-probs of the distribution before top-k and top-p. Set `top_p: 1` and `top_k: 0`."
+            "SGLang returns log-probs of the distribution before top-k, top-p and penalties. Set `top_p: 1` and `top_k: 0`, and no "
+            "penalties."
         )
     return {
         "input_ids": list(row.prompt),
