@@ -31,7 +31,7 @@ SHOWN = (
     "samples",
     "failed_episodes",
     "reward",
-    "paid",
+    "reward_function",
     "nll",
     "preference_margin",
     "preference_accuracy",
