@@ -76,6 +76,18 @@ def test_a_stopped_arena_continues(kapelle: Kapelle, monkeypatch: pytest.MonkeyP
     assert times == 7
 
 
+def test_results_that_cannot_be_written_lose_no_game(kapelle: Kapelle) -> None:
+    kapelle("arena", "nash", "random", *GAME, "--output", "a")
+    Path("a/arena.json").unlink()
+    Path("a/arena.json").mkdir()
+    words = ("arena", "nash", "random", "scripted", *GAME, "--output", "a")
+    said = kapelle(*words)
+    assert said.code == 2
+    assert "Finished pairs are kept. Repeat the command with --output a to continue." in said.err
+    Path("a/arena.json").rmdir()
+    assert "3 of 3 pairs were played before" in kapelle(*words).err
+
+
 @pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("edit", "reason"),

@@ -234,7 +234,10 @@ def test_zero_sum_games_are_not_flat() -> None:
     assert few.sentence.startswith("NashConv went from 5 to 5.5 in 3 measurements, steps 4 to 12;")
     entries: list[float | None] = [float(k) if k % 4 == 0 else None for k in range(40)]
     rated = judge(range(40), {**columns, "league/rating": entries}, opposed=True)
-    assert "the newest member's rating rose from 4 to 32 in 10 measurements, steps 0 to 36" in rated.evidence[0].sentence
+    assert (
+        "the newest member's rating rose from 4 to 32 in 10 measurements, steps 0 to 36"
+        in rated.evidence[0].sentence
+    )
 
 
 def test_dead_groups_are_no_fault_with_a_critic() -> None:
