@@ -11,8 +11,8 @@ from experiments.lab import FAR, Anatomy, Arm, TableRun, learn, moves, recipe_of
 from kapelle.environments.diagnostics import LongGame
 
 ROUNDS = 8
-AT_ONCE = {"name": "long_game", "seats": 1, "rounds": ROUNDS, "paid": "at_once"}
-AT_THE_END = {**AT_ONCE, "paid": "at_the_end"}
+AT_ONCE = {"name": "long_game", "seats": 1, "rounds": ROUNDS, "rewarded": "at_once"}
+AT_THE_END = {**AT_ONCE, "rewarded": "at_the_end"}
 ATTEMPTS, TOKENS = 16, 3840
 SETTLING, REPEATS = 25, 20
 """Steps for which a critic learns before updates are taken apart, and how many are."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.conftest import Kapelle
+from tests.cli.conftest import TINY, Kapelle
 
 from kapelle.rollout.episodes import collect_scheduled
 
@@ -33,6 +33,14 @@ def test_the_table_and_the_files(kapelle: Kapelle) -> None:
     assert len(rows) == 6
     assert float(rows[0]["payoff"]) == found["payoffs"][0][1]["mean"]
     assert b"<svg" in Path("a/arena.svg").read_bytes()
+
+
+def test_a_league_run_names_commands_that_fit(kapelle: Kapelle) -> None:
+    said = kapelle("train", "kuhn_league", *TINY, "league.enter.every=1", "--run-dir", "run")
+    assert said.code == 0, said.err
+    assert "\nplay it   kapelle play run\n" in said.out
+    assert "\nmeasure   kapelle arena run run@0\n" in said.out
+    assert kapelle("arena", "run", "run@0", "--games", "2", "--output", "a").code == 0
 
 
 def test_a_stopped_arena_continues(kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,6 +74,18 @@ def test_a_stopped_arena_continues(kapelle: Kapelle, monkeypatch: pytest.MonkeyP
     more = kapelle("arena", "nash", "random", "scripted", "cfr", *GAME, "--output", "a")
     assert "3 of 6 pairs were played before" in more.err, "a player may join later"
     assert times == 7
+
+
+def test_results_that_cannot_be_written_lose_no_game(kapelle: Kapelle) -> None:
+    kapelle("arena", "nash", "random", *GAME, "--output", "a")
+    Path("a/arena.json").unlink()
+    Path("a/arena.json").mkdir()
+    words = ("arena", "nash", "random", "scripted", *GAME, "--output", "a")
+    said = kapelle(*words)
+    assert said.code == 2
+    assert "Finished pairs are kept. Repeat the command with --output a to continue." in said.err
+    Path("a/arena.json").rmdir()
+    assert "3 of 3 pairs were played before" in kapelle(*words).err
 
 
 @pytest.mark.sample(4)

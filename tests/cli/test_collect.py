@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,18 @@ def test_episodes_of_train_tasks_become_rows_for_sft(kapelle: Kapelle, finished:
     assert found[1]["messages"] == [{"role": "user", "content": found[0]["completion"]}]
     assert {row["version"] for row in found} == {2}
     assert [path.name for path in Path().iterdir()] == ["sft.jsonl"]
+
+
+def test_a_reward_that_no_episode_reached_comes_with_one_that_some_reached(
+    kapelle: Kapelle, finished: tuple[Path, Said]
+) -> None:
+    for words in (("--tasks", "2"), ("--recorded", "")):
+        collect_from = ("collect", str(finished[0]), "--out", f"{words[0][2:]}.jsonl", *words)
+        said = kapelle(*collect_from, "--min-reward", "7")
+        assert said.code == 2
+        reached = re.search(r"Set (--min-reward) (\S+),", said.err)
+        assert reached is not None, said.err
+        assert kapelle(*collect_from, *reached.groups()).code == 0
 
 
 def test_what_a_further_set_tests_is_not_collected(kapelle: Kapelle) -> None:

@@ -24,7 +24,7 @@ GAMES: tuple[Mapping[str, Any], ...] = (
     {"name": "speaker", "seats": 2, "letters": 3, "speaker": "lies"},
     {"name": "speaker", "seats": 3, "letters": 2, "speaker": "leads"},
     {"name": "long_game", "seats": 2, "letters": 2, "rounds": 2},
-    {"name": "long_game", "seats": 1, "letters": 3, "rounds": 2, "paid": "at_the_end"},
+    {"name": "long_game", "seats": 1, "letters": 3, "rounds": 2, "rewarded": "at_the_end"},
     {"name": "essay", "seats": 2, "letters": 2, "place": 1},
     {"name": "sum_game", "seats": 3, "letters": 3, "roles": 2},
     {"name": "unequal", "seats": 2, "letters": 3, "right_letters": (2, 1), "anyway": (0.0, 0.5)},

@@ -145,13 +145,15 @@ def test_each_reward_function_has_mean_deviation_and_shares_of_none_and_failures
         for k, (value, error) in enumerate(paid)
     )
     row = rollout_metrics([Group(TASK, episodes)])
-    assert {name: value for name, value in row.items() if name.startswith("paid")} == {
-        "paid/exact": 0.5,
-        "paid_std/exact": 0.5,
-        "paid_none/exact": pytest.approx(1 / 3),  # of those that it was asked about and that did not fail
-        "paid_failed/exact": 0.25,
-        "paid/exact/ada": 2.0,
-        "paid_std/exact/ada": 0.0,
+    assert {name: value for name, value in row.items() if name.startswith("reward_function")} == {
+        "reward_function/exact": 0.5,
+        "reward_function_std/exact": 0.5,
+        "reward_function_none/exact": pytest.approx(
+            1 / 3
+        ),  # of those that it was asked about and that did not fail
+        "reward_function_failed/exact": 0.25,
+        "reward_function/exact/ada": 2.0,
+        "reward_function_std/exact/ada": 0.0,
     }
 
 
@@ -165,7 +167,7 @@ def test_reported_means_have_counts_of_episodes() -> None:
         Episode(TASK, k, ("ada",), info=info, error=error) for k, (info, error) in enumerate(infos)
     )
     counts = reported_counts([Group(TASK, episodes)])
-    assert counts == {"info/steps": 2, "info/tricks/ada": 1, "paid/exact": 1}
+    assert counts == {"info/steps": 2, "info/tricks/ada": 1, "reward_function/exact": 1}
     assert counts.keys() <= rollout_metrics([Group(TASK, episodes)]).keys()
 
 

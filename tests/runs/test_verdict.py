@@ -229,9 +229,15 @@ def test_zero_sum_games_are_not_flat() -> None:
     found = judge(range(40), {**columns, "league/nash_conv": falling}, opposed=True)
     assert found.word == "healthy"
     assert "NashConv fell from 0.4" in found.evidence[0].sentence
+    thrice: list[float | None] = [{4: 5.0, 8: 4.5, 12: 5.5}.get(k) for k in range(13)]
+    (few,) = judge(range(13), {"return/a": column[:13], "league/nash_conv": thrice}, opposed=True).evidence
+    assert few.sentence.startswith("NashConv went from 5 to 5.5 in 3 measurements, steps 4 to 12;")
     entries: list[float | None] = [float(k) if k % 4 == 0 else None for k in range(40)]
     rated = judge(range(40), {**columns, "league/rating": entries}, opposed=True)
-    assert "the newest member's rating rose from 4 to 32 over 10 steps" in rated.evidence[0].sentence
+    assert (
+        "the newest member's rating rose from 4 to 32 in 10 measurements, steps 0 to 36"
+        in rated.evidence[0].sentence
+    )
 
 
 def test_dead_groups_are_no_fault_with_a_critic() -> None:

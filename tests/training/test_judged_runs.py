@@ -74,7 +74,9 @@ def test_what_a_judge_says_is_what_agents_earn(tmp_path: Path) -> None:
             assert episode.rewards == {"agent_0": pytest.approx(worth(said(episode)) + 0.5 * ranked)}
         rows = [row for row in read_metrics(run_dir) if "judge/calls" in row]
         assert sum(row["judge/calls"] for row in rows) == server.asked
-        assert {"paid/rubric", "paid/rubric/clear", "paid/rank"} <= rows[0].keys()
+        assert {"reward_function/rubric", "reward_function/rubric/clear", "reward_function/rank"} <= rows[
+            0
+        ].keys()
 
 
 def test_a_resumed_run_repeats_its_verdicts_without_asking(tmp_path: Path) -> None:

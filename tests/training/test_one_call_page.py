@@ -46,6 +46,6 @@ def test_a_run_that_functions_pay_is_read_as_the_how_to_reads_one(
     train_in_one_call("runs/mine")
     assert execute((HOWTO / "read_a_run.md").read_text(encoding="utf-8")) >= 3
     said = capsys.readouterr().out
-    assert "1 None {'paid/brief': " in said
+    assert "1 None {'reward_function/brief': " in said
     assert "1 None None {'reasoner': " not in said
     assert "2 None None {'reasoner': " in said

@@ -10,7 +10,7 @@ from tests.support.viewed_runs import write_run
 from kapelle.services.binding import Binding
 from kapelle.services.http import HttpServer
 from kapelle.viewer import curves
-from kapelle.viewer.curves import PAID, CurveSource, grouped, page, source_of
+from kapelle.viewer.curves import FUNCTIONS, CurveSource, grouped, page, source_of
 from kapelle.viewer.library import Library
 from kapelle.viewer.presenting import alike, differing
 from kapelle.viewer.server import viewer
@@ -81,19 +81,19 @@ def test_panels_are_families_with_a_curve_for_each_agent(tmp_path: Path) -> None
 def test_each_reward_has_a_panel_and_its_parts_share_it() -> None:
     names = [
         "reward/a",
-        "paid/exact",
-        "paid_std/exact",
-        "paid/my_rubric",
-        "paid/my_rubric/clear",
-        "paid_none/exact",
+        "reward_function/exact",
+        "reward_function_std/exact",
+        "reward_function/my_rubric",
+        "reward_function/my_rubric/clear",
+        "reward_function_none/exact",
     ]
     drawn = page([CurveSource("r", "r", {"step": [1.0]}, {name: [0.5] for name in names})], ["a"])
-    assert [section["title"] for section in drawn["sections"]] == ["What is learned", PAID]
+    assert [section["title"] for section in drawn["sections"]] == ["What is learned", FUNCTIONS]
     panels = {panel["title"]: panel for panel in drawn["sections"][1]["panels"]}
     assert {title: [series["who"] for series in panel["series"]] for title, panel in panels.items()} == {
         "exact": ["mean", "standard deviation"],
         "my_rubric": ["mean", "clear"],
-        "paid none": ["exact"],
+        "reward function none": ["exact"],
     }
     assert panels["exact"]["meaning"]
 

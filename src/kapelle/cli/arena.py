@@ -20,7 +20,7 @@ FAILED = 2
 def run(arguments: argparse.Namespace) -> int:
     """Play the missing pairs, and print ratings."""
     hush()
-    from kapelle.comparison.arena import arena, draw
+    from kapelle.comparison.arena import PAIRS, arena, draw
     from kapelle.errors import ConfigError
     from kapelle.runs.writer import new_path
     from kapelle.settings.schema import RunConfig
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     ]
     players = [word for word in arguments.words if word not in settings]
     folder = Path(arguments.output) if arguments.output else new_path("arena")
-    stream = sys.stderr
+    stream, before = sys.stderr, len(list((folder / PAIRS).glob("*.json")))
     try:
         result = arena(
             *players,
@@ -51,6 +51,10 @@ def run(arguments: argparse.Namespace) -> int:
             stream,
         )
         return exit_code()
+    except Exception:
+        if len(list((folder / PAIRS).glob("*.json"))) > before:
+            say(f"Finished pairs are kept. Repeat the command with --output {folder} to continue.", stream)
+        raise
     if arguments.json:
         say(json.dumps(result.row()))
     else:

@@ -351,7 +351,7 @@ COMMANDS: Mapping[str, Command] = {
             "an environment, a recipe, a game of OpenSpiel such as kuhn_poker, or a run directory; then "
             "settings such as environment.digits=1, with YAML values",
         ),
-        option("--seat N", "your role, counted from 1", type=whole(1), default=1),
+        option("--role N", "your role, counted from 1", type=whole(1), default=1),
         option(
             "--against WHO",
             "who plays the other roles: random (the environment's script), mcts, cfr, nash or a run directory "

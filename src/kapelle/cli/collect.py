@@ -9,9 +9,9 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from kapelle.cli.output import command, new_file, writing
 from kapelle.cli.quiet import hush
@@ -91,11 +91,21 @@ def _check(arguments: argparse.Namespace) -> None:
     arguments.least = -math.inf if arguments.min_reward is None else arguments.min_reward
 
 
-def _write(rows: Sequence[Mapping[str, Any]], out: Path) -> None:
+def _write(file: IO[bytes], rows: Sequence[Mapping[str, Any]], out: Path) -> None:
     from kapelle.runs.exports import dump_rows
 
-    with new_file(out, "--out") as file, writing(out, "--out"):
+    with writing(out, "--out"):
         write_all(file.fileno(), dump_rows(rows, out))
+
+
+def _too_high(least: float, rewards: Sequence[float], what: str) -> DataError:
+    """Return the error of a --min-reward that nothing reached, with a value that a quarter of the rewards reaches."""
+    ranked = sorted(rewards, reverse=True)
+    reached = math.floor(1000 * ranked[(len(ranked) - 1) // 4]) / 1000
+    kept = sum(reward >= reached for reward in rewards)
+    return DataError(
+        f"No {what} reached a reward of {least:g}. Set --min-reward {reached:g}, which {kept} of {len(rewards)} reached."
+    )
 
 
 def _report(arguments: argparse.Namespace, row: Mapping[str, Any], *lines: str) -> None:
@@ -109,18 +119,33 @@ def _report(arguments: argparse.Namespace, row: Mapping[str, Any], *lines: str) 
 # -------- New episodes
 
 
-def _rolled_out(player: Player, arguments: argparse.Namespace) -> Iterator[tuple[str, Sequence[Group]]]:
-    """Roll out training tasks, and yield the progress with the groups of each part."""
+def _roll_out(
+    player: Player,
+    arguments: argparse.Namespace,
+    rows: list[dict[str, Any]],
+    rows_of: Callable[[Sequence[Group]], list[dict[str, Any]]],
+    what: str,
+) -> int:
+    """Roll out training tasks and add the rows of each part; return 0, or the exit code of a Ctrl-C that came after the first row."""
     from kapelle.rollout.episodes import rollout
     from kapelle.runtime.event_loop import run_async
     from kapelle.setup.problems import choose_tasks, untested
 
     config = player.config
     tasks = choose_tasks(player.setup.environment, "train", arguments.tasks, config.seed, untested(config))
-    for first in range(0, len(tasks), TASKS_AT_ONCE):
-        chosen = tasks[first : first + TASKS_AT_ONCE]
-        groups = run_async(lambda now=chosen: rollout(player.setup, now, arguments.samples, _seed(player)))  # type: ignore[misc]
-        yield f"{first + len(chosen)}/{len(tasks)} tasks played", groups
+    try:
+        for first in range(0, len(tasks), TASKS_AT_ONCE):
+            chosen = tasks[first : first + TASKS_AT_ONCE]
+            groups = run_async(
+                lambda now=chosen: rollout(player.setup, now, arguments.samples, _seed(player))  # type: ignore[misc]
+            )
+            rows += rows_of(groups)
+            say(f"{first + len(chosen)}/{len(tasks)} tasks played, {len(rows)} {what}", sys.stderr)
+    except KeyboardInterrupt:
+        if not rows:
+            raise
+        return exit_code()
+    return 0
 
 
 def _seed(player: Player) -> int:
@@ -135,35 +160,25 @@ def _collect_episodes(arguments: argparse.Namespace) -> int:
     from kapelle.runs.exports import episode_reward, good_episodes, sft_rows
 
     out, rows = Path(arguments.out), list[dict[str, Any]]()
-    kept = failed = stopped = 0
-    rewards, error = list[float](), ""
-    with new_file(out, "--out") as file:
-        try:
-            for progress, groups in _rolled_out(open_player(arguments), arguments):
-                for episode in (episode for group in groups for episode in group.episodes):
-                    if episode.error is None:
-                        rewards.append(episode_reward(episode))
-                    else:
-                        failed, error = failed + 1, error or episode.error
-                good = list(good_episodes(groups, arguments.least))
-                rows += [row for number, episode in good for row in sft_rows(number, episode)]
-                kept += len(good)
-                say(f"{progress}, {kept} episodes kept", sys.stderr)
-        except KeyboardInterrupt:
-            if not kept:
-                raise
-            stopped = exit_code()
-        if not kept and rewards and arguments.min_reward is not None:
-            raise DataError(
-                f"No episode reached a reward of {arguments.min_reward:g}; the best had {max(rewards):g}. Lower --min-reward, or raise "
-                "--tasks."
-            )
-        if not kept:
-            raise DataError(f"Nothing was collected: {error or 'no episode was played'}")
-        from kapelle.runs.exports import dump_rows
+    kept, rewards, errors = 0, list[float](), list[str]()
 
-        with writing(out, "--out"):
-            write_all(file.fileno(), dump_rows(rows, out))
+    def good_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
+        nonlocal kept
+        episodes = [episode for group in groups for episode in group.episodes]
+        errors.extend(each.error for each in episodes if each.error is not None)
+        rewards.extend(episode_reward(each) for each in episodes if each.error is None)
+        good = list(good_episodes(groups, arguments.least))
+        kept += len(good)
+        return [row for number, episode in good for row in sft_rows(number, episode)]
+
+    with new_file(out, "--out") as file:
+        stopped = _roll_out(open_player(arguments), arguments, rows, good_rows, "turns kept")
+        if not kept and rewards and arguments.min_reward is not None:
+            raise _too_high(arguments.min_reward, rewards, "episode")
+        if not kept:
+            raise DataError(f"Nothing was collected: {errors[0] if errors else 'no episode was played'}")
+        _write(file, rows, out)
+    failed, error = len(errors), errors[0] if errors else ""
     episodes = len(rewards) + failed
     least = "" if arguments.min_reward is None else f" with a reward of {arguments.min_reward:g} or more"
     _report(
@@ -186,21 +201,18 @@ def _collect_episodes(arguments: argparse.Namespace) -> int:
 def _collect_answers(arguments: argparse.Namespace) -> int:
     """Write graded answers of new episodes, for a verifier."""
     from kapelle.cli.named import open_player
-    from kapelle.runs.exports import answer_rows, balance, dump_rows
+    from kapelle.runs.exports import answer_rows, balance
 
-    out, rows = Path(arguments.out), list[dict[str, Any]]()
-    failure, stopped = "", 0
+    out, rows, failure = Path(arguments.out), list[dict[str, Any]](), ""
+
+    def answers(groups: Sequence[Group]) -> list[dict[str, Any]]:
+        nonlocal failure
+        failure = next((e.error for group in groups for e in group.episodes if e.error), failure)
+        return answer_rows(groups)
+
     with new_file(out, "--out") as file:
         player = open_player(arguments)
-        try:
-            for progress, groups in _rolled_out(player, arguments):
-                failure = next((e.error for group in groups for e in group.episodes if e.error), failure)
-                rows += answer_rows(groups)
-                say(f"{progress}, {len(rows)} answers graded", sys.stderr)
-        except KeyboardInterrupt:
-            if not rows:
-                raise
-            stopped = exit_code()
+        stopped = _roll_out(player, arguments, rows, answers, "answers graded")
         kept = balance(rows, _seed(player), equal=not arguments.no_balance)
         if not kept.graded:
             raise DataError(f"No answer was graded: {failure or '`workflow.score_rounds` is false'}")
@@ -209,8 +221,7 @@ def _collect_answers(arguments: argparse.Namespace) -> int:
                 f"None of {kept.one_kind_questions} questions has both right and wrong answers. Raise --samples or --tasks, or keep all "
                 "with --no-balance."
             )
-        with writing(out, "--out"):
-            write_all(file.fileno(), dump_rows(kept.rows, out))
+        _write(file, kept.rows, out)
     questions, path = len({row["question"] for row in kept.rows}), _base(player)
     counts = ("graded", "repeated", "one_kind", "one_kind_questions", "surplus")
     _report(
@@ -245,7 +256,14 @@ def _base(player: Player) -> str:
 
 def _collect_recorded(arguments: argparse.Namespace) -> int:
     """Write the recorded episodes that a query selects, like the page of episodes of `kapelle view`."""
-    from kapelle.runs.exports import answer_rows, balance, good_episodes, preferred, sft_rows
+    from kapelle.runs.exports import (
+        answer_rows,
+        balance,
+        episode_reward,
+        good_episodes,
+        preferred,
+        sft_rows,
+    )
     from kapelle.runs.reader import read_lines
     from kapelle.viewer.selection import check_query, selected
 
@@ -258,15 +276,19 @@ def _collect_recorded(arguments: argparse.Namespace) -> int:
     for split, step, line in places:
         lines.setdefault((split, step), []).append(line)
     rows: list[Any] = []
+    rewards: list[float] = []
     for (split, step), own in lines.items():
         groups = read_lines(run, step, own, split)
+        rewards += [episode_reward(each) for group in groups for each in group.episodes if each.error is None]
         if arguments.purpose == "verifier":
             rows += answer_rows(groups)
         else:
             rows += [
                 row for k, episode in good_episodes(groups, arguments.least) for row in sft_rows(k, episode)
             ]
-    environment, nothing = "trajectories", "no episode without an error, or none with --min-reward"
+    if not rows and rewards and arguments.min_reward is not None:
+        raise _too_high(arguments.min_reward, rewards, "selected episode")
+    environment, nothing = "trajectories", "every selected episode failed"
     if arguments.purpose == "verifier":
         rows = list(balance(rows, 0, equal=not arguments.no_balance).rows)
         environment, nothing = (
@@ -278,7 +300,8 @@ def _collect_recorded(arguments: argparse.Namespace) -> int:
         environment, nothing = "preferences", "no conversation has two completions with different rewards"
     if not rows:
         raise DataError(f"Nothing was collected from {len(places)} selected episodes of {run}: {nothing}.")
-    _write(rows, out)
+    with new_file(out, "--out") as file:
+        _write(file, rows, out)
     what = "answers" if arguments.purpose == "verifier" else "turns"
     _report(
         arguments,
@@ -295,7 +318,7 @@ def _collect_traces(arguments: argparse.Namespace) -> int:
 
     out = Path(arguments.out)
     found = read_traces(Path(arguments.traces), arguments.metric)
-    scored = sum(call.score is not None for call in found.calls)
+    scores = [call.score for call in found.calls if call.score is not None]
     excluded = "; ".join(f"{number} excluded: {why}" for why, number in found.left_out.items())
     if arguments.purpose == "verifier":
         rows: list[Any] = list(balance(graded_rows(found), 0, equal=not arguments.no_balance).rows)
@@ -306,24 +329,27 @@ def _collect_traces(arguments: argparse.Namespace) -> int:
             "for SFT (environment trajectories) and, with scores, DPO (preferences). Traces have no log-probs: policy gradients need "
             "the program's own calls (kapelle serve policy, environment external)."
         )
+    if not rows and scores and arguments.min_reward is not None:
+        raise _too_high(arguments.min_reward, scores, "call")
     if not rows:
         raise DataError(
-            f"Nothing was collected from {arguments.traces}: {len(found.calls)} calls of models in {found.spans} spans, {scored} with a "
+            f"Nothing was collected from {arguments.traces}: {len(found.calls)} calls of models in {found.spans} spans, {len(scores)} with a "
             f"score{f'; {excluded}' if excluded else ''}. A verifier needs right and wrong answers to one question."
         )
-    _write(rows, out)
+    with new_file(out, "--out") as file:
+        _write(file, rows, out)
     agents = sorted({str(row["agent"]) for row in rows})
     _report(
         arguments,
         {
             "rows": len(rows),
             "calls": len(found.calls),
-            "scored": scored,
+            "scored": len(scores),
             "spans": found.spans,
             "agents": agents,
             "left_out": dict(found.left_out),
         },
-        f"{out}: {len(rows)} of {len(found.calls)} calls, {scored} with a score, by {', '.join(agents)}",
+        f"{out}: {len(rows)} of {len(found.calls)} calls, {len(scores)} with a score, by {', '.join(agents)}",
         *([excluded] if excluded else []),
         use,
     )

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 YOU = "you"
 SCRIPT = "script"
 MOST_PLAYERS = 10
+WIDTH = 60
+"""Maximum characters of a move at the end of a game without a list of moves."""
 SOLVERS = ("mcts", "cfr", "nash")
 """Opponents that only games of OpenSpiel have."""
 
@@ -64,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     from kapelle.runtime.event_loop import run_async
 
     table = _open(arguments)
-    setup, person = seated(table, arguments.seat, input)
+    setup, person = with_person(table, arguments.role, input)
     test, train = (_task(setup.environment, split, arguments.seed) for split in ("test", "train"))
     episode = run_async(lambda: roll_out_episode(setup, test, arguments.seed))
     if episode.error is None and YOU not in {turn.policy for turn in episode.turns}:
@@ -119,7 +121,7 @@ def _open(arguments: argparse.Namespace) -> GameTable:
     else:
         environment = environment_named(name, settings)
     if against in SOLVERS:
-        environment = _against_solver(environment, against, arguments.seat)
+        environment = _against_solver(environment, against, arguments.role)
     elif against not in (None, "random"):
         if not (split_run(against)[0] / "config.yaml").is_file():
             hint = did_you_mean(against, ("random", *SOLVERS))
@@ -140,7 +142,7 @@ def _against_solver(environment: Environment, solver: str, role: int) -> Environ
         )
     players = environment.loaded.num_players()
     if role > players:
-        raise ConfigError(f"--seat {role}: {environment.game} has {players} players.")
+        raise ConfigError(f"--role {role}: {environment.game} has {players} players.")
     return _with_opponents(environment, {k: solver for k in range(1, players + 1) if k != role})
 
 
@@ -199,7 +201,7 @@ def _worded_like(environment: Environment, learned: Environment) -> Environment:
     return type(environment).model_validate({**environment.model_dump(), **learned.model_dump(include=words)})
 
 
-def seated(table: GameTable, seat: int, read: Read) -> tuple[RolloutSetup, str]:
+def with_person(table: GameTable, role: int, read: Read) -> tuple[RolloutSetup, str]:
     """Return the game with a person in a role (numbered from 1), and the name of the agent that the person replaces."""
     from kapelle.engines.rollout.compose import ComposedEngine
     from kapelle.engines.rollout.scripted import ScriptedEngine
@@ -211,9 +213,9 @@ def seated(table: GameTable, seat: int, read: Read) -> tuple[RolloutSetup, str]:
         table.environment, team.names if team else ()
     )
     table.environment.check(names)
-    place = seat - 1 if len(names) > 1 else 0  # among solvers, only the person's role remains
+    place = role - 1 if len(names) > 1 else 0  # among solvers, only the person's role remains
     if not 0 <= place < len(names):
-        raise ConfigError(f"--seat {seat}: there are seats 1 to {len(names)} ({', '.join(names)}).")
+        raise ConfigError(f"--role {role}: there are roles 1 to {len(names)} ({', '.join(names)}).")
     person = names[place]
     alone = team is None and not offers(table.environment, Scripted) and bool(table.agents)
     filled_by: dict[str, tuple[Team, str]] = {}
@@ -262,7 +264,7 @@ def _names(environment: Environment, known: Sequence[str]) -> tuple[str, ...]:
         else:
             if count > 1 or not isinstance(environment, OpenSpiel) or environment.opponents:
                 return names
-    raise reasons[-1] if reasons else ConfigError(f"'{environment.name}' has no seat for a person.")
+    raise reasons[-1] if reasons else ConfigError(f"'{environment.name}' has no role for a person.")
 
 
 def _speaker(environment: Environment) -> Callable[[Request], str]:
@@ -335,13 +337,18 @@ class Person:
 
 def ending(episode: Episode, person: str) -> list[str]:
     """Return how a game ended: its moves, and each agent's return; `person` is the human's agent."""
-    moves = episode.info.get("moves")
-    lines = ["", f"moves   {', '.join(moves)}"] if moves else [""]
+    names = {agent: YOU if agent == person else agent for agent in episode.agents}
+    players = {str(k): names[agent] for agent, own in episode.info.get("seats", {}).items() for k in own}
+    players |= episode.info.get("opponents", {})
+    moves = [each.partition(": ") for each in episode.info.get("moves", ())]
+    moves = moves or [(turn.agent, ": ", printable(turn.text, WIDTH)) for turn in episode.turns]
+    done = ", ".join(f"{players.get(who) or names.get(who, who)}: {move}" for who, _, move in moves)
+    lines = ["", f"moves   {done}"]
     for agent in episode.agents:
         who = YOU if agent == person else agent
         lines.append(f"{who:7} {episode.total(agent):+g}")
     if len(episode.agents) == 1 and "returns" in episode.info:
-        lines.append(f"seats   {', '.join(f'{value:+g}' for value in episode.info['returns'])}")
+        lines.append(f"roles   {', '.join(f'{value:+g}' for value in episode.info['returns'])}")
     if episode.success is not None:
         lines.append(f"success {episode.success:.2f}")
     return lines
@@ -356,7 +363,7 @@ if TYPE_CHECKING:
 
     Row = tuple[str, Exact]
 
-TITLES = ("policy", "NashConv", "exploitability", "legal moves", "at least", "expected returns by seat")
+TITLES = ("policy", "NashConv", "exploitability", "legal moves", "at least", "expected returns by role")
 COLUMNS = "{:12}  {:>8}  {:>14}  {:>11}  {:>8}  {}"
 
 

@@ -15,10 +15,12 @@ from kapelle.cli.output import command, is_first, leave_ranks_here
 from kapelle.cli.source import Source
 from kapelle.cli.stopping import exit_code
 from kapelle.errors import KapelleError
+from kapelle.runs.checkpoint_folder import list_checkpoints
 from kapelle.runs.failure import read_failure
 from kapelle.runs.lock import now
 from kapelle.runs.reader import is_run, read_config, read_evaluations, saved_steps
 from kapelle.runtime.console import say
+from kapelle.runtime.files import step_of
 from kapelle.runtime.interrupts import stop_within
 from kapelle.runtime.process_tree import doing, stalled_after
 from kapelle.settings.overlays import parse_yaml
@@ -115,7 +117,8 @@ def _report(watch: Watch, summary: Summary | None, run_dir: Path, parameters: in
 
     # Read from the run, because an earlier process has evaluated a resumed run before training.
     rows = [point_of(row) for row in read_evaluations(run_dir)] if is_run(run_dir) else []
-    training = parse_yaml(read_config(run_dir)).get("training", {}) if is_run(run_dir) else {}
+    config = parse_yaml(read_config(run_dir)) if is_run(run_dir) else {}
+    checkpoints = list_checkpoints(run_dir / "checkpoints") if config.get("league") else []
     before = rows[0] if rows and rows[0].step == 0 else None
     finished = summary is not None and summary.after is not None
     both = (summary.before, summary.after) if summary else (None, None)
@@ -127,7 +130,8 @@ def _report(watch: Watch, summary: Summary | None, run_dir: Path, parameters: in
         seconds=watch.seconds(),
         parameters=parameters,
         run_dir=run_dir,
-        length="epochs" if training.get("epochs") else "steps",
+        length="epochs" if config.get("training", {}).get("epochs") else "steps",
+        earlier=step_of(checkpoints[0]) if len(checkpoints) > 1 else None,
         stopped_by=stopped_by,
         notes=tuple(watch.notes),
         changes=tuple(watch.changes),
@@ -214,6 +218,8 @@ class Report:
     """Changes since the last start of a resumed run."""
     verdict: Verdict | None = None
     """Whether the run is healthy; None if it cannot be read."""
+    earlier: int | None = None
+    """The step of the oldest checkpoint of a league; None without a league or another checkpoint."""
 
     def row(self) -> dict[str, Any]:
         """Return it as plain JSON."""
@@ -270,7 +276,14 @@ class Report:
         rows += self.notes
         rows += [("changed", change) for change in self.changes]
         rows += [("health", line) for line in (self.verdict.lines() if self.verdict else ())]
-        rows += [("run", run), ("see it", command("view", run)), ("measure", command("eval", run))]
+        rows += [("run", run), ("see it", command("view", run))]
+        if self.earlier is None:
+            rows.append(("measure", command("eval", run)))
+        else:
+            rows += [
+                ("play it", command("play", run)),
+                ("measure", command("arena", run, f"{run}@{self.earlier}")),
+            ]
         rows.append(("go on", f"{command('train', '--resume', run)} training.{self.length}=N"))
         return ["", *self._scores(), *(_row(*row) for row in rows)]
 

@@ -474,7 +474,7 @@ class LongGame(Diagnostic):
     name: Literal["long_game"] = "long_game"
     rounds: int = Field(default=4, ge=1)
     """Letters of each player, one after another."""
-    paid: Literal["at_once", "at_the_end"] = "at_once"
+    rewarded: Literal["at_once", "at_the_end"] = "at_once"
     """When the rewards are given."""
 
     def movers(self, case: int, history: History) -> tuple[int, ...]:
@@ -492,7 +492,7 @@ class LongGame(Diagnostic):
     def earned(self, case: int, history: History) -> tuple[float, ...]:
         """Return a share for every correct letter."""
         found = [0] * self.seats
-        if self.paid == "at_once" or not self.movers(case, history):
+        if self.rewarded == "at_once" or not self.movers(case, history):
             for k, (player, text) in enumerate(history):
                 found[player] += text == self.alphabet[(player + k // self.seats) % self.letters]
         return tuple(each / (self.rounds * self.seats) for each in found)

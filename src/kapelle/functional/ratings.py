@@ -222,8 +222,12 @@ def can_measure_diversity() -> bool:
 Solver = Literal["nash", "alpha_rank", "prd", "uniform"]
 """Solver of a meta-strategy; see `meta_strategy`."""
 SOLVER_NEEDS: Mapping[Solver, tuple[Package, ...]] = {
-    "nash": ("scipy",), "alpha_rank": ("open_spiel",), "prd": ("open_spiel",), "uniform": (),
+    "nash": ("scipy",), "alpha_rank": (), "prd": ("open_spiel",), "uniform": (),
 }  # fmt: skip
+
+
+MUTATION = 0.01
+"""Probability that a mutant with a lower payoff takes over in α-Rank; positive, so that every profile is reached."""
 
 
 def log_odds(count: int, results: Results) -> Array:
@@ -245,7 +249,7 @@ def meta_strategy(payoffs: ArrayLike, by: str) -> list[Array]:
 
     - `nash` (two players): for a zero-sum table, the equilibrium strategy of the highest entropy, which is unique; otherwise the
       equilibrium of the highest sum of payoffs, by mixed-integer programming (Sandholm, Gilpin and Conitzer, AAAI 2005).
-    - `alpha_rank`: each player's marginal of OpenSpiel's α-Rank (1903.01373) in the limit of strong selection.
+    - `alpha_rank`: each player's marginal of α-Rank (1903.01373) in the limit of strong selection.
     - `prd`: OpenSpiel's projected replicator dynamics (1711.00832), averaged over 20,000 steps.
     - `uniform`: equal shares.
 
@@ -270,30 +274,40 @@ def meta_strategy(payoffs: ArrayLike, by: str) -> list[Array]:
     return solvers[by](table)
 
 
-def alpha_rank(
-    *payoffs: ArrayLike, alpha: float | None = None, population: int = 50, local: bool = True
-) -> Array:
-    """Return OpenSpiel's α-Rank: the share of time that evolving populations spend in each profile of members, flat.
+def alpha_rank(*payoffs: ArrayLike) -> Array:
+    """Return α-Rank in the limit of strong selection (1903.01373): the share of time in each profile of members, flat.
 
-    One table (M, M) is a symmetric game in one population; several tables (A, B, …) have one population per player. `alpha` is
-    the strength of selection. None is its limit: a mutant with a higher payoff takes over, and one with a lower payoff rarely
-    does (probability 1 %). `local`: in one population, fitness counts the current opponent only.
+    One table (M, M) is a symmetric game in one population; several tables (A, B, …) have one population per player. In each
+    transition one population takes over a mutant: with probability 0.99 if its payoff is higher, 0.5 if equal, 0.01 if lower.
+    Raises ConfigError for payoffs that are not finite.
     """
-    check_packages("open_spiel")
     import numpy as np
-    from open_spiel.python.egt import alpharank
 
-    if not all(np.isfinite(np.asarray(table, dtype=np.float64)).all() for table in payoffs):
+    tables = [np.asarray(table, dtype=np.float64) for table in payoffs]
+    if not all(np.isfinite(table).all() for table in tables):
         raise ConfigError("α-Rank needs finite payoffs; replace those that are not.")
-    with np.errstate(over="ignore"):  # a quotient of two exponentials has the correct limit
-        _, _, share, _, _ = alpharank.compute(
-            [np.asarray(table, dtype=np.float64) for table in payoffs],
-            m=population,
-            alpha=100 if alpha is None else alpha,
-            use_local_selection_model=local,
-            use_inf_alpha=alpha is None,
-        )
-    return np.asarray(share, dtype=np.float64)
+
+    def takes_over(mutant: Array, resident: Array) -> Array:
+        chances = np.where(mutant > resident, 1 - MUTATION, MUTATION)
+        return np.where(np.isclose(mutant, resident, atol=1e-14), 0.5, chances)
+
+    # Rates from profile s (row) to profile r (column), up to a factor that leaves the stationary distribution unchanged.
+    if len(tables) == 1:
+        rates_SR = takes_over(tables[0].T, tables[0])
+    else:
+        profiles = np.arange(tables[0].size).reshape(tables[0].shape)
+        rates_SR = np.zeros((profiles.size, profiles.size))
+        for axis, table in enumerate(tables):
+            count = table.shape[axis]
+            neighbours = np.moveaxis(profiles, axis, -1).reshape(-1, count)
+            for members, own in zip(neighbours, np.moveaxis(table, axis, -1).reshape(-1, count), strict=True):
+                rates_SR[np.ix_(members, members)] = takes_over(own[None, :], own[:, None])
+    np.fill_diagonal(rates_SR, 0.0)
+    flow_SR = rates_SR - np.diag(rates_SR.sum(1))
+    # The stationary distribution has no net flow into any profile; the sum of 1 replaces one of these dependent equations.
+    equations_RS = np.vstack([flow_SR.T[:-1], np.ones(len(flow_SR))])
+    share_S: Array = np.linalg.solve(equations_RS, np.eye(len(flow_SR))[-1])
+    return np.maximum(share_S, 0.0)  # rounding
 
 
 def nash_averaging(advantages: ArrayLike) -> tuple[Array, Array]:

@@ -173,11 +173,11 @@ def _reward_functions(episodes: Sequence[Episode]) -> dict[str, float]:
     for name in sorted({*found, *silent, *failed})[:MOST_REPORTED]:
         values = found.get(name, [])
         if values:
-            row |= {f"paid/{name}": fmean(values), f"paid_std/{name}": pstdev(values)}
+            row |= {f"reward_function/{name}": fmean(values), f"reward_function_std/{name}": pstdev(values)}
         if silent[name]:
-            row[f"paid_none/{name}"] = silent[name] / (silent[name] + len(values))
+            row[f"reward_function_none/{name}"] = silent[name] / (silent[name] + len(values))
         if failed[name]:
-            row[f"paid_failed/{name}"] = failed[name] / len(episodes)
+            row[f"reward_function_failed/{name}"] = failed[name] / len(episodes)
     return row
 
 
@@ -303,13 +303,13 @@ def rewarded_counts(groups: Sequence[Group]) -> dict[str, tuple[int, int]]:
 
 
 def reported_counts(groups: Sequence[Group]) -> dict[str, int]:
-    """Return the number of episodes in each mean `info/<name>` and `paid/<reward>` of `rollout_metrics`."""
+    """Return the number of episodes in each mean `info/<name>` and `reward_function/<reward>` of `rollout_metrics`."""
     valid = [episode for group in groups for episode in group.valid]
     counts = Counter({f"info/{name}": len(values) for name, values in _reported(valid).items()})
     for episode in valid:
         for name, value in _reward_values(episode):
             if isinstance(value, int | float) and math.isfinite(value):
-                counts[f"paid/{name}"] += 1
+                counts[f"reward_function/{name}"] += 1
     return dict(counts)
 
 

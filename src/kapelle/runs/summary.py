@@ -32,7 +32,7 @@ SHOWN = (
     "samples",
     "failed_episodes",
     "return",
-    "paid",
+    "reward_function",
     "nll",
     "preference_margin",
     "preference_accuracy",

@@ -254,7 +254,7 @@ def course(steps: Sequence[float], column: Column, counts: Column | None = None)
             1.4826 * median(moves) / math.sqrt(2),
             math.sqrt(fmean([move * move for move in usual]) / 2),
         )
-    width = min(20, max(3, len(values) // 5), len(values))
+    width = min(20, max(3, len(values) // 5), len(values) // 2)
     return Course([step for step, _ in there], values, sigma, width)
 
 
@@ -546,7 +546,11 @@ class _Found:
         start, end = signal.mean(signal.first), signal.mean(signal.last)
         shown = _percent if name == "success" else _figure
         sign = -1 if name in FALLING else 1
-        span = f"from {shown(sign * start)} to {shown(sign * end)} over {len(signal.values)} steps"
+        count, one, two = len(signal.values), signal.steps[0], signal.steps[-1]
+        over = (
+            f"over {count} steps" if two - one < count else f"in {count} measurements, steps {one} to {two}"
+        )
+        span = f"from {shown(sign * start)} to {shown(sign * end)} {over}"
         word = WORDS.get(name, name)
         if self.rise >= 3:
             return Evidence("healthy", f"{word} {'rose' if sign > 0 else 'fell'} {span}", name)

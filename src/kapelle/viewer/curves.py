@@ -43,11 +43,11 @@ def _owner(name: str) -> tuple[str, str]:
     if name.startswith("time/"):
         return name, ""
     family, _, who = name.partition("/")
-    if family in ("paid", "paid_std"):
+    if family in ("reward_function", "reward_function_std"):
         # A reward function shares a panel with its criteria (`rubric`, `rubric/clear`) and its standard deviation.
         kind, _, part = who.partition("/")
-        spread = "standard deviation" if family == "paid_std" else ""
-        return f"paid/{kind}", ", ".join(word for word in (part, spread) if word) or "mean"
+        spread = "standard deviation" if family == "reward_function_std" else ""
+        return f"reward_function/{kind}", ", ".join(word for word in (part, spread) if word) or "mean"
     if family in FEATURES and any(m.pattern.startswith(f"{family}/") for m in metrics_of(family)):
         kind, _, who = who.partition("/")
         family = f"{family}/{kind}"
@@ -69,8 +69,8 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
 
 Reward functions have a section with a panel for each, because their units differ.
 """
-PAID = "Reward functions"
-REWARDED_SHARES = ("paid_none", "paid_failed")
+FUNCTIONS = "Reward functions"
+REWARDED_SHARES = ("reward_function_none", "reward_function_failed")
 """Shares of episodes, for which all reward functions share a panel."""
 
 
@@ -263,12 +263,14 @@ def page(
     for name in names:
         families.setdefault(_owner(name)[0], []).append(name)
     if sections is SECTIONS:
-        rewards = sorted(family for family in families if family.startswith("paid/"))
+        rewards = sorted(family for family in families if family.startswith("reward_function/"))
         order = [
-            each for title in sections for each in (title, *([PAID] if title == "What is learned" else []))
+            each
+            for title in sections
+            for each in (title, *([FUNCTIONS] if title == "What is learned" else []))
         ]
         sections = {
-            title: (*rewards, *REWARDED_SHARES) if title == PAID else sections[title] for title in order
+            title: (*rewards, *REWARDED_SHARES) if title == FUNCTIONS else sections[title] for title in order
         }
     known = [family for own in sections.values() for family in own]
     more = sorted(family for family in families if family not in known and not family.startswith("time/"))
@@ -305,8 +307,8 @@ def _panel(
     ]
     return {
         "name": family,
-        "title": family.removeprefix("paid/")  # the function's own name
-        if family.startswith("paid/")
+        "title": family.removeprefix("reward_function/")  # the function's own name
+        if family.startswith("reward_function/")
         else family.rpartition("/")[2].replace("_", " ").replace("nash conv", "NashConv"),
         "unit": described.unit,
         "meaning": described.meaning,

@@ -86,8 +86,8 @@ async def test_a_ranking_compares_the_episodes_of_a_group() -> None:
     assert [episode.info["reward/rank"] for episode in episodes] == [0.4, 0.2, 0.0, 0.2]
     assert {episode.info["judge/disagreement"] for episode in episodes} == {0.0}
     row = rollout_metrics([Group(episodes[0].task, episodes)])
-    assert row["paid/rank"] == pytest.approx(0.2)
-    assert row["paid/one"] == 1.0
+    assert row["reward_function/rank"] == pytest.approx(0.2)
+    assert row["reward_function/one"] == 1.0
     assert row["judge/disagreement"] == 0.0
 
 

@@ -337,8 +337,11 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Reporting, HasPlayers, Pro
         players = Players(owned, opponents, names, self.rotate)
         level = task.data.get("level")
         conduct = self._conduct(game)
-        human = owned.get(self._reader, ())
-        own = dict.fromkeys(human, self._in_sentences._conduct(game)) if human else {}  # noqa: SLF001 - its own class
+        own: dict[int, Rules] = {}
+        if human := owned.get(self._reader, ()):
+            # Without hidden information a person may know all moves; other observations contain what each game shows.
+            seen = game.get_type().information.name == "PERFECT_INFORMATION"
+            own = dict.fromkeys(human, replace(self._in_sentences._conduct(game), last_moves=seen))  # noqa: SLF001 - its own class
         for player in range(1, count) if self.other_play else ():
             colours = Colours.drawn(game, derive_seed("other-play", player, seed))
             own[player] = replace(own.get(player, conduct), colours=colours)
@@ -398,6 +401,8 @@ class Rules:
     """A text → its part after thinking, None if thinking stays open."""
     colours: Colours | None = None
     """The player's names of Hanabi's colours; None takes OpenSpiel's."""
+    last_moves: bool = False
+    """Whether the last move of each player precedes an observation."""
 
 
 def show(state: Any, player: int, rules: Rules) -> str:
@@ -499,7 +504,10 @@ class GameState(KnowsMoves):
         """Return the observation of the player that the agent moves for now, else of its first one."""
         owned = self._players.owned[agent]
         player = next((player for player in _moving(self.state) if player in owned), owned[0])
-        return show(self.state, player, self.rules_of(player))
+        seen = show(self.state, player, self.rules_of(player))
+        if self.rules_of(player).last_moves and self._moves:
+            return f"Last moves: {', '.join(self._moves[-self._game.num_players() :])}\n{seen}"
+        return seen
 
     def rules_of(self, player: int) -> Rules:
         """Return the rules of a player (from 0), which may have its own names of colours, or be a human."""

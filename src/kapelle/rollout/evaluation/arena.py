@@ -364,7 +364,7 @@ class Arena:
     @cached_property
     def shares(self) -> Mapping[str, Mapping[str, float]]:
         """`nash_average` and `alpha_rank` of each player, by label; empty as `elo` is, or without the packages."""
-        if not self._rated or not _installed("open_spiel", "scipy"):
+        if not self._rated or not _installed("scipy"):
             return {}
         places = range(len(self.labels))
         # Strong selection treats every lead as a certain win, so only significant ones count.

@@ -70,10 +70,10 @@ class Evaluation:
     """Part of a mixture → mean undiscounted return of each agent in it."""
     info: Mapping[str, float] = field(default_factory=dict)
     """Mean of each number in `Outcome.info`, by `name/agent` for a mapping of agents."""
-    paid: Mapping[str, float] = field(default_factory=dict)
+    reward_functions: Mapping[str, float] = field(default_factory=dict)
     """Mean value of each reward function or judge of `rewarded`, before its weight, by its metric name."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Number of episodes behind these means: `info/NAME` and `paid/NAME`."""
+    """Number of episodes behind these means: `info/NAME` and `reward_function/NAME`."""
     games: bool = False
     """True if no task has a question: the score is then the share of the greatest reward."""
     fewer: str = ""
@@ -150,7 +150,7 @@ class Evaluation:
         }
         optional = {
             "info": dict(self.info),
-            "paid": dict(self.paid),
+            "reward_functions": dict(self.reward_functions),
             "counts": dict(self.counts),
             "games": self.games,
             "fewer": self.fewer,
@@ -172,7 +172,7 @@ class Evaluation:
             f"judged/{key}": judged[key] for key in ("auc", "auc_within") if judged.get(key) is not None
         }
         found |= {f"info/{name}": value for name, value in self.info.items()}
-        found |= {f"paid/{name}": value for name, value in self.paid.items()}
+        found |= {f"reward_function/{name}": value for name, value in self.reward_functions.items()}
         for agent, lengths in self.lengths.items():
             found |= {f"length/{agent}": lengths.mean, f"cut/{agent}": lengths.cut}
         if self.cost is not None:
@@ -396,8 +396,10 @@ def summarise(groups: Sequence[Group], returns: Returns = own_returns) -> Evalua
         info={
             name.removeprefix("info/"): value for name, value in metrics.items() if name.startswith("info/")
         },
-        paid={
-            name.removeprefix("paid/"): value for name, value in metrics.items() if name.startswith("paid/")
+        reward_functions={
+            name.removeprefix("reward_function/"): value
+            for name, value in metrics.items()
+            if name.startswith("reward_function/")
         },
         counts={name: count for name, count in reported_counts(rewarded).items() if name in metrics},
         games=bool(episodes) and not any(episode.task.question for episode in episodes),

@@ -271,7 +271,6 @@ class TestSample:
             assert float(logp[held[row]]) == pytest.approx(float(expected), abs=1e-4)
 
 
-<<<<<<< HEAD
 class TestALargeVocabulary:
     """It is sampled block by block; 5,001 tokens are nine blocks and 393 tokens more."""
 
@@ -293,7 +292,8 @@ class TestALargeVocabulary:
         logits_RV[torch.arange(512), possible_R] = 0.0
         token_R, _ = sample(logits_RV, rows(512), torch.arange(512))
         assert torch.equal(token_R, possible_R)
-=======
+
+
 class TestAdjustments:
     LOGITS = torch.tensor([2.0, 1.0, -1.0, 0.0])
 
@@ -335,4 +335,3 @@ class TestAdjustments:
         first, second = likeliest(model, None, (1, 2, 3), (7, 8), sampling, 1)
         assert first[0][0] == 7
         assert second[0][0] != 7
->>>>>>> serving
