@@ -49,7 +49,7 @@ class TrainingTasks:
         self._environment, self._config, self._fits = environment, config, untested(config, fits)
         self._left: Sequence[int] | None = None
         """Fitting indices of a finite split, once they are known."""
-        self._rates: Mapping[int, float] | None = None
+        self.rates: Mapping[int, float] | None = None
         """Index of a task → measured solve rate."""
         self._hard: Mapping[int, float] = {}
         """Index of a task of a finite split → difficulty."""
@@ -98,7 +98,7 @@ class TrainingTasks:
     def measure(self, setup: RolloutSetup) -> None:
         """Measure the team's solve rate of each task, once, if the settings select tasks by difficulty."""
         wanted = self._config.tasks.difficulty
-        if wanted is None or self._rates is not None:
+        if wanted is None or self.rates is not None:
             return
         doing("measuring how hard the tasks are")
         drawn = capture_random()  # a resumed run skips the measurement and must draw the same afterwards
@@ -113,14 +113,14 @@ class TrainingTasks:
                 if scored:
                     rates[index] = sum(scored) / len(scored)
         restore_random(drawn)
-        self._rates, self._left, self._levels = rates, None, None
+        self.rates, self._left, self._levels = rates, None, None
 
     def metrics(self) -> dict[str, float]:
         """Return the number of selected tasks and their solve rate, if rates were measured."""
-        if self._rates is None:
+        if self.rates is None:
             return {}
         left = self._finite()
-        solved = [self._rates[k] for k in left if k in self._rates]
+        solved = [self.rates[k] for k in left if k in self.rates]
         return {
             "tasks_left": float(len(left)),
             "tasks_solve_rate": sum(solved) / len(solved) if solved else 0.0,
@@ -128,12 +128,12 @@ class TrainingTasks:
 
     def state(self) -> str:
         """Return the measured rates, for a checkpoint."""
-        return json.dumps(None if self._rates is None else list(self._rates.items()))
+        return json.dumps(None if self.rates is None else list(self.rates.items()))
 
     def load_state(self, state: str) -> None:
         """Restore what `state` returned."""
         rates = json.loads(state)
-        self._rates = None if rates is None else {int(index): float(rate) for index, rate in rates}
+        self.rates = None if rates is None else {int(index): float(rate) for index, rate in rates}
         self._left = self._levels = None
 
     def _drawn(self, cursor: int, played: int, hardest: float) -> Task:
@@ -151,7 +151,7 @@ class TrainingTasks:
         if self._left is not None:
             return self._left
         size, fits = self._environment.size("train"), self._fits
-        wanted, rates = self._config.tasks.difficulty, self._rates
+        wanted, rates = self._config.tasks.difficulty, self.rates
         assert size is not None, "an infinite split has no indices"
         left = [k for k in range(size) if fits is None or fits(task_of(self._environment, "train", k))]
         if wanted is not None and rates is not None:
@@ -178,8 +178,8 @@ class TrainingTasks:
                 values = [self._value(task_of(self._environment, "train", k)) for k in range(LOOKED_AT)]
             else:
                 left = self._finite()
-                if self._rates is not None and wanted.by == SOLVE_RATE:
-                    self._hard = {k: 1.0 - self._rates.get(k, 0.0) for k in left}
+                if self.rates is not None and wanted.by == SOLVE_RATE:
+                    self._hard = {k: 1.0 - self.rates.get(k, 0.0) for k in left}
                 else:
                     self._hard = {k: self._value(task_of(self._environment, "train", k)) for k in left}
                 values = list(self._hard.values())
