@@ -334,6 +334,7 @@ class TestFaultsInHalfPrecision:
         assert found["parity/rounded"] == 1
         assert found["parity/max"] > 2 * BOUND
 
+    @pytest.mark.slow
     @pytest.mark.sample(2)
     @pytest.mark.parametrize(
         "other", [{"adapter": "b"}, {"adapter": None}, {"temperature": 0.8}, {"temperature": 0.9}], ids=str
@@ -342,6 +343,7 @@ class TestFaultsInHalfPrecision:
         engine, sampled = half
         self.refused(engine, sampled(**other))
 
+    @pytest.mark.slow
     def test_the_weights_before_one_step_are_caught(self, half: Half) -> None:
         engine, sampled = half
         before, samples = frozen_copy(engine.weights("a")), sampled()
