@@ -20,6 +20,9 @@ TORCH_SOURCE := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX),-c constraints.tx
 # vLLM's CPU build and what it pins.
 VLLM_VENV := .venv-vllm
 
+# The core's dependencies, without an extra.
+CORE_VENV := .venv-core
+
 # Real packages of others, which disagree with kapelle's other extras.
 APPS_VENV := .venv-apps
 # The frameworks of programs that exist; kapelle itself is not installed there.
@@ -31,11 +34,14 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Python keeps what it has compiled, whatever the shell says: hundreds of processes here import the same sources.
 unexport PYTHONDONTWRITEBYTECODE
 
+# `make test` without what takes longer.
+QUICK := not slow and not sandbox_full and not vllm and not ranks and not models and not types and not apps and not long
+
 # How the suite is shared out: one process more than cores (tests/conftest.py), and who has nothing left takes over.
 PARALLEL := -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: demo real test test-fast test-real test-long test-sandbox test-vllm test-apps test-ranks test-types test-models test-kernels test-processors test-oldest test-faults claims check format docs wheel clean help
+.PHONY: demo real test test-fast test-core test-real test-long test-sandbox test-vllm test-apps test-ranks test-types test-models test-kernels test-processors test-oldest test-faults claims check format docs wheel clean help
 
 demo: $(STAMPS)/kapelle ## train a two-agent team on this machine's CPU and show what it learned
 	@$(BIN)/kapelle demo $(ARGS)
@@ -43,8 +49,11 @@ demo: $(STAMPS)/kapelle ## train a two-agent team on this machine's CPU and show
 test: $(STAMPS)/test ## run the test suite (TESTS=tests/functional runs a part of it)
 	@$(BIN)/python -m pytest $(or $(TESTS),$(PARALLEL))
 
-test-fast: $(STAMPS)/test ## run what is quick of every module (3 minutes on two cores); the rest is in `make test`
-	@$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not sandbox_full and not vllm and not ranks and not models and not types and not apps and not long" $(TESTS)
+test-fast: $(STAMPS)/test ## run the quick tests of the files in tests/fast_*.txt (a minute on two cores)
+	@$(BIN)/python -m pytest $(PARALLEL) -m "$(QUICK)" $(or $(TESTS),@tests/fast_core.txt @tests/fast_rest.txt)
+
+test-core: $(CORE_VENV)/.ready ## run the quick tests of tests/fast_core.txt with the core's dependencies alone
+	@$(CORE_VENV)/bin/python -m pytest $(PARALLEL) -m "$(QUICK)" $(or $(TESTS),@tests/fast_core.txt)
 
 test-long: $(STAMPS)/test ## run what takes long, and the cases of which `make test` takes a sample (30 minutes on two cores)
 	@$(BIN)/python -m pytest $(PARALLEL) -m "long and not vllm and not ranks and not models and not apps" $(TESTS)
@@ -130,7 +139,7 @@ wheel: $(BIN)/python ## build the wheel and use it in an environment of its own,
 	@$(BIN)/python tools/try_wheel.py $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 
 clean: ## remove the environment and build output; runs/ stays
-	rm -rf $(VENV) $(VLLM_VENV) $(APPS_VENV) $(PROGRAMS_VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CORE_VENV) $(VLLM_VENV) $(APPS_VENV) $(PROGRAMS_VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests examples tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## this list
@@ -166,6 +175,13 @@ $(STAMPS)/test: $(STAMPS)/kapelle
 $(STAMPS)/docs: $(STAMPS)/kapelle
 	@echo "installing what the documentation needs (once) ..." >&2
 	@$(PIP) install -c constraints.txt -e '.[docs]'
+	@touch $@
+
+$(CORE_VENV)/.ready: pyproject.toml constraints.txt
+	@echo "installing kapelle without its extras (once) ..." >&2
+	@$(PYTHON) -m venv $(CORE_VENV)
+	@$(CORE_VENV)/bin/python -m pip --disable-pip-version-check --quiet install $(TORCH_SOURCE) '$(TORCH)'
+	@$(CORE_VENV)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt -e . hypothesis pytest pytest-asyncio pytest-xdist
 	@touch $@
 
 $(VLLM_VENV)/.ready: tools/vllm_environment.py constraints.txt

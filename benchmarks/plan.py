@@ -146,9 +146,9 @@ def _held(trainer: Any) -> list[Any]:
     engine = trainer.engine
     found = [parameter for model in engine._models for parameter in model.model.parameters()]
     for learner in engine.learners.values():
-        for entry in learner._optimizer.state.values():
+        for entry in learner.optimizer.state.values():
             found += [value for value in entry.values() if isinstance(value, torch.Tensor)]
-    for queue in trainer.setup.engine._queues:
+    for queue in trainer.setup.engine.queues:
         fused = queue.decoder._fused
         copies = () if fused is None or fused._head is None else (fused._head._packed, fused._head._weight_IO)
         found += [copy for copy in copies if copy is not None]

@@ -134,8 +134,8 @@ def _timed(made: Any) -> Iterator[dict[str, float]]:
 
         return counting
 
-    made._loop._played = counted("played", made._loop._played)
-    made._loop._engine.update = counted("updated", made._loop._engine.update)
+    made.loop.rollouts.collect = counted("played", made.loop.rollouts.collect)
+    made.loop.engine.update = counted("updated", made.loop.engine.update)
     yield spent
 
 

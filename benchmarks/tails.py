@@ -122,8 +122,8 @@ def rank(training: Mapping[str, Any]) -> None:
         training={"steps": STEPS, "tasks_per_step": 16, "max_staleness": 2, **training},
         evaluation={"before_and_after": False},
     ) as trainer:
-        sampler = trainer._loop.rollouts.players[-1]
-        process = sampler._process if isinstance(sampler, SamplingProcess) else None
+        sampler = trainer.loop.rollouts.players[-1]
+        process = sampler.process if isinstance(sampler, SamplingProcess) else None
         rows, steps = [], trainer.steps()
         while True:
             began, before, elsewhere = time.process_time(), playing[0], _seconds(process)

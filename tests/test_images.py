@@ -9,6 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
+
+pytest.importorskip("PIL")
+
 from tests.support.seeing import picture
 
 from kapelle.engines.rollout.endpoint import EndpointEngine

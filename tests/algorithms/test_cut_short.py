@@ -79,10 +79,10 @@ class Endless:
             # One that is over stands for all ways in which the others continue.
             for played in longer:
                 if self.over(played[-1]):
-                    closed += [played] * self._ways(moment + 1, moments)
+                    closed += [played] * self.ways(moment + 1, moments)
         return [self.episode(played) for played in (*open_, *closed)]
 
-    def _ways(self, first: int, moments: int) -> int:
+    def ways(self, first: int, moments: int) -> int:
         total = 1
         for moment in range(first, moments):
             total *= len(self.moves(moment))
@@ -133,7 +133,7 @@ class Endless:
                 (moment, before): (gamma if chain or agent in self.movers(moment) else 1.0)
                 * _mean(
                     [
-                        self._then(agent if not chain else None, moment, before, move, to_come)
+                        self.then(agent if not chain else None, moment, before, move, to_come)
                         for move in self.moves(moment)
                     ]
                 )
@@ -143,7 +143,7 @@ class Endless:
         return {
             (before, word): _mean(
                 [
-                    self._then(agent if not chain else None, moment, before, move, to_come)
+                    self.then(agent if not chain else None, moment, before, move, to_come)
                     for move in self.moves(moment)
                     if move[agent] == word
                 ]
@@ -152,7 +152,7 @@ class Endless:
             for word in self.words
         }
 
-    def _then(
+    def then(
         self,
         agent: str | None,
         moment: int,
@@ -178,11 +178,11 @@ class TableCritics:
     """Critics that are tables over what an agent reads and has said of its turn: these games have no other memory."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, Word], float] = {}
+        self.known: dict[tuple[str, Word], float] = {}
 
     def score(self, samples: Sequence[Sample]) -> list[Tensor]:
         """Return the values at the samples' targets; 0 where nothing has been learned."""
-        return [torch.tensor([self._known.get(_place(s, t), 0.0) for t in s.targets]) for s in samples]
+        return [torch.tensor([self.known.get(_place(s, t), 0.0) for t in s.targets]) for s in samples]
 
     def renderer(self, learner: str) -> None:
         """Texts are not read here."""
@@ -194,8 +194,8 @@ class TableCritics:
             for t, target in zip(sample.targets, sample.columns[Column.RETURN].tolist(), strict=True):
                 found.setdefault(_place(sample, t), []).append(target)
         known = {at: _mean(targets) for at, targets in found.items()}
-        change = max(abs(value - self._known.get(at, 0.0)) for at, value in known.items())
-        self._known = known
+        change = max(abs(value - self.known.get(at, 0.0)) for at, value in known.items())
+        self.known = known
         return change
 
 

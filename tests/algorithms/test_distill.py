@@ -204,7 +204,7 @@ def test_a_teacher_with_another_tokeniser_raises_an_error_before_a_model_loads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stranger = opinionated()
-    tokens = stranger.renderer._tokenizer
+    tokens = stranger.renderer.tokenizer
     monkeypatch.setattr(tokens, "get_vocab", lambda: {"another": 0})
     with pytest.raises(ConfigError, match=r"with another vocabulary\. Name a model of the same family"):
         taught(models={"teacher": stranger})

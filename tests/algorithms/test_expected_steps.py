@@ -293,7 +293,7 @@ class Threads(Ranks):
         self.rank, self.size = rank, size
         self._table, self._barrier = table, barrier
 
-    def _gathered(self, own: Any) -> list[Any]:
+    def gathered(self, own: Any) -> list[Any]:
         self._table[self.rank] = own
         self._barrier.wait()
         found = list(self._table)
@@ -301,13 +301,13 @@ class Threads(Ranks):
         return found
 
     def all_gather(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
-        return [done for _, done in self._gathered((at, work()))]
+        return [done for _, done in self.gathered((at, work()))]
 
     def store_barrier(self) -> Peers:
         return self
 
     def add(self, tensors: Sequence[Tensor]) -> None:
-        for shares in zip(*self._gathered([tensor.clone() for tensor in tensors]), strict=True):
+        for shares in zip(*self.gathered([tensor.clone() for tensor in tensors]), strict=True):
             tensors[0].copy_(sum(shares))
             tensors = tensors[1:]
 

@@ -63,14 +63,14 @@ class Spy:
 
 
 def spied(trainer: Trainer) -> Spy:
-    loop = trainer._loop
-    if loop._memory is not None:
-        spy = Spy(loop._memory)
-        loop._memory = spy
+    loop = trainer.loop
+    if loop.memory is not None:
+        spy = Spy(loop.memory)
+        loop.memory = spy
     else:
-        assert loop._algorithm.credit is not None
-        spy = Spy(loop._algorithm.credit)
-        loop._algorithm = replace(loop._algorithm, credit=spy)
+        assert loop.algorithm.credit is not None
+        spy = Spy(loop.algorithm.credit)
+        loop.algorithm = replace(loop.algorithm, credit=spy)
     return spy
 
 

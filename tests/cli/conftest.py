@@ -76,7 +76,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def kapelle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kapelle:
     """Call the command line from an empty folder, as a process that has read no data yet."""
     monkeypatch.chdir(tmp_path)
-    data_source._raw.cache_clear()  # other tests have folders of the same name below their own
+    data_source.raw_rows.cache_clear()  # other tests have folders of the same name below their own
     return call
 
 

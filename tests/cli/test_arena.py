@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from tests.cli.conftest import TINY, Kapelle
 
+pytest.importorskip("pyspiel")
+
 from kapelle.rollout.episodes import collect_scheduled
 
 GAME = ("--environment", "kuhn_poker", "--games", "12")

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 from tests.cli.conftest import Kapelle, Said
@@ -108,6 +107,7 @@ class TestAdapterFolders:
 
     def saved(self) -> None:
         """Write a base, an adapter of it by PEFT, and both merged by PEFT."""
+        peft = pytest.importorskip("peft")
         save_model(Path("base"), tiny_model())
         base = AutoModelForCausalLM.from_pretrained("base")
         model: Any = peft.get_peft_model(

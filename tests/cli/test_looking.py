@@ -55,7 +55,6 @@ def test_info_knows_versions_machine_and_extras(kapelle: Kapelle) -> None:
     assert found["machine"]["threads"] >= 1
     known = {"peft", "data", "embed", "games", "plot", "tensorboard", "wandb", "bench"}
     assert known <= set(found["extras"])  # an installation of before lacks later ones
-    assert found["extras"]["peft"] == f"peft {version('peft')}"
     text = kapelle("info").out
     assert f"  torch         {version('torch')}" in text.splitlines()
 

@@ -27,6 +27,8 @@ SMALL = (
 @pytest.fixture(params=KINDS)
 def made(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that `kapelle new` has made, as the working directory."""
+    if request.param == "app":
+        pytest.importorskip("starlette")
     monkeypatch.chdir(tmp_path)
     assert main(["new", request.param, f"made_{request.param}"]) == 0
     folder = tmp_path / f"made_{request.param}"

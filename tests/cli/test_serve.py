@@ -12,6 +12,8 @@ import httpx
 import pytest
 from tests.cli.conftest import Kapelle, Said
 
+pytest.importorskip("starlette")
+
 from kapelle.setup.recipe import load_recipe, to_yaml
 
 

@@ -5,6 +5,8 @@ import re
 import pytest
 from tests.cli.conftest import Kapelle
 
+pytest.importorskip("starlette")
+
 from kapelle.cli.serve import named
 
 

@@ -130,7 +130,7 @@ def test_a_resumed_run_reports_changed_data(kapelle: Kapelle) -> None:
     assert said.code == 0, said.err
     assert "changed" not in said.out
     (folder / "train.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
-    data_source._raw.cache_clear()  # as a process that has read nothing yet
+    data_source.raw_rows.cache_clear()  # as a process that has read nothing yet
     again = kapelle("train", "--resume", "run", "training.steps=3")
     assert again.code == 0, again.err
     line = (

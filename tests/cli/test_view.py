@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("starlette")
+
 from kapelle.cli import main
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from tests.support.tiny import tiny_model
 
 from kapelle.models.weights import save_model
@@ -62,6 +63,7 @@ def done(commands: list[list[str]], recipes: Sequence[str], folder: Path) -> tup
 
 
 def test_looking_at_recipes_and_runs_imports_no_torch(tmp_path: Path) -> None:
+    pytest.importorskip("pyspiel")
     (tmp_path / "runs").mkdir()
     folder = tmp_path / "model"
     save_model(folder, tiny_model())

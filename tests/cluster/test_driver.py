@@ -46,7 +46,7 @@ def follow(monkeypatch: pytest.MonkeyPatch, *hosts: Host) -> int:
     turn = itertools.count()
     monkeypatch.setattr(launcher, "first_answered", lambda request, _: request[next(turn) % len(request)])
     ranks = [launcher._Rank(number, host, Said(None)) for number, host in enumerate(hosts)]  # type: ignore[arg-type]
-    return launcher._follow(ranks)
+    return launcher.follow(ranks)
 
 
 def test_the_output_of_ranks_is_printed(monkeypatch: pytest.MonkeyPatch, capfdbinary: Any) -> None:
@@ -88,8 +88,8 @@ def test_signals_are_forwarded_to_all_ranks(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_another_version_is_an_error_with_its_name() -> None:
     here = versions_of(SHARED)
-    launcher._check_versions([{"versions": here, "host": "a"}])
+    launcher.check_versions([{"versions": here, "host": "a"}])
     with pytest.raises(ConfigError, match=r"rank 1 \(10.0.0.2\) has ray 1.0, this one"):
-        launcher._check_versions(
+        launcher.check_versions(
             [{"versions": here, "host": "a"}, {"versions": {**here, "ray": "1.0"}, "host": "10.0.0.2"}]
         )

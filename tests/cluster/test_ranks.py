@@ -44,7 +44,7 @@ def test_the_process_ends_with_its_actor(monkeypatch: object, tmp_path: Path) ->
     host = started(monkeypatch, tmp_path, held)
     while not host.news()[0]:
         time.sleep(0.01)
-    assert host._process is not None
-    assert host._process.stdin is not None
-    host._process.stdin.close()  # as the end of the actor's process does
+    assert host.process is not None
+    assert host.process.stdin is not None
+    host.process.stdin.close()  # as the end of the actor's process does
     assert new_messages(host)[1] == 3

@@ -17,7 +17,7 @@ from kapelle.settings.schema import Resources
 
 
 def with_its_process(host: StateHost) -> None:
-    held, host._held = host._held, None
+    held, host.held = host.held, None
     if held is not None:
         held.end()
         held.connection.close()

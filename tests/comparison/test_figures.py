@@ -138,6 +138,7 @@ def test_all_formats_are_written_reproducibly(tmp_path: Path) -> None:
 
 
 def test_errors_of_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
     folder = compared(tmp_path / "one", {"grpo": [0.4]})
     with pytest.raises(ConfigError, match="jpg"):
         plot(folder, tmp_path / "figure.jpg")

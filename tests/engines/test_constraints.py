@@ -361,7 +361,7 @@ def gradients(
 
             return Loss((outputs.logp_K * targets[Column.WEIGHT]).sum(), torch.tensor(1.0), {})
 
-        engine._accumulate(Objective(loss, parity=False), False, samples)  # type: ignore[arg-type]
+        engine.accumulate(Objective(loss, parity=False), False, samples)  # type: ignore[arg-type]
         return {name: tensor.grad.clone() for name, tensor in weights.items() if tensor.grad is not None}
 
     return exact, of_engine(constraint), of_engine(None)

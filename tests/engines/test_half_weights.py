@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 from tests.support.resumed import resumed
@@ -174,6 +173,7 @@ class TestARun:
 
     @pytest.mark.slow
     def test_peft_computes_the_same_with_the_saved_adapter(self, tmp_path: Path) -> None:
+        peft = pytest.importorskip("peft")
         save_model(tmp_path / "model", tiny_model(size=0.1))
         model = {"path": str(tmp_path / "model"), "dtype": "bfloat16"}
         with Trainer(**settings("bfloat16", model=model, optimizer={"lr": 0.05})) as trainer:

@@ -99,8 +99,8 @@ def test_recorded_steps_say_the_same(
     model = model_on_device(dtype)
     decoder = Decoder(model, 3, recorder_on=on_cuda)
     recorded, plain = told_by(decoder), told_by(Decoder(model, 3, recorder_on=nowhere))
-    assert isinstance(decoder._recorder, CudaRecorder)
-    assert decoder._recorder._last is not None
+    assert isinstance(decoder.recorder, CudaRecorder)
+    assert decoder.recorder._last is not None
     for one, other in zip(recorded, plain, strict=True):
         assert one.ids == other.ids
         assert one.logprobs == pytest.approx(other.logprobs, abs=bound)
@@ -214,7 +214,7 @@ def test_passes_are_as_large_as_memory_lets_them_be(monkeypatch: pytest.MonkeyPa
             limits=UpdateLimits(microbatch_tokens=None),
         )
         samples = draw_samples(["a"], [(90, 10)] * 200)  # 19,800 tokens
-        return max(len(batch.tokens_N) for _, batch in engine._forward.batches(samples))
+        return max(len(batch.tokens_N) for _, batch in engine.forward.batches(samples))
 
     assert largest(70 << 30) == 19_800
     few, more = largest(20 << 20), largest(80 << 20)
@@ -429,11 +429,11 @@ def test_rows_have_a_part_of_the_memory_that_is_free() -> None:
     job = Job("a", tuple(range(7, 16)), Sampling(max_tokens=70), 0)
     assert decoder.room([job] * 100) == 100
     _, total = torch.cuda.mem_get_info(DEVICE)
-    assert decoder._most_bytes is not None
-    assert 0 < decoder._most_bytes <= 0.4 * total
-    assert decoder._most_bytes % (total // 16) == 0
+    assert decoder.most_bytes is not None
+    assert 0 < decoder.most_bytes <= 0.4 * total
+    assert decoder.most_bytes % (total // 16) == 0
     outputs = decoder.join([job._replace(seed=seed) for seed in range(4)])
-    decoder._most_bytes = 200 * decoder._rows.place_bytes  # too little for four
+    decoder.most_bytes = 200 * decoder._rows.place_bytes  # too little for four
     expected = decode(model_on_device(), [job._replace(seed=seed) for seed in range(4)])
     finish(decoder)
     assert [output.ids for output in outputs] == [output.ids for output in expected]

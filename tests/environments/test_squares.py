@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image as Pillow
 from tests.support.tiny import SIZE
+
+pytest.importorskip("PIL")
+
+from PIL import Image as Pillow
 
 from kapelle.environments.squares import COLOURS, GREY, Squares, drawn
 from kapelle.errors import ConfigError

@@ -91,9 +91,6 @@ def test_a_teacher_of_tables_stays_as_it_starts_and_demonstrations_are_the_exper
         assert (run.say(1, "2/2 C")["B"] == pytest.approx(1 / 3)) == (algorithm["name"] == "sft")
 
 
-ESSAYS = {"name": "essay", "seats": 2, "letters": 2, "longest": 8}
-
-
 def test_calls_are_worth_their_share_of_an_attempt() -> None:
     game = Calls(counts=(1, 3), told=True)
 

@@ -45,8 +45,7 @@ _RECIPE: Mapping[str, Any] = {
 def environments(world: World, seed: int) -> Iterator[Trial]:
     """Yield a run for each way to misbehave and each place."""
     del seed
-    acts = [*worlds.ACTS, *(worlds.HANGS if _has_deadlines() else ())]
-    ways = [(place, how) for place in worlds.PLACES for how in acts]
+    ways = [(place, how) for place in worlds.PLACES for how in (*worlds.ACTS, *worlds.HANGS)]
     tables = {
         "reward": worlds.REWARDS,
         "success": worlds.SUCCESSES,
@@ -64,7 +63,7 @@ def environments(world: World, seed: int) -> Iterator[Trial]:
 def endpoints(world: World, seed: int) -> Iterator[Trial]:
     """Yield a run with a frozen agent, and one with a judge, for each answer of a server."""
     del seed
-    answers = {**servers.ANSWERS, **(servers.SLOW if _has_deadlines() else {})}
+    answers = {**servers.ANSWERS, **servers.SLOW}
     for number, (name, answer) in enumerate(answers.items()):
         for whom in ("agent", "judge"):
             place = f"server-{whom}-{number}"
@@ -73,28 +72,11 @@ def endpoints(world: World, seed: int) -> Iterator[Trial]:
             )
 
 
-def without_deadlines() -> str | None:
-    """Return what is omitted because nothing here would end it."""
-    return (
-        None if _has_deadlines() else "worlds and servers that hang: this library has no deadlines for them"
-    )
-
-
-def _has_deadlines() -> bool:
-    from kapelle.settings.schema import RunConfig
-
-    return "episode" in RunConfig.model_fields
-
-
 def _recipe(world: World, place: str, over: Mapping[str, Any]) -> Path:
     from tests.faults.recipes import merged
 
-    tree = merged(_RECIPE, over)
-    if _has_deadlines():
-        tree = merged(
-            tree, {"environment": {"timeout": 2.0}, "episode": {"timeout": 4.0}, "engine": {"timeout": 1.0}}
-        )
-        tree = merged(tree, {"grader": {"timeout": 1.0}})
+    timeouts = {"environment": 2.0, "episode": 4.0, "engine": 1.0, "grader": 1.0}
+    tree = merged(merged(_RECIPE, over), {section: {"timeout": s} for section, s in timeouts.items()})
     file = world.scratch / f"{place}.yaml"
     file.write_text(yaml.safe_dump(tree), "utf-8")
     return file

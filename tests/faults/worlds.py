@@ -112,44 +112,44 @@ def is_odd(task: Task) -> bool:
 class OddState(DigestState, Scorable):
     def __init__(self, task: Task, agents: tuple[str, ...], levels: int, what: str, how: str) -> None:
         super().__init__(task, agents, levels, 0)
-        self._what, self._how = what, how
+        self.what, self.how = what, how
 
-    def _act(self, place: str) -> None:
-        if place == self._what:
-            ({**ACTS, **HANGS})[self._how]()
+    def act(self, place: str) -> None:
+        if place == self.what:
+            ({**ACTS, **HANGS})[self.how]()
 
-    async def _wait(self, place: str) -> None:
-        if place == self._what and self._how == "waits for ever":
+    async def wait(self, place: str) -> None:
+        if place == self.what and self.how == "waits for ever":
             await asyncio.Event().wait()
 
     def observe(self, agent: str) -> str:
-        self._act("observe")
-        return SIGHTS[self._how] if self._what == "sight" else super().observe(agent)
+        self.act("observe")
+        return SIGHTS[self.how] if self.what == "sight" else super().observe(agent)
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        await self._wait("step")
-        self._act("step")
+        await self.wait("step")
+        self.act("step")
         return await super().step(actions, final)
 
     async def score(self, agent: str, text: str) -> float:
-        await self._wait("score")
-        self._act("score")
+        await self.wait("score")
+        self.act("score")
         return await super().score(agent, text)
 
     def outcome(self) -> Outcome:
-        self._act("outcome")
+        self.act("outcome")
         found = super().outcome()
         rewards: Any = found.rewards
         success: Any = found.success
         info: Any = found.info
-        if self._what == "reward":
-            rewards = dict.fromkeys(rewards, REWARDS[self._how])
-        if self._what == "success":
-            success = SUCCESSES[self._how]
-        if self._what == "info":
-            info = INFOS[self._how]()
+        if self.what == "reward":
+            rewards = dict.fromkeys(rewards, REWARDS[self.how])
+        if self.what == "success":
+            success = SUCCESSES[self.how]
+        if self.what == "info":
+            info = INFOS[self.how]()
         return Outcome(rewards, success=success, info=info)
 
     async def close(self) -> None:
-        await self._wait("close")
-        self._act("close")
+        await self.wait("close")
+        self.act("close")

@@ -87,7 +87,9 @@ def test_on_policy_vtrace_targets_are_lambda_returns(seed: int, gamma: float) ->
     generator = torch.Generator().manual_seed(seed)
     reward, value = torch.randn(2, 2, 5, generator=generator, dtype=F64)
     mask, bootstrap = torch.rand(2, 5, generator=generator) < 0.7, value[:, 0]
-    vtrace = advantages.vtrace(torch.zeros(2, 5), reward, value, mask, bootstrap, gamma=gamma, lam=0.8)
+    vtrace = advantages.vtrace(
+        torch.zeros(2, 5, dtype=F64), reward, value, mask, bootstrap, gamma=gamma, lam=0.8
+    )
     gae = advantages.gae(reward, value, mask, bootstrap, gamma=gamma, lam=0.8)
     torch.testing.assert_close(vtrace.target_NT, gae.target_NT)
 

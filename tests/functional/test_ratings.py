@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import ArrayLike
 
+pytest.importorskip("openskill")
+
 from kapelle.errors import ConfigError
 from kapelle.functional import ratings as module
 from kapelle.functional.ratings import (

@@ -40,7 +40,7 @@ class Tables:
 
     def __init__(self, logits: Mapping[str, Tensor], rate: float) -> None:
         self.logits = {name: values.clone().requires_grad_() for name, values in logits.items()}
-        self._rate = rate
+        self.rate = rate
 
     def log_probs(self, name: str) -> Tensor:
         return self.logits[name].log_softmax(-1)
@@ -53,12 +53,12 @@ class Tables:
         for _ in range(objective.epochs):
             for name in learners:
                 own = [sample for sample in samples if sample.learner == name]
-                gradient = torch.autograd.grad(self._loss(name, own, objective), self.logits[name])[0]
+                gradient = torch.autograd.grad(self.loss(name, own, objective), self.logits[name])[0]
                 with torch.no_grad():
-                    self.logits[name] -= self._rate * gradient
+                    self.logits[name] -= self.rate * gradient
         return {}
 
-    def _loss(self, name: str, own: Sequence[Sample], objective: Objective) -> Tensor:
+    def loss(self, name: str, own: Sequence[Sample], objective: Objective) -> Tensor:
         action_K = torch.tensor([sample.tokens[-1] for sample in own])
         columns = {column: torch.cat([sample.columns[column] for sample in own]) for column in own[0].columns}
         targets = Targets(torch.arange(len(own)), len(own), torch.ones(len(own)), columns)

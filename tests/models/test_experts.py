@@ -6,7 +6,6 @@ import copy
 from dataclasses import replace
 from pathlib import Path
 
-import peft
 import pytest
 import torch
 from tests.support.families import build, family_model, tokenizer
@@ -63,6 +62,7 @@ class TestAsPeft:
     @pytest.mark.sample(3)
     @pytest.mark.parametrize("family", FAMILIES)
     def test_a_saved_adapter_computes_the_same_in_peft(self, family: str, tmp_path: Path) -> None:
+        peft = pytest.importorskip("peft")
         model = family_model(family)
         bare = copy.deepcopy(model.model)
         model.bank.add("a", LORA, seed=0)
@@ -80,6 +80,7 @@ class TestAsPeft:
         assert float((own - logits(model, TOKENS, ("a", 0, 3))).abs().max()) > 0.01
 
     def test_a_folder_that_peft_wrote_is_read(self, tmp_path: Path) -> None:
+        peft = pytest.importorskip("peft")
         theirs = peft.get_peft_model(
             build("mixtral"),
             peft.LoraConfig(
@@ -99,6 +100,7 @@ class TestAsPeft:
         check_saved("'a'", tmp_path, lora, outline_of(model.model))
 
     def test_a_folder_with_factors_on_a_router_is_rejected(self, tmp_path: Path) -> None:
+        peft = pytest.importorskip("peft")
         theirs = peft.get_peft_model(
             build("mixtral"), peft.LoraConfig(r=2, target_modules=[], target_parameters=["gate.weight"])
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 
-import peft
 import pytest
 import torch
 from tests.support.families import FAMILIES, family_model
@@ -60,6 +59,7 @@ def alone(model: LanguageModel, job: Job, ids: list[int]) -> Tensor:
     "family", [pytest.param(f, marks=() if f in ("gpt2", "gemma2") else pytest.mark.slow) for f in PLAYING]
 )
 def test_sampler_trainer_transformers_and_peft_agree(family: str, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
     model = family_model(family)
     bare = copy.deepcopy(model.model)
     engine = train_engine(lora_policies("a", "b", lora=LORA), models={"base": model}, stirred=False)

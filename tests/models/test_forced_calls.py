@@ -71,11 +71,11 @@ class Sampler:
 
     def __init__(self, family: Family) -> None:
         self.family, renderer = family, family.renderer()
-        self.raw = renderer._tokenizer.backend_tokenizer  # type: ignore[attr-defined]
+        self.raw = renderer.tokenizer.backend_tokenizer  # type: ignore[attr-defined]
         end = self.raw.token_to_id(family.end)
         assert end is not None
         self.end = end
-        self.masks = TokenMasks(renderer._tokenizer, self.raw.get_vocab_size(), frozenset({end}))
+        self.masks = TokenMasks(renderer.tokenizer, self.raw.get_vocab_size(), frozenset({end}))
         self.texts = MarkedTexts(renderer, MARKS[family.form])
 
     def allowed(self, walk: Any) -> list[int]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from typing import Any
 
-import peft
 import pytest
 import torch
 from tests.support.tiny import LORA, stir, tiny_model
@@ -38,8 +38,9 @@ def add(model: LanguageModel, name: str, lora: Lora = LORA) -> Mapping[str, Tens
     return model.bank.parameters(name)
 
 
-def as_peft(base: PreTrainedModel, lora: Lora, weights: Mapping[str, Tensor]) -> peft.PeftModel:
+def as_peft(base: PreTrainedModel, lora: Lora, weights: Mapping[str, Tensor]) -> Any:
     """The same adapter on a copy of the base, by the reference implementation."""
+    peft = pytest.importorskip("peft")
     settings = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]

@@ -12,11 +12,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 from tests.support.tiny import tiny_model
 from torch import Tensor
+
+pytest.importorskip("peft")
+
+import peft
 
 from kapelle.errors import ModelError
 from kapelle.models.adapters import HARMLESS, TAKEN, read_lora

@@ -242,7 +242,7 @@ class TestFolders:
             made.add_special_tokens({"bos_token": "<|im_start|>"})
         self.save(tmp_path, made)
         light, whole = (read(str(tmp_path), ModelConfig()) for read in (light_renderer, load_renderer))
-        assert isinstance(light._tokenizer, LightTokenizer)
+        assert isinstance(light.tokenizer, LightTokenizer)
         assert light.start(OPENING) == whole.start(OPENING)
         assert light.context == whole.context
         assert light.same_tokens(whole)

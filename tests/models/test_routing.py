@@ -104,8 +104,8 @@ class TestReplay:
     @pytest.mark.parametrize("checkpointing", [False, True])
     def test_an_update_needs_them_too(self, checkpointing: bool) -> None:
         model, engine, samples = sampled_otherwise("qwen3_moe")
-        engine._limits = replace(engine._limits, gradient_checkpointing=checkpointing)
-        engine._forward._limits = engine._limits
+        engine.limits = replace(engine.limits, gradient_checkpointing=checkpointing)
+        engine.forward.limits = engine.limits
         with pytest.raises(ParityError):
             engine.update([replace(s, routing=None) for s in samples], Objective(SurrogateConfig().build()))
         before = {key: tensor.clone() for key, tensor in engine.weights("a").items()}
@@ -123,7 +123,7 @@ class TestReplay:
         expected = torch.autograd.grad(loss, list(model.bank.parameters("a").values()))
         engine.update(samples, Objective(SurrogateConfig().build()))
         learner = engine.learners["a"]
-        moments = [learner._optimizer.state[p]["exp_avg"] for p in learner.parameters.values()]
+        moments = [learner.optimizer.state[p]["exp_avg"] for p in learner.parameters.values()]
         ours, theirs = (torch.cat([each.flatten() for each in g]) for g in (moments, expected))
         assert float(torch.cosine_similarity(ours, theirs, dim=0)) > 1 - 1e-5
         assert any(not torch.equal(before[key], tensor) for key, tensor in engine.weights("a").items())

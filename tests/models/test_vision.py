@@ -7,9 +7,11 @@ import zlib
 from dataclasses import replace
 from pathlib import Path
 
-import peft
 import pytest
 import torch
+
+pytest.importorskip("PIL")
+
 from tests.support.seeing import SEEING, picture, seeing_model
 from tests.support.tiny import draw_samples, lora_policies, stir, train_engine, with_behaviour
 from torch import Tensor
@@ -160,6 +162,7 @@ class TestLearning:
 
 class TestFolders:
     def test_a_saved_vision_model_is_loaded_and_peft_reads_the_adapter(self, tmp_path: Path) -> None:
+        peft = pytest.importorskip("peft")
         from transformers import AutoModelForImageTextToText
 
         model = seeing_model()

@@ -7,7 +7,6 @@ import copy
 import hashlib
 from pathlib import Path
 
-import peft
 import pytest
 import torch
 from tests.support.tiny import stir, tiny_model
@@ -77,6 +76,7 @@ class TestAdapters:
     @pytest.mark.parametrize("lora", KINDS)
     @torch.no_grad()
     def test_peft_loads_ours_and_computes_the_same(self, lora: Lora, tmp_path: Path) -> None:
+        peft = pytest.importorskip("peft")
         model = tiny_model()
         plain = copy.deepcopy(model.model)
         model.bank.add("agent", lora, seed=0)
@@ -95,6 +95,7 @@ class TestAdapters:
     @pytest.mark.parametrize("lora", KINDS)
     @torch.no_grad()
     def test_kapelle_loads_adapters_that_peft_saved(self, lora: Lora, tmp_path: Path) -> None:
+        peft = pytest.importorskip("peft")
         model = tiny_model()
         lora = named(layers_of(model.model), lora)
         settings = peft.LoraConfig(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -32,3 +33,14 @@ def test_every_package_of_every_extra_is_pinned_within_its_bounds() -> None:
             if pin is None or not requirement.specifier.contains(pin, prereleases=True):
                 wrong.append((extra, str(requirement), pin))
     assert wrong == []
+
+
+def test_no_test_skips_for_want_of_an_extra() -> None:
+    """Tests skip if an extra is missing, as in `make test-core`; here all of them are installed."""
+    missing = []
+    for requirement in map(Requirement, PROJECT["optional-dependencies"]["test"]):
+        try:
+            version(requirement.name)
+        except PackageNotFoundError:
+            missing.append(requirement.name)
+    assert missing == []

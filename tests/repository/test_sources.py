@@ -10,9 +10,6 @@ from tests.repository import rules
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(path for path in (ROOT / "src").rglob("*.py") if not rules.generated(path))
-EVERYTHING = SOURCES + sorted(
-    path for top in ("tests", "examples", "tools") for path in (ROOT / top).rglob("*.py")
-)
 
 Rule = Callable[[str], Iterable[str]]
 

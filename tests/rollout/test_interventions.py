@@ -133,7 +133,7 @@ class TestWhatBecomesOfIt:
         )
         algorithm = changing(PLAIN, Change("swap", ("reasoner",), None, "other"))
         setup = stage(algorithm, engine)
-        engine._scripts["other"] = lambda request: "Z"
+        engine.scripts["other"] = lambda request: "Z"
         team = replace(setup.team, policies={**setup.team.policies, "other": Policy("other", trained=False)})
         [one] = await played(replace(setup, team=team), 1)
         [found] = one.episodes[0].interventions

@@ -46,25 +46,25 @@ class Faulty(Digest):
 class FaultyState(DigestState):
     def __init__(self, task: Task, agents: tuple[str, ...], levels: int, way: str | None) -> None:
         super().__init__(task, agents, levels, 0)
-        self._way = way
+        self.way = way
 
     def observe(self, agent: str) -> str:
-        if self._way == "hides":
+        if self.way == "hides":
             return cast("str", None)
         return super().observe(agent)
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        if self._way == "raises":
+        if self.way == "raises":
             raise RuntimeError("broke down")
-        if self._way == "sleeps":
+        if self.way == "sleeps":
             await asyncio.sleep(0.05)
-        if self._way == "hangs":
+        if self.way == "hangs":
             await asyncio.Event().wait()
         return await super().step(actions, final)
 
     def outcome(self) -> Outcome:
         earned = super().outcome()
-        odd: Any = {"nonsense": math.nan, "text": "much"}.get(self._way or "")
+        odd: Any = {"nonsense": math.nan, "text": "much"}.get(self.way or "")
         return earned if odd is None else Outcome(dict.fromkeys(earned.rewards, odd))
 
 

@@ -160,7 +160,7 @@ class World:
     """An episode state with an outcome as told."""
 
     def __init__(self, outcome: Outcome, log: list[str]) -> None:
-        self._outcome, self._log = outcome, log
+        self._outcome, self.log = outcome, log
 
     def observe(self, agent: str) -> str:
         return "?"
@@ -175,7 +175,7 @@ class World:
         return self._outcome
 
     async def close(self) -> None:
-        self._log.append("closed")
+        self.log.append("closed")
 
 
 class Told(Digest):

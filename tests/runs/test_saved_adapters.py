@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 import yaml
@@ -39,6 +38,7 @@ def team(lora: Mapping[str, Any] = SAVED, **agent: Any) -> dict[str, Any]:
 
 def by_peft(folder: Path, **settings: Any) -> Tensor:
     """Save an adapter as PEFT does and return PEFT's log-probs of the samples' tokens."""
+    peft = pytest.importorskip("peft")
     base = tiny_model()
     config = peft.LoraConfig(
         **{"r": 2, "lora_alpha": 4, "target_modules": SAVED["targets"], "task_type": "CAUSAL_LM", **settings}
@@ -84,6 +84,7 @@ def test_an_adapter_of_peft_keeps_its_log_probs(how: str, root: bool, tmp_path: 
 
 
 def test_peft_computes_what_a_trained_policy_computes(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
     plain = copy.deepcopy(tiny_model().model)
     own = team({**SAVED, "alpha": 5.0})
     with Trainer(**sections(team=own, model=tiny_model(), optimizer={"lr": 0.1})) as trainer:

@@ -15,7 +15,6 @@ from kapelle.errors import DataError, RunDirectoryError
 from kapelle.runs import reader, step_rows
 from kapelle.runs.reader import episode_steps, read_episodes, read_groups
 from kapelle.runs.step_rows import FRAME, lines_of, pack, scan, stored_step, stored_steps
-from kapelle.viewer.episode import step_episodes
 
 WIDE = [b'{"n":%d,"x":"%s"}\n' % (k, b"%d" % (k % 7) * 300_000) for k in range(8)]
 """Lines that fill several frames."""
@@ -153,7 +152,6 @@ def test_episodes_are_read_from_files(tmp_path: Path) -> None:
     assert episode_steps(run.path) == [1, 2]
     assert read_groups(run.path, 1) == [group("a", 1, 2), group("b", 3)]
     assert [episode.seed for episode in read_episodes(run.path)] == [1, 2, 3, 4]
-    assert [each.seed for each in step_episodes(run.path, "train", 1)] == [1, 2, 3]
     with pytest.raises(RunDirectoryError, match="holds no train episodes of step 3"):
         read_groups(run.path, 3)
     (path,) = folder.iterdir()

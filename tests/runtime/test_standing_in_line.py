@@ -82,7 +82,7 @@ def test_waiting_for_a_row_does_not_count() -> None:
     full = engine(model, max_rows=0)  # no one's turn comes
 
     async def asked() -> object:
-        asyncio.get_running_loop().call_later(LINE, setattr, full, "_max_rows", 4)
+        asyncio.get_running_loop().call_later(LINE, setattr, full, "max_rows", 4)
         return await bounded(full.generate(request("a", 1, 3)))
 
     assert run_async(asked) is not None

@@ -66,7 +66,6 @@ def test_an_error_names_the_setting_as_it_was_given() -> None:
 
 TEAM: dict[str, Any] = {"environment": Arithmetic(), **REST}
 from_recipe: Any = kapelle.Trainer.from_recipe
-arena: Any = kapelle.arena
 
 
 @pytest.fixture
@@ -96,7 +95,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (lambda: trainer(run_dir="foreign", resume=True, **TEAM), "foreign"),
         (lambda: trainer(**TEAM).train("many"), "'many'"),
         (lambda: trainer(**TEAM).evaluate(-1), "-1"),
-        (lambda: arena("nash", "random", environment="kuhn_poker", output="foreign"), "foreign"),
         (lambda: kapelle.blame("mine", "evaluation.problms=3"), "Did you mean 'problems'?"),
     ],
 )
@@ -105,6 +103,13 @@ def test_a_wrong_call_is_an_error_that_names_the_argument(wrong: Callable[[], An
     with pytest.raises(kapelle.KapelleError) as caught:
         wrong()
     assert word in str(caught.value)
+
+
+@pytest.mark.usefixtures("place")
+def test_an_arena_does_not_write_into_a_folder_with_other_files() -> None:
+    pytest.importorskip("pyspiel")
+    with pytest.raises(kapelle.KapelleError, match="foreign"):
+        kapelle.arena("nash", "random", environment="kuhn_poker", output="foreign")
 
 
 def test_errors_of_a_command_name_its_options(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

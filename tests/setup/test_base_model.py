@@ -56,6 +56,7 @@ class TestWarmup:
             )
 
     def test_python_is_warned(self, pretrained: str) -> None:
+        pytest.importorskip("pyspiel")
         with pytest.warns(UserWarning, match="embedded model") as caught:
             Trainer.from_recipe("kuhn", f"model.path={pretrained}").close()
         assert [str(each.message).partition(":")[0] for each in caught] == ["warm-up", "model"]

@@ -10,7 +10,7 @@ import pytest
 from tests.support.tiny import sections
 
 from kapelle import Trainer
-from kapelle.environments.data.source import _raw
+from kapelle.environments.data.source import raw_rows
 from kapelle.errors import ConfigError
 from kapelle.setup.preparation import prepare
 from kapelle.setup.problems import problem_of, same_words, untested
@@ -48,7 +48,7 @@ def test_numbers_and_signs_do(one: str, other: str) -> None:
 
 def written(folder: Path, *questions: str, split: str = "test") -> str:
     folder.mkdir(exist_ok=True)
-    _raw.cache_clear()
+    raw_rows.cache_clear()
     for name in ("train", "test"):
         own = questions if name == split else ("something else?",)
         rows = [{"question": question, "answer": "#### 1"} for question in own]

@@ -39,6 +39,7 @@ def test_looking_at_a_recipe_starts_no_server(words: tuple[str, ...], tmp_path: 
 
 
 def test_start_starts_the_server(tmp_path: Path) -> None:
+    pytest.importorskip("mcp")
     file, trace = recipe(tmp_path)
     said = call("validate", file, "--start")
     assert said.code == 2

@@ -17,30 +17,26 @@ class Relay:
 
     def __init__(self, port: int, point: Point, marker: bytes) -> None:
         self.broken = threading.Event()
-        self._port, self._point, self._marker = port, point, marker
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
+        self.port, self.point, self.marker = port, point, marker
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.listening.getsockname()[1]}"
+        threading.Thread(target=self.accept, daemon=True).start()
 
-    def _accept(self) -> None:
+    def accept(self) -> None:
         with suppress(OSError):
             while True:
-                near, _ = self._listening.accept()
-                far = socket.create_connection(("127.0.0.1", self._port))
+                near, _ = self.listening.accept()
+                far = socket.create_connection(("127.0.0.1", self.port))
                 for answers, one, other in ((False, near, far), (True, far, near)):
-                    threading.Thread(target=self._pass_on, args=(answers, one, other), daemon=True).start()
+                    threading.Thread(target=self.pass_on, args=(answers, one, other), daemon=True).start()
 
-    def _pass_on(self, answers: bool, come_from: socket.socket, go_to: socket.socket) -> None:
+    def pass_on(self, answers: bool, come_from: socket.socket, go_to: socket.socket) -> None:
         with suppress(OSError):
             while data := come_from.recv(1 << 16):
-                place = data.find(self._marker)
-                if (
-                    place >= 0
-                    and answers == (self._point != "before it is sent")
-                    and not self.broken.is_set()
-                ):
-                    if self._point == "in its answer":
-                        go_to.sendall(data[: place + len(self._marker) // 2])
+                place = data.find(self.marker)
+                if place >= 0 and answers == (self.point != "before it is sent") and not self.broken.is_set():
+                    if self.point == "in its answer":
+                        go_to.sendall(data[: place + len(self.marker) // 2])
                     self.broken.set()
                     for end in (come_from, go_to):  # a reset, no farewell
                         end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -52,8 +48,8 @@ class Relay:
             end.close()
 
     def close(self) -> None:
-        self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
+        self.listening.shutdown(socket.SHUT_RDWR)
+        self.listening.close()
 
 
 @contextmanager

@@ -36,19 +36,19 @@ class Fake:
         self.cluster.asked.append((self.number, method))
         if self.dead:
             self.cluster.on_end(self.made)
-            return Said(self.number, self._lost)
+            return Said(self.number, self.lost)
         try:
             answer = getattr(self.made, method)(*given)
         except Exception:
-            if not self._is_dead():  # another thread may have let it die meanwhile
+            if not self.is_dead():  # another thread may have let it die meanwhile
                 raise
-            return Said(self.number, self._lost)
+            return Said(self.number, self.lost)
         return Said(self.number, lambda: answer)
 
-    def _is_dead(self) -> bool:
+    def is_dead(self) -> bool:
         return self.dead
 
-    def _lost(self) -> Any:
+    def lost(self) -> Any:
         raise ActorLost("it was killed")
 
     def end(self) -> None:

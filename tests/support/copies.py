@@ -28,18 +28,18 @@ class Copies(Questions):
         return {"train": "four of five words", "test": "the other words"}
 
     def size(self, split: Split) -> int | None:
-        return len(self._words(split))
+        return len(self.words(split))
 
-    def _words(self, split: Split) -> list[str]:
+    def words(self, split: Split) -> list[str]:
         total = len(LETTERS) ** self.letters
         held_out = [number for number in range(total) if (number % 5 == 0) == (split == "test")]
-        return [self._word(number) for number in held_out]
+        return [self.word(number) for number in held_out]
 
-    def _word(self, number: int) -> str:
+    def word(self, number: int) -> str:
         return "".join(LETTERS[number // len(LETTERS) ** k % len(LETTERS)] for k in range(self.letters))
 
     def task(self, split: Split, index: int) -> Task:
-        return Task(f"{split}-{index}", self._words(split)[index])
+        return Task(f"{split}-{index}", self.words(split)[index])
 
     def script(self, agent: str, task: Task, new_messages: Sequence[Message], seed: int) -> str:
         draw = random.Random(seed)

@@ -170,10 +170,10 @@ class Game:
         for chosen in itertools.product(attempts, repeat=group_size):
             for _ in range(math.prod(count for _, count in chosen)):
                 task = Task(f"t{len(groups)}", "")
-                groups.append(group(*(self._attempt(outcome, task) for outcome, _ in chosen)))
+                groups.append(group(*(self.attempt(outcome, task) for outcome, _ in chosen)))
         return groups
 
-    def _attempt(self, outcome: Sequence[int] | None, task: Task) -> Episode:
+    def attempt(self, outcome: Sequence[int] | None, task: Task) -> Episode:
         if outcome is None:
             return Episode(task, 0, self.agents, error="EpisodeError: the world went away")
         return self.episode(outcome, task)
@@ -266,8 +266,8 @@ class Run:
     ) -> None:
         """Take tables that learn by steps of `rate`; `greedy` plays ReMax's episodes, by default with the first words."""
         game = tables.game
-        self.tables, self._rate = tables, rate
-        self._game, self._greedy = game, greedy
+        self.tables, self.rate = tables, rate
+        self.game, self.greedy = game, greedy
         team = game.team(algorithm, teacher is not None)
         self.engine = TorchTrainEngine(
             TrainSetup(
@@ -312,32 +312,32 @@ class Run:
             cast("Workflow", None),
             cast("RolloutEngine", nothing),
         )
-        self._groups: list[Group] = []
-        rollouts = _Given(TrainingTasks(cast("Draws", None), 1), lambda: self._groups)
+        self.groups: list[Group] = []
+        rollouts = _Given(TrainingTasks(cast("Draws", None), 1), lambda: self.groups)
         self.loop = _Enumerated(config, algorithm, setup, self.engine, rollouts)
-        self.loop.greedy = self._greedily
+        self.loop.greedy = self.greedily
         if tables.stale:  # other weights sampled, on purpose
             self.loop.sampled_by_others()
         self.number = 0
 
-    def _greedily(self, groups: Sequence[Group]) -> list[Group]:
-        play = self._greedy or self._first_words
+    def greedily(self, groups: Sequence[Group]) -> list[Group]:
+        play = self.greedy or self.first_words
         return [group(play(one.task)) for one in groups]
 
-    def _first_words(self, task: Task) -> Episode:
+    def first_words(self, task: Task) -> Episode:
         said: list[int] = []
-        while self._game.speaker([self._game.words[k] for k in said]) is not None:
+        while self.game.speaker([self.game.words[k] for k in said]) is not None:
             said.append(0)
-        return self._game.episode(said, task)
+        return self.game.episode(said, task)
 
     def step(self, groups: Sequence[Group]) -> Step:
         """Learn from groups; `tables` are then the weights, and know what moved them."""
         self.number += 1
-        self._groups = list(groups)
+        self.groups = list(groups)
         done = self.loop.step(self.number)
         for name, before in self.tables.logits.items():
             now = self.weights(name)
-            self.tables.ascent[name] = (now - before.detach()) / self._rate
+            self.tables.ascent[name] = (now - before.detach()) / self.rate
             self.tables.logits[name] = now.requires_grad_()
         return done
 
@@ -367,7 +367,7 @@ class _Enumerated(Loop):
     def sampled_by_others(self) -> None:
         self._objective = replace(self._objective, parity=False)
 
-    def _greedily(self, step: StepInProgress, groups: Sequence[Group]) -> Sequence[Group]:
+    def greedily(self, step: StepInProgress, groups: Sequence[Group]) -> Sequence[Group]:
         return self.greedy(groups)
 
 

@@ -50,12 +50,12 @@ class _Replies(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.asked += 1
-        self._say({"choices": [{"message": {"content": verdict(body["messages"], self.server.rule)}}]})
+        self.say({"choices": [{"message": {"content": verdict(body["messages"], self.server.rule)}}]})
 
     def do_GET(self) -> None:
-        self._say({"data": []})
+        self.say({"data": []})
 
-    def _say(self, said: object) -> None:
+    def say(self, said: object) -> None:
         told = json.dumps(said).encode()
         self.send_response(200)
         self.send_header("content-type", "application/json")

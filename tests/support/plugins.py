@@ -71,26 +71,26 @@ class Digest(Endless, Scripted):
 
 class DigestState(Scorable):
     def __init__(self, task: Task, agents: tuple[str, ...], levels: int, luck: int) -> None:
-        self._task, self._agents, self._levels, self._luck = task, agents, levels, luck
-        self._said: dict[str, str] = {}
+        self.task, self.agents, self.levels, self.luck = task, agents, levels, luck
+        self.said: dict[str, str] = {}
 
     def observe(self, agent: str) -> str:
-        return self._task.question
+        return self.task.question
 
     def movers(self) -> tuple[str, ...]:
-        return () if self._said else self._agents
+        return () if self.said else self.agents
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        self._said.update(actions)
+        self.said.update(actions)
         return {}
 
     async def score(self, agent: str, text: str) -> float:
-        return (sum(text.encode()) + self._luck) % self._levels / (self._levels - 1)
+        return (sum(text.encode()) + self.luck) % self.levels / (self.levels - 1)
 
     def outcome(self) -> Outcome:
-        points = {agent: sum(text.encode()) + self._luck for agent, text in self._said.items()}
-        paid = {agent: count % self._levels / (self._levels - 1) for agent, count in points.items()}
-        return Outcome(paid, success=sum(paid.values()) / max(1, len(paid)), info={"said": dict(self._said)})
+        points = {agent: sum(text.encode()) + self.luck for agent, text in self.said.items()}
+        paid = {agent: count % self.levels / (self.levels - 1) for agent, count in points.items()}
+        return Outcome(paid, success=sum(paid.values()) / max(1, len(paid)), info={"said": dict(self.said)})
 
     async def close(self) -> None:
         pass

@@ -96,18 +96,18 @@ class Stage:
 
     def __init__(self, timeout: float) -> None:
         self.url = ""
-        self._timeout = timeout
+        self.timeout = timeout
         """Seconds after which the episodes themselves give a program up."""
         self.said: list[str] = []
         """What was said of programs."""
         self.episodes: list[Episode] = []
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
 
     def wait(self) -> list[Episode]:
         """Return the episodes when all are over."""
-        assert self._thread is not None
-        self._thread.join(max(60.0, self._timeout + 10.0))
-        assert not self._thread.is_alive(), "an episode goes on"
+        assert self.thread is not None
+        self.thread.join(max(60.0, self.timeout + 10.0))
+        assert not self.thread.is_alive(), "an episode goes on"
         return self.episodes
 
 
@@ -146,7 +146,7 @@ def staged(
         stage.episodes = [episode for group in groups for episode in group.episodes]
 
     with serve_outside(environment, outside, say):
-        stage._thread = threading.Thread(target=perform, daemon=True)
-        stage._thread.start()
+        stage.thread = threading.Thread(target=perform, daemon=True)
+        stage.thread.start()
         yield stage
         stage.wait()

@@ -117,30 +117,30 @@ class Stuck(Digest, Answerable, Scripted):
 class StuckState(DigestState, Scorable):
     def __init__(self, stuck: Stuck, task: Task, agents: tuple[str, ...], hangs: bool) -> None:
         super().__init__(task, agents, stuck.levels, 0)
-        self._stuck, self._hangs = stuck, hangs
+        self.stuck, self.hangs = stuck, hangs
 
-    async def _maybe(self, place: Place) -> None:
-        if self._hangs and self._stuck.place == place:
-            await self._stuck.wait()
+    async def maybe(self, place: Place) -> None:
+        if self.hangs and self.stuck.place == place:
+            await self.stuck.wait()
 
     def observe(self, agent: str) -> str:
-        if self._hangs and self._stuck.place == "observe":
-            self._stuck.hang()
+        if self.hangs and self.stuck.place == "observe":
+            self.stuck.hang()
         return super().observe(agent)
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        await self._maybe("step")
+        await self.maybe("step")
         return await super().step(actions, final)
 
     async def score(self, agent: str, text: str) -> float:
-        await self._maybe("score")
+        await self.maybe("score")
         return await super().score(agent, text)
 
     def outcome(self) -> Outcome:
-        if self._hangs and self._stuck.place == "outcome":
-            self._stuck.hang()
+        if self.hangs and self.stuck.place == "outcome":
+            self.stuck.hang()
         return super().outcome()
 
     async def close(self) -> None:
-        await self._maybe("close")
+        await self.maybe("close")
         await super().close()

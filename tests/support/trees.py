@@ -49,27 +49,27 @@ class WinsState(Scorable):
 
     def __init__(self, odd: str) -> None:
         WinsState.opened += 1
-        self._odd, self._number, self._last = odd, WinsState.opened, ""
+        self.odd, self.number, self.last = odd, WinsState.opened, ""
 
     def observe(self, agent: str) -> str:
-        return f"world {self._number}" if self._odd == "shown" else "?"
+        return f"world {self.number}" if self.odd == "shown" else "?"
 
     def movers(self) -> tuple[str, ...]:
         return ()
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        if self._odd == "over" and self._number > 3:
+        if self.odd == "over" and self.number > 3:
             raise EpisodeError("the world is over")
-        [self._last] = actions.values()
-        if self._last == "boom":
+        [self.last] = actions.values()
+        if self.last == "boom":
             raise EpisodeError("boom")
-        return {agent: float(self._number) for agent in actions} if self._odd == "paid" else {}
+        return {agent: float(self.number) for agent in actions} if self.odd == "paid" else {}
 
     async def score(self, agent: str, text: str) -> float:
         return {"win": 1.0, "half": 0.5}.get(text, 0.0)
 
     def outcome(self) -> Outcome:
-        paid = {"win": 1.0, "half": 0.5}.get(self._last, 0.0)
+        paid = {"win": 1.0, "half": 0.5}.get(self.last, 0.0)
         return Outcome({"actor": paid}, success=paid)
 
     async def close(self) -> None:
@@ -88,11 +88,11 @@ class PaysTheFirst(Wins):
 class PayingState(WinsState):
     def __init__(self, paid: str) -> None:
         super().__init__("")
-        self._paid = paid
+        self.paid = paid
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        self._last = final or ""
-        return {self._paid: 1.0}
+        self.last = final or ""
+        return {self.paid: 1.0}
 
 
 class TwoSteps(Chain):

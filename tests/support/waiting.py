@@ -75,12 +75,12 @@ class Rounds(Settings):
 
     async def run(self, scene: Scene) -> None:
         if self.apart:
-            said = dict(await asyncio.gather(*(self._alone(scene, name) for name in scene.names)))
+            said = dict(await asyncio.gather(*(self.alone(scene, name) for name in scene.names)))
         else:
-            said = await self._as_one(scene)
+            said = await self.as_one(scene)
         await scene.step(said, final=said[scene.names[0]])
 
-    async def _alone(self, scene: Scene, name: str) -> tuple[str, str]:
+    async def alone(self, scene: Scene, name: str) -> tuple[str, str]:
         text, words = "", scene.observe(name)
         for _ in range(self.rounds):
             text = (await scene[name].say(words)).text
@@ -90,7 +90,7 @@ class Rounds(Settings):
             words = text[:8] or "?"
         return name, text
 
-    async def _as_one(self, scene: Scene) -> dict[str, str]:
+    async def as_one(self, scene: Scene) -> dict[str, str]:
         said: dict[str, str] = {}
         words = {name: [scene.observe(name)] for name in scene.names}
         for _ in range(self.rounds):

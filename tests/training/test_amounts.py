@@ -144,11 +144,11 @@ def test_tasks_without_end_are_drawn_until_they_fit(tmp_path: Path) -> None:
     lengths = []
     with Trainer(resolve(given)) as trainer:
         for step in (1, 2):
-            lengths += [len(task.question) for task in trainer._loop.rollouts.tasks.of(step)]
+            lengths += [len(task.question) for task in trainer.loop.rollouts.tasks.of(step)]
     middle = sorted(lengths)[len(lengths) // 2]
     given |= {"tasks": {"max_prompt_tokens": first_prompt(given) + middle}}
     with Trainer(resolve(given)) as trainer:
-        drawn = [len(task.question) for step in (1, 2) for task in trainer._loop.rollouts.tasks.of(step)]
+        drawn = [len(task.question) for step in (1, 2) for task in trainer.loop.rollouts.tasks.of(step)]
         assert [length for length in lengths if length <= middle] == [
             d for d, was in zip(drawn, lengths, strict=True) if was <= middle
         ]

@@ -199,7 +199,7 @@ def test_other_tokens_of_the_same_text_are_what_a_run_gives_its_critic(llama: st
         [step] = trainer.steps(1)
         need = trainer.algorithm.critic
         assert need is not None
-        samples, _ = value_samples(step.groups, trainer.team, need, trainer._loop._engine.renderer)
+        samples, _ = value_samples(step.groups, trainer.team, need, trainer.loop.engine.renderer)
         for key, turn in turns_of(step.groups):
             read = word_tokenizer().decode(samples[key].tokens)
             assert all(message.content in read for message in turn.new_messages)

@@ -6,7 +6,6 @@ import copy
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 from tests.runs.test_saved_adapters import scored
@@ -14,6 +13,10 @@ from tests.support.ranks import run_ranks
 from tests.support.tiny import draw_samples, sections, tiny_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+
+pytest.importorskip("peft")
+
+import peft
 
 from kapelle import Trainer
 from kapelle.runs.reader import read_latest

@@ -116,7 +116,7 @@ def played_by(made: Trainer, kind: type[Between]) -> Trainer:
     engine = made.setup.engine
     assert isinstance(engine, LocalEngine)
     made.setup = replace(made.setup, engine=kind(engine))
-    made._loop._play, made._loop.rollouts.players = made.setup, [made.setup.engine]
+    made.loop.setup, made.loop.rollouts.players = made.setup, [made.setup.engine]
     return made
 
 
@@ -251,7 +251,7 @@ class TestFailures:
     def with_failures(self, count: int, **training: Any) -> Trainer:
         made = Trainer(**sections(training={"steps": 1, "tasks_per_step": 5, **training}))
         setup = replace(made.setup, environment=cast("Environment", Failing(made.setup.environment, count)))
-        made._loop._play = setup
+        made.loop.setup = setup
         return made
 
     def test_a_failed_episode_is_data(self) -> None:

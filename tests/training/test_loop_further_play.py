@@ -86,9 +86,9 @@ def greedy_step(seed: int) -> tuple[Sequence[Group], Signals, Step]:
     )
     seen: list[tuple[Sequence[Group], Signals]] = []
     with Trainer(**made) as run:
-        memory = run._loop._memory
+        memory = run.loop.memory
         assert isinstance(memory, ComparedWithEarlier)
-        judge = memory._judge
+        judge = memory.judge
 
         def noted(
             groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
@@ -96,7 +96,7 @@ def greedy_step(seed: int) -> tuple[Sequence[Group], Signals, Step]:
             seen.append((groups, signals))
             return judge(groups, signals, earlier)
 
-        memory._judge = noted
+        memory.judge = noted
         step = next(run.steps(1))
     return (*seen[0], step)
 

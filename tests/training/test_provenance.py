@@ -39,9 +39,9 @@ def data(tmp_path: Path) -> Iterator[Path]:
     write(folder / "train.jsonl", 8)
     write(folder / "test.jsonl", 3)
     (folder / "other.jsonl").write_text("nobody reads this")
-    data_source._raw.cache_clear()
+    data_source.raw_rows.cache_clear()
     yield folder
-    data_source._raw.cache_clear()
+    data_source.raw_rows.cache_clear()
 
 
 def settings(data: Path, **over: Any) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def settings(data: Path, **over: Any) -> dict[str, Any]:
 
 def train(run: Path, given: dict[str, Any], *, resume: bool = False, steps: int = 1) -> list[str]:
     """Take steps in a run, as a process that has read nothing yet; return what was said of the resume."""
-    data_source._raw.cache_clear()
+    data_source.raw_rows.cache_clear()
     new_messages = Reported("resume")
     with Trainer(**given, run_dir=run, resume=resume, observer=new_messages) as trainer:
         trainer.train(steps)

@@ -173,6 +173,7 @@ class TestKilled:
 
 
 class TestLost:
+    @pytest.mark.slow
     @pytest.mark.sample(2)
     @pytest.mark.parametrize("how", ["removed", "damaged"])
     def test_a_run_whose_checkpoints_are_lost_is_left_as_it_is(self, how: str, tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ class _Graph:
     capturing = False
 
     def __init__(self, **_: Any) -> None:
-        self._number = 0
+        self.number = 0
 
     def capture_begin(self, **_: Any) -> None:
         _device.twin_capture()
@@ -149,17 +149,17 @@ class _Graph:
 
     def capture_end(self) -> None:
         _Graph.capturing = False
-        self._number = _device.twin_captured()
+        self.number = _device.twin_captured()
 
     def replay(self) -> None:
         for counts in _counting:
             counts["replays"] += 1
-            counts["replayed"] += _device.twin_size(self._number)
-        _device.twin_replay(self._number)
+            counts["replayed"] += _device.twin_size(self.number)
+        _device.twin_replay(self.number)
 
     def __del__(self) -> None:
-        if self._number:
-            _device.twin_forget(self._number)
+        if self.number:
+            _device.twin_forget(self.number)
 
 
 class _On(ContextDecorator):
@@ -169,10 +169,10 @@ class _On(ContextDecorator):
         self._index = _index_of(device)
 
     def __enter__(self) -> None:
-        self._before = _device.twin_device(self._index)
+        self.before = _device.twin_device(self._index)
 
     def __exit__(self, *_: object) -> None:
-        _device.twin_device(self._before)
+        _device.twin_device(self.before)
 
 
 def _random_state(_device: Any = None) -> torch.Tensor:

@@ -193,7 +193,7 @@ def _run(order: dict[str, Any]) -> int:
                 raise ConfigError(
                     f"The actor of rank {rank.number} cannot start: {lost}. Install 'kapelle[ray]' on every machine."
                 ) from None
-        _check_versions(where)
+        check_versions(where)
         first = {
             "MASTER_ADDR": where[0]["host"],
             "MASTER_PORT": str(where[0]["port"]),
@@ -204,14 +204,15 @@ def _run(order: dict[str, Any]) -> int:
             # LOCAL_RANK is 0 everywhere: Ray shows each rank only its own GPUs.
             environ = {"RANK": str(rank.number), "LOCAL_RANK": "0", **first, **placed.variable()}
             rank.host.call("start", order["words"], environ, order["cwd"], order["path"]).answer()
-        return _follow(ranks)
+        return follow(ranks)
     except ActorLost as lost:
         raise EngineError(f"An actor was lost at the start of the run: {lost}") from None
     finally:
         connection.leave()
 
 
-def _check_versions(where: list[dict[str, Any]]) -> None:
+def check_versions(where: list[dict[str, Any]]) -> None:
+    """Raise `ConfigError` if a rank has another version of a shared package than this machine."""
     here = versions_of(SHARED)
     for rank, each in enumerate(where):
         for package, found in each["versions"].items():
@@ -221,7 +222,7 @@ def _check_versions(where: list[dict[str, Any]]) -> None:
                 )
 
 
-def _follow(ranks: list[_Rank]) -> int:
+def follow(ranks: list[_Rank]) -> int:
     """Print the output of the ranks until all have ended; return the exit code of the one that failed first."""
     for rank in ranks:
         rank.news = rank.host.call("news")
@@ -281,7 +282,7 @@ class RankHost:
     """Starts the process of a rank, passes signals on to it, and returns its output and exit code."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self._printed: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
         self._readers: list[threading.Thread] = []
 
@@ -298,7 +299,7 @@ class RankHost:
         """Start `kapelle` with these arguments, in a folder, and with further entries of the import path."""
         known = [*sys.path, *(entry for entry in path if entry not in sys.path)]
         given = {**os.environ, **environ}
-        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+        self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             [sys.executable, "-c", TRAIN.format(path=known), *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -306,7 +307,7 @@ class RankHost:
             env=given,
             cwd=folder,
         )
-        for name, stream in (("out", self._process.stdout), ("err", self._process.stderr)):
+        for name, stream in (("out", self.process.stdout), ("err", self.process.stderr)):
             assert stream is not None
             reader = threading.Thread(target=self._read, args=(name, stream), daemon=True)
             reader.start()
@@ -319,21 +320,21 @@ class RankHost:
 
     def news(self) -> tuple[list[tuple[str, bytes]], int | None]:
         """Return the output since the last call, and the exit code after all output."""
-        assert self._process is not None
+        assert self.process is not None
         found: list[tuple[str, bytes]] = []
         with suppress(queue.Empty):
             found.append(self._printed.get(timeout=PATIENCE))
             while True:
                 found.append(self._printed.get_nowait())
-        ended = self._process.poll()
+        ended = self.process.poll()
         if found or ended is None or any(reader.is_alive() for reader in self._readers):
             return found, None
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
         return found, ended
 
     def signal(self, number: int) -> None:
         """Send a signal to the process."""
-        if self._process is not None:
+        if self.process is not None:
             with suppress(ProcessLookupError):
-                self._process.send_signal(number)
+                self.process.send_signal(number)

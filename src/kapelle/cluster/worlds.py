@@ -32,27 +32,27 @@ class StateHost:
     """The actor: holds one process, which ends with it."""
 
     def __init__(self) -> None:
-        self._held: HeldHere | None = None
+        self.held: HeldHere | None = None
 
     def begin(self, path: Sequence[str], folder: str) -> None:
         """Start the process, with this import path, and in this folder if the machine has it."""
         sys.path += [entry for entry in path if entry not in sys.path]
         with suppress(OSError):
             os.chdir(folder)
-        self._held = HeldHere()
+        self.held = HeldHere()
 
     def send(self, data: bytes) -> None:
         """Send bytes to the process; an empty text closes its connection."""
-        assert self._held is not None, "a host begins first"
+        assert self.held is not None, "a host begins first"
         with suppress(OSError):  # `receive` notices the end of the process
             if data:
-                self._held.connection.sendall(data)
+                self.held.connection.sendall(data)
             else:
-                self._held.connection.shutdown(socket.SHUT_RDWR)
+                self.held.connection.shutdown(socket.SHUT_RDWR)
 
     def receive(self) -> News:
         """Return the process's next output, or an empty one after a moment."""
-        held = self._held
+        held = self.held
         assert held is not None, "a host begins first"
         before = time.monotonic()
         ready, _, _ = select.select([held.connection], (), (), LOOK)

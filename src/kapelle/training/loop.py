@@ -87,12 +87,12 @@ class Loop:
         self.rollouts = rollouts
         self._learners = learners or engine
         self._config = config
-        self._algorithm = algorithm
-        self._play = setup
-        self._engine = engine
+        self.algorithm = algorithm
+        self.setup = setup
+        self.engine = engine
         self._token_texts: dict[str, dict[int, str]] = {}
         """Texts of tokens, by policy and id."""
-        self._memory = algorithm.memory(setup.team, config.seed) if algorithm.memory else None
+        self.memory = algorithm.memory(setup.team, config.seed) if algorithm.memory else None
         for signal in algorithm.needs:
             if isinstance(signal, Loads):
                 signal.load()
@@ -114,7 +114,7 @@ class Loop:
     def step(self, number: int) -> Step:
         """Take step `number` (from 1) and return its record; it depends only on the loop's state and the seed."""
         clock = Timeline()
-        step = StepInProgress(number, replace(self._play, timeline=clock), self.rollouts.tasks)
+        step = StepInProgress(number, replace(self.setup, timeline=clock), self.rollouts.tasks)
 
         doing(f"step {number}, rollout")
         self._each("before_rollouts", step)
@@ -135,7 +135,7 @@ class Loop:
 
         doing(f"step {number}, publishing its weights")
         with clock.phase("publish"):
-            after_update(self._algorithm, sampled, self._learners)
+            after_update(self.algorithm, sampled, self._learners)
             self.publish()
         return self._finished(step, learned, clock)
 
@@ -145,7 +145,7 @@ class Loop:
 
     def _collect(self, step: StepInProgress) -> None:
         """Collect the step's episodes, and add their metrics."""
-        algorithm = self._algorithm
+        algorithm = self.algorithm
         step.groups = self.rollouts.collect(step)
         halt_on_failures(step.groups, self._config.training.max_failed_share)
         metrics = rollout_metrics(step.groups, algorithm.returns or own_returns)
@@ -153,17 +153,17 @@ class Loop:
 
     def _score(self, step: StepInProgress) -> tuple[Sampled, Signals]:
         """Return the batch, and the signals of its turns: values, reference log-probs, scores."""
-        algorithm = self._algorithm
+        algorithm = self.algorithm
         groups = [*step.groups, *step.earlier]
         if algorithm.returns is not None and not self._judged:
             groups = [without_unscored(group) for group in groups]
-        sampled = Sampled(step.number, groups, step.setup.team, lambda: self._greedily(step, groups))
+        sampled = Sampled(step.number, groups, step.setup.team, lambda: self.greedily(step, groups))
         signals = gather_signals(algorithm, sampled, self._learners)
         if signals.score:
             step.metrics |= verifier_metrics(groups, signals.score)
         return sampled, signals
 
-    def _greedily(self, step: StepInProgress, groups: Sequence[Group]) -> Sequence[Group]:
+    def greedily(self, step: StepInProgress, groups: Sequence[Group]) -> Sequence[Group]:
         """Collect one episode of each task with greedy sampling, with rewards like those of the step's episodes."""
         seed = derive_seed(self._config.seed, "greedy", step.number)
         greedy: Sequence[Group] = shared_rollout(
@@ -175,13 +175,13 @@ class Loop:
 
     def _learn(self, step: StepInProgress, sampled: Sampled, signals: Signals) -> Learned:
         """Give credit to a step's turns, update policies and critics, and add metrics."""
-        config, algorithm, engine, team = self._config, self._algorithm, self._engine, self._play.team
+        config, algorithm, engine, team = self._config, self.algorithm, self.engine, self.setup.team
         order, metrics, number = algorithm.update.order, step.metrics, step.number
-        self._play.engine.release_caches()
+        self.setup.engine.release_caches()
         groups: Sequence[Group] = sampled.groups
         for feature in self.features.values():
             groups = feature.rewarded(groups, signals)
-        give = self._memory or algorithm.credit
+        give = self.memory or algorithm.credit
         if give is None:
             shown = demonstrated_samples(groups, team, algorithm.data.observations)
             metrics |= engine.update(shown, self._objective) if shown else {}
@@ -192,8 +192,8 @@ class Loop:
         credit = give_credit(algorithm, give, sampled, groups, signals, stop)
         advantages = advantages_of(sampled.trained, credit)
         metrics |= credit_metrics(sampled.trained, credit, advantages)
-        if self._memory is not None:
-            metrics |= self._memory.metrics()
+        if self.memory is not None:
+            metrics |= self.memory.metrics()
             if MIXER_UNDONE in metrics and stop:
                 raise NumericsError(
                     f"The fit of utilities and mixer in step {number} is not finite. Lower `algorithm.fit.lr` in a new run, or resume "
@@ -225,7 +225,7 @@ class Loop:
 
     def _objective_at(self, number: int) -> Objective:
         """Return the objective that the update of a step minimises."""
-        algorithm, annealed = self._algorithm, self._algorithm.annealed
+        algorithm, annealed = self.algorithm, self.algorithm.annealed
         if annealed is None:
             return self._objective
         done = (number - 1) / self._config.training.steps
@@ -247,7 +247,7 @@ class Loop:
         """Load weights that changed since the last call into all samplers."""
         if not self.rollouts.players:
             return
-        for policy, published in self._engine.publish().items():
+        for policy, published in self.engine.publish().items():
             for player in self.rollouts.players:
                 player.load(policy, published.weights, published.version)
 
@@ -263,18 +263,18 @@ class Loop:
         turns = [turn for _, turn in turns_of(groups, trained_only=False) if not turn.copied]
         tokens = sum(len(turn.completion_ids) for turn in turns)
         tokens += sum(sum(episode.continued.values()) for group in groups for episode in group.episodes)
-        idle = why_idle(self._algorithm, metrics, updated=learned.updated, judged=self._judged)
+        idle = why_idle(self.algorithm, metrics, updated=learned.updated, judged=self._judged)
         metrics |= {f"time/{name}": spent for name, spent in seconds.items()}
         metrics |= {"time/step": total, "time/tokens_per_second": tokens / max(total, 1e-9)}
         spread = {**episode_distributions(groups), **learned.distributions}
-        if isinstance(self._engine, CountsTokens):
-            spread |= self._engine.distributions()
+        if isinstance(self.engine, CountsTokens):
+            spread |= self.engine.distributions()
         return Step(step.number, tuple(groups), metrics, learned.traces, idle, spread)
 
     def state(self) -> dict[str, object]:
         """Return the memory of credit, collected episodes and the features' states, for a checkpoint."""
         return {
-            "memory": self._memory.state() if self._memory is not None else {},
+            "memory": self.memory.state() if self.memory is not None else {},
             "ahead": self.rollouts.state(),
             "features": {path: feature.state() for path, feature in self.features.items()},
         }
@@ -282,8 +282,8 @@ class Loop:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
         self.rollouts.load_state(state["ahead"])
-        if self._memory is not None:
-            self._memory.load_state(state["memory"])
+        if self.memory is not None:
+            self.memory.load_state(state["memory"])
         for path, feature in self.features.items():
             feature.load_state(state["features"][path])
 

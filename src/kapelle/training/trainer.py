@@ -317,7 +317,7 @@ class Trainer:
                 made = load_pieces(prepared, engine, starts, self.observer.warmup, report, ranks, place)
                 self._closing.push(made.closing)
                 self.models, self.base_hashes = made.models, made.base_hashes
-                self.engine, self.setup, self._loop = made.engine, made.setup, made.loop
+                self.engine, self.setup, self.loop = made.engine, made.setup, made.loop
                 self._held_out = HeldOut(self.config, self.algorithm, made)
                 damaged = partial(self.observer.phase, "checkpoint")
                 self._progress = Progress(self.config, made, self._held_out, run, damaged, ranks)

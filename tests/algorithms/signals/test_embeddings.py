@@ -72,7 +72,7 @@ def read(trainer: Trainer, groups: Sequence[Group]) -> Mapping[TurnKey, Embeddin
 
 
 def width(trainer: Trainer) -> int:
-    memory = trainer._loop._memory
+    memory = trainer.loop.memory
     assert memory is not None
     state: Any = memory.state()
     return int(state["replay"]["saw_BAD"].shape[-1])

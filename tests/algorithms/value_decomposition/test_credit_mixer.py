@@ -184,11 +184,11 @@ class TestOneAgent:
         assert isinstance(made, MixedCredit)
         before = play(1, lambda words: float(words[0]), agents="a", tasks=3, size=4)
         made(before.groups, before.signals)
-        assert made._fit is not None
+        assert made.fit is not None
         saw = torch.stack([step.signals.embedding[key].observation_D for key in step.word])
         said = torch.stack([step.signals.embedding[key].action_D for key in step.word])
         rounds = Rounds(saw[:, None], said[:, None], torch.ones(12, 1), saw)
-        utility = made._fit.net(rounds).utility_BA.detach().view(3, 4)
+        utility = made.fit.net(rounds).utility_BA.detach().view(3, 4)
         credit = made(step.groups, step.signals)
         expected = (utility - utility.mean(1, keepdim=True)).flatten().tolist()
         found = [advantage(credit, key) for key in step.word]

@@ -46,10 +46,10 @@ def fixed(settings: type[VDN | QMIX], credit: str = "difference", width: int = W
     assert row.memory is not None
     made = row.memory(team_of("a", "b"), 0)
     assert isinstance(made, MixedCredit)
-    made._fit = made._new_fit(width)
+    made.fit = made.new_fit(width)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
-        for parameter in made._fit.net.parameters():
+        for parameter in made.fit.net.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
     return made
 
@@ -69,7 +69,7 @@ def played(task: int, words: Sequence[tuple[int, int]], chain: bool, seed: int =
 
 def advantages(made: MixedCredit, *tasks: Any) -> dict[TurnKey, Credit]:
     """What is credited with w = 0.7, whatever was seen before."""
-    made._foresight.load_state({"error": 0.3, "spread": 1.0})
+    made.foresight.load_state({"error": 0.3, "spread": 1.0})
     groups = [each for each, _ in tasks]
     embedding = {key: seen for _, found in tasks for key, seen in found.items()}
     given = made(groups, Signals(embedding=embedding, step=9))
@@ -149,9 +149,9 @@ def test_the_baseline_is_of_the_agents_own_task_by_hand() -> None:
     # compared with one another. A_a = ½(R_1 − R_2) − w·½(Q_b1 − Q_b2), w = 0.7.
     words = ((0, 1), (2, 2))
     made = fixed(VDN)
-    assert made._fit is not None
+    assert made.fit is not None
     saw = played(0, words, chain=False)[1][TurnKey(0, 0, 0)].observation_D
-    utilities = made._fit.net.utilities
+    utilities = made.fit.net.utilities
     assert isinstance(utilities, OwnUtilities)
     net = utilities.agents[1]
     with torch.no_grad():

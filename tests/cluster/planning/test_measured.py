@@ -105,10 +105,10 @@ def test_an_update_takes_the_planned_memory(case: Case) -> None:
     work: Pass = next(iter(passes_of([tree] * 6, 300)))
     size = 4 if case.dtype == "float32" else 2
     how = Compute(size, 4 if case.full else size, True, case.full, not case.full, case.checkpointing)
-    forward = engine._forward
+    forward = engine.forward
     ((_, batch), *_) = list(forward.batches(samples(case.words)))
     assert len(batch.tokens_N) == work.tokens
-    home = engine._placements["a"]
+    home = engine.placements["a"]
 
     def body() -> torch.Tensor:
         with home.model.computing([(home.adapter, 0, work.tokens)]):

@@ -80,6 +80,7 @@ def test_a_second_process_has_weights_of_its_own() -> None:
 
 
 def test_a_program_may_fill_the_context() -> None:
+    pytest.importorskip("starlette")
     team = "team={agents: [{name: a, sampling: {max_tokens: 8}}]}"
     found = plan("demo", team, "environment={name: external}", "workflow={name: external}", "warmup=null")
     assert found.run.work.longest == 512

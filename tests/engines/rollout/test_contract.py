@@ -322,7 +322,7 @@ class TestWeights:
 class TestBrokenOff:
     """What continues after a publish: every token has the log-prob of the weights that sampled it."""
 
-    async def _in_two(
+    async def in_two(
         self, engine: RolloutEngine, requests: Sequence[Request], between: Callable[[], None]
     ) -> list[tuple[Interrupted | None, Completion]]:
         """Break the requests off when the first one is answered; return both parts of each answer."""
@@ -339,7 +339,7 @@ class TestBrokenOff:
             for r, task in zip(requests, tasks, strict=True)
         ]
 
-    def _requests(self) -> list[Request]:
+    def requests(self) -> list[Request]:
         ways = (Sampling(max_tokens=90), Sampling(max_tokens=90, temperature=0.7, top_p=0.9))
         return [
             *(ask_for("a", k, count=3) for k in range(4)),  # a quarter: so many are answered at once
@@ -347,9 +347,9 @@ class TestBrokenOff:
         ]
 
     def test_the_parts_are_the_whole(self, engine: RolloutEngine) -> None:
-        requests = self._requests()
+        requests = self.requests()
         whole = asyncio.run(ask(engine, requests))
-        parts = asyncio.run(self._in_two(engine, requests, lambda: None))
+        parts = asyncio.run(self.in_two(engine, requests, lambda: None))
         assert sum(first is not None and len(first.ids) > 0 for first, _ in parts) > 4
         for (first, second), expected in zip(parts, whole, strict=True):
             ids, logprobs = ((), ()) if first is None else (first.ids, first.logprobs)
@@ -361,8 +361,8 @@ class TestBrokenOff:
         weights = own_weights()
         drawn = frozen_copy(weights["a"])
         stir(drawn, 71)
-        requests = self._requests()
-        parts = asyncio.run(self._in_two(engine, requests, lambda: engine.load("a", drawn, 5)))
+        requests = self.requests()
+        parts = asyncio.run(self.in_two(engine, requests, lambda: engine.load("a", drawn, 5)))
         for request, (first, second) in zip(requests, parts, strict=True):
             if first is not None and request.policy == "a":
                 hashes = weights_hash(weights["a"]), weights_hash(drawn)

@@ -127,7 +127,7 @@ class TestWhatRoundingExplains:
         engine, samples = grown(bound=1.0)
         largest = engine.update(samples, OBJECTIVE)["parity/max"]
         engine, samples = grown(bound=largest / 2)
-        monkeypatch.setattr(engine._forward, "score", lambda given: [s.columns["behaviour"] for s in given])
+        monkeypatch.setattr(engine.forward, "score", lambda given: [s.columns["behaviour"] for s in given])
         assert engine.update(samples, OBJECTIVE)["parity/rounded"] >= 1
 
     def test_an_error_as_small_as_that_gap_is_distinguished_from_it(self) -> None:
@@ -214,7 +214,7 @@ def rounding(kind: str, rows: int, tokens: int, seed: int) -> Tensor:
 
 def step_of(gap_K: Tensor, rows: int, learners: Sequence[str] | None = None) -> float:
     sample_K = torch.arange(rows).repeat_interleave(len(gap_K) // rows)
-    return parity._improbability_of_step(gap_K, sample_K, learners or ["a"] * rows, BOUND)
+    return parity.improbability_of_step(gap_K, sample_K, learners or ["a"] * rows, BOUND)
 
 
 BOUND = parity.PARITY[torch.bfloat16]
@@ -349,6 +349,7 @@ class TestFaultsInHalfPrecision:
         assert found["parity/rounded"] == 1
         assert found["parity/max"] > 2 * BOUND
 
+    @pytest.mark.slow
     @pytest.mark.sample(2)
     @pytest.mark.parametrize(
         "other", [{"adapter": "b"}, {"adapter": None}, {"temperature": 0.8}, {"temperature": 0.9}], ids=str
@@ -357,6 +358,7 @@ class TestFaultsInHalfPrecision:
         engine, sampled = half
         self.refused(engine, sampled(**other))
 
+    @pytest.mark.slow
     def test_the_weights_before_one_step_are_caught(self, half: Half) -> None:
         engine, sampled = half
         before, samples = frozen_copy(engine.weights("a")), sampled()

@@ -46,6 +46,7 @@ EXPECTED = (["q0", "q1", "q2", "q3"], ["q4", "q5"])
 
 
 def test_every_file_format_gives_the_same_rows(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
     from pyarrow import Table, parquet
 
     for suffix in ("jsonl", "jsonl.gz", "json", "json.gz", "jsonl.zst", "parquet"):
@@ -76,6 +77,7 @@ def test_truncated_compressed_rows_are_an_error(tmp_path: Path, broken: Callable
 
 
 def test_shards_are_found_in_the_folder_of_the_configuration(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
     from pyarrow import Table, parquet
 
     (tmp_path / "main").mkdir()

@@ -35,6 +35,7 @@ def verl(question: str, answer: object, source: str = "openai/gsm8k", split: str
 
 
 def parquet(folder: Path, **splits: Sequence[dict[str, Any]]) -> Path:
+    pytest.importorskip("pyarrow")
     from pyarrow import Table
     from pyarrow import parquet as files
 

@@ -8,6 +8,9 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
+
+pytest.importorskip("websockets")
+
 from tests.environments.remote.test_servers import FAR, serve
 from tests.services.environments.conftest import eventually
 from tests.services.environments.slow_world import Waiting, WaitingState

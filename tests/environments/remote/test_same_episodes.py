@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
+pytest.importorskip("websockets")
+
 from tests.environments.test_conformance import READY
 from tests.rollout.workers.test_same_episodes import episodes
 

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("websockets")
+
 from tests.rollout.workers.test_same_episodes import play_of
 from tests.services.environments.conftest import eventually
 from tests.support.tiny import sections

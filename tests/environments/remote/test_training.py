@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("websockets")
+
 from tests.support.resumed import trained
 from tests.support.tiny import SIZE, sections
 

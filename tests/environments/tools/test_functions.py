@@ -151,6 +151,7 @@ JSON = st.recursive(
 @given(st.dictionaries(st.sampled_from(["count", "size", "tags", "place", "other"]), JSON, max_size=4))
 def test_no_arguments_break_the_check(arguments: dict[str, Any]) -> None:
     try:
-        fit_arguments(arguments, SCHEMA)
+        fitted = fit_arguments(arguments, SCHEMA)
     except ToolFault:
         return
+    assert fitted.keys() == arguments.keys()

@@ -10,6 +10,8 @@ import pytest
 from tests.environments.tools.mcp_server import TWO_NUMBERS
 from tests.workflows.stage import lines, play
 
+pytest.importorskip("mcp")
+
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.tool_questions import Tools
 from kapelle.environments.tools.contract import Lost, ToolFault

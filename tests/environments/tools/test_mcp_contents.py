@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("mcp")
+
 from mcp import types
 from tests.environments.tools.test_mcp_http import wait_until_it_listens
 from tests.support.ranks import free_port

@@ -14,6 +14,8 @@ from urllib.parse import quote
 import httpx2
 import pytest
 
+pytest.importorskip("mcp")
+
 from kapelle.environments.tools import mcp_session as mcp_http
 from kapelle.environments.tools.contract import Lost
 from kapelle.environments.tools.mcp import Mcp, McpTools, connected

@@ -60,7 +60,7 @@ def assert_same(run: Path, trainer: Trainer, alone: tuple[Path, dict[str, Any]])
 
 
 def sampler_of(trainer: Trainer) -> SamplingProcess:
-    sampler = trainer._loop.rollouts.players[-1]
+    sampler = trainer.loop.rollouts.players[-1]
     assert isinstance(sampler, SamplingProcess)
     return sampler
 
@@ -69,15 +69,15 @@ class Moment:
     """Sends the process a signal when it has been asked to play a step, once or more often."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, step: int, number: int, times: int = 1) -> None:
-        self._step, self._number, self._left = step, number, times
+        self.step, self.number, self.left = step, number, times
         ask = SamplingProcess.ask
 
         def asking(process: SamplingProcess, question: tuple[Any, ...]) -> None:
             ask(process, question)
-            if question[0] == self._step and self._left:
-                self._left -= 1
-                assert process._process is not None
-                os.kill(process._process.pid, self._number)
+            if question[0] == self.step and self.left:
+                self.left -= 1
+                assert process.process is not None
+                os.kill(process.process.pid, self.number)
 
         monkeypatch.setattr(SamplingProcess, "ask", asking)
 
@@ -160,8 +160,8 @@ def test_a_process_that_dies_again_and_other_weights_stop_the_run(monkeypatch: p
 
         def begin_and_disturb(*what: Any) -> Any:
             played = begin(*what)
-            assert sampler._pipe is not None
-            assert sampler._pipe.poll(60)  # it has sampled with the weights as they were
+            assert sampler.pipe is not None
+            assert sampler.pipe.poll(60)  # it has sampled with the weights as they were
             for name in sampler.weights:
                 for tensor in sampler.weights[name].values():
                     tensor.add_(0.5)
@@ -194,7 +194,7 @@ import sys
 from tests.features.ahead.test_overlap import *
 with Trainer(**settings(overlap=True)) as trainer:
     trainer.train(1)
-    print(sampler_of(trainer)._process.pid, flush=True)
+    print(sampler_of(trainer).process.pid, flush=True)
     trainer.train(10**6)
 """
 

@@ -45,7 +45,7 @@ def trainer_of(run: Path | None = None, *, resume: bool = False, **training: Any
 
 def left_of(trainer: Trainer) -> Sequence[PartialGroup]:
     """The groups that the last step has not finished."""
-    rollouts = trainer._loop.rollouts
+    rollouts = trainer.loop.rollouts
     assert isinstance(rollouts, RolloutsAhead)
     return rollouts.queue.left
 
@@ -135,7 +135,7 @@ NONE, BOTH = bytes([0, 0]), bytes([1, 1])
 
 
 class TestMarks:
-    def _played(self, trainer: Trainer, meeting: Other, most: int) -> list[PartialGroup]:
+    def played(self, trainer: Trainer, meeting: Other, most: int) -> list[PartialGroup]:
         tasks = training_tasks(trainer.setup.environment, trainer.config, 1)
         groups = begun(tasks[:2], 2, seed=5, number=1)
         return run_async(lambda: collect_groups(trainer.setup, groups, EndOfStep((), most), meeting))
@@ -144,30 +144,30 @@ class TestMarks:
         long = {"agents": 2, "lora": {"rank": 2}, "sampling": {"max_tokens": 120}}
         with Trainer(resolve({**settings(), "team": long})) as trainer:
             one, again = Other(NONE, NONE, BOTH), Other(NONE, NONE, BOTH)
-            left = self._played(trainer, one, most=2)
+            left = self.played(trainer, one, most=2)
             unfinished = [e for g in left for e in g.episodes if isinstance(e, PartialEpisode)]
             (tokens,) = {len(turn.completion_ids) for episode in unfinished for turn in episode.begun}
             assert one.new_messages == [NONE] * 3
             assert 3 * PAUSE <= tokens < 4 * PAUSE
             trainer.setup.engine.release_caches()
-            assert self._played(trainer, again, most=2) == left
+            assert self.played(trainer, again, most=2) == left
             # The other one alone may leave some: this one plays to its end, and meets it there.
             last = Other(NONE, NONE)
-            done = self._played(trainer, last, most=2)
+            done = self.played(trainer, last, most=2)
             assert all(group.done for group in done)
             assert last.new_messages[-1] == BOTH
 
     def test_who_is_done_waits_for_the_others(self) -> None:
         with trainer_of() as trainer:
             meeting = Other(*[NONE] * 40, BOTH)
-            assert all(group.done for group in self._played(trainer, meeting, most=0))
+            assert all(group.done for group in self.played(trainer, meeting, most=0))
             assert (len(meeting.new_messages), meeting.new_messages[-1]) == (41, BOTH)
 
     def test_where_another_one_fails_nobody_plays_on(self) -> None:
         with trainer_of() as trainer:
             with pytest.raises(PeerFailed, match="no memory"):
-                self._played(trainer, Other(NONE, PeerFailed("Rank 1 failed: no memory")), most=0)
-            assert all(group.done for group in self._played(trainer, Other(BOTH), most=0))
+                self.played(trainer, Other(NONE, PeerFailed("Rank 1 failed: no memory")), most=0)
+            assert all(group.done for group in self.played(trainer, Other(BOTH), most=0))
 
 
 def test_only_what_these_weights_sampled_is_compared_with_them() -> None:
@@ -185,7 +185,7 @@ def test_only_what_these_weights_sampled_is_compared_with_them() -> None:
 
 
 class TestQueue:
-    def _left(self) -> PartialGroup:
+    def left(self) -> PartialGroup:
         return PartialGroup(episode(turn("a", 0)).task, 1, (PartialEpisode(3, begun=(turn("a", 0),)),))
 
     def test_what_a_step_leaves_is_given_to_the_next_and_kept(self) -> None:
@@ -193,22 +193,22 @@ class TestQueue:
 
         def play(number: int, left: Any) -> StepShare:
             got.append(list(left))
-            return StepShare({0: group(episode(turn("a", 0, version=number - 1)))}, {1: self._left()})
+            return StepShare({0: group(episode(turn("a", 0, version=number - 1)))}, {1: self.left()})
 
         queue.take(1, {"a": 0}, play)
         queue.take(2, {"a": 1}, play)
         other = RolloutQueue(0, 1)
         other.load_state(queue.state())
         other.take(3, {"a": 2}, play)
-        assert got == [[], [self._left()], [self._left()]]
+        assert got == [[], [self.left()], [self.left()]]
 
     def test_no_token_is_older_than_allowed(self) -> None:
         def played(*runs: tuple[int, int]) -> Any:
             own = turn("a", 0, tokens=sum(n for _, n in runs), version=runs[-1][0], versions=runs)
-            return lambda *_: StepShare({0: group(episode(own))}, {1: self._left()})
+            return lambda *_: StepShare({0: group(episode(own))}, {1: self.left()})
 
         queue = RolloutQueue(0, 1)
-        queue.take(1, {"a": 0}, lambda *_: StepShare({}, {0: self._left()}))
+        queue.take(1, {"a": 0}, lambda *_: StepShare({}, {0: self.left()}))
         groups = queue.take(2, {"a": 1}, played((0, 1), (1, 3)))
         assert queue.staleness(groups) == 0.25
         with pytest.raises(ParityError, match="version 0 of policy 'a', but version 2 was published"):

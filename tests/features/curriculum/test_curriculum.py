@@ -78,9 +78,9 @@ def test_a_run_that_was_stopped_plays_and_learns_the_same(tasks: dict[str, Any],
 
 def test_tasks_that_are_solved_too_rarely_or_too_often_are_left_out(tmp_path: Path) -> None:
     with Trainer(resolve(settings(NOISE, difficulty={"low": 0.3, "high": 0.6, "samples": 5}))) as trainer:
-        source = trainer._loop.rollouts.tasks
+        source = trainer.loop.rollouts.tasks
         [step] = trainer.steps(1)
-        rates = dict(trainer._loop.features["tasks.difficulty"].state()["rates"])
+        rates = dict(trainer.loop.features["tasks.difficulty"].state()["rates"])
         assert len(rates) == 8
         assert len({*rates.values()}) > 1
         fit = {f"train-{k}" for k, rate in rates.items() if 0.3 <= rate <= 0.6}
@@ -94,7 +94,7 @@ def test_tasks_that_are_solved_too_rarely_or_too_often_are_left_out(tmp_path: Pa
 def test_easy_tasks_come_first_and_then_all_of_them(tmp_path: Path) -> None:
     given = settings(rows(tmp_path), curriculum={"by": "level", "start": 0.25, "steps": 4})
     with Trainer(resolve(given)) as trainer:
-        source = trainer._loop.rollouts.tasks
+        source = trainer.loop.rollouts.tasks
         levels = [
             {LEVELS[int(task.id.rpartition("-")[2])] for task in source.of(step)} for step in range(1, 5)
         ]
@@ -112,7 +112,7 @@ def test_tasks_without_end_get_harder_too(tmp_path: Path) -> None:
         "model": {"embedded": {"context": 2048}},
     }
     with Trainer(resolve(given)) as trainer:
-        source = trainer._loop.rollouts.tasks
+        source = trainer.loop.rollouts.tasks
         hardest = [max(task.data["difficulty"] for task in source.of(step)) for step in range(1, 40)]
     assert (hardest[0], max(hardest[:3])) == (1, 2) or hardest[0] == 1
     assert max(hardest[11:]) == 4

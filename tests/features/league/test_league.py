@@ -31,7 +31,7 @@ TINY = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32
 
 
 def league_of(trainer: Trainer) -> League:
-    league = trainer._loop.features["league"]
+    league = trainer.loop.features["league"]
     assert isinstance(league, League)
     return league
 
@@ -93,7 +93,7 @@ def test_a_sampler_that_plays_a_member_with_other_weights_stops_the_run() -> Non
     with Trainer(**game()) as trainer:
         assert all(step.metrics["league/parity"] <= 1e-4 for step in trainer.steps())
     with Trainer(**game()) as trainer:
-        league_of(trainer)._players_of_steps[0].load = lambda *_: None
+        league_of(trainer).players_of_steps[0].load = lambda *_: None
         with pytest.raises(ParityError, match="league:"):
             trainer.train()
 
@@ -357,7 +357,7 @@ def test_mixtures_that_differ_share_the_slots_and_are_met_as_often_as_they_shoul
         names = league.pool.names
         first = dict(zip(names, (1.0, 0.0, 0.0, 0.0), strict=True))
         second = dict(zip(names, (0.0, 0.5, 0.3, 0.2), strict=True))
-        steps = [league._thinned({"first": first, "second": second}, number) for number in range(600)]
+        steps = [league.thinned({"first": first, "second": second}, number) for number in range(600)]
     for home, wanted in (("first", first), ("second", second)):
         for name in names:
             met = sum(step[home].get(name, 0.0) for step in steps) / len(steps)
@@ -382,7 +382,7 @@ def test_the_mixture_of_a_seat_is_what_the_others_expect_of_it() -> None:
         draw = random.Random(0)
         for member in league.pool.past:  # policies that differ, as these hardly do after three steps
             weights = {each.key: [draw.random() for _ in each.actions] for each in world.decisions()}
-            league._tables[member.name] = TabularPolicies(
+            league.tables[member.name] = TabularPolicies(
                 {
                     each.key: {
                         action: weight / sum(weights[each.key])
@@ -392,11 +392,11 @@ def test_the_mixture_of_a_seat_is_what_the_others_expect_of_it() -> None:
                 },
                 dict.fromkeys(weights, 1.0),
             )
-        tables = [league._tables[member.name] for member in league.pool.past]
+        tables = [league.tables[member.name] for member in league.pool.past]
         shares = {"b": (0.7, 0.1, 0.1, 0.1), "c": (0.1, 0.1, 0.1, 0.7)}
         own = tuple(member.name for member in league.pool.members)
-        league._strategies[own] = {home: dict(zip(own, share, strict=True)) for home, share in shares.items()}
-        found = league._measured()["league/nash_conv_mixture"]
+        league.strategies[own] = {home: dict(zip(own, share, strict=True)) for home, share in shares.items()}
+        found = league.measured()["league/nash_conv_mixture"]
     mixed = {
         0: average(world, tables),
         1: average(world, tables, shares["c"]),
@@ -464,7 +464,7 @@ def test_each_learner_of_a_line_answers_those_before_it_and_goes_to_its_end_when
         assert own is not None
         assert own.pool.names == ["self@0", "follower_0@4", "follower_1@6"], "three are kept"
         assert [draft.name for draft in own.pool.drafts] == ["draft-self@6", "draft-follower_0@6"]
-        kept = own._snapshots.of("draft-self@6", ["player"])["player"]
+        kept = own.snapshots.of("draft-self@6", ["player"])["player"]
         assert same_bits(frozen_copy(kept), rows[-1]["player"])
     assert met["1 self"] == {"self@0"}
     assert met["1 follower_0"] == {"self@0", "draft-self@0"}
@@ -546,7 +546,7 @@ def test_who_begins_anew_learns_from_no_game_that_it_played_before(overlap: bool
             }
             assert min(versions) >= born, "games of who has entered"
             ages.append(step.metrics["staleness"])
-            again = trainer._loop.features["tasks.replay"].kept  # type: ignore[attr-defined]
+            again = trainer.loop.features["tasks.replay"].kept  # type: ignore[attr-defined]
             assert {
                 turn.version >= born
                 for _, group in again
@@ -588,9 +588,9 @@ def test_members_of_a_step_that_is_repeated_are_seated_with_their_own_weights() 
         trainer.train(1)
         league.load_state(before)
         changed = {key: own + 1.0 for key, own in trainer.engine.weights("player").items()}
-        league._snapshots.put("self@0", {"player": changed})
+        league.snapshots.put("self@0", {"player": changed})
         league.seat(1)
-        slot = next(slot for slot, name in league._in_slot.items() if name == "self@0")
+        slot = next(slot for slot, name in league.in_slot.items() if name == "self@0")
         assert same_bits(frozen_copy(trainer.engine.weights(slot_name(slot, "player"))), frozen_copy(changed))
 
 
@@ -632,15 +632,15 @@ def test_a_line_in_a_small_game_is_drawn_by_exact_tables() -> None:
                 ]
             )
             assert table == pytest.approx(-table.T)
-            drawn = own._chances("first", level)
+            drawn = own.chances("first", level)
             assert drawn.keys() == set(members)
             worst = max(table @ [drawn[name] for name in members])
             assert worst == pytest.approx(0.0, abs=1e-6), "nobody among them gains against the mixture"
         draft = pool.drafts[0]
-        first = dict.fromkeys(homes, own._learners[own._line[0]]["player"])
+        first = dict.fromkeys(homes, own.learners[own.line[0]]["player"])
         now = replace(trainer.setup, team=replace(trainer.setup.team, policy_of=first))
         exact = evaluate_table(now.environment, language_table(now, trainer.engine.score))
-        assert evaluate_table(now.environment, own._table(draft)).nash_conv == exact.nash_conv
+        assert evaluate_table(now.environment, own.table(draft)).nash_conv == exact.nash_conv
 
 
 def spread(by: float, **over: Any) -> dict[str, Any]:

@@ -160,7 +160,7 @@ class TestRuns:
             for step in trainer.steps(3):
                 played |= {group.task.question for group in step.groups}
                 evaluated |= {group.task.question for group in trainer.evaluate().groups}
-            remembered: Any = trainer._loop.state()["refreshed"]
+            remembered: Any = trainer.loop.state()["refreshed"]
         learned = {question for question, _, _ in remembered["remembered"]}
         assert learned
         assert learned <= played
@@ -172,12 +172,12 @@ class TestRuns:
         whole, cut = tmp_path / "whole", tmp_path / "cut"
         with Trainer(**given, run_dir=whole) as trainer:
             list(trainer.steps(3))
-            expected = weights_of(trainer), trainer.engine.state(), trainer._loop.state()
+            expected = weights_of(trainer), trainer.engine.state(), trainer.loop.state()
         with Trainer(**given, run_dir=cut) as trainer:
             list(trainer.steps(2))
         with Trainer(**given, run_dir=cut, resume=True) as trainer:
             list(trainer.steps(1))
-            assert same_bits((weights_of(trainer), trainer.engine.state(), trainer._loop.state()), expected)
+            assert same_bits((weights_of(trainer), trainer.engine.state(), trainer.loop.state()), expected)
         assert [told(row) for row in read_metrics(cut)] == [told(row) for row in read_metrics(whole)]
 
     def test_a_checkpoint_holds_it_as_a_verifier_that_may_pay_again(

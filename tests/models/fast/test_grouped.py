@@ -236,13 +236,13 @@ class TestKeptStacks:
         """The order of the adapters in each stack that was made."""
         always(monkeypatch)
         orders: list[Sequence[int | None]] = []
-        plain = routed_linear._stacked
+        plain = routed_linear.stacked
 
         def watched(groups: Any, order: Sequence[int | None], dtype: torch.dtype) -> Any:
             orders.append(order)
             return plain(groups, order, dtype)
 
-        monkeypatch.setattr(routed_linear, "_stacked", watched)
+        monkeypatch.setattr(routed_linear, "stacked", watched)
         return orders
 
     @pytest.mark.parametrize("what", ["step", "fill", "fill while sampling", "other memory"])

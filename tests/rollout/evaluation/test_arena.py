@@ -126,6 +126,7 @@ class TestGames:
         assert found.high - found.low < 0.15
 
     def test_the_same_player_by_two_names_has_the_same_luck(self) -> None:
+        pytest.importorskip("pyspiel")
         result = kapelle.arena("one=random", "two=random", "nash", environment=KUHN, games=30)
         same = result.meeting("one", "two")
         assert same is not None

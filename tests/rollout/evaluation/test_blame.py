@@ -144,7 +144,7 @@ class Both(Endless):
 
 class BothState:
     def __init__(self) -> None:
-        self._said: dict[str, str] = {}
+        self.said: dict[str, str] = {}
 
     def observe(self, agent: str) -> str:
         return "?"
@@ -153,12 +153,12 @@ class BothState:
         return ()
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        self._said |= actions
+        self.said |= actions
         return {}
 
     def outcome(self) -> Outcome:
-        solved = float(set(self._said.values()) == {"yes"})
-        return Outcome(dict.fromkeys(self._said, solved), success=solved)
+        solved = float(set(self.said.values()) == {"yes"})
+        return Outcome(dict.fromkeys(self.said, solved), success=solved)
 
     async def close(self) -> None:
         pass

@@ -165,7 +165,7 @@ async def all_wait(pool: EnvironmentWorkers) -> None:
     """Wait until every world is in a call that does not end."""
 
     def waiting() -> int:
-        return sum(len(worker.waiting) for worker in pool._workers if worker is not None)
+        return sum(len(worker.waiting) for worker in pool.workers if worker is not None)
 
     while waiting() < len(TASKS):  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(0.01)
@@ -188,7 +188,7 @@ def test_nothing_stays_when_a_pool_is_closed_amid_play() -> None:
 
     run_async(lambda: asyncio.wait_for(interrupted(), FAR))
     workers = [
-        held.process for worker in pool._workers if worker and isinstance(held := worker.holder, HeldHere)
+        held.process for worker in pool.workers if worker and isinstance(held := worker.holder, HeldHere)
     ]
     assert len(workers) == 2
     pool.close()
@@ -203,7 +203,7 @@ pool = pool_for(Stuck(way="await"), 2)
 async def watch():
     playing = asyncio.create_task(rollout(play_of(Stuck(way="await"), Echo(), NAMES, workers=pool), TASKS, 1, 5))
     await all_wait(pool)
-    print(*(worker.holder.pid for worker in pool._workers), flush=True)
+    print(*(worker.holder.pid for worker in pool.workers), flush=True)
     await playing
 run_async(watch)
 """

@@ -36,7 +36,7 @@ def test_thoughts_words_and_calls_are_separated(
     form: Form, thoughts: str, words: str, calls: tuple[ReadCall, ...]
 ) -> None:
     if words and calls and form in ("llama", "pythonic"):
-        pytest.skip("calls are the whole answer there")
+        words = ""  # calls are the whole answer there
     text = written(form, thoughts, words, calls)
     answer = SpeechForm(form).read(text)
     assert answer == (thoughts, words, calls)

@@ -167,13 +167,13 @@ class ComparedWithEarlier(CreditMemory):
 
     def __init__(self, judge: Judge, umad: UMADConfig) -> None:
         """Start without earlier returns."""
-        self._judge = judge
+        self.judge = judge
         self._umad = umad
         self._earlier = Earlier()
 
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         """Return the judge's credit, with UMAD's gains."""
-        return self._umad.gain(groups, self._judge(groups, signals, self._earlier))
+        return self._umad.gain(groups, self.judge(groups, signals, self._earlier))
 
     def state(self) -> dict[str, object]:
         """Return the means and variances of earlier returns."""

@@ -89,8 +89,8 @@ class MixedCredit:
         self._settings, self._mixer, self._seed = settings, mixer, seed
         self._agents = tuple(name for name in team.names if team.policy(name).trained)
         self._replay = Replay(settings.fit.capacity)
-        self._fit: MixerFit | None = None
-        self._foresight = Foresight()
+        self.fit: MixerFit | None = None
+        self.foresight = Foresight()
         self._earlier = Earlier()
         self._metrics: dict[str, float] = {}
 
@@ -106,13 +106,13 @@ class MixedCredit:
         # is the team's return from the round on.
         value_BA = step.return_B[:, None].expand(step.batch.rounds.acted_BA.shape)
         baseline_BA, kind = torch.zeros_like(value_BA), "return"  # only values of one kind are compared
-        if self._fit is not None:
-            fit, weight = self._fit, self._foresight.weight
+        if self.fit is not None:
+            fit, weight = self.fit, self.foresight.weight
             with torch.no_grad():
                 rounds = fit.placed(step.batch).rounds
                 estimate: TeamEstimate = fit.net(rounds)
                 total_B = estimate.total_B.double().cpu()
-                explained = self._foresight.see(step.return_B, total_B, step.set_B, step.sets)
+                explained = self.foresight.see(step.return_B, total_B, step.set_B, step.sets)
                 self._metrics |= {"q_total": float(estimate.total_B.mean()), "credit_weight": weight}
                 self._metrics |= {} if explained is None else {"mixer_explained": explained}
                 if signals.step > s.credit_warmup_steps:
@@ -167,14 +167,15 @@ class MixedCredit:
     def _learn(self, joint_episodes: Sequence[JointEpisode]) -> None:
         self._replay.add(joint_episodes)
         if len(self._replay.episodes) >= self._settings.fit.min_fill:
-            self._fit = self._fit or self._new_fit(joint_episodes[0].rounds.state_BD.shape[1])
+            self.fit = self.fit or self.new_fit(joint_episodes[0].rounds.state_BD.shape[1])
             try:
-                self._metrics["mixer_loss"] = self._fit.learn(self._replay)
+                self._metrics["mixer_loss"] = self.fit.learn(self._replay)
             except NumericsError:
                 self._metrics[MIXER_UNDONE] = 1.0
         self._metrics["replay_fill"] = len(self._replay.episodes) / self._replay.capacity
 
-    def _new_fit(self, width: int) -> MixerFit:
+    def new_fit(self, width: int) -> MixerFit:
+        """Return a freshly drawn mixer for states of this width."""
         agents = len(self._agents)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
@@ -216,20 +217,20 @@ class MixedCredit:
         """Return the replay buffer, the fit, its measured quality, and earlier returns."""
         return {
             "replay": self._replay.state(),
-            "fit": {} if self._fit is None else self._fit.state(),
-            "foresight": self._foresight.state(),
+            "fit": {} if self.fit is None else self.fit.state(),
+            "foresight": self.foresight.state(),
             "earlier": self._earlier.state(),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
         self._replay.load_state(state["replay"])
-        self._foresight.load_state(state["foresight"])
+        self.foresight.load_state(state["foresight"])
         self._earlier.load_state(state["earlier"])
-        self._fit = None
+        self.fit = None
         if state["fit"]:
-            self._fit = self._new_fit(len(state["fit"]["network"]["saw_mean_D"]))
-            self._fit.load_state(state["fit"])
+            self.fit = self.new_fit(len(state["fit"]["network"]["saw_mean_D"]))
+            self.fit.load_state(state["fit"])
 
 
 def _difference(net: TeamValue, step: _StepRounds, rounds: Rounds, utility_BA: Tensor) -> Tensor:

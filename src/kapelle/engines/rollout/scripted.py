@@ -57,13 +57,13 @@ class ScriptedEngine(RolloutEngine, Recites):
         self, scripts: Mapping[str, Script], renderers: Mapping[str, WritingRenderer] | None = None
     ) -> None:
         """Take scripts by policy; `renderers` turn their text into tokens of a policy's model."""
-        self._scripts = dict(scripts)
+        self.scripts = dict(scripts)
         self._renderers = dict(renderers or {})
 
     @property
     def policies(self) -> Sequence[str]:
         """Names of the scripted policies."""
-        return tuple(self._scripts)
+        return tuple(self.scripts)
 
     def renderer(self, policy: str) -> WritingRenderer:
         """Return the policy's renderer, by default bytes."""
@@ -71,10 +71,10 @@ class ScriptedEngine(RolloutEngine, Recites):
 
     async def generate(self, request: Request) -> Completion:
         """Return the text of the request's policy's script; EngineError for an unknown policy."""
-        script = self._scripts.get(request.policy)
+        script = self.scripts.get(request.policy)
         if script is None:
             raise EngineError(
-                f"There is no script for the policy '{request.policy}'.{did_you_mean(request.policy, self._scripts)}"
+                f"There is no script for the policy '{request.policy}'.{did_you_mean(request.policy, self.scripts)}"
             )
         text = script(request)
         ids = self.renderer(request.policy).completion(text)

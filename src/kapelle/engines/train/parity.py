@@ -195,9 +195,7 @@ def check_parity(
         above = int(above_K.sum())
         probability = 0.0
         if rough:
-            probability = _improbability_of_step(
-                gap_K, sample_K, [samples[k].learner for k in members], bound
-            )
+            probability = improbability_of_step(gap_K, sample_K, [samples[k].learner for k in members], bound)
         if probability < SUSPECT:
             largest_S = torch.zeros(len(members), dtype=gap_K.dtype).scatter_reduce(
                 0, sample_K, gap_K.nan_to_num(torch.inf), "amax"
@@ -261,7 +259,7 @@ def growth_of(models: LearnerModels) -> str | None:
     return None
 
 
-def _improbability_of_step(gap_K: Tensor, sample_K: Tensor, learners: Sequence[str], bound: float) -> float:
+def improbability_of_step(gap_K: Tensor, sample_K: Tensor, learners: Sequence[str], bound: float) -> float:
     """Return `improbability` of the most improbable learner or sample, times their number; `learners` are those of the samples."""
     names = sorted(set(learners))
     learner_S = torch.tensor([names.index(name) for name in learners])

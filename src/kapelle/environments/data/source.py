@@ -118,7 +118,7 @@ class DataSource:
 
     def contents(self) -> Mapping[str, str]:
         """Return the hash of each file, or split of the hub, that is read."""
-        return _raw(self)[1]
+        return raw_rows(self)[1]
 
     def whole(self, split: Split, contents: MutableMapping[str, str]) -> tuple[DataRow, ...]:
         """Return the rows of one split, all of a file; DataError if it has none."""
@@ -137,11 +137,11 @@ class DataSource:
 
     def read(self) -> RowsRead:
         """Return the rows as read."""
-        return _raw(self)[0]
+        return raw_rows(self)[0]
 
     def first_row(self) -> DataRow | None:
         """Return the first train row, usable or not; None without any."""
-        return next(iter(_raw(self)[0][0]), None)
+        return next(iter(raw_rows(self)[0][0]), None)
 
     def load(
         self,
@@ -157,7 +157,7 @@ class DataSource:
         them raises DataError is excluded, up to the share `max_unusable` of a split. A train row whose key occurs in the test
         split is excluded and counted. DataError for data that are missing, damaged, empty or of another form.
         """
-        return self.apart(*_raw(self)[0], key, setting, words, read, max_unusable)
+        return self.apart(*raw_rows(self)[0], key, setting, words, read, max_unusable)
 
     def apart(
         self,
@@ -224,7 +224,7 @@ class Splits:
 
 
 @lru_cache(maxsize=8)
-def _raw(source: DataSource) -> tuple[RowsRead, Mapping[str, str]]:
+def raw_rows(source: DataSource) -> tuple[RowsRead, Mapping[str, str]]:
     """Return the rows as read, and the hash of each input by name."""
     contents: dict[str, str] = {}
     train = source.whole("train", contents)

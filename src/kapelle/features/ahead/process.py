@@ -85,8 +85,8 @@ class SamplingProcess:
             "threads": get_num_threads(),
             "meeting": self._meeting.form,
         }
-        self._process: subprocess.Popen[bytes] | None = None
-        self._pipe: Connection | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+        self.pipe: Connection | None = None
         self._pulse: SharedStatus | None = None
         self._still: str | None = None
         """How long it has given no sign of life, if that is too long."""
@@ -148,28 +148,28 @@ class SamplingProcess:
 
     def ask(self, request: tuple[object, ...]) -> None:
         """Send a request. `_answer` notices if the process has died."""
-        if self._process is None:
+        if self.process is None:
             self._start()
-        assert self._pipe is not None
+        assert self.pipe is not None
         self._busy = True
         with suppress(OSError):
-            self._pipe.send_bytes(json.dumps(request).encode())
+            self.pipe.send_bytes(json.dumps(request).encode())
 
     def _answer(self) -> dict[str, Any] | None:
         """Wait for the answer and return it, or raise its error; None if the process has died or gives no sign of life."""
-        assert self._pipe is not None
-        assert self._process is not None
+        assert self.pipe is not None
+        assert self.process is not None
         assert self._pulse is not None
         pulse, looked = self._pulse, time.monotonic()
-        signs = LifeSigns(self._process.pid, lambda: pulse.beats)
+        signs = LifeSigns(self.process.pid, lambda: pulse.beats)
         try:
-            while not self._pipe.poll(LOOK):
+            while not self.pipe.poll(LOOK):
                 now = time.monotonic()
                 self._still = signs.look(min(now - looked, 5 * LOOK))
                 looked = now
                 if self._still is not None:
                     return None
-            answer: dict[str, Any] = json.loads(self._pipe.recv_bytes())
+            answer: dict[str, Any] = json.loads(self.pipe.recv_bytes())
         except (EOFError, OSError):
             return None
         self._busy = False
@@ -179,7 +179,7 @@ class SamplingProcess:
 
     def _died(self) -> str:
         """Return how the process ended; the next request starts another one."""
-        process, still = self._process, self._still
+        process, still = self.process, self._still
         assert process is not None
         self._end()
         how = how_it_ended(process.returncode) if still is None else f"stood still: {still}"
@@ -187,26 +187,26 @@ class SamplingProcess:
 
     def _start(self) -> None:
         self._pulse, self._still = SharedStatus(), None
-        self._process, ours = start_server(SERVER, self._pulse, self._shared.descriptor)
-        self._pipe = Connection(ours.detach())
+        self.process, ours = start_server(SERVER, self._pulse, self._shared.descriptor)
+        self.pipe = Connection(ours.detach())
         self._busy = False
         with suppress(OSError):
-            self._pipe.send_bytes(json.dumps(self._start_with).encode())
+            self.pipe.send_bytes(json.dumps(self._start_with).encode())
 
     def _end(self) -> None:
-        if self._pipe is not None:
-            self._pipe.close()  # the process then ends
-        if self._process is not None:
+        if self.pipe is not None:
+            self.pipe.close()  # the process then ends
+        if self.process is not None:
             if self._busy or self._still is not None:
-                self._process.kill()
+                self.process.kill()
             try:
-                self._process.wait(CLOSING)
+                self.process.wait(CLOSING)
             except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+                self.process.kill()
+                self.process.wait()
         if self._pulse is not None:
             self._pulse.close()
-        self._process, self._pipe, self._pulse, self._busy = None, None, None, False
+        self.process, self.pipe, self._pulse, self._busy = None, None, None, False
 
     def close(self) -> None:
         """End the process."""

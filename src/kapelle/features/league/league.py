@@ -171,29 +171,29 @@ class League(Feature):
         config, setup, engine = run.config, run.setup, run.engine
         self._settings, self._seed, self._steps = settings, config.seed, config.training.steps
         self._setup, self._engine = setup, engine
-        self._players_of_steps = [SlotHolder(player.load) for player in run.players]
+        self.players_of_steps = [SlotHolder(player.load) for player in run.players]
         folder = None if run.run_dir is None else run.run_dir / "league"
         team = setup.team
         self._homes = tuple(name for name in team.names if team.policy(name).trained)
-        self._learners: dict[str, dict[str, str]] = {
+        self.learners: dict[str, dict[str, str]] = {
             MAIN: {team.policy_of[agent]: team.policy_of[agent] for agent in self._homes}
         }
         """Learner → policy of the team map → the learner's policy in its place."""
-        own = tuple(self._learners[MAIN])
-        self._learners |= {
+        own = tuple(self.learners[MAIN])
+        self.learners |= {
             learner: {policy: named(policy) for policy in own}
             for learner, named in added_learners(self._settings).items()
         }
-        self._line = [name for name in self._learners if name == MAIN or name.startswith(FOLLOWER)]
+        self.line = [name for name in self.learners if name == MAIN or name.startswith(FOLLOWER)]
         """The next learner to enter, and those behind it. Each one meets the members and the drafts of the learners before it."""
         self._spread()
         self.pool = MemberPool(self._settings, fixed_members(self._settings, team))
         self._players = {member.plays: member.name for member in self.pool.members if member.plays}
-        self._snapshots = SnapshotStore(folder, self._settings.in_memory, setup.ranks, partial(_save, run))
+        self.snapshots = SnapshotStore(folder, self._settings.in_memory, setup.ranks, partial(_save, run))
         self._kept = folder is not None
-        self._in_slot: dict[int, str] = {}
-        self._tables: dict[str, TabularPolicies] = {}
-        self._strategies: dict[tuple[str, ...], Mapping[str, Chances]] = {}
+        self.in_slot: dict[int, str] = {}
+        self.tables: dict[str, TabularPolicies] = {}
+        self.strategies: dict[tuple[str, ...], Mapping[str, Chances]] = {}
         """Current members → the meta-strategy of their table, by learning agent."""
         self._begun = False
         self.restarted = False
@@ -212,7 +212,7 @@ class League(Feature):
         population = self._settings.population
         if not isinstance(population, FcpPopulation) or not population.spread:
             return
-        for partner in (own for learner, own in self._learners.items() if learner.startswith(PARTNER)):
+        for partner in (own for learner, own in self.learners.items() if learner.startswith(PARTNER)):
             for policy in partner.values():
                 drawn = torch.Generator().manual_seed(derive_seed(self._seed, "spread", policy))
                 moved = {
@@ -249,17 +249,17 @@ class League(Feature):
         if not self._kept:  # without a run directory there are no checkpoints that need them
             self.pruned(())
         drawn: list[Mapping[str, Chances]] = [
-            {home: self._chances(home, level) for home in self._homes} for level in range(len(self._line))
+            {home: self.chances(home, level) for home in self._homes} for level in range(len(self.line))
         ]
-        if len(self._line) == 1:
-            drawn = [self._thinned(drawn[0], number)]
+        if len(self.line) == 1:
+            drawn = [self.thinned(drawn[0], number)]
         met = {
             name for each in drawn for own in each.values() for name, chance in own.items() if chance > 0.0
         }
         names = [each.name for each in self._everybody if each.kind == "past" and each.name in met]
-        self.sit(names, self._players_of_steps)
+        self.sit(names, self.players_of_steps)
         entries: dict[str, tuple[OpponentEntry, ...]] = {}
-        for level, (learner, each) in enumerate(zip(self._line, drawn, strict=True)):
+        for level, (learner, each) in enumerate(zip(self.line, drawn, strict=True)):
             found = []
             for member in self.pool.before(level):
                 chance = {home: own.get(member.name, 0.0) for home, own in each.items()}
@@ -274,11 +274,11 @@ class League(Feature):
             self._setup.team.names,
             self._own_roles(EXPLOITER) if exploiter else {},
             exploiter.share if exploiter else 0.0,
-            tuple(self._own_roles(learner) for learner in self._learners if learner.startswith(PARTNER)),
+            tuple(self._own_roles(learner) for learner in self.learners if learner.startswith(PARTNER)),
             self._partners_until,
             tuple(
                 Follower(learner, self._own_roles(learner), entries[learner])
-                for learner in self._learners
+                for learner in self.learners
                 if learner.startswith(FOLLOWER)
             ),
         )
@@ -286,9 +286,9 @@ class League(Feature):
     @property
     def _everybody(self) -> list[LeagueMember]:
         """The members and all drafts."""
-        return self.pool.before(len(self._line))
+        return self.pool.before(len(self.line))
 
-    def _thinned(self, drawn: Mapping[str, Chances], number: int) -> Mapping[str, Chances]:
+    def thinned(self, drawn: Mapping[str, Chances], number: int) -> Mapping[str, Chances]:
         """Return the probabilities, by learning agent, of members that fit into the slots; see `seated`.
 
         Agents with different mixtures share the slots equally.
@@ -302,7 +302,7 @@ class League(Feature):
 
     def _own_roles(self, learner: str) -> dict[str, str]:
         """Return the learner's policy in the role of each learning agent."""
-        own = self._learners[learner]
+        own = self.learners[learner]
         return {agent: own[self._setup.team.policy_of[agent]] for agent in self._homes}
 
     @property
@@ -316,32 +316,33 @@ class League(Feature):
             learner.startswith(PARTNER) and number <= self._partners_until
         ):
             return False
-        return learner not in self._line[1:] and self.pool.may_enter(learner, number)
+        return learner not in self.line[1:] and self.pool.may_enter(learner, number)
 
     def _begin(self) -> None:
         """Keep a snapshot of the learners at the start, and make it the first member."""
-        self._snapshots.put(START, self._weights_now(*self._learners))
+        self.snapshots.put(START, self._weights_now(*self.learners))
         # It is already a member if a game of the table failed before.
         if self._settings.enter is not None and self._settings.start and not self.pool.past:
             self._enter(MAIN, 0)
         self._redraft(0)
         self._begun = True
 
-    def _chances(self, home: str, level: int = 0) -> Chances:
+    def chances(self, home: str, level: int = 0) -> Chances:
+        """Return the probabilities with which the agent `home` meets the members below a level."""
         return chances(self._settings, self.pool, MAIN, self._strategy(level).get(home))
 
     def sit(self, names: Sequence[str], players: Iterable[SlotHolder] = ()) -> None:
         """Load these players' snapshots into the slots of the train engine, in this order."""
         for slot, name in enumerate(names):
-            if self._in_slot.get(slot) != name:
-                for policy, weights in self._snapshots.of(name, self._learners[MAIN]).items():
+            if self.in_slot.get(slot) != name:
+                for policy, weights in self.snapshots.of(name, self.learners[MAIN]).items():
                     loaded = slot_name(slot, policy)
                     self._engine.load_weights(loaded, self._placed(loaded, weights))
-                self._in_slot[slot] = name
+                self.in_slot[slot] = name
             for player in players:
                 if player.holds.get(slot) != name:
                     serial = next(member.serial for member in self._everybody if member.name == name)
-                    for policy in self._learners[MAIN]:
+                    for policy in self.learners[MAIN]:
                         loaded = slot_name(slot, policy)
                         player.load(loaded, self._engine.weights(loaded), serial)
                     player.holds[slot] = name
@@ -351,7 +352,7 @@ class League(Feature):
         team = self._setup.team
         if member.kind != "past":
             return dict(member.policies)
-        slot = next(slot for slot, name in self._in_slot.items() if name == member.name)
+        slot = next(slot for slot, name in self.in_slot.items() if name == member.name)
         return {
             agent: slot_name(slot, team.policy_of[agent]) if agent in self._homes else team.policy_of[agent]
             for agent in team.names
@@ -367,8 +368,8 @@ class League(Feature):
         team = self._setup.team
         by_slot = {
             slot_name(slot, own): member
-            for slot, member in self._in_slot.items()
-            for own in self._learners[MAIN]
+            for slot, member in self.in_slot.items()
+            for own in self.learners[MAIN]
         }
         chosen: dict[str, list[Sample]] = {}
         for group in groups:
@@ -424,14 +425,14 @@ class League(Feature):
             row["league/invalid"] = invalid / turns
         if alike and rewarded and among_selves and MAIN in earned:
             row["league/cross_play_gap"] = fmean(among_selves) - fmean(earned[MAIN])
-        entered = [learner for learner in self._learners if self._enters(learner, number)]
+        entered = [learner for learner in self.learners if self._enters(learner, number)]
         for learner in entered:
             row |= self._enter(learner, number)
         population = self._settings.population
         if isinstance(population, PsroPopulation) and (entered or number % population.refresh == 0):
             self._redraft(number)
         mean = [
-            fmean(each) for each in zip(*(self._chances(home).values() for home in self._homes), strict=True)
+            fmean(each) for each in zip(*(self.chances(home).values() for home in self._homes), strict=True)
         ]
         row |= {"league/members": float(len(self.pool.members))}
         if mean:
@@ -443,22 +444,22 @@ class League(Feature):
         member, former = self.pool.enter(learner, number)
         self._take_snapshot(member, learner)
         if former is not None:
-            self._tables.pop(former.name, None)
+            self.tables.pop(former.name, None)
         row = {}
         if tabled := self._paired:
             self._fill_payoffs(tabled)
             table = self._payoff_table(tabled)
             if can_measure_diversity():
                 row["league/diversity"] = effective_diversity((table - table.T) / 2)
-        if learner in self._line:
-            self.pool.since |= dict.fromkeys(self._line, number)
-            row |= self._measured()
+        if learner in self.line:
+            self.pool.since |= dict.fromkeys(self.line, number)
+            row |= self.measured()
         rated = self._ratings()
-        if learner in self._line and member.name in rated:
+        if learner in self.line and member.name in rated:
             row |= zip(
                 ("league/rating", "league/rating_low", "league/rating_high"), rated[member.name], strict=True
             )
-        self._snapshots.note(member.name, self._standing(member.name, number, rated))
+        self.snapshots.note(member.name, self._standing(member.name, number, rated))
         if number:
             self._restart(learner, last=number == self._steps)
         return row
@@ -466,31 +467,31 @@ class League(Feature):
     def _take_snapshot(self, member: LeagueMember, learner: str) -> None:
         """Keep a learner's weights for a member, by the policies that it can replace."""
         self.pool.gone.pop(member.name, None)  # a failed step may have left weights of this name
-        own = self._learners[learner]
-        self._snapshots.put(member.name, {policy: self._engine.weights(mine) for policy, mine in own.items()})
+        own = self.learners[learner]
+        self.snapshots.put(member.name, {policy: self._engine.weights(mine) for policy, mine in own.items()})
 
     def _restart(self, learner: str, *, last: bool) -> None:
         """Move a learner that has entered to the end of its line, and restore its first weights if the settings require it.
 
         After the `last` step it keeps its current weights, which are the result of the run.
         """
-        if learner in self._line:
-            self._line.remove(learner)
-            self._line.append(learner)
+        if learner in self.line:
+            self.line.remove(learner)
+            self.line.append(learner)
         settings = self._settings.exploiter if learner == EXPLOITER else self._settings.enter
-        if settings is not None and settings.restart and not (last and learner in self._line):
+        if settings is not None and settings.restart and not (last and learner in self.line):
             self.restarted = True
-            start = self._snapshots.of(START, self._weights_now(*self._learners))
-            for mine in self._learners[learner].values():
+            start = self.snapshots.of(START, self._weights_now(*self.learners))
+            for mine in self.learners[learner].values():
                 self._engine.load_weights(mine, self._placed(mine, start[mine]))
 
     def _redraft(self, number: int) -> None:
         """Make new drafts of all learners of the line except the last, and fill the table for the learners behind them."""
-        if len(self._line) == 1:
+        if len(self.line) == 1:
             return
         for draft in self.pool.drafts:
-            self._tables.pop(draft.name, None)
-        for draft, learner in zip(self.pool.redraft(self._line[:-1], number), self._line, strict=False):
+            self.tables.pop(draft.name, None)
+        for draft, learner in zip(self.pool.redraft(self.line[:-1], number), self.line, strict=False):
             self._take_snapshot(draft, learner)
         self._fill_payoffs(self._everybody)
 
@@ -500,7 +501,7 @@ class League(Feature):
         for name, (taken, left) in list(self.pool.gone.items()):
             if left <= last and not any(taken <= step < left for step in steps):
                 del self.pool.gone[name]
-                self._snapshots.forget(name)
+                self.snapshots.forget(name)
 
     def _placed(self, policy: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {key: weights[key].to(own.device) for key, own in self._engine.weights(policy).items()}
@@ -525,7 +526,7 @@ class League(Feature):
         """
         team = self._setup.team
         if self._exact is not None and "past" == one.kind == other.kind:
-            table, rest = self._table(one), self._table(other)
+            table, rest = self.table(one), self.table(other)
             role = team.names.index(home)
             joint = {
                 decision.key: (table if decision.seat == role else rest).chances[decision.key]
@@ -533,7 +534,7 @@ class League(Feature):
             }
             return self._exact.exact_values(joint)[0][role], 0
         past = [each.name for each in (one, other) if each.kind == "past"]
-        self.sit(list(dict.fromkeys(past)), self._players_of_steps[:1])
+        self.sit(list(dict.fromkeys(past)), self.players_of_steps[:1])
         owned = {agent: one if agent == home else other for agent in team.names}
         cast = {
             agent: Cast(self._policies(each).get(agent, ""), each.plays or each.name)
@@ -565,11 +566,11 @@ class League(Feature):
         A learner with `level` learners before it meets their drafts too.
         """
         own = tuple(member.name for member in self.pool.before(level))
-        if own not in self._strategies:
-            every = {tuple(each.name for each in self.pool.before(k)) for k in range(len(self._line))}
-            self._strategies = {names: old for names, old in self._strategies.items() if names in every}
-            self._strategies[own] = self._strategy_of(self.pool.before(level))
-        return self._strategies[own]
+        if own not in self.strategies:
+            every = {tuple(each.name for each in self.pool.before(k)) for k in range(len(self.line))}
+            self.strategies = {names: old for names, old in self.strategies.items() if names in every}
+            self.strategies[own] = self._strategy_of(self.pool.before(level))
+        return self.strategies[own]
 
     def _strategy_of(self, members: Sequence[LeagueMember]) -> Mapping[str, Chances]:
         population = self._settings.population
@@ -657,30 +658,31 @@ class League(Feature):
                 [entrant, other, round(score.wins), round(score.draws), round(score.losses)]
                 for (entrant, other), score in self.pool.met.items()
             ],
-            "strategy": {home: dict(self._chances(home)) for home in self._homes},
+            "strategy": {home: dict(self.chances(home)) for home in self._homes},
         }
 
     # -------- Exact values of small games
 
-    def _table(self, member: LeagueMember) -> TabularPolicies:
-        if member.name not in self._tables:
+    def table(self, member: LeagueMember) -> TabularPolicies:
+        """Return the exact action probabilities of a member; each member is evaluated once."""
+        if member.name not in self.tables:
             self.sit([member.name])
             team = self._setup.team
             owned = {**team.policy_of, **self._policies(member)}
-            self._tables[member.name] = language_table(
+            self.tables[member.name] = language_table(
                 replace(self._setup, team=replace(team, policy_of=owned)), self._engine.score
             )
-        return self._tables[member.name]
+        return self.tables[member.name]
 
-    def _measured(self) -> dict[str, float]:
+    def measured(self) -> dict[str, float]:
         """Return NashConv of the newest snapshot and of the mixture of the pool, if the game is small enough."""
         past = self.pool.past
         if self._exact is None or not past:
             return {}
-        newest = evaluate_table(self._setup.environment, self._table(past[-1]))
+        newest = evaluate_table(self._setup.environment, self.table(past[-1]))
         row = {"league/nash_conv": newest.nash_conv, "league/legal": newest.legal}
         game = self._setup.environment
-        tables = [self._table(member) for member in past]
+        tables = [self.table(member) for member in past]
         mixed = average(game, tables)
         if strategies := self._strategy():
             # Each role is mixed by the strategy to which its opponents respond.
@@ -705,7 +707,7 @@ class League(Feature):
 
     def _weights_now(self, *learners: str) -> Weights:
         return {
-            mine: self._engine.weights(mine) for each in learners for mine in self._learners[each].values()
+            mine: self._engine.weights(mine) for each in learners for mine in self.learners[each].values()
         }
 
     def state(self) -> dict[str, Any]:
@@ -713,7 +715,7 @@ class League(Feature):
         return {
             "pool": self.pool.state(),
             "begun": self._begun,
-            "line": list(self._line),
+            "line": list(self.line),
             "step": self._step,
         }
 
@@ -721,17 +723,17 @@ class League(Feature):
         """Restore what `state` returned."""
         self.pool.load_state(state["pool"])
         # Games since the checkpoint are repeated and may differ, so a name may refer to another snapshot.
-        for slots in (self._in_slot, *(player.holds for player in self._players_of_steps)):
+        for slots in (self.in_slot, *(player.holds for player in self.players_of_steps)):
             slots.clear()
-        self._tables.clear()
-        self._strategies.clear()
+        self.tables.clear()
+        self.strategies.clear()
         self._begun = bool(state["begun"])
-        self._line = list(state["line"])
+        self.line = list(state["line"])
         self._step = int(state["step"])
         here = {member.name for member in self._everybody}
         for name in here & self.pool.gone.keys():
             del self.pool.gone[name]
-        for name in self._snapshots.kept:
+        for name in self.snapshots.kept:
             taken = name.rpartition("@")[2]
             if name not in here and taken.isdecimal():
                 self.pool.gone.setdefault(name, (int(taken), self._step or math.inf))

@@ -461,7 +461,7 @@ class StoredStacks:
     ) -> _Stack:
         factors = [tensor for group in groups for tensor in (group.a_rI, group.b_Or)]
         if any(tensor.is_inference() for tensor in factors):  # they have no version
-            return _stacked(groups, order, dtype)
+            return stacked(groups, order, dtype)
         if self._steps != StoredStacks.steps:
             self._kept.clear()
             self._steps = StoredStacks.steps
@@ -469,7 +469,7 @@ class StoredStacks:
         versions = [tensor._version for tensor in factors]  # noqa: SLF001 — it has no public name
         made_of, stack = self._kept.pop(readers, ([], None))
         if stack is None or made_of != versions:
-            stack = _stacked(groups, order, dtype)
+            stack = stacked(groups, order, dtype)
             while len(self._kept) >= STACKS:
                 del self._kept[next(iter(self._kept))]
         self._kept[readers] = versions, stack
@@ -485,7 +485,8 @@ def _count_step(*_: object) -> None:
 register_optimizer_step_post_hook(_count_step)
 
 
-def _stacked(groups: Sequence[AdapterGroup], order: Sequence[int | None], dtype: torch.dtype) -> _Stack:
+def stacked(groups: Sequence[AdapterGroup], order: Sequence[int | None], dtype: torch.dtype) -> _Stack:
+    """Return the adapters' factors, padded to one rank and joined, on groups in this order."""
     # Training uses the stacks of sampling too.
     with torch.inference_mode(mode=False), torch.no_grad():
         step = ALIGNMENT // dtype.itemsize

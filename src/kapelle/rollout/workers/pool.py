@@ -201,7 +201,7 @@ class WorkerReader:
         self._silence = silence
         self.deaths = 0
         """Successive workers that ended before their first answer."""
-        self._workers: dict[Worker, None] = {}
+        self.workers: dict[Worker, None] = {}
         self._selector = selectors.DefaultSelector()
         self._ears, self._bell = socket.socketpair()
         self._bell.setblocking(False)
@@ -226,7 +226,7 @@ class WorkerReader:
         self._over = True
         self.ring()
         self._thread.join()
-        workers = [*self._workers, *self._new]
+        workers = [*self.workers, *self._new]
         for worker in workers:
             with suppress(OSError):
                 worker.connection.shutdown(socket.SHUT_RDWR)
@@ -244,9 +244,9 @@ class WorkerReader:
             ready = self._selector.select(LOOK)
             while self._new:
                 worker = self._new.pop()
-                self._workers[worker] = None
+                self.workers[worker] = None
                 self._selector.register(worker.connection, selectors.EVENT_READ, worker)
-            for worker in self._workers:
+            for worker in self.workers:
                 wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.flush() else 0)
                 if self._selector.get_key(worker.connection).events != wanted:
                     self._selector.modify(worker.connection, wanted, worker)
@@ -254,7 +254,7 @@ class WorkerReader:
             for key, events in ready:
                 if key.data is None:
                     self._ears.recv(CHUNK)
-                elif key.data in self._workers:
+                elif key.data in self.workers:
                     self._read(key.data, events, answers)
             for loop, given in answers.items():
                 with suppress(RuntimeError):  # that loop has ended
@@ -262,7 +262,7 @@ class WorkerReader:
             now = time.monotonic()
             passed = now - looked
             # A longer time between two checks is a pause of this process and counts as one interval.
-            for worker in list(self._workers):
+            for worker in list(self.workers):
                 counted = min(passed, 2 * LOOK)
                 still = worker.holder.still(counted if worker.waiting else 0.0)
                 beats, _ = worker.holder.signs()
@@ -301,7 +301,7 @@ class WorkerReader:
 
     def _bury(self, worker: Worker, how: str | None = None) -> None:
         self._selector.unregister(worker.connection)
-        del self._workers[worker]
+        del self.workers[worker]
         if how is None:
             worker.holder.wait(LOOK)  # it has closed its socket and will end
         left = worker.end(how)
@@ -372,7 +372,7 @@ class EnvironmentWorkers(AbstractContextManager["EnvironmentWorkers"]):
             "patience": asdict(patience),
         }
         self._begin = pack(serve)
-        self._workers: list[Worker | None] = [None] * size
+        self.workers: list[Worker | None] = [None] * size
         self._reader: WorkerReader | None = None
         self._numbers = count(1)
         self._starting = threading.Lock()
@@ -381,7 +381,7 @@ class EnvironmentWorkers(AbstractContextManager["EnvironmentWorkers"]):
     @property
     def running(self) -> list[Worker]:
         """The running processes."""
-        return [worker for worker in self._workers if worker is not None and worker.lost is None]
+        return [worker for worker in self.workers if worker is not None and worker.lost is None]
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -391,7 +391,7 @@ class EnvironmentWorkers(AbstractContextManager["EnvironmentWorkers"]):
         with self._starting:
             if self._end is not None:
                 self._end()
-            self._workers, self._reader, self._end = [None] * self.size, None, None
+            self.workers, self._reader, self._end = [None] * self.size, None, None
 
     async def open_state(
         self, environment: Environment, task: Task, agents: Sequence[str], seed: int, patience: Patience
@@ -406,18 +406,18 @@ class EnvironmentWorkers(AbstractContextManager["EnvironmentWorkers"]):
                 reader = self._reader = WorkerReader(self._patience.environment + UNBREAKABLE)
                 self._end = weakref.finalize(self, _end_own, reader, os.getpid())
             if reader.deaths >= DEATHS:
-                lost = [worker.lost for worker in self._workers if worker is not None and worker.lost]
+                lost = [worker.lost for worker in self.workers if worker is not None and worker.lost]
                 raise EngineError(
                     f"{reader.deaths} environment workers in a row have died before they answered anything; the last one: "
                     f"{lost[0] if lost else 'it died'}. See their output above, check the machine's memory, or set "
                     "`episode.environment_workers: 0`."
                 )
             # The process with the fewest episode states, restarted if it has died.
-            busy = [0 if w is None or w.lost is not None else w.sessions for w in self._workers]
+            busy = [0 if w is None or w.lost is not None else w.sessions for w in self.workers]
             place = busy.index(min(busy))
-            worker = self._workers[place]
+            worker = self.workers[place]
             if worker is None or worker.lost is not None:
-                worker = self._workers[place] = Worker(self._begin, self._hold(place))
+                worker = self.workers[place] = Worker(self._begin, self._hold(place))
                 reader.add(worker)
             worker.sessions += 1
         state = WorkerState(self, worker, next(self._numbers), environment.name, patience)

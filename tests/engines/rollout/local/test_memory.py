@@ -74,9 +74,9 @@ def test_interrupted_rows_continue_unchanged(model: LanguageModel, stop: tuple[s
     gave_way = 0
     while bounded.in_flight:
         bounded.advance(1)
-        gave_way = max(gave_way, len(bounded._preempted))
-        if len(bounded._flying) > 1:
-            assert bounded._rows.places_next + bounded.kept_places <= most + 64 * len(bounded._flying)
+        gave_way = max(gave_way, len(bounded.preempted))
+        if len(bounded.flying) > 1:
+            assert bounded._rows.places_next + bounded.kept_places <= most + 64 * len(bounded.flying)
     assert gave_way > 2
     same(outputs, told_by(Decoder(model, 2, 4096), jobs))
 

@@ -103,7 +103,7 @@ async def test_a_row_that_cannot_join_fails_alone(
     plain = getattr(kind, name)
 
     def fails(self: Any, *given: Any) -> Any:
-        jobs = given[0] if given else [row.job for row in self._flying]
+        jobs = given[0] if given else [row.job for row in self.flying]
         if any(job.seed == 99 for job in jobs):
             raise RuntimeError("no such place")
         return plain(self, *given)
@@ -126,7 +126,7 @@ async def test_a_row_that_cannot_join_fails_alone(
 async def test_who_goes_away_frees_the_row(engine: LocalEngine) -> None:
     """A cancelled row ends, also one that waits for room; the others are what they would have been."""
     engine.serve()
-    engine._max_rows = 3
+    engine.max_rows = 3
     known = await engine.generate(request(40, seed=9))
     heard = Heard()
     gone = [asyncio.create_task(engine.stream(request(2000, seed), heard)) for seed in range(2)]
@@ -136,8 +136,8 @@ async def test_who_goes_away_frees_the_row(engine: LocalEngine) -> None:
     for task in (*gone, waiting):
         task.cancel()
     assert (await staying).ids == known.ids
-    decoder: Decoder = engine._queues[0].decoder
-    await until(lambda: not engine._queues[0].in_flight)
+    decoder: Decoder = engine.queues[0].decoder
+    await until(lambda: not engine.queues[0].in_flight)
     assert decoder.in_flight == 0
     assert engine.tokens_sampled < 1000, "nobody waited for the rest"
-    assert engine._queues[0].waiting == []
+    assert engine.queues[0].waiting == []

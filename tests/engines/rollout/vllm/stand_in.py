@@ -53,7 +53,7 @@ class Substitute(VllmModel):
             self.batches.append({_name(row) for row, _ in self.rows.values()})
             self.decoder.advance(1)
         finished = [key for key, (_, output) in self.rows.items() if output.finish_reason is not None]
-        return [self._leave(key) for key in finished]
+        return [self.leave(key) for key in finished]
 
     def _join(self) -> None:
         joining, self.arrived = self.arrived, []
@@ -74,7 +74,7 @@ class Substitute(VllmModel):
             self.read[used.number] = used.name
         return self.read[used.number]
 
-    def _leave(self, key: str) -> FinishedRow:
+    def leave(self, key: str) -> FinishedRow:
         _, output = self.rows.pop(key)
         stopped = output.finish_reason == "stop"
         return FinishedRow(key, tuple(output.ids), tuple(output.logprobs), stopped)

@@ -283,7 +283,7 @@ def test_parity_stops_a_run_whose_adapters_are_ignored(monkeypatch: pytest.Monke
 def test_a_started_server_loads_a_whole_model_while_it_runs(caplog: pytest.LogCaptureFixture) -> None:
     engine = Vllm(kv_gib=0.05, server="start").build({"base": base()}, POLICIES)
     try:
-        (queue,) = engine._queues.values()
+        (queue,) = engine.queues.values()
         first, weights = queue.sampler, own_weights()
         weights["still"] = {name: 0.7 * tensor.detach() for name, tensor in weights["still"].items()}
         engine.load("still", weights["still"], 1)
@@ -313,7 +313,7 @@ def test_a_server_that_is_started_samples_a_run(tmp_path: Path) -> None:
         with pytest.raises(EngineError, match="HTTP 400"):
             asyncio.run(ask(engine, [long]))
         assert asyncio.run(ask(engine, [ask_for("a")]))
-        (served,) = [queue.sampler for queue in engine._queues.values()]
+        (served,) = [queue.sampler for queue in engine.queues.values()]
         assert isinstance(served, ServedModel)
         assert served._process is not None
         assert served._process.poll() is None

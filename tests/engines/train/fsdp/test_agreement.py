@@ -28,7 +28,7 @@ def updated(mode: str) -> tuple[dict[str, float], bool]:
     engine.update(related_samples(["a"]), objective)
     learner: Any = engine.learners["a"]
     if ranks.rank == 1:
-        moments = learner._optimizer.state[list(learner.parameters.values())[1]]
+        moments = learner.optimizer.state[list(learner.parameters.values())[1]]
         moments["exp_avg"].to_local().view(-1)[0] = float("inf")
     row = engine.update(related_samples(["a"]), objective)
     finite = all(bool(torch.isfinite(tensor).all()) for tensor in engine.weights("a").values())

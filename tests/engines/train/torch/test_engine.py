@@ -168,6 +168,7 @@ class TestGradient:
         engine.update(masked, objective())
         assert apart(first_gradient(engine, "a"), expected) < ROUNDING
 
+    @pytest.mark.slow
     @pytest.mark.sample(2)
     @pytest.mark.parametrize("dropout", [0.0, 0.3])
     def test_the_step_is_the_same_for_any_split(self, dropout: float) -> None:
@@ -225,6 +226,7 @@ class TestPolicyByPolicy:
                 engine.update(samples, objective(epochs=2, minibatches=2))
         return {name: frozen_copy(engine.weights(name)) for name in names}
 
+    @pytest.mark.slow
     def test_equal_exactly_where_the_same_floats_are_added(self) -> None:
         joint = self.trained(["a", "b", "c"], exact=True)
         for name in ("a", "b", "c"):

@@ -63,26 +63,26 @@ class Live(TorchDispatchMode):
         super().__init__()
         self.now: int = 0
         self.most: int = 0
-        self._known: set[int] = set()
+        self.known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(made):
             if isinstance(tensor, Tensor):
-                self._note(tensor.untyped_storage())
+                self.note(tensor.untyped_storage())
         return made
 
-    def _note(self, storage: torch.UntypedStorage) -> None:
+    def note(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()
-        if key in self._known:
+        if key in self.known:
             return
-        self._known.add(key)
+        self.known.add(key)
         self.now += size
         self.most = max(self.most, self.now)
-        weakref.finalize(storage, self._gone, key, size)
+        weakref.finalize(storage, self.gone, key, size)
 
-    def _gone(self, key: int, size: int) -> None:
-        self._known.discard(key)
+    def gone(self, key: int, size: int) -> None:
+        self.known.discard(key)
         self.now -= size
 
 

@@ -18,15 +18,15 @@ class Comparer:
 
     def __init__(self, score: Callable[[str, int], int], form: str = "VERDICT {seal}: {scores}") -> None:
         self.shown: list[list[str]] = []
-        self._score, self._form = score, form
+        self.score, self.form = score, form
 
     async def __call__(self, messages: Sequence[Message]) -> str:
         [seal] = set(re.findall(r"VERDICT ([0-9a-f]{16}): ", messages[0].content))
         marked = re.findall(rf'<text-\d+ {seal}>\n(".*")\n</text-\d+ {seal}>', messages[1].content)
         texts = [json.loads(each) for each in marked]
         self.shown.append(texts)
-        scores = " ".join(f"{k}={self._score(text, k - 1)}" for k, text in enumerate(texts, start=1))
-        return self._form.format(seal=seal, scores=scores)
+        scores = " ".join(f"{k}={self.score(text, k - 1)}" for k, text in enumerate(texts, start=1))
+        return self.form.format(seal=seal, scores=scores)
 
 
 def length(text: str, place: int) -> int:

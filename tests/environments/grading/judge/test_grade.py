@@ -27,12 +27,12 @@ class Judge:
         self, decide: Callable[[str, str], str], form: str = "Because.\nVERDICT {seal}: {verdict}"
     ) -> None:
         self.asked: list[Sequence[Message]] = []
-        self._decide = decide
-        self._form = form
+        self.decide = decide
+        self.form = form
 
     async def __call__(self, conversation: Sequence[Message]) -> str:
         self.asked.append(conversation)
-        return self._form.format(seal=seal_of(conversation), verdict=self._decide(*shown(conversation)))
+        return self.form.format(seal=seal_of(conversation), verdict=self.decide(*shown(conversation)))
 
 
 def equal(one: str, other: str) -> str:

@@ -73,16 +73,16 @@ class Decoder:
         included; None means 0.4 of a GPU's free memory when the batch is empty, and no limit on a CPU.
         """
         self._model = model
-        self._recorder = recorder_on(model.device)
+        self.recorder = recorder_on(model.device)
         self._prefixes = Prefixes(kept_tokens)
         self._fused = None if model.flat is None else fused_of(model.flat, adapters, model.dtype)
         self.strategy, self._cache_of = decode_strategy(model)
         """How the model decodes."""
         self._rows: Rows
-        self._flying: list[_FlyingRow]
-        self._preempted: list[_FlyingRow]
+        self.flying: list[_FlyingRow]
+        self.preempted: list[_FlyingRow]
         """Preempted rows, oldest first; they rejoin when there is room."""
-        self._most_bytes, self._measures = kv_bytes, kv_bytes is None
+        self.most_bytes, self._measures = kv_bytes, kv_bytes is None
         self._most_rows: int | None = None
         """Number of rows for which memory was too small; None until it has run out."""
         self._logits_RV: Tensor
@@ -118,18 +118,18 @@ class Decoder:
     @property
     def in_flight(self) -> int:
         """Number of rows in the batch, including finished ones."""
-        return len(self._flying) + len(self._preempted)
+        return len(self.flying) + len(self.preempted)
 
     @property
     def open(self) -> bool:
         """True if prompts may join now."""
-        return not self._flying or self._rows.open
+        return not self.flying or self._rows.open
 
     def room(self, jobs: Sequence[Job]) -> int:
         """Return how many of the first jobs fit in memory; at least one if no row is in flight."""
-        flying = len(self._flying)
+        flying = len(self.flying)
         if self._measures and not flying:
-            self._most_bytes = self._bytes_left()
+            self.most_bytes = self._bytes_left()
         most = self._most_places
         count = len(jobs) if self._most_rows is None else min(len(jobs), max(0, self._most_rows - flying))
         used, text = self._rows.places_next, None
@@ -150,12 +150,12 @@ class Decoder:
         If that fails, none of them joins, and the rows in flight continue.
         """
         rows = [_FlyingRow(self._model, job) for job in jobs]
-        before = [*self._flying, *self._preempted]
+        before = [*self.flying, *self.preempted]
         try:
             self._within_memory(lambda: self._enter(rows), rows)
         except Exception:
             self._take_out()
-            self._preempted = [row for row in before if row.length is None]
+            self.preempted = [row for row in before if row.length is None]
             raise
         return [row.output for row in rows]
 
@@ -163,11 +163,11 @@ class Decoder:
         """Read the prompts of rows and add them to the batch."""
         keep_freed_memory()
         joining = sorted(rows, key=lambda row: (row.job.adapter or "", len(row.job.prompt), row.job.prompt))
-        device, before = self._model.device, self._flying
+        device, before = self._model.device, self.flying
         logits_RV = self._rows.join([row.job for row in joining])
         for row in joining:
             row.joined = self._steps
-        self._flying = [*before, *joining]
+        self.flying = [*before, *joining]
         begun_R = torch.tensor([row.job.begun for row in joining], device=device)
         most_R = torch.tensor([row.job.sampling.max_tokens for row in joining], device=device)
         if before:
@@ -182,8 +182,8 @@ class Decoder:
             self._logps_RT = torch.zeros(0, 0, device=device)
         self._count()
         self._make_room(max(LEAST_ROOM, self._longest + 1))
-        by_adapter = sorted(range(len(self._flying)), key=lambda row: self._flying[row].job.adapter or "")
-        if by_adapter != list(range(len(self._flying))):
+        by_adapter = sorted(range(len(self.flying)), key=lambda row: self.flying[row].job.adapter or "")
+        if by_adapter != list(range(len(self.flying))):
             self._rows.arrange(by_adapter)
             self._logits_RV = self._logits_RV[self._keep_rows(by_adapter)]
         self._sampling = self._settings()
@@ -200,21 +200,21 @@ class Decoder:
         self._within_memory(lambda: self._advance(steps), ())
 
     def _advance(self, steps: int) -> None:
-        for _ in range(steps if self._flying else 0):
+        for _ in range(steps if self.flying else 0):
             allowed = self._allowed() if self._constrained else None
             logits_RV = self._adjusted_logits(allowed) if self._adjusting else self._logits_RV
             token_R, logp_R = sample(logits_RV, self._sampling, self._position_R, allowed)
             self._record(token_R, logp_R)
             tight = self._tight()
-            if self._finished < IDLE_SHARE * len(self._flying) and not (self._finished and tight):
+            if self._finished < IDLE_SHARE * len(self.flying) and not (self._finished and tight):
                 if tight:
                     token_R = token_R[self._preempt()]
                 self._logits_RV = self._rows.read(token_R)
                 continue
             # The finished rows leave; the others read their newest tokens without them.
-            finished = [number for number, row in enumerate(self._flying) if row.length is not None]
+            finished = [number for number, row in enumerate(self.flying) if row.length is not None]
             self._fill(finished)
-            self._rows.leave(finished, [self._flying[number].newest() for number in finished])
+            self._rows.leave(finished, [self.flying[number].newest() for number in finished])
             staying = self._unfinished()
             staying_R = self._keep_rows(staying)
             if staying:
@@ -246,9 +246,9 @@ class Decoder:
     @property
     def _most_places(self) -> int | None:
         """Token places of the KV cache that fit in memory; None if unknown."""
-        if self._most_bytes is None or not self._rows.place_bytes:
+        if self.most_bytes is None or not self._rows.place_bytes:
             return None
-        return self._most_bytes // self._rows.place_bytes
+        return self.most_bytes // self._rows.place_bytes
 
     def _tight(self) -> bool:
         """Drop kept rows if memory is short; return whether the next step still needs more than there is."""
@@ -262,15 +262,15 @@ class Decoder:
     def _preempt(self) -> Tensor:
         """Preempt the newest rows; return the indices of those that stay."""
         excess = self._rows.places_next - (self._most_places or 0)
-        staying = sorted(range(len(self._flying)), key=lambda number: self._flying[number].joined)
+        staying = sorted(range(len(self.flying)), key=lambda number: self.flying[number].joined)
         going: list[int] = []
         while excess > 0 and len(staying) > 1:
             going.append(staying.pop())
-            row = self._flying[going[-1]]
+            row = self.flying[going[-1]]
             excess -= len(row.job.prompt) + self._steps - row.joined
         for row, ids, logprobs in list(self._generated(sorted(going))):
             row.preempt(ids, logprobs)
-            self._preempted.append(row)
+            self.preempted.append(row)
         staying.sort()
         self._rows.arrange(staying)
         staying_R = self._keep_rows(staying)
@@ -279,10 +279,10 @@ class Decoder:
 
     def _resume(self) -> None:
         """Return preempted rows to the batch, as many as fit in memory."""
-        if self._preempted and self.open:
-            rows = self._preempted[: self.room([row.job for row in self._preempted])]
+        if self.preempted and self.open:
+            rows = self.preempted[: self.room([row.job for row in self.preempted])]
             if rows:
-                self._preempted = [row for row in self._preempted if row not in rows]
+                self.preempted = [row for row in self.preempted if row not in rows]
                 self._within_memory(lambda: self._enter(rows), rows)
 
     def _within_memory(self, work: Callable[[], None], joining: Sequence[_FlyingRow]) -> None:
@@ -294,7 +294,7 @@ class Decoder:
         else:
             return
         # The exception holds the failed step's tensors, and is released here.
-        tried = max(len(self._flying), len(joining))
+        tried = max(len(self.flying), len(joining))
         rows = list(dict.fromkeys((*self._take_out(), *joining)))
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -303,7 +303,7 @@ class Decoder:
                 f"A row of {len(rows[0].job.prompt)} tokens does not fit in memory by itself. Set a lower `sampling.max_tokens`, shorter "
                 f"prompts or `model.dtype: bfloat16` (`kapelle plan` says what a device holds). The device reports: {message}"
             )
-        self._preempted, self._most_rows = rows, tried // 2
+        self.preempted, self._most_rows = rows, tried // 2
         LOG.warning(
             "%d rows do not fit in memory: at most %d are in flight on '%s' from now on. Tokens are the same; set "
             "`engine.max_rows=%d` to begin with them, or bound the KV cache by `engine.kv_gib`.",
@@ -315,9 +315,9 @@ class Decoder:
         noted = self._unfinished()[: len(self._tokens_RT)]
         for row, ids, logprobs in list(self._generated(noted)):
             row.preempt(ids, logprobs)
-        self._fill([number for number, row in enumerate(self._flying) if row.length is not None])
-        unfinished = [self._flying[number] for number in self._unfinished()]
-        rows = list(dict.fromkeys((*unfinished, *self._preempted)))
+        self._fill([number for number, row in enumerate(self.flying) if row.length is not None])
+        unfinished = [self.flying[number] for number in self._unfinished()]
+        rows = list(dict.fromkeys((*unfinished, *self.preempted)))
         self.drop()
         self._prefixes.forget(None)
         return rows
@@ -327,7 +327,7 @@ class Decoder:
         # Meanwhile a GPU computes the logits.
         own = {
             number: row.walk
-            for number, row in enumerate(self._flying)
+            for number, row in enumerate(self.flying)
             if row.walk is not None and row.length is None
         }
         if not own:
@@ -350,7 +350,7 @@ class Decoder:
         if self._stopping or self._constrained:
             tokens, ends = torch.stack((token_R, ended_R.long())).tolist()
             early: list[int] = []
-            for number, (row, token) in enumerate(zip(self._flying, tokens, strict=True)):
+            for number, (row, token) in enumerate(zip(self.flying, tokens, strict=True)):
                 if row.walk is not None and row.length is None:
                     row.walk.take(token)
                     if not ends[number] and row.stop is None and not self._rows.routes:
@@ -370,7 +370,7 @@ class Decoder:
             ends = ended_R.tolist()
         if any(ends):
             self._live_R ^= ended_R
-            for row, over in zip(self._flying, ends, strict=True):
+            for row, over in zip(self.flying, ends, strict=True):
                 if over:
                     row.length = self._steps - row.joined
                     self._finished += 1
@@ -378,13 +378,13 @@ class Decoder:
     def _make_room(self, places: int) -> None:
         """Allocate room for this many tokens of each row in flight."""
         rows, held = self._tokens_RT.shape
-        margins = (0, max(0, places - held), 0, len(self._flying) - rows)
+        margins = (0, max(0, places - held), 0, len(self.flying) - rows)
         self._tokens_RT, self._logps_RT = pad(self._tokens_RT, margins), pad(self._logps_RT, margins)
 
     def _keep_rows(self, rows: Sequence[int]) -> Tensor:
         """Keep the state of these rows, in this order, and return their indices as a tensor."""
         index_R = torch.tensor(rows, dtype=torch.long, device=self._model.device)
-        self._flying = [self._flying[row] for row in rows]
+        self.flying = [self.flying[row] for row in rows]
         self._position_R, self._most_R, self._live_R = (
             each[index_R] for each in (self._position_R, self._most_R, self._live_R)
         )
@@ -394,28 +394,28 @@ class Decoder:
 
     def _count(self) -> None:
         """Recompute the properties of the rows in flight."""
-        self._longest = max((row.job.begun + self._steps - row.joined for row in self._flying), default=0)
-        self._finished = sum(row.length is not None for row in self._flying)
-        self._stopping = any(row.stop is not None for row in self._flying)
-        walks = [row.walk for row in self._flying]
+        self._longest = max((row.job.begun + self._steps - row.joined for row in self.flying), default=0)
+        self._finished = sum(row.length is not None for row in self.flying)
+        self._stopping = any(row.stop is not None for row in self.flying)
+        walks = [row.walk for row in self.flying]
         self._constrained = walks.count(None) < len(walks)
         self._adjusting = any(row.job.sampling.adjusted for row in self._flying)
 
     def _settings(self) -> SamplingRows:
-        jobs = [row.job for row in self._flying]
+        jobs = [row.job for row in self.flying]
         return SamplingRows.of([job.sampling for job in jobs], [job.seed for job in jobs], self._model.device)
 
     @torch.inference_mode()
     def end(self, outputs: Sequence[RowOutput]) -> None:
         """Finish the rows of these outputs with their tokens so far; they leave with the next finished rows."""
         ended = {id(output) for output in outputs}
-        for number, row in enumerate(self._flying):
+        for number, row in enumerate(self.flying):
             if id(row.output) in ended and row.length is None:
                 row.length = self._steps - row.joined
                 self._finished += 1
                 self._live_R[number] = False
-        for row in [row for row in self._preempted if id(row.output) in ended]:
-            self._preempted.remove(row)
+        for row in [row for row in self.preempted if id(row.output) in ended]:
+            self.preempted.remove(row)
             row.output.ids, row.output.logprobs = row.ids, row.logprobs
             row.output.finish_reason = "length"
 
@@ -425,14 +425,14 @@ class Decoder:
         self._fill(
             [
                 number
-                for number, row in enumerate(self._flying)
+                for number, row in enumerate(self.flying)
                 if row.length is not None and row.output.finish_reason is None
             ]
         )
 
     def _fill(self, rows: Sequence[int]) -> None:
         """Fill in the outputs of finished rows."""
-        place = {id(row): number for number, row in enumerate(self._flying)}
+        place = {id(row): number for number, row in enumerate(self.flying)}
         for row, ids, logprobs in self._generated(rows):
             output = row.output
             output.ids, output.logprobs = ids, logprobs
@@ -447,7 +447,7 @@ class Decoder:
             index_R = torch.tensor(rows, device=self._model.device)
             generated = zip(self._tokens_RT[index_R].tolist(), self._logps_RT[index_R].tolist(), strict=True)
             for number, (ids, logprobs) in zip(rows, generated, strict=True):
-                row = self._flying[number]
+                row = self.flying[number]
                 count = self._steps - row.joined if row.length is None else row.length
                 own = slice(row.job.begun, row.job.begun + count)
                 ids_of_row, logprobs_of_row = [*row.ids, *ids[own]], [*row.logprobs, *logprobs[own]]
@@ -457,7 +457,7 @@ class Decoder:
                 yield row, ids_of_row, logprobs_of_row
 
     def _unfinished(self) -> list[int]:
-        return [number for number, row in enumerate(self._flying) if row.length is None]
+        return [number for number, row in enumerate(self.flying) if row.length is None]
 
     def new_tokens(self) -> Iterator[tuple[RowOutput, list[int], list[float]]]:
         """Yield each unfinished row's tokens since the last call, and their log-probs."""
@@ -470,7 +470,7 @@ class Decoder:
         """Fill in the outputs of the rows in flight with their tokens so far, and drop them; `finish_reason` stays None."""
         for row, ids, logprobs in self._generated(self._unfinished()):
             row.output.ids, row.output.logprobs = ids, logprobs
-        for row in self._preempted:
+        for row in self.preempted:
             row.output.ids, row.output.logprobs = row.ids, row.logprobs
         self.drop()
 
@@ -478,12 +478,12 @@ class Decoder:
         """Drop the rows in flight."""
         # Free all their tensors: an update needs the memory.
         none = torch.empty(0)
-        self._flying, self._preempted = [], []
+        self.flying, self.preempted = [], []
         self._logits_RV = self._position_R = none
         self._most_R = self._live_R = self._tokens_RT = self._logps_RT = none
         self._sampling = SamplingRows(none, none, none, none)
         if self._model.flat is not None:
-            self._rows = FlatRows(self._model, self._model.flat, self._fused, self._prefixes, self._recorder)
+            self._rows = FlatRows(self._model, self._model.flat, self._fused, self._prefixes, self.recorder)
         elif self._cache_of is not None:
             self._rows = PaddedRows(self._model, self._cache_of)
         else:
@@ -507,8 +507,8 @@ class Decoder:
         """Drop the rows in flight and everything that can be recomputed."""
         self.drop()
         self.forget(None)
-        if self._recorder is not None:
-            self._recorder.forget()
+        if self.recorder is not None:
+            self.recorder.forget()
 
 
 def decode(model: LanguageModel, jobs: Sequence[Job]) -> list[RowOutput]:

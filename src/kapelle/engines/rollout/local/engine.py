@@ -156,13 +156,13 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
             )
             for model in models.values()
         }
-        self._queues = list(queues.values())
+        self.queues = list(queues.values())
         self._loaded = {
             p.name: _LoadedPolicy(queues[id(models[p.base])], p.name if p.lora else None) for p in local
         }
         for name, loaded in self._loaded.items():
             loaded.hash = weights_hash(self._weights(name))
-        self._max_rows = max_rows
+        self.max_rows = max_rows
         self._releases = releases
         self._patience = patience
         self._steps, self._at_once = PAUSE, False
@@ -184,18 +184,18 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
     @property
     def notes(self) -> Sequence[str]:
         """Notes on chat templates, and on models without fused attention or without a cache."""
-        templates = (note for queue in self._queues for note in queue.model.renderer.notes)
+        templates = (note for queue in self.queues for note in queue.model.renderer.notes)
         slow = (
             f"'{queue.model.name}' ({type(queue.model.model).__name__}) reads its whole text again for every sampled "
             "token, so long texts are slow: its cache does not reproduce the logits of whole texts when rows of several "
             "lengths share a batch. docs/models.md lists families with a usable cache."
-            for queue in self._queues
+            for queue in self.queues
             if queue.decoder.strategy == "reread"
         )
         plain = (
             f"'{queue.model.name}' ({type(queue.model.model).__name__}) has no fused attention in transformers, so attention "
             "needs memory that grows with the square of a text's length: keep prompts and `max_tokens` short."
-            for queue in self._queues
+            for queue in self.queues
             if queue.model.plain_attention
         )
         return (*dict.fromkeys(templates), *plain, *slow)
@@ -221,7 +221,7 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
     def _start_pump(self) -> asyncio.Task[None]:
         """Return the task that processes requests; start one if none runs."""
         if self._pump is None or self._pump.done():
-            for left in self._queues:
+            for left in self.queues:
                 # Requests of a cancelled run remain here: nothing waits for them.
                 left.clear()
                 left.drop_cancelled()
@@ -246,12 +246,12 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
 
     def _tokens_a_row(self) -> int:
         """Return the number of steps of all base models, which sample in turn."""
-        return sum(queue.decoder.steps for queue in self._queues)
+        return sum(queue.decoder.steps for queue in self.queues)
 
     @property
     def waiting(self) -> int:
         """Number of requests that wait for a row."""
-        return sum(len(queue.arrived) + len(queue.waiting) for queue in self._queues)
+        return sum(len(queue.arrived) + len(queue.waiting) for queue in self.queues)
 
     def serve(self) -> None:
         """From now on, return each completion as soon as its row is finished, and do not wait for episodes.
@@ -288,8 +288,8 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
         """
         if self._pump is not None and not self._pump.done():
             return
-        released = [queue for queue in self._queues if self._releases(queue.model.device)]
-        for queue in self._queues:
+        released = [queue for queue in self.queues if self._releases(queue.model.device)]
+        for queue in self.queues:
             queue.clear()
             if queue in released:
                 queue.decoder.release_caches()
@@ -305,19 +305,19 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
     async def _drain(self, here: BatchBarrier) -> None:
         """Process requests until none is left: wait for all that can arrive, then sample on each base model in turn."""
         while self._interrupting is not None or any(
-            queue.arrived or queue.waiting or queue.in_flight for queue in self._queues
+            queue.arrived or queue.waiting or queue.in_flight for queue in self.queues
         ):
             try:
                 await wait_for_requests(
-                    here, lambda: sum(len(queue.arrived) for queue in self._queues), self._patience
+                    here, lambda: sum(len(queue.arrived) for queue in self.queues), self._patience
                 )
             except Exception as error:  # noqa: BLE001 - passed on to the requests that wait
-                for queue in self._queues:
+                for queue in self.queues:
                     queue.enqueue_arrived()
                     waiting, queue.waiting = queue.waiting, []
                     for pending in [*queue.clear(), *waiting]:
                         pending.fail(error)
-            for queue in self._queues:
+            for queue in self.queues:
                 queue.enqueue_arrived()
             if (
                 self._pause is not None
@@ -329,15 +329,15 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
                     await self._to_interrupt.wait()
             if self._interrupting is not None:
                 # First return finished rows; their coroutines may send further requests, which are awaited.
-                before = sum(len(queue.in_flight) for queue in self._queues)
-                for queue in self._queues:
+                before = sum(len(queue.in_flight) for queue in self.queues)
+                for queue in self.queues:
                     queue.decoder.settle()
                     self._answer_finished(queue)
-                if before != sum(len(queue.in_flight) for queue in self._queues):
+                if before != sum(len(queue.in_flight) for queue in self.queues):
                     continue
                 # No more requests will arrive: drop all, each with the tokens of its row.
                 interrupted: list[Interrupted] = []
-                for queue in self._queues:
+                for queue in self.queues:
                     queue.decoder.interrupt()
                     waiting, queue.waiting = queue.waiting, []
                     for pending in [*queue.clear(), *waiting]:
@@ -350,7 +350,7 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
                         )
                 self._interrupting.set_result(interrupted)
                 return
-            for queue in self._queues:
+            for queue in self.queues:
                 try:
                     self._advance(queue)
                 except Exception as error:  # noqa: BLE001 - passed on likewise
@@ -363,7 +363,7 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
         gone = [pending.output for pending in queue.in_flight if pending.future.done()]
         queue.decoder.end([output for output in gone if output is not None])
 
-        room = self._max_rows - queue.decoder.in_flight
+        room = self.max_rows - queue.decoder.in_flight
         if queue.waiting and room > 0 and queue.decoder.open:
             requests = [pending.request for pending in queue.waiting[:room]]
             jobs = [

@@ -82,16 +82,16 @@ class VllmEngine(AppliesConstraints, HasNotes):
         on other base weights. `in_place`: a running vLLM may get them.
         """
         self._in_place = in_place
-        self._start, self._mixes, self._max_rows, self._patience = start, mixes, max_rows, patience
+        self._start, self._mixes, self.max_rows, self._patience = start, mixes, max_rows, patience
         self._restarts = restarts
         self._files = WeightFiles(folder)
         self._rows = count()
         self._pump: asyncio.Task[None] | None = None
         local = [policy for policy in policies if policy.endpoint is None]
         self._policies = {policy.name: self._files.begin(policy, models[policy.base]) for policy in local}
-        self._queues: dict[int, _Queue] = {}
+        self.queues: dict[int, _Queue] = {}
         # Clean up even without `close`: a server and gigabytes of files would remain.
-        self._end = weakref.finalize(self, _release, self._queues, self._files)
+        self._end = weakref.finalize(self, _release, self.queues, self._files)
         bases = {id(loaded.model): loaded.model for loaded in self._policies.values()}
         gpus = tuple(m.device.index or 0 for m in bases.values() if m.device.type == "cuda")
         for place, model in enumerate(bases.values()):
@@ -102,10 +102,10 @@ class VllmEngine(AppliesConstraints, HasNotes):
                 path = self._files.model(model, model.base_parameters())
             about = base_model(model, str(path), own)
             about = replace(about, share=1 / (len(bases) - place), trained_on=gpus)
-            self._queues[id(model)] = _Queue(model, about)
+            self.queues[id(model)] = _Queue(model, about)
         try:
             # Start now, so that a failure stops the run at its beginning.
-            for queue in self._queues.values():
+            for queue in self.queues.values():
                 queue.sampler = start(queue.about)
         except BaseException:
             self.close()
@@ -179,7 +179,7 @@ class VllmEngine(AppliesConstraints, HasNotes):
         if self._pump is not None and not self._pump.done():
             return
         self._forget_interrupted()
-        for queue in self._queues.values():
+        for queue in self.queues.values():
             if queue.sampler is not None:
                 queue.sampler.forget_prefixes()
                 queue.sampler.sleep()
@@ -233,14 +233,14 @@ class VllmEngine(AppliesConstraints, HasNotes):
 
     def _forget_interrupted(self) -> None:
         """Drop the requests of a cancelled run, for which nothing waits."""
-        for queue in self._queues.values():
+        for queue in self.queues.values():
             if queue.in_flight and queue.sampler is not None:
                 queue.sampler.abort(list(queue.in_flight))
             queue.in_flight.clear()
             queue.drop_cancelled()
 
     async def _drain(self, here: BatchBarrier) -> None:
-        queues = list(self._queues.values())
+        queues = list(self.queues.values())
         while any(queue.arrived or queue.waiting or queue.in_flight for queue in queues):
             try:
                 await wait_for_requests(
@@ -313,7 +313,7 @@ class VllmEngine(AppliesConstraints, HasNotes):
             ]
             if queue.in_flight and len(joining) < len(queue.waiting):
                 return  # or the others might wait forever
-        joining = joining[: max(0, self._max_rows - len(queue.in_flight))]
+        joining = joining[: max(0, self.max_rows - len(queue.in_flight))]
         taken = set(map(id, joining))
         queue.waiting = [pending for pending in queue.waiting if id(pending) not in taken]
         for pending in joining:
@@ -334,7 +334,7 @@ class VllmEngine(AppliesConstraints, HasNotes):
             pending.start_clock()
 
     def _queue(self, policy: str) -> _Queue:
-        return self._queues[id(self._policy(policy).model)]
+        return self.queues[id(self._policy(policy).model)]
 
     def _policy(self, policy: str) -> VllmPolicy:
         if policy not in self._policies:

@@ -96,8 +96,8 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         before adapters, heads and learners are made. `together` consecutive ranks hold one model and
         work on one share of a step; `complete` sums their parts of a gradient, once a step.
         """
-        self._limits, self._seed, self._in_lockstep = setup.limits, setup.seed, in_lockstep
-        self._placements: dict[str, Placement] = {}
+        self.limits, self._seed, self._in_lockstep = setup.limits, setup.seed, in_lockstep
+        self.placements: dict[str, Placement] = {}
         self.learners: dict[str, Learner] = {}
         """By name: trained policies, then trained critics."""
         self._policies = [policy for policy in setup.policies if policy.endpoint is None]
@@ -119,7 +119,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
             if critic and name not in model.value_heads:
                 model.add_value_head(name)
             head_alone = isinstance(learner, Critic) and lora is None and not learner.whole
-            self._placements[name] = Placement(model, name if lora else None, critic, head_alone)
+            self.placements[name] = Placement(model, name if lora else None, critic, head_alone)
             if learner.trained:
                 parameters = cast("Mapping[str, torch.nn.Parameter]", self.weights(name))
                 narrow = next((key for key, p in parameters.items() if p.dtype != torch.float32), None)
@@ -135,7 +135,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
                 self.learners[name] = Learner(name, parameters, settings, settings.lr, steps, scaled, frozen)
         if setup.references:
             self.refresh_references()
-        self._forward = ForwardPass(self._placements, setup.limits, equalise, self._to_come)
+        self.forward = ForwardPass(self.placements, setup.limits, equalise, self._to_come)
         self._sharing = AmongRanks(setup.ranks, in_lockstep=in_lockstep, together=together)
         self._complete = complete
         self._spread: dict[str, Histogram] = {}
@@ -150,12 +150,12 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
             reference, embedder = reference_name(policy.name), embedder_name(policy.name)
             if setup.references and whole:
                 copies[reference] = copy_language_model(model, reference)
-                self._placements[reference] = Placement(copies[reference], None)
+                self.placements[reference] = Placement(copies[reference], None)
             if setup.embedders:
                 # Each policy's current base: the base under its adapter, or a copy of a base that is trained.
                 if whole and id(model) not in embedding:
                     copies[embedder] = embedding[id(model)] = copy_language_model(model, embedder)
-                self._placements[embedder] = Placement(embedding[id(model)] if whole else model, None)
+                self.placements[embedder] = Placement(embedding[id(model)] if whole else model, None)
         return list(copies.values())
 
     def _to_come(self, device: torch.device) -> int:
@@ -169,21 +169,21 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
 
     def model_of(self, name: str) -> LanguageModel:
         """Return the base model of a learner, reference or embedder."""
-        return self._placements[name].model
+        return self.placements[name].model
 
     def renderer(self, learner: str) -> WritingRenderer:
         """Return the renderer of the model of a policy or critic."""
-        return self._placements[learner].model.renderer
+        return self.placements[learner].model.renderer
 
     def weights(self, name: str) -> Mapping[str, Tensor]:
         """Return the weights of a policy, critic or reference, by name; the tensors themselves, not copies."""
         if name in self.learners:
             return self.learners[name].parameters
-        model, adapter = self._placements[name].model, self._placements[name].adapter
+        model, adapter = self.placements[name].model, self.placements[name].adapter
         found: dict[str, Tensor] = {}
-        if not self._placements[name].head_alone:
+        if not self.placements[name].head_alone:
             found |= model.bank.parameters(adapter) if adapter else model.base_parameters()
-        if self._placements[name].critic:
+        if self.placements[name].critic:
             found |= {f"{HEAD}{key}": tensor for key, tensor in model.value_heads[name].named_parameters()}
         return found
 
@@ -195,21 +195,21 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
 
     def embed(self, samples: Sequence[Sample]) -> list[Tensor]:
         """Return the mean last hidden state `_D` (float32) over the tokens before each sample's targets."""
-        return self._sharing.rows(samples, self._forward.embed)
+        return self._sharing.rows(samples, self.forward.embed)
 
     def score(self, samples: Sequence[Sample]) -> list[Tensor]:
         """Return log-probs or values `_T` (float32) of each sample's targets, without dropout."""
         self._check_critics_context(samples)
-        return self._sharing.rows(samples, self._forward.score)
+        return self._sharing.rows(samples, self.forward.score)
 
     def examine(self, samples: Sequence[Sample]) -> list[Tensor]:
         """Return log-prob and entropy `_T2` (float32, nats) of each policy sample's targets, without dropout."""
-        return self._sharing.rows(samples, partial(self._forward.score, entropy=True))
+        return self._sharing.rows(samples, partial(self.forward.score, entropy=True))
 
     def _check_critics_context(self, samples: Sequence[Sample]) -> None:
         """Raise ContextError if a critic's input exceeds its model's context; it is never cut."""
         for sample in samples:
-            placement, tokens = self._placements[sample.learner], sample.targets[-1]
+            placement, tokens = self.placements[sample.learner], sample.targets[-1]
             if placement.critic and tokens > placement.model.renderer.context:
                 raise ContextError(
                     f"'{sample.learner}' has {tokens} tokens of input; its model's context is {placement.model.renderer.context}. A central "
@@ -247,9 +247,9 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         """Take one optimiser step of every learner of these samples; with `compared`, compare log-probs with the sampler first."""
         learners = self.learners
         try:
-            sums = self._sharing.summed(samples, partial(self._accumulate, objective, compared), learners)
+            sums = self._sharing.summed(samples, partial(self.accumulate, objective, compared), learners)
             for name in sorted(sums.bad):
-                if self._limits.non_finite == "stop":
+                if self.limits.non_finite == "stop":
                     raise NumericsError(
                         f"The loss of '{name}' is not finite at its update {learners[name].steps}. Look at "
                         "this step's rewards, lower `optimizer.lr`, or set `training.non_finite: skip`."
@@ -264,7 +264,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
                 elif name in sums.weight or name in sums.bad:
                     learner.forget_gradient()
                     add_metric(totals, f"skipped/{name}", 1.0, 1.0)
-            taken = take_steps(weights, self._limits.non_finite, self._sharing.agreed)
+            taken = take_steps(weights, self.limits.non_finite, self._sharing.agreed)
             for learner, row in zip(weights, taken, strict=True):
                 for metric, value in row.items():
                     add_metric(totals, f"{metric}/{learner.name}", value, 1.0)
@@ -284,17 +284,17 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         found, self._spread = self._spread, {}
         return found
 
-    def _accumulate(self, objective: Objective, compared: bool, samples: Sequence[Sample]) -> UpdateSums:
+    def accumulate(self, objective: Objective, compared: bool, samples: Sequence[Sample]) -> UpdateSums:
         """Accumulate the gradients of the samples' losses, and return the sums to divide by.
 
         Passes do not wait for each other: losses are read after all passes are launched. If one is then not
         finite and must be skipped, all passes are repeated, each waiting for its losses. Processes that take every
         pass together cannot repeat alone; there each pass waits from the start.
         """
-        leaves_out = self._limits.non_finite == "skip"
+        leaves_out = self.limits.non_finite == "skip"
 
         def taken(*, waits: bool) -> UpdateSums:
-            return self._forward.fitting(
+            return self.forward.fitting(
                 lambda: self._pass_over(samples, objective, compared=compared, waits=waits)
             )
 
@@ -316,9 +316,9 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         sums = UpdateSums()
         entropy = Entropy.LEARNED if objective.entropy else Entropy.MEASURED
         with self._dropout() as keys_of:
-            for chosen, batch in self._forward.batches(samples):
+            for chosen, batch in self.forward.batches(samples):
                 losses, found = [], []
-                for name, part, output in self._forward.outputs(batch, entropy, keys_of(batch)):
+                for name, part, output in self.forward.outputs(batch, entropy, keys_of(batch)):
                     if isinstance(output, Tensor):
                         assert objective.critic_loss is not None, "critic samples need a critic loss"
                         loss = objective.critic_loss(output, part.targets)
@@ -341,8 +341,8 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
                             sums.add_gaps(name, output.logp_K, part.targets, members)
                     factor = objective.critic_coefficient if isinstance(output, Tensor) else 1.0
                     losses.append(learner.scaled(loss.total * factor))
-                if self._forward.anchor is not None:
-                    losses.append(self._forward.anchor)
+                if self.forward.anchor is not None:
+                    losses.append(self.forward.anchor)
                 if losses:
                     torch.autograd.backward(losses)
         sums.read()
@@ -371,7 +371,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
 
     def _gaps(self, samples: Sequence[Sample]) -> list[Gaps]:
         policy = [k for k, sample in enumerate(samples) if Column.BEHAVIOUR in sample.columns]
-        scored = self._sharing.rows([samples[k] for k in policy], self._forward.score)
+        scored = self._sharing.rows([samples[k] for k in policy], self.forward.score)
         gaps = []
         for k, scored_T in zip(policy, scored, strict=True):
             off_T, mask_T = scored_T - samples[k].columns[Column.BEHAVIOUR], samples[k].mask
@@ -382,11 +382,11 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         self, gaps: Sequence[Gaps], samples: Sequence[Sample], totals: dict[str, list[float]]
     ) -> None:
         """Apply to each kind of rounding its own bound, so that a model in half precision does not relax the others'."""
-        models = {name: (placement.model, placement.adapter) for name, placement in self._placements.items()}
+        models = {name: (placement.model, placement.adapter) for name, placement in self.placements.items()}
         kinds = {name: rounded_as(model) for name, (model, _) in models.items()}
         for kind in dict.fromkeys(kinds[gap.learner] for gap in gaps):
             own = [gap for gap in gaps if kinds[gap.learner] == kind]
-            bound = self._limits.parity_tolerance or PARITY[kind]
+            bound = self.limits.parity_tolerance or PARITY[kind]
             check_parity(own, samples, kind, bound, totals, models)
 
     def publish(self) -> Mapping[str, Published]:
@@ -404,7 +404,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         """Swap two policies exactly: weights, optimiser state and references."""
         self.learners[one].exchange(self.learners[other])
         reference, other_reference = reference_name(one), reference_name(other)
-        if reference not in self._placements:
+        if reference not in self.placements:
             return
         with torch.no_grad():
             pairs = zip(self.weights(reference).values(), self.weights(other_reference).values(), strict=True)
@@ -418,11 +418,11 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         for policy in self._policies:
             if not policy.trained:
                 continue
-            model, name = self._placements[policy.name].model, reference_name(policy.name)
+            model, name = self.placements[policy.name].model, reference_name(policy.name)
             if policy.lora:
                 model.bank.copy(policy.name, name)
-                self._placements[name] = Placement(model, name)
-            elif name in self._placements:
+                self.placements[name] = Placement(model, name)
+            elif name in self.placements:
                 with torch.no_grad():
                     for key, tensor in self.weights(name).items():
                         tensor.copy_(self.learners[policy.name].parameters[key])
@@ -430,9 +430,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
     @property
     def _models(self) -> list[LanguageModel]:
         """Every model in use, once."""
-        return list(
-            {id(placement.model): placement.model for placement in self._placements.values()}.values()
-        )
+        return list({id(placement.model): placement.model for placement in self.placements.values()}.values())
 
     def _has_dropout(self) -> bool:
         """Return whether any adapter has dropout."""
@@ -467,7 +465,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
                 key: tensor.detach() if parts else gathered(tensor.detach())
                 for key, tensor in self.weights(name).items()
             }
-            for name in self._placements
+            for name in self.placements
             if name.startswith(reference_name(""))
         }
         return {
@@ -507,8 +505,8 @@ class ForwardPass:
         With `limits.gradient_checkpointing` a backward pass recomputes each decoder block. `to_come` returns the bytes that
         learners on a device will need besides passes.
         """
-        self._placements = placements
-        self._limits = limits
+        self.placements = placements
+        self.limits = limits
         self._equalise = equalise
         self._to_come = to_come
         self._most_tokens: dict[tuple[str, torch.device], int] = {}
@@ -528,7 +526,7 @@ class ForwardPass:
     def _embed(self, samples: Sequence[Sample]) -> list[Tensor]:
         means: dict[int, Tensor] = {}
         for chosen, batch in self.batches(samples):
-            placement = self._placements[batch.owners[0][0]]
+            placement = self.placements[batch.owners[0][0]]
             with placement.model.computing([(None, first, last) for _, first, last in batch.owners]):
                 hidden_ND = placement.model.hidden(
                     batch.tokens_N, batch.positions_N, batch.plan, images=batch.images
@@ -571,9 +569,9 @@ class ForwardPass:
 
         `keys_N` are the tokens' keys of dropout, if it is on.
         """
-        placement = self._placements[batch.owners[0][0]]
-        route = [(self._placements[name].adapter, first, last) for name, first, last in batch.owners]
-        recompute = self._limits.gradient_checkpointing and torch.is_grad_enabled()
+        placement = self.placements[batch.owners[0][0]]
+        route = [(self.placements[name].adapter, first, last) for name, first, last in batch.owners]
+        recompute = self.limits.gradient_checkpointing and torch.is_grad_enabled()
         with placement.model.computing(route, keys_N, batch.experts_NLk):
             hidden_ND = placement.model.hidden(
                 batch.tokens_N, batch.positions_N, batch.plan, recompute=recompute, images=batch.images
@@ -586,7 +584,7 @@ class ForwardPass:
                     name,
                     part,
                     placement.model.values(name, hidden_KD[part.place])
-                    if self._placements[name].critic
+                    if self.placements[name].critic
                     else token_statistics(placement.model, hidden_KD, batch, part, entropy),
                 )
                 for name, part in batch.parts.items()
@@ -597,13 +595,13 @@ class ForwardPass:
 
         Raises StopRequested before a batch if the run should stop.
         """
-        bases: dict[int, list[int]] = {id(self._placements[name].model): [] for name in self._placements}
+        bases: dict[int, list[int]] = {id(self.placements[name].model): [] for name in self.placements}
         for k, sample in enumerate(samples):
-            bases.setdefault(id(self._placements[sample.learner].model), []).append(k)
-        names = {id(placement.model): name for name, placement in self._placements.items()}
+            bases.setdefault(id(self.placements[sample.learner].model), []).append(k)
+        names = {id(placement.model): name for name, placement in self.placements.items()}
         found: dict[str, list[tuple[list[int], Batch]]] = {name: [] for name in names.values()}
         for base, chosen in bases.items():
-            model = self._placements[names[base]].model
+            model = self.placements[names[base]].model
             for members, room in passes(chosen, samples, self._room(model)):
                 own = [samples[k] for k in members]
                 packed = pack(own, room, model.device, model.flat is not None, model.masks)
@@ -611,7 +609,7 @@ class ForwardPass:
         taken = [each for own in found.values() for each in own]
         if self._equalise is not None:
             taken = self._equalise(found)
-        over = [_key(self._placements[batch.owners[0][0]].model) for _, batch in taken]
+        over = [_key(self.placements[batch.owners[0][0]].model) for _, batch in taken]
         self._passes = {}
         for key, (_, batch) in zip(over, taken, strict=True):
             self._passes[key] = max(len(batch.tokens_N), self._passes.get(key, 0))
@@ -624,7 +622,7 @@ class ForwardPass:
         """Return the most tokens of a pass over a model; with `auto` on a GPU they are chosen at the first pass."""
         key = _key(model)
         if key not in self._most_tokens:
-            self._most_tokens[key] = self._limits.microbatch_tokens or self._chosen(model)
+            self._most_tokens[key] = self.limits.microbatch_tokens or self._chosen(model)
         return self._most_tokens[key]
 
     def _chosen(self, model: LanguageModel) -> int:
@@ -640,7 +638,7 @@ class ForwardPass:
             outline.layers,
             outline.hidden,
             model.dtype.itemsize,
-            recompute=self._limits.gradient_checkpointing,
+            recompute=self.limits.gradient_checkpointing,
         )
         return chosen_tokens(free - self._to_come(device), of_token)
 

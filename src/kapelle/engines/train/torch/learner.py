@@ -72,12 +72,12 @@ class Learner:
         # Foreach operations need tensors of one kind: sharded and whole ones (a critic's head) are separate groups.
         kinds = of_one_kind(self.parameters)
         self._names = [key for kind in kinds for key in kind]
-        self._optimizer = build_optimizer([list(kind.values()) for kind in kinds], settings, lr)
+        self.optimizer = build_optimizer([list(kind.values()) for kind in kinds], settings, lr)
 
     @property
     def bytes_to_come(self) -> int:
         """Bytes of gradients and moments that are not allocated yet."""
-        moments = 0 if self._optimizer.state else MOMENT_BYTES[self._settings.name]
+        moments = 0 if self.optimizer.state else MOMENT_BYTES[self._settings.name]
         return sum(
             local_part(p).numel() * (moments + (4 if p.grad is None else 0)) for p in self.parameters.values()
         )
@@ -98,7 +98,7 @@ class Learner:
         # A step that breaks the weights is detected afterwards; this copy undoes it.
         before = _snapshot(self.state(parts=True)) if undoable else None
         rate = self._lr * rate_at(self.steps, self._total_steps, self._settings)
-        for group in self._optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = rate
         pushed = [p for p in self.parameters.values() if p.grad is not None]
         # The gradient is a sum over all passes and processes, and `weight` is the learner's global weight.
@@ -115,19 +115,19 @@ class Learner:
                 torch._foreach_mul_(kind, shrunk.to(kind[0].device))
         # Parts count together: whether the step is taken is the same in all processes.
         finite = torch.isfinite(norm)
-        unmoved = [p for p in pushed if p not in self._optimizer.state]
+        unmoved = [p for p in pushed if p not in self.optimizer.state]
         self.version += 1  # until it is settled: an interruption here leaves changed weights
         if self._settings.name == "adamw":
             # The fused kernel reads this flag on the device, and then changes nothing.
-            stepping: Any = self._optimizer
+            stepping: Any = self.optimizer
             stepping.found_inf = finite.logical_not().float()
             stepping.step()
             del stepping.found_inf
         elif bool(finite):
-            self._optimizer.step()
+            self.optimizer.step()
         learned = {f"weights.{name}": local_part(p.detach()) for name, p in self.parameters.items()}
         for name, parameter in self.parameters.items():
-            moments = self._optimizer.state.get(parameter, {})
+            moments = self.optimizer.state.get(parameter, {})
             learned |= {
                 f"optimizer.{name}.{k}": local_part(v)
                 for k, v in moments.items()
@@ -146,7 +146,7 @@ class Learner:
             self._scale.follow(finite=finite)
         if not finite:
             for parameter in step.unmoved:
-                self._optimizer.state.pop(parameter, None)  # zeros from this step
+                self.optimizer.state.pop(parameter, None)  # zeros from this step
             if on_bad == "stop" and self._scale is None:
                 raise NumericsError(
                     f"The gradient of '{self.name}' is not finite at its update {self.steps}. Look at this "
@@ -175,11 +175,11 @@ class Learner:
 
     def forget_gradient(self) -> None:
         """Drop the gradient accumulated since the last step."""
-        self._optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
 
     def state(self, *, parts: bool = False) -> dict[str, Any]:
         """Return weights, optimiser state and counters as a tree; with `parts`, sharded tensors stay sharded."""
-        moments = self._optimizer.state_dict()["state"]
+        moments = self.optimizer.state_dict()["state"]
         names = self._names
 
         def read(value: Any) -> Any:
@@ -216,8 +216,8 @@ class Learner:
                 if isinstance(value, Tensor) and value.shape == parameter.shape:
                     own[key] = distributed_like(own[key], parameter)
             moments[names.index(name)] = own
-        groups = self._optimizer.state_dict()["param_groups"]
-        self._optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
         self.steps = int(state["steps"])
         self.version = int(state["version"])
         if self._scale is not None:
