@@ -270,7 +270,8 @@ def stage(tables: Tables, algorithm: Algorithm) -> RolloutSetup:
         cast("Environment", Words(kind=kind)),
         cast("Workflow", workflows.get(kind, Parallel())),
         ScriptedEngine(dict.fromkeys(tables.names, speak)),
-    ).for_algorithm(algorithm.data)
+        data=algorithm.data,
+    )
 
 
 class Judged(Chain):

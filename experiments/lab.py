@@ -23,6 +23,7 @@ from kapelle.rollout.setup import make_rollout_setup
 from kapelle.rows import turns_of
 from kapelle.setup.model_loading import build_train_engine
 from kapelle.setup.model_loading import teacher as expert
+from kapelle.setup.preparation import PreparedRun
 from kapelle.setup.recipe import resolve
 from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.training.feature import StartedRun, started
@@ -115,7 +116,8 @@ class TableRun:
         run = StartedRun(
             config, algorithm, self.team, models, {}, self.engine, self.engine, setup, players=(self.player,)
         )
-        rollouts = make_rollouts(run, setup, self.team.bases, (), ExitStack(), own_engine=True)
+        loaded = PreparedRun(config, {}, algorithm, self.team, {})
+        rollouts = make_rollouts(run, setup, loaded, ExitStack(), own_engine=True)
         self.loop = Loop(config, algorithm, setup, self.engine, rollouts, features=started(run))
         self.loop.publish()
         self.longest = max(agent.sampling.max_tokens for agent in self.team.agents)

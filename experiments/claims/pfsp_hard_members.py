@@ -69,7 +69,10 @@ def fill(run: TableRun) -> None:
     for number, letter in enumerate(MEMBERS):
         table = torch.zeros_like(run.engine.weights("player")["table"])
         table[rows, run.renderer.alphabet.index(letter)] = CERTAIN
-        league.admit(LeagueMember(f"{letter}{number}", 0, number + 1), {"player": {"table": table}})
+        member = LeagueMember(f"{letter}{number}", 0, number + 1)
+        league.pool.members.append(member)
+        league.pool.entered = member.serial
+        league.snapshots.put(member.name, {"player": {"table": table}})
 
 
 def _against(run: TableRun, letter: str) -> float:

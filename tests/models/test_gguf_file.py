@@ -47,7 +47,7 @@ def write_gguf(file: Path) -> Qwen2ForCausalLM:
         num_key_value_heads=1,
         max_position_embeddings=256,
         tie_word_embeddings=False,
-        rope_theta=10000.0,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     )
     model = Qwen2ForCausalLM(config)
     writer = gguf.GGUFWriter(str(file), "qwen2")

@@ -43,7 +43,7 @@ def as_peft(base: PreTrainedModel, lora: Lora, weights: Mapping[str, Tensor]) ->
     peft = pytest.importorskip("peft")
     settings = peft.LoraConfig(
         r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        lora_alpha=lora.alpha,
         target_modules=list(named(layers_of(base), lora).targets),
         task_type="CAUSAL_LM",
     )

@@ -100,7 +100,7 @@ class TestAdapters:
         lora = named(layers_of(model.model), lora)
         settings = peft.LoraConfig(
             r=lora.rank,
-            lora_alpha=lora.alpha,  # type: ignore[arg-type]
+            lora_alpha=lora.alpha,
             target_modules=list(lora.targets),
             lora_dropout=lora.dropout,
             init_lora_weights=False,

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import peft
@@ -31,7 +30,7 @@ from kapelle.models.language_model import LanguageModel, load_language_model
 from kapelle.models.lora_bank import layers_of
 from kapelle.models.weights import save_adapter
 from kapelle.rows import Sample
-from kapelle.runs.checkpoint_contents import policy_folder
+from kapelle.runs.named_checkpoint import policy_folder
 from kapelle.services.binding import Binding
 from kapelle.services.policy.service import ServingLimits, serve_policy
 from kapelle.settings.schema import ModelConfig
@@ -75,7 +74,8 @@ def model() -> LanguageModel:
 @pytest.fixture(scope="module")
 def bare(model: LanguageModel) -> PreTrainedModel:
     """The same weights, without kapelle's adapters."""
-    return copy.deepcopy(model.model)
+    copied: PreTrainedModel = copy.deepcopy(model.model)
+    return copied
 
 
 def tokens(model: LanguageModel, text: str) -> tuple[int, ...]:
@@ -99,7 +99,7 @@ def test_the_likeliest_tokens_are_those_of_generate(model: LanguageModel, bare: 
     greedy = Sampling(max_tokens=12, temperature=0.0)
     outputs = decode(model, [Job(None, prompt, greedy, k) for k, prompt in enumerate(prompts)])
     for prompt, output in zip(prompts, outputs, strict=True):
-        theirs = bare.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)
+        theirs = bare.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)  # type: ignore[operator]
         assert output.ids == theirs[0, len(prompt) :].tolist()
 
 
@@ -117,7 +117,7 @@ def test_adapters_learn_by_the_gradient_of_peft(
     logits_LV = theirs(input_ids=torch.tensor([text])).logits[0, [place - 1 for place in places]]
     logp_T = logits_LV.log_softmax(-1).gather(1, torch.tensor(text)[list(places), None])[:, 0]
     torch.testing.assert_close(alone(model, Job("a", text[:4], Sampling(), 0), list(text[4:])), logp_T)
-    (-(logp_T * advantage_T).sum()).backward()  # type: ignore[no-untyped-call]
+    (-(logp_T * advantage_T).sum()).backward()
     engine.update(samples, Objective(SurrogateConfig().build()))
     found = torch.cat([gradient.flatten() for _, gradient in sorted(first_gradient(engine, "a").items())])
     grads = {name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}
@@ -127,7 +127,7 @@ def test_adapters_learn_by_the_gradient_of_peft(
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("real")
     (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
     (folder / "rows.jsonl").write_text('{"question": "Name a colour."}\n{"question": "Name a city."}\n' * 4)

@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         return launch(here, arguments.processes or 1, 0, words)
 
     from kapelle.cluster.doctor import diagnose, examine
-    from kapelle.features.warmup.key import cache_folder
+    from kapelle.runtime.files import cache_folder
 
     ranks = ALONE
     if launched_rank() is not None:

@@ -177,7 +177,7 @@ def _sandbox() -> dict[str, str]:
 
 
 def _folders() -> dict[str, Any]:
-    from kapelle.features.warmup.key import cache_folder
+    from kapelle.runtime.files import cache_folder
 
     cache = cache_folder()
     used = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file()) if cache.is_dir() else 0

@@ -40,6 +40,7 @@ from kapelle.environment import (
     UsesModels,
     has_comparable_answers,
     offers,
+    report_of,
     reset_state,
 )
 from kapelle.environments.base import StatedRewards
@@ -584,7 +585,7 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
 
     def skipped(self) -> Mapping[Split, str]:
         """Return the excluded rows of the questions."""
-        return self.questions.skipped() if offers(self.questions, Reporting) else {}
+        return report_of(self.questions).skipped()
 
     @property
     def starts(self) -> bool:
@@ -758,19 +759,22 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
 
     async def reward_episode(self, episode: Episode, outcome: Outcome) -> Outcome:
         """Return the outcome with the rewards of the questions for an answer; a reward of the program stays as it is."""
-        if offers(self.questions, RewardsEpisodes) and ANSWER in outcome.info:
-            return await self.questions.reward_episode(episode, outcome)
+        questions: object = self.questions
+        if offers(questions, RewardsEpisodes) and ANSWER in outcome.info:
+            return await questions.reward_episode(episode, outcome)
         return outcome
 
     @property
     def compared(self) -> Sequence[str]:
         """The settings of the questions that compare episodes."""
-        return self.questions.compared if offers(self.questions, RewardsEpisodes) else ()
+        questions: object = self.questions
+        return questions.compared if offers(questions, RewardsEpisodes) else ()
 
     async def reward_group(self, episodes: Sequence[Episode]) -> Sequence[Outcome]:
         """Let the questions compare the episodes of a group."""
-        assert offers(self.questions, RewardsEpisodes), "`compared` is empty otherwise"
-        return await self.questions.reward_group(episodes)
+        questions: object = self.questions
+        assert offers(questions, RewardsEpisodes), "`compared` is empty otherwise"
+        return await questions.reward_group(episodes)
 
     @property
     def key(self) -> str:

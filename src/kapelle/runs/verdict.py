@@ -557,8 +557,8 @@ class _Found:
         if name == "success" and end >= 0.95:
             return Evidence("healthy", f"success stays at {shown(end)}: these tasks are solved", name)
         if len(self.measured) > 1 and self.measured[-1][2] > self.measured[0][3]:
-            (a, one, *_), (b, two, *_) = self.measured[0], self.measured[-1]
-            sentence = f"success on unseen problems rose from {_percent(one)} at step {a} to {_percent(two)} at step {b}"
+            (a, before, *_), (b, now, *_) = self.measured[0], self.measured[-1]
+            sentence = f"success on unseen problems rose from {_percent(before)} at step {a} to {_percent(now)} at step {b}"
             return Evidence("healthy", sentence, "success")
         first, last = signal.thirds()
         gain = signal.mean(last) - signal.mean(first)

@@ -71,7 +71,7 @@ from kapelle.runs.recorded import FOLDERS, FORGOTTEN, RECORDED, check_recorded, 
 from kapelle.runs.step_rows import append_step, cut_steps, forgettable
 from kapelle.runtime.characters import cleaned
 from kapelle.runtime.files import PARTIAL, flush, own_file, replace_file, write_all, writing
-from kapelle.runtime.interrupts import endings
+from kapelle.runtime.interrupts import requested_by
 from kapelle.runtime.machine import run_logs
 from kapelle.types import Group, Image, Json, Split
 
@@ -552,7 +552,7 @@ class RunDirectory:
         self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         # A stop signal in the middle of a library's code can surface as any error.
-        if self._status.state == "running" and isinstance(error, Exception) and not endings:
+        if self._status.state == "running" and isinstance(error, Exception) and not requested_by():
             self.fail(error)
         elif self._status.state == "running":
             with suppress(RunDirectoryError):

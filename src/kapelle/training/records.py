@@ -19,7 +19,7 @@ from kapelle.rollout.evaluation.evaluate import Evaluation
 from kapelle.runs.reader import last_episode_step
 from kapelle.runs.trackers import Tracker, open_trackers, transcripts
 from kapelle.runs.writer import RunDirectory
-from kapelle.runtime.interrupts import endings
+from kapelle.runtime.interrupts import requested_by
 from kapelle.runtime.process_tree import RANK_LOG
 from kapelle.runtime.randomness import keep_imports_from_drawing
 from kapelle.runtime.ranks import ALONE, Ranks, broadcast
@@ -183,7 +183,7 @@ class Records:
 
     def fail(self, error: Exception) -> None:
         """Record the error that ends the run, unless a stop signal has caused it."""
-        if self.run is not None and not endings:
+        if self.run is not None and not requested_by():
             self.run.fail(error)
 
     def leave(self, error: BaseException | None) -> None:

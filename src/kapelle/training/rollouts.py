@@ -107,9 +107,11 @@ class Rollouts(Protocol):
 
     def settle(self, step: StepInProgress) -> None:
         """Wait for the episodes that are collected during the update of a step; called before its weights are published."""
+        return
 
     def forget(self) -> None:
         """Drop the episodes that were collected for later steps."""
+        return
 
     def state(self) -> dict[str, object]:
         """Return the episodes that were collected for later steps, for a checkpoint."""
@@ -117,6 +119,7 @@ class Rollouts(Protocol):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
+        return
 
 
 class CurrentRollouts(Rollouts):

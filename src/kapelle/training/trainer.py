@@ -272,8 +272,9 @@ class Trainer:
             self.config = recipe.config
             for note in recipe.notes:
                 self._note(note, observer)
+            logged = Logged(self.observer)
             if run_dir is not None:
-                self.observer = logged = Logged(self.observer)
+                self.observer = logged
             if run_dir is None and self.config.trackers:
                 raise ConfigError(
                     f"The tracker '{self.config.trackers[0].name}' needs a run directory, whose metrics it shows. Name one, "

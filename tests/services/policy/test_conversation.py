@@ -49,7 +49,7 @@ def test_a_malformed_call_stays_text(text: str) -> None:
 def test_calls_and_results_are_parsed_like_our_own_tools() -> None:
     called = answer(TEXT)
     request = read_request(body(called, {"role": "tool", "tool_call_id": "1", "content": "3.5"}))
-    *_, reply, result = PLAINLY.conversation(request.messages, request.tools, None)
+    *_, reply, result = PLAINLY.conversation(request.messages, request.tools, ())
     assert reply.content.startswith("I add.\n<tool_call>\n")
     assert (
         json.loads(reply.content.split("<tool_call>\n")[1].split("\n</tool_call>")[0])["arguments"]["a"]
@@ -90,7 +90,7 @@ def calling(arguments: str) -> dict[str, Any]:
 @pytest.mark.parametrize("written", ["", "null"])
 def test_no_arguments_are_an_empty_object(written: str) -> None:
     request = read_request(body(calling(written)))
-    reply = PLAINLY.conversation(request.messages, request.tools, None)[-1]
+    reply = PLAINLY.conversation(request.messages, request.tools, ())[-1]
     assert reply.content == '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
     sessions, text = Sessions(), reply.content
     place = sessions.place("first", read_request(body()), None)
@@ -114,7 +114,7 @@ BROKEN = ["a=1", "[1]", '{"a":' * 900 + "1" + "}" * 900]
 )
 def test_malformed_arguments_keep_their_text(form: Any, whole: str, written: str) -> None:
     request = read_request(body(calling(written)))
-    reply = MessageReader(form, structured=True).conversation(request.messages, request.tools, None)[-1]
+    reply = MessageReader(form, structured=True).conversation(request.messages, request.tools, ())[-1]
     assert reply.content == whole.replace("ARGUMENTS", written)
     assert json.loads(reply.structured or "")["tool_calls"][0]["function"]["arguments"] == written
     items = [

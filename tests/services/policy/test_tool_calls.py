@@ -143,7 +143,7 @@ def test_a_call_is_kept_if_the_limit_cuts_the_next_one(setup: RolloutSetup) -> N
         with client.chat.completions.stream(**request) as pieces:
             streamed = pieces.get_final_completion().choices[0]
         for choice in (client.chat.completions.create(**request).choices[0], streamed):
-            assert [call.function.name for call in choice.message.tool_calls or ()] == ["add"]  # type: ignore[union-attr]
+            assert [call.function.name for call in choice.message.tool_calls or ()] == ["add"]
             assert (choice.finish_reason, choice.message.content or None) == ("tool_calls", None)
         own: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
         with client.responses.stream(model="first", input="1+2?", tools=own) as events:

@@ -102,7 +102,8 @@ def serve(requests: socket.socket, entry: str) -> None:
     killed: set[int] = set()
     while True:
         owners = {control: copy for copy, (control, _) in running.items() if copy not in killed}
-        ready, _, _ = select.select([requests, wake, *owners], [], [])
+        waiting: list[socket.socket] = [requests, wake, *owners]
+        ready, _, _ = select.select(waiting, [], [])
         for control in owners.keys() & set(ready):  # kapelle has closed it
             kill(owners[control])
             killed.add(owners[control])

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kapelle.environments.grading.text.tool_call import (
     Form,
@@ -73,7 +73,7 @@ class SpeechForm:
         from transformers.utils.chat_parsing import parse_response
 
         try:
-            tools = [{"type": "function", "function": each} for each in self.schemas]
+            tools: list[Any] = [{"type": "function", "function": each} for each in self.schemas]
             found = parse_response(text, self.described, prefix=self.prompt, tools=tools)
             calls = []
             for each in found.get("tool_calls") or ():

@@ -225,7 +225,7 @@ class Decoder:
     def _adjusted_logits(self, allowed: AllowedTokens | None) -> Tensor:
         """Return the logits with the adjustments of callers."""
         logits_RV = self._logits_RV.clone() if allowed is None else allowed.cut(self._logits_RV)
-        rows = [n for n, row in enumerate(self._flying) if row.job.sampling.adjusted and row.length is None]
+        rows = [n for n, row in enumerate(self.flying) if row.job.sampling.adjusted and row.length is None]
         for number, (row, ids, _) in zip(rows, self._generated(rows), strict=True):
             logits_RV[number] = adjusted(
                 logits_RV[number], row.job.sampling, row.first.prompt, ids, sorted(self._model.end_ids)
@@ -399,7 +399,7 @@ class Decoder:
         self._stopping = any(row.stop is not None for row in self.flying)
         walks = [row.walk for row in self.flying]
         self._constrained = walks.count(None) < len(walks)
-        self._adjusting = any(row.job.sampling.adjusted for row in self._flying)
+        self._adjusting = any(row.job.sampling.adjusted for row in self.flying)
 
     def _settings(self) -> SamplingRows:
         jobs = [row.job for row in self.flying]
