@@ -102,7 +102,7 @@ def serve(requests: socket.socket, entry: str) -> None:
     killed: set[int] = set()
     while True:
         owners = {control: copy for copy, (control, _) in running.items() if copy not in killed}
-        waiting: list[socket.socket] = [requests, wake, *owners]
+        waiting: list[socket.socket | int] = [requests, wake, *owners]
         ready, _, _ = select.select(waiting, [], [])
         for control in owners.keys() & set(ready):  # kapelle has closed it
             kill(owners[control])

@@ -115,7 +115,11 @@ class SamplingProcess:
             self._end()
         place = self._meeting.begin()
         random = random_as_lists(capture_random())
-        casts = roles and [{agent: astuple(cast) for agent, cast in each.items()} for each in roles]
+        casts = (
+            None
+            if roles is None
+            else [{agent: astuple(cast) for agent, cast in each.items()} for each in roles]
+        )
         request = (number, dict(self._versions), random, dump_partial(left), place, casts)
         self.ask(request)
         return partial(together, self._ranks, self._meeting, partial(self._share, request))
