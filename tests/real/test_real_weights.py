@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import copy
-import signal
 import subprocess
 import sys
 import time
@@ -57,7 +56,12 @@ RECIPE = {
         "sampling": {"max_tokens": 4},
         "agents": [{"name": "reader"}, {"name": "judge"}],
     },
-    "environment": {"name": "rewarded", "path": "rows.jsonl", "rewards": [{"function": "reward.py:short"}]},
+    "environment": {
+        "name": "rewarded",
+        "path": "rows.jsonl",
+        "test_share": 0.5,
+        "rewards": [{"function": "reward.py:short"}],
+    },
     "workflow": {"name": "chain"},
     "algorithm": {"name": "grpo", "group_size": 2},
     "optimizer": {"lr": 1e-3},
@@ -130,33 +134,36 @@ def test_adapters_learn_by_the_gradient_of_peft(
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("real")
     (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
-    (folder / "rows.jsonl").write_text('{"question": "Name a colour."}\n{"question": "Name a city."}\n' * 4)
+    rows = [
+        f'{{"question": "Name a {thing}."}}\n'
+        for thing in ("city", "colour", "bird", "tree", "river", "tool")
+    ]
+    (folder / "rows.jsonl").write_text("".join(rows))
     (folder / "reward.py").write_text("def short(completion):\n    return 1 / (1 + len(completion))\n")
     return folder
 
 
-def train(folder: Path, *words: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "kapelle", "train", *words]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "kapelle", "train", *words]
 
 
 @pytest.fixture(scope="module")
 def run(folder: Path) -> Path:
     """A run of two steps."""
-    process = train(folder, "recipe.yaml", "training.steps=2", "--run-dir", "whole")
-    assert process.wait() == 0, process.communicate()[1].decode()
+    words = command("recipe.yaml", "training.steps=2", "--run-dir", "whole")
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     return folder / "whole"
 
 
 def test_a_killed_run_resumes_to_the_same_weights(folder: Path, run: Path) -> None:
-    process = train(folder, "recipe.yaml", "training.steps=2", "checkpoint.every=1", "--run-dir", "killed")
-    first = folder / "killed/checkpoints/00000001"
-    while not first.is_dir():
-        assert process.poll() is None, process.communicate()[1].decode()
-        time.sleep(0.1)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert train(folder, "--resume", "killed").wait() == 0
+    words = command("recipe.yaml", "training.steps=2", "checkpoint.every=1", "--run-dir", "killed")
+    with subprocess.Popen(words, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while not (folder / "killed/checkpoints/00000001").is_dir():
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.kill()
+    subprocess.run(command("--resume", "killed"), cwd=folder, capture_output=True, check=True)
     for name in ("reader", "judge"):
         files = [policy_folder(folder / r / "checkpoints/00000002", name) for r in ("whole", "killed")]
         whole, resumed = ((each / "adapter_model.safetensors").read_bytes() for each in files)
