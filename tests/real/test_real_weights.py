@@ -186,7 +186,8 @@ def test_transformers_and_peft_read_exports_with_the_same_log_probs(run: Path, t
         torch.testing.assert_close(found, expected, atol=2e-4, rtol=0.0)
 
 
-def test_a_served_agent_answers_openais_client(run: Path) -> None:
+def test_a_served_agent_answers_openais_client(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run.parent)
     with (
         Trainer.from_run(str(run), observer=Silent()) as trainer,
         serve_policy(trainer.setup, "duo", Binding(), ServingLimits(), None) as server,
