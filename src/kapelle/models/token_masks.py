@@ -334,7 +334,7 @@ class TokenMasks:
             if len(places) > 1:
                 at.beginning.ending = ()
                 break
-            (token,) = places
+            (token,) = places.tolist()
             chain.append((at.beginning, token))
             if token in self._ends:
                 break

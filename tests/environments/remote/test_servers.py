@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -53,12 +53,15 @@ def play(environment: Environment, samples: int = 4) -> list[Group]:
 
 
 @contextmanager
-def dying_after(server: EnvironmentServer, sessions: int) -> Iterator[None]:
-    """Stop a server abruptly when so many sessions are open."""
+def dying_after(
+    server: EnvironmentServer, sessions: int, then: Callable[[], object] = lambda: None
+) -> Iterator[None]:
+    """Stop a server abruptly when so many sessions are open, and call `then`."""
 
     def die() -> None:
         eventually(lambda: len(server.host.sessions) >= sessions)
         server.http.close()
+        then()
 
     dying = threading.Thread(target=die)
     dying.start()
@@ -86,11 +89,8 @@ def test_a_server_that_returns_is_used_again() -> None:
         def come_back() -> None:
             closing.enter_context(serve(debate(), port=port))
 
-        later = threading.Timer(0.3, come_back)
-        with dying_after(first, 3):
-            later.start()
+        with dying_after(first, 3, come_back):
             assert play(remote) == here
-        later.join()
 
 
 def test_another_server_takes_what_a_full_one_rejects() -> None:

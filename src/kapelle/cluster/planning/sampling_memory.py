@@ -5,8 +5,8 @@ KV cache         2 · blocks · J · E in the compute type for each token place.
                  places. A row's own tokens take full blocks of 64, and a tail that grows by 16. Tails that fill a block, and blocks
                  without room, are copied, and exist twice meanwhile. Rows of earlier turns are kept for prompts that continue them, up
                  to `engine.kept_tokens` places.
-logits           of all rows: those that were read and their exponentials in float32, and these with their sums in float64; once more if
-                 a temperature is not 1. While prompts are read: those of distinct prompts twice, and of rows once.
+logits           of all rows: those that were read and their exponentials in float32, and of a vocabulary of up to 4,096 tokens these
+                 with their sums in float64; the logits once more if a temperature is not 1. While prompts are read: those of distinct prompts twice, and of rows once.
 reading          activations of one pass over at most 1,024 prompt tokens (16,384 on a GPU), or one longer prompt
 merged weights   copies of small models' matrices with the adapter in them (`fused.py`); for other models a GPU keeps rounded copies of
                  weights in float32 (`models/weights.py`)
@@ -26,6 +26,8 @@ PRODUCTS = 512
 """`models/fast/attention.py`: most keys for which attention stores weights on a CPU."""
 CHUNK, GPU_CHUNK = 1024, 1 << 14
 """`engines/rollout/local/decode_strategies.py`: prompt tokens of a pass."""
+UNDIVIDED = 4096
+"""`engines/rollout/local/sampling.py`: most tokens of a vocabulary that is summed as a whole."""
 LARGEST, LARGE = 1 << 26, 1 << 17
 """`models/fast/fused.py`: most weights of all copies, and weights of a matrix that is kept packed alone."""
 
@@ -137,7 +139,8 @@ def place_bytes(shape: Shape, size: int) -> int:
 
 def step_logits(shape: Shape, work: PlannedRows) -> int:
     """Return the most bytes of logits in a step of sampling."""
-    sampled = work.rows * (4 + 4 + 8 + 8 + 4 * work.tempered)
+    sums = 8 + 8 if shape.vocabulary <= UNDIVIDED else 0
+    sampled = work.rows * (4 + 4 + sums + 4 * work.tempered)
     read = 4 * (max(2 * work.prompts, work.prompts + work.rows))
     return shape.vocabulary * max(sampled, read)
 
