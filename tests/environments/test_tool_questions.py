@@ -161,7 +161,7 @@ async def test_impossible_steps_are_errors() -> None:
     with pytest.raises(EpisodeError, match="Did you mean 'solver'"):
         await world.step({"slver": "5"})
     await world.step({"solver": "132"})
-    with pytest.raises(EpisodeError, match="no turn left"):
+    with pytest.raises(EpisodeError, match="used all turns"):
         await world.step({"solver": "132"})
 
 

@@ -311,7 +311,7 @@ def test_an_unusable_class_raises_an_error_with_its_name(tmp_path: Path, path: s
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("Static", "another form"), ("Dear", "cannot be made: TypeError")],
+    [("Static", "another form"), ("Dear", "cannot be constructed: TypeError")],
 )
 def test_a_class_of_another_form_raises_an_error_before_a_model_loads(
     tmp_path: Path, name: str, says: str

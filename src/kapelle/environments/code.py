@@ -105,7 +105,7 @@ def mbpp_problem(row: DataRow) -> CodeProblem:
         prompt = f"{fields['prompt' if sanitized else 'text']}\n\nYour code must pass this test:\n{shown}"
         return _of_programs(prompt, (shown,), tests, fields["code"])
     except (KeyError, TypeError, IndexError, AttributeError, SyntaxError) as error:
-        raise DataError(f"A row of MBPP has another form than expected: {error!r}.") from None
+        raise DataError(f"The row does not have the format of MBPP: {error!r}.") from None
 
 
 def humaneval_problem(row: DataRow) -> CodeProblem:
@@ -122,7 +122,7 @@ def humaneval_problem(row: DataRow) -> CodeProblem:
         tests = ProgramTests((fields["test"] + call,), candidate=tuple(re.findall(r"\w+", entry)[:1]))
         return _of_programs(prompt, (), tests, fields["canonical_solution"], prompt.rstrip("\n") + "\n")
     except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"A row of HumanEval has another form than expected: {error!r}.") from None
+        raise DataError(f"The row does not have the format of HumanEval: {error!r}.") from None
 
 
 def _of_programs(
@@ -172,7 +172,7 @@ def stdio_problem(row: DataRow, question: str, tests: str = "input_output") -> C
         public = _tests(row, PUBLIC, tolerance)
         every = public + _tests(row, (*PRIVATE, tests), tolerance)
         if not every:
-            raise DataError(f"{row.place} has no test. Give it `public_tests`, `private_tests` or `{tests}`.")
+            raise DataError(f"{row.place} has no tests. Add `public_tests`, `private_tests` or `{tests}`.")
         shown = tuple(_example(test.stdin, test.stdout) for test in public)
         more = []
 
@@ -220,7 +220,7 @@ def _tests(row: DataRow, fields: Sequence[str], tolerance: float) -> tuple[Outpu
             inputs, outputs = ([test.get(name) for test in value] for name in ("input", "output"))
         if not (_texts(inputs) and _texts(outputs) and len(inputs) == len(outputs)):
             raise DataError(
-                f"{row.place}: `{field}` needs as many texts of `input` as of `output`. Fix or drop the row."
+                f"{row.place}: `{field}` needs as many `input` texts as `output` texts. Fix or drop the row."
             )
         found += [OutputTest(read, printed, tolerance) for read, printed in zip(inputs, outputs, strict=True)]
     return tuple(found)
@@ -244,9 +244,7 @@ def _parsed(row: DataRow, field: str) -> Json:
                 f"{row.place}: `{field}` is not JSON. LiveCodeBench publishes it as a compressed pickle, which could run code. Write it "
                 'as JSON text, [{"input": …, "output": …, "testtype": …}], or drop the field.'
             ) from None
-        raise DataError(
-            f"{row.place}: `{field}` is text and not JSON: {error}. Fix or drop the row."
-        ) from None
+        raise DataError(f"{row.place}: `{field}` is not valid JSON: {error}. Fix or drop the row.") from None
 
 
 def _functional(row: DataRow, tests: str) -> tuple[str, tuple[CallTest, ...], tuple[str, ...]] | None:
@@ -285,7 +283,7 @@ def _func_name(row: DataRow) -> str:
     name = about.get("func_name") if isinstance(about, Mapping) else None
     if not (isinstance(name, str) and name.isidentifier()):
         raise DataError(
-            f'{row.place} has functional tests and no `func_name` in `metadata`. Give it {{"func_name": …}}.'
+            f'{row.place} has functional tests but no `func_name` in `metadata`. Add {{"func_name": …}}.'
         )
     return name
 
@@ -332,7 +330,7 @@ RewardPart = Literal["passed", "solved", "runs", "syntax", "style"]
 def _weights(weights: Mapping[RewardPart, float]) -> Mapping[RewardPart, float]:
     for part, weight in weights.items():
         if not 0.0 <= weight < math.inf:
-            raise ValueError(f"`reward_weights.{part}` is {weight}; a weight is 0 or more")
+            raise ValueError(f"`reward_weights.{part}` is {weight}; set it to 0 or more")
     if weights and not weights.get("passed", 0.0) + weights.get("solved", 0.0) > 0.0:
         raise ValueError(
             "`reward_weights` gives no reward for correct results. Give `passed` or `solved` a weight, such as {passed: 1, syntax: 0.1}"
@@ -447,7 +445,7 @@ class CodeState(BaseState, Scorable, Retriable):
         require_agents(actions, self._attempts)
         for agent in actions:
             if agent not in self.movers():
-                raise EpisodeError(f"'{agent}' has no attempt left; the limit is {self._max_attempts}.")
+                raise EpisodeError(f"'{agent}' has no attempts left; the limit is {self._max_attempts}.")
         texts = dict.fromkeys([*actions.values(), *([] if final is None else [final])])
         grades = dict(zip(texts, await asyncio.gather(*map(self._graded, texts)), strict=True))
         for agent, text in actions.items():
@@ -608,7 +606,7 @@ class Code(DataSettings, Answerable, Scripted):
         for split in ("train", "test") if self.format == "generated" else ():
             if not candidates(split, self.difficulty, self.templates, self.held_out):
                 raise ValueError(
-                    f"no template of difficulty {list(self.difficulty)} belongs to the {split} split. Name more `templates`, or a wider "
+                    f"no template of difficulty {list(self.difficulty)} belongs to the {split} split. Add `templates`, or widen "
                     "`difficulty`"
                 )
         return self
@@ -664,7 +662,7 @@ class Code(DataSettings, Answerable, Scripted):
             return mbpp_problem(row) if self.format == "mbpp" else humaneval_problem(row)
         except DataError as fault:
             placed = str(fault) if str(fault).startswith(row.place) else f"{row.place}: {fault}"
-            raise DataError(f"{placed} Is it a row of `environment.format: {self.format}`?") from None
+            raise DataError(f"{placed} Check `environment.format: {self.format}`.") from None
 
     @cached_property
     def rows(self) -> Splits:

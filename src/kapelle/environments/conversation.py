@@ -93,7 +93,7 @@ class UserConversation(BaseEnvironment, Scripted, Private):
     def _enough_things(self) -> UserConversation:
         if self.difficulty[1] > self.things:
             raise ValueError(
-                f"`difficulty` goes to {self.difficulty[1]} of {self.things} `things`. Set `things` higher, or `difficulty` lower."
+                f"`difficulty` goes to {self.difficulty[1]} of {self.things} `things`. Increase `things`, or reduce `difficulty`."
             )
         return self
 

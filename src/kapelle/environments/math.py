@@ -66,7 +66,7 @@ async def printed_by(text: str, backend: str) -> Printed:
     """Run the program of a text in the sandbox and return its last line; SandboxError if the sandbox is unavailable."""
     program = program_of(text)
     if program is None:
-        return Printed(None, "the text holds no program")
+        return Printed(None, "the text contains no program")
     pool = shared_pool(backend, LIMITS, PARALLEL)
     files = {"answer.py": program.encode("utf-8", "surrogatepass")}
     command = [pool.python, "-I", "-B", "answer.py"]
@@ -168,7 +168,7 @@ class Math(DataWithQuestions, Questions):
         if letter in options and not by_text:
             return letter
         raise DataError(
-            f"{row.place}: the answer {written[:40]!r} is none of the options {', '.join(letters)}. Fix or drop the row, or set "
+            f"{row.place}: the answer {written[:40]!r} is not one of the options {', '.join(letters)}. Fix or drop the row, or set "
             "`environment.answer_field`."
         )
 
@@ -221,12 +221,12 @@ class Math(DataWithQuestions, Questions):
         value = field_of(row, self.answer_field, "answer_field")
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise DataError(
-                f"{row.place}: the field '{self.answer_field}' holds {type(value).__name__}, not text or a number. Fix "
+                f"{row.place}: the field '{self.answer_field}' is {type(value).__name__}, not text or a number. Fix "
                 "or drop the row, or set `environment.answer_field`."
             )
         if str(value).strip().casefold() in ("nan", "inf", "-inf"):
             raise DataError(
-                f"{row.place}: the field '{self.answer_field}' holds {value}, no answer. Fix or drop the row."
+                f"{row.place}: the field '{self.answer_field}' is {value}, not an answer. Fix or drop the row."
             )
         return value
 

@@ -316,7 +316,7 @@ def paired(rows: Sequence[DataRow]) -> tuple[DataRow, ...]:
         reward = row.fields.get("reward")
         if isinstance(reward, bool) or not isinstance(reward, int | float):
             raise DataError(
-                f"{row.place}: the field 'reward' holds {reward!r:.40}, no number. Fix or drop the row."
+                f"{row.place}: the field 'reward' is {reward!r:.40}, not a number. Fix or drop the row."
             )
         conversation = json.dumps([row.fields.get("agent"), row.fields.get("messages")])
         answers.setdefault(conversation, []).append(row)

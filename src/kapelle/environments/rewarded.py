@@ -117,11 +117,11 @@ class RewardFunction:
         what = f"The {self.kind} function `{self.name}` takes"
         for name in set(self.may_take) & set(given) & set(columns):
             raise ConfigError(
-                f"{what} `{name}`, a column of the data and an argument of kapelle. Rename the column."
+                f"{what} `{name}`, both a column of the data and an argument of kapelle. Rename the column."
             )
         if "agent" in self.needs and for_team:
             raise ConfigError(
-                f"{what} `agent` and rewards the whole team. Name its agent: `reward={{'NAME': {self.name}}}`."
+                f"{what} `agent` but rewards the whole team. Name its agent: `reward={{'NAME': {self.name}}}`."
             )
         known = [*given, "question", *columns]
         for name in self.needs:
@@ -203,7 +203,7 @@ def read_function(name: str, function: Any, kind: str = "reward") -> RewardFunct
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         raise ConfigError(
-            f"The {kind} function `{name}` has no readable parameters. Write `lambda completion: …` around it."
+            f"The {kind} function `{name}` has no readable parameters. Wrap it in `lambda completion: …`."
         ) from None
     for each in parameters:
         if each.kind in (each.POSITIONAL_ONLY, each.VAR_POSITIONAL):
@@ -779,7 +779,7 @@ class RewardedState(BaseState):
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Take the answers; EpisodeError for a second step, or an unknown agent."""
         if self.over:
-            raise EpisodeError("The question has an answer already. This environment takes one step.")
+            raise EpisodeError("The question has been answered. This environment allows one step.")
         require_agents(actions, self.agents, "answered")
         self._answer, self.over = final, True
         return {}

@@ -99,7 +99,7 @@ class _Referenced(DataSettings, Questions):
         for text in found:
             if too_long(text):
                 raise DataError(
-                    f"{row.place}: a reference has {len(text.split()):,} words, too many to score. Drop the row."
+                    f"{row.place}: a reference of {len(text.split()):,} words is too long to score. Drop the row."
                 )
         return found
 
@@ -123,7 +123,7 @@ class _Referenced(DataSettings, Questions):
         if found is None:
             return no_answer("there is no text")
         if too_long(found):
-            return no_answer(f"a text of {len(found.split()):,} words is not scored")
+            return no_answer(f"a text of {len(found.split()):,} words is too long to score")
         references = [str(each) for each in task.data["references"]]
         scores = {
             metric: similarity(metric, found, references, stem=self.stem, tokeniser=self.tokeniser)

@@ -78,7 +78,7 @@ def test_a_dead_program_frees_its_place_soon(end: str, setup: RolloutSetup) -> N
     assert played.error is None
     [line] = stage.said
     assert line.startswith(
-        f"the episode of {failed.task.id} failed and its place is free: Its program closed"
+        f"the episode of {failed.task.id} failed: Its program closed"
     )
     if end.endswith("answer"):
         assert len(engine.broken_off) == 1, "nothing is sampled for it any more"
@@ -154,7 +154,7 @@ def test_the_end_of_a_started_program_is_noticed_while_its_answer_is_sampled(set
         assert "ended with code 7 and posted no reward" in episode.error
     assert len(engine.broken_off) == 2
     assert stage.said[0].startswith(
-        "the episode of train-0 failed and its place is free: The program ended with code 7"
+        "the episode of train-0 failed: The program ended with code 7"
     )
 
 

@@ -101,7 +101,7 @@ class Verifiers(StatedRewards, WithTeacher, Described, Reads, Reporting):
         self.check_teacher()
         if self._loaded.environment.requires_group_rollouts:
             raise ConfigError(
-                f"The rubric of verifiers' '{self.id}' compares the rollouts of a group, which is not supported. Take an environment whose "
+                f"The rubric of verifiers' '{self.id}' compares the rollouts of a group, which is not supported. Use an environment whose "
                 "reward functions read one rollout."
             )
 
@@ -162,7 +162,9 @@ class LoadedEnvironment:
         """Return the row of a task; raise DataError for an unknown one."""
         rows = self.rows[split]
         if not 0 <= index < len(rows):
-            raise DataError(f"verifiers' '{self.id}' has {len(rows)} {split} tasks, and none at {index}.")
+            raise DataError(
+                f"verifiers' '{self.id}' has {len(rows)} {split} tasks, so there is no task {index}."
+            )
         return rows[index]
 
     def answer_in(self, text: str) -> str | None:
@@ -195,7 +197,7 @@ def _load(name: str, args: str) -> LoadedEnvironment:
     except Exception as error:
         why = reason(error.__cause__ if error.__cause__ is not None else error)
         raise ConfigError(
-            f"verifiers loads no environment '{name}' with `environment.args: {args}`: {why}. Check that its package is installed and "
+            f"verifiers cannot load the environment '{name}' with `environment.args: {args}`: {why}. Check that its package is installed and "
             "that these are arguments of its `load_environment`."
         ) from error
     _log_to_rollouts()
@@ -317,13 +319,13 @@ async def roll(
     reward, (low, high) = state.get("reward"), settings.rewards
     if not isinstance(reward, int | float) or not math.isfinite(reward):
         raise EpisodeError(
-            f"The rubric of verifiers' '{loaded.id}' gives the reward {reward!r:.60}, no finite number."
+            f"The rubric of verifiers' '{loaded.id}' returned the reward {reward!r:.60}, which is not a finite number."
         )
     slack = 1e-9 * max(1.0, abs(low), abs(high))
     if not low - slack <= reward <= high + slack:
         raise EpisodeError(
-            f"The rubric of verifiers' '{loaded.id}' gives the reward {reward:g}, outside `environment.rewards` {list(settings.rewards)}. "
-            "Set the smallest and largest weighted sum of its functions."
+            f"The rubric of verifiers' '{loaded.id}' returned the reward {reward:g}, outside `environment.rewards` {list(settings.rewards)}. "
+            "Set it to the smallest and largest possible reward."
         )
     metrics = {
         str(name): float(value)
@@ -452,7 +454,7 @@ class SingleTurnState(QuestionState):
                 self._rolled[text] = await roll(loaded, row, model, settings)
             reward = self._rolled[text].reward
             return Grade(
-                (reward - low) / (high - low), loaded.answer_in(text), f"The rubric pays {reward:g}."
+                (reward - low) / (high - low), loaded.answer_in(text), f"The rubric's reward is {reward:g}."
             )
 
         super().__init__(task, agents, graded, {})
@@ -552,7 +554,7 @@ class RolloutState(BaseState, Resets):
             except (KapelleError, asyncio.CancelledError):
                 raise
             except Exception as error:
-                raise EpisodeError(f"verifiers' '{self._loaded.id}' raises {reason(error)}") from error
+                raise EpisodeError(f"verifiers' '{self._loaded.id}' raised {reason(error)}") from error
 
     def observe(self, agent: str) -> str:
         """Return the messages since the last answer."""
@@ -565,7 +567,7 @@ class RolloutState(BaseState, Resets):
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Answer with `final` or the only text; raise EpisodeError for several texts without `final`."""
         if self.over or self._answer is None or self._answer.done():
-            raise EpisodeError("The conversation is over, or waits for no text.")
+            raise EpisodeError("The conversation is over, or does not expect a text.")
         self._mover, text = one_text(actions, self.agents, final)
         self._answer.set_result(text)
         await self._next()

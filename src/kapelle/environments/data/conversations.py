@@ -75,11 +75,11 @@ def text_in(row: DataRow, field: str, setting: str) -> str:
     value = field_of(row, field, setting)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise DataError(
-            f"{row.place}: the field '{field}' holds {type(value).__name__}, not text or a number. "
+            f"{row.place}: the field '{field}' is {type(value).__name__}, not text or a number. "
             f"Fix or drop the row, or set `environment.{setting}`."
         )
     if value != value:  # noqa: PLR0124 - NaN, a missing value in pandas
-        raise DataError(f"{row.place}: the field '{field}' holds NaN, a missing value. Fix or drop the row.")
+        raise DataError(f"{row.place}: the field '{field}' is NaN, a missing value. Fix or drop the row.")
     text = str(value)
     if not text.strip():
         raise DataError(f"{row.place}: the field '{field}' is empty. Fix or drop the row.")
@@ -100,7 +100,7 @@ def messages_in(row: DataRow, field: str, setting: str) -> tuple[Message, ...]:
     entries = [value] if isinstance(value, Mapping) else value
     if not isinstance(entries, list) or not entries:
         raise DataError(
-            f"{row.place}: the field '{field}' holds no text, message or conversation. Fix or drop the row, or set "
+            f"{row.place}: the field '{field}' is not a text, a message or a conversation. Fix or drop the row, or set "
             f"`environment.{setting}`."
         )
     read: list[Message] = []
@@ -130,11 +130,11 @@ def _message(entry: Json, open_calls: list[tuple[str, str]], place: int) -> Mess
     fields = entry if isinstance(entry, Mapping) else {}
     named, content = fields.get("role", fields.get("from")), fields.get("content", fields.get("value"))
     if not isinstance(named, str) or (content is None and not fields.get("tool_calls")):
-        raise ValueError("has no role and text (`role` and `content`, or `from` and `value`)")
+        raise ValueError("needs a role and a text (`role` and `content`, or `from` and `value`)")
     role = ROLES.get(named)
     if role is None:
         raise ValueError(
-            f"has the unknown role '{named}'.{did_you_mean(named, ROLES)} Known are {', '.join(ROLES)}"
+            f"has the unknown role '{named}'.{did_you_mean(named, ROLES)} Known roles are {', '.join(ROLES)}"
         )
     calls = fields.get("tool_calls") or []
     if named == "function_call":
@@ -147,7 +147,7 @@ def _message(entry: Json, open_calls: list[tuple[str, str]], place: int) -> Mess
         content = json.dumps(content, ensure_ascii=False)
     text = content or ""
     if not isinstance(text, str):
-        raise ValueError(f"holds {type(content).__name__} as its text")  # noqa: TRY004 - the caller names the row
+        raise ValueError(f"has {type(content).__name__} as its text")  # noqa: TRY004 - the caller names the row
     row: dict[str, Json] = {"role": role, "content": text}
     if role == "assistant":
         if thoughts := fields.get("reasoning_content") or fields.get("thinking"):
