@@ -26,7 +26,7 @@ from kapelle.environments.grading.text.tool_call import (
     required_arguments,
     write_calls,
 )
-from kapelle.environments.questions import Answers, Questions
+from kapelle.environments.questions import Answers, Questions, place_of
 from kapelle.environments.tools.contract import tools_prompt
 from kapelle.errors import DataError
 from kapelle.runtime.row_files import SUFFIXES, held_out, read_rows
@@ -79,8 +79,8 @@ class Bfcl(Questions, Reads):
         )
 
     def _tools(self, task: Task) -> Sequence[Json]:
-        split, _, index = task.id.rpartition("-")
-        return self._items("train" if split == "train" else "test")[int(index)].tools
+        split, index = place_of(task.id)
+        return self._items(split)[index].tools
 
     @property
     def sources(self) -> Mapping[Split, str]:
@@ -193,8 +193,8 @@ def _read(path: str, category: Category, test_share: float) -> _Read:
                 isinstance(call, dict) and len(call) == 1 and isinstance(next(iter(call.values())), dict)
                 for call in calls
             ):
-                raise DataError(
-                    f"{row.place}: `ground_truth` must be a list of mappings from one tool to its accepted arguments. Fix the row."
+                raise row.unusable(
+                    "`ground_truth` must be a list of mappings from one tool to its accepted arguments"
                 )
             accepted[row.text("id", "path")] = tuple(calls)
     items = []

@@ -48,7 +48,6 @@ from kapelle.environments.data.source import DataSettings
 from kapelle.environments.grading.text.tool_call import Form
 from kapelle.environments.programs.processes import ForkServer, Program, ProgramEnded, StartedProgram
 from kapelle.environments.questions import InnerQuestions
-from kapelle.environments.recorded import split_of
 from kapelle.environments.taught import WithTeacher
 from kapelle.errors import AbsentCode, AbsentPackage, ConfigError, EpisodeError
 from kapelle.runtime.batch_barrier import current_participant
@@ -736,7 +735,7 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
         row: Mapping[str, Json] = {}
         if self.questions is not None:
             rows = self.questions.rows if isinstance(self.questions, DataSettings) else None
-            row = task.data if rows is None else split_of(rows, task.id).fields
+            row = task.data if rows is None else rows.row_of(task.id).fields
         grade = None if self.questions is None else partial(graded, self.questions, task, seed)
         starts = begin if self.starts else None
         return ExternalState(

@@ -323,6 +323,12 @@ def split_of(key: str) -> Split:
     return "test" if int.from_bytes(digest, "little") % TEST_SHARE == 0 else "train"
 
 
+def place_of(task_id: str) -> tuple[Split, int]:
+    """Return the split and the index of a task called `<split>-<index>`."""
+    split, _, index = task_id.rpartition("-")
+    return ("train" if split == "train" else "test"), int(index)
+
+
 def draw_task(
     name: str,
     seed: int,

@@ -45,7 +45,6 @@ from kapelle.environments.grading.judge import judge_attempts, judge_rubric
 from kapelle.environments.grading.text.tool_call import NotCalls, beside_calls, parse_calls
 from kapelle.environments.judged import Ranking, Rubric, UsesJudges, shown
 from kapelle.environments.questions import require_agents
-from kapelle.environments.recorded import split_of
 from kapelle.environments.tool_questions import AnyTool, OffersTools, ToolsState
 from kapelle.environments.tools.functions import Functions
 from kapelle.errors import AbsentData, ConfigError, DataError, EpisodeError, did_you_mean, need_known
@@ -559,7 +558,7 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
 
         So does a rubric if its judge returns no verdict. Rankings are computed when the group is complete.
         """
-        row = split_of(self.rows, episode.task.id)
+        row = self.rows.row_of(episode.task.id)
         texts, answer = last_texts(episode), answer_of(episode, outcome.info)
         question = {"question": episode.task.question}
         own_row = {**row.fields, **question} if self._question == "question" else {**question, **row.fields}
@@ -704,7 +703,7 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
                 )
                 for k in part
             ]
-            judge, reference = self.judge_of(each), _reference(each, split_of(self.rows, task.id))
+            judge, reference = self.judge_of(each), _reference(each, self.rows.row_of(task.id))
             found = await judge_attempts(judge, task.question, compared, each.rank, reference)
             missed = next((grade for grade in found.grades if grade.status == "ungraded"), None)
             if missed is not None:

@@ -27,7 +27,6 @@ from kapelle.environments.grading.text.overlap import (
 )
 from kapelle.environments.grading.verdict import Grade, no_answer
 from kapelle.environments.questions import Answers, Questions
-from kapelle.errors import DataError
 from kapelle.runtime.row_files import DataRow
 from kapelle.types import Json, Message, Split, Task
 
@@ -92,15 +91,13 @@ class _Referenced(DataSettings, Questions):
         texts = value if isinstance(value, list) else [text_in(row, self.reference_field, "reference_field")]
         found = [text for text in texts if isinstance(text, str) and text.strip()]
         if not found or len(found) < len(texts):
-            raise DataError(
-                f"{row.place}: the field '{self.reference_field}' needs a text or a list of texts. Fix or drop the row, or set "
-                "`environment.reference_field`."
+            raise row.unusable(
+                f"the field '{self.reference_field}' needs a text or a list of texts",
+                "reference_field",
             )
         for text in found:
             if too_long(text):
-                raise DataError(
-                    f"{row.place}: a reference of {len(text.split()):,} words is too long to score. Drop the row."
-                )
+                raise row.unusable(f"a reference of {len(text.split()):,} words is too long to score")
         return found
 
     def task(self, split: Split, index: int) -> Task:

@@ -25,7 +25,7 @@ from kapelle.environments.adapters.plain import need_package
 from kapelle.environments.grading.verdict import Grade
 from kapelle.environments.questions import Answers, Questions, split_of
 from kapelle.environments.taught import WithTeacher
-from kapelle.errors import ConfigError, DataError, EpisodeError, KapelleError
+from kapelle.errors import ConfigError, EpisodeError, KapelleError
 from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.plugins import find_object
 from kapelle.types import Json, Message, Split, Task
@@ -79,7 +79,7 @@ class Inspect(WithTeacher, Questions, Reporting, Reads):
 
     def task(self, split: Split, index: int) -> Task:
         """Return the sample at an index, as the solver's prompt."""
-        sample = self._sample(split, index)
+        sample = self._loaded.samples[split][index]
         data: dict[str, Json] = {"split": split, "index": index}
         if isinstance(sample.target, str):
             data["answer"] = sample.target
@@ -89,7 +89,7 @@ class Inspect(WithTeacher, Questions, Reporting, Reads):
         """Return the `teacher`'s text; without one the target, or `ANSWER: B` for lettered choices."""
         if self.teacher is not None:
             return super().script(agent, task, messages, seed)
-        sample = self._sample(task.data["split"], task.data["index"])
+        sample = self._loaded.samples[task.data["split"]][task.data["index"]]
         target = sample.target if isinstance(sample.target, str) else sample.target[0]
         return f"ANSWER: {target}" if sample.choices else target
 
@@ -97,19 +97,11 @@ class Inspect(WithTeacher, Questions, Reporting, Reads):
     def _loaded(self) -> InspectSamples:
         return _load(self.path, json.dumps(dict(self.args), sort_keys=True))
 
-    def _sample(self, split: Split, index: int) -> Any:
-        samples = self._loaded.samples[split]
-        if not 0 <= index < len(samples):
-            raise DataError(
-                f"inspect's {self.path} has {len(samples)} {split} samples, so there is no sample {index}."
-            )
-        return samples[index]
-
     async def _grade(self, text: str, task: Task) -> Grade:
         from inspect_ai.scorer import Target, value_to_float
 
         loaded = self._loaded
-        sample = self._sample(task.data["split"], task.data["index"])
+        sample = self._loaded.samples[task.data["split"]][task.data["index"]]
         try:
             state = await _solved(loaded, sample, text)
             target = Target(sample.target if isinstance(sample.target, str) else list(sample.target))

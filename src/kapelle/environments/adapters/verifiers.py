@@ -44,7 +44,7 @@ from kapelle.environments.grading.verdict import Grade
 from kapelle.environments.questions import QuestionState, answer_of, split_of
 from kapelle.environments.taught import WithTeacher
 from kapelle.environments.tools.contract import Listing, signatures_prompt, tools_prompt
-from kapelle.errors import AbsentPackage, ConfigError, DataError, EpisodeError, KapelleError
+from kapelle.errors import AbsentPackage, ConfigError, EpisodeError, KapelleError
 from kapelle.runtime.deadlines import patience_here, pause_deadline, within
 from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.plugins import find_object, importable_here
@@ -112,7 +112,7 @@ class Verifiers(StatedRewards, WithTeacher, Described, Reads, Reporting):
     def task(self, split: Split, index: int) -> Task:
         """Return the task at an index."""
         loaded = self._loaded
-        row = loaded.row(split, index)
+        row = loaded.rows[split][index]
         question = _opening(_plain_messages(row["prompt"])) if loaded.single else ""
         data: dict[str, Json] = {"split": split, "index": index}
         if isinstance(answer := row.get("answer"), str | int | float) and not isinstance(answer, bool):
@@ -132,7 +132,7 @@ class Verifiers(StatedRewards, WithTeacher, Described, Reads, Reporting):
     def start(self, task: Task, agents: Sequence[str], seed: int) -> SingleTurnState | RolloutState:
         """Create the state of one question or conversation."""
         loaded = self._loaded
-        row = loaded.row(task.data["split"], task.data["index"])
+        row = loaded.rows[task.data["split"]][task.data["index"]]
         if loaded.single:
             return SingleTurnState(task, agents, loaded, row, self)
         return RolloutState(task, agents, loaded, row, self)
@@ -157,15 +157,6 @@ class LoadedEnvironment:
     sources: Mapping[Split, str]
     skipped: Mapping[Split, str]
     content: str
-
-    def row(self, split: Split, index: int) -> Mapping[str, Any]:
-        """Return the row of a task; raise DataError for an unknown one."""
-        rows = self.rows[split]
-        if not 0 <= index < len(rows):
-            raise DataError(
-                f"verifiers' '{self.id}' has {len(rows)} {split} tasks, so there is no task {index}."
-            )
-        return rows[index]
 
     def answer_in(self, text: str) -> str | None:
         """Return the answer that its parser finds in a text."""

@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from kapelle.environment import Reads, Reporting
 from kapelle.environments.data.conversations import RENDERED, Question, field_of, question_in, read_question
-from kapelle.environments.questions import Graded
+from kapelle.environments.questions import Graded, place_of
 from kapelle.errors import AbsentData, DataError
 from kapelle.runtime.hub import bars_for_people, hub_fault, offline_hub
 from kapelle.runtime.row_files import SUFFIXES, DataRow, held_out, read_rows
@@ -221,6 +221,11 @@ class Splits:
     def of(self, split: Split) -> tuple[DataRow, ...]:
         """Return the rows of one split."""
         return self.train if split == "train" else self.test
+
+    def row_of(self, task_id: str) -> DataRow:
+        """Return the row of a task called `<split>-<index>`."""
+        split, index = place_of(task_id)
+        return self.of(split)[index]
 
 
 @lru_cache(maxsize=8)

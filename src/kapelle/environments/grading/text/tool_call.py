@@ -543,18 +543,18 @@ def write_calls(calls: Sequence[ReadCall | UnreadCall], form: Form) -> str:
     """Return a text with these calls in a form; `parse_calls` reads it back."""
     if form == "pythonic":
         return f"[{', '.join(map(_as_python, calls))}]"
-    if form in ("glm", "qwen_coder"):
-        return "\n".join(map(_as_glm if form == "glm" else _as_qwen_coder, calls))
+    if form in _IN_PAIRS:
+        return "\n".join(_as_pairs(call, form) for call in calls)
     written = [
         (call.name, call.arguments if isinstance(call, UnreadCall) else _as_json(dict(call.arguments)))
         for call in calls
     ]
-    if form in ("deepseek", "harmony"):
-        if form == "harmony":
-            return "<|end|><|start|>assistant".join(
-                f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}"
-                for name, arguments in written
-            ) + "<|call|>" * bool(written)
+    if form == "harmony":
+        return "<|end|><|start|>assistant".join(
+            f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}"
+            for name, arguments in written
+        ) + "<|call|>" * bool(written)
+    if form == "deepseek":
         begin, sep, end = (f"<｜tool▁{mark}｜>" for mark in ("call▁begin", "sep", "call▁end"))
         inner = "".join(f"{begin}{name}{sep}{arguments}{end}" for name, arguments in written)
         return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
@@ -577,26 +577,18 @@ def _as_python(call: ReadCall | UnreadCall) -> str:
     return f"{call.name}({', '.join(f'{name}={value!r}' for name, value in call.arguments.items())})"
 
 
-def _as_glm(call: ReadCall | UnreadCall) -> str:
-    lines = [f"<tool_call>{call.name}"]
-    if isinstance(call, UnreadCall):
-        return "\n".join([*lines, call.arguments, "</tool_call>"])
-    lines += [
-        f"<arg_key>{key}</arg_key>\n<arg_value>{_shown(value)}</arg_value>"
-        for key, value in call.arguments.items()
-    ]
-    return "\n".join([*lines, "</tool_call>"])
-
-
-def _as_qwen_coder(call: ReadCall | UnreadCall) -> str:
-    lines = ["<tool_call>", f"<function={call.name}>"]
-    if isinstance(call, UnreadCall):
-        lines.append(call.arguments)
+def _as_pairs(call: ReadCall | UnreadCall, form: Form) -> str:
+    if form == "glm":
+        begin, pair = f"<tool_call>{call.name}", "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>"
     else:
-        lines += [
-            f"<parameter={key}>\n{_shown(value)}\n</parameter>" for key, value in call.arguments.items()
-        ]
-    return "\n".join([*lines, "</function>", "</tool_call>"])
+        begin, pair = f"<tool_call>\n<function={call.name}>", "<parameter={}>\n{}\n</parameter>"
+    end = ["</function>"] * (form == "qwen_coder")
+    arguments = (
+        [call.arguments]
+        if isinstance(call, UnreadCall)
+        else [pair.format(key, _shown(value)) for key, value in call.arguments.items()]
+    )
+    return "\n".join([begin, *arguments, *end, "</tool_call>"])
 
 
 def _shown(value: Json) -> str:
