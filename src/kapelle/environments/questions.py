@@ -106,7 +106,7 @@ class QuestionState(BaseState, Scorable, Retriable):
         """Grade the answers; EpisodeError after the last step, for an unknown agent, or a grader without a verdict."""
         if self.over:
             raise EpisodeError(
-                "The question has been answered. An episode allows one step, or as many as `allow_answers` sets."
+                "The question has already been answered. An episode allows one step, or as many as `allow_answers` sets."
             )
         require_agents(actions, self.agents, "answered")
         grades = {name: await self._graded(text) for name, text in actions.items()}

@@ -778,7 +778,7 @@ class RewardedState(BaseState):
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Take the answers; EpisodeError for a second step, or an unknown agent."""
         if self.over:
-            raise EpisodeError("The question has been answered. This environment allows one step.")
+            raise EpisodeError("The question has already been answered. This environment allows one step.")
         require_agents(actions, self.agents, "answered")
         self._answer, self.over = final, True
         return {}

@@ -182,7 +182,7 @@ class ToolTaskState(BaseState):
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Grade the results of these agents, or their numbers; a `final` number is the team's."""
         if self.over:
-            raise EpisodeError("The task has been answered. An episode allows one step.")
+            raise EpisodeError("The task has already been answered. An episode allows one step.")
         require_agents(actions, self.agents, "answered")
         grades = {agent: self._grade(agent, text) for agent, text in actions.items()}
         self.rewards = {agent: grade.score for agent, grade in grades.items()}
