@@ -206,14 +206,14 @@ def test_a_server_that_dies_fails_what_is_played_and_what_comes_after() -> None:
             world = environment.start(environment.task("train", 0), ["a"], 0)
             await world.reset()
             await asyncio.to_thread(stop)
-            with pytest.raises(Exception, match=r"ended the session|did not answer") as lost:
+            with pytest.raises(Exception, match=r"closed the session|did not answer") as lost:
                 await world.step({"a": "x"})
             await world.close()
             after = await one(environment, "x")
             return str(lost.value), after.error or ""
 
         _, after = asyncio.run(run())
-        assert "No session of the OpenEnv server" in after
+        assert "Cannot open a session on the OpenEnv server" in after
 
 
 def test_nonsense_is_refused() -> None:
@@ -249,7 +249,7 @@ def test_nonsense_is_refused() -> None:
             "answers `reset`",
             "observation",
             "not a finite number",
-            "ended the session",
+            "closed the session",
         ]:
             episode = asyncio.run(one(OpenEnv(url=url, attempt_s=5.0), "x"))
             assert episode.error is not None

@@ -172,7 +172,7 @@ async def test_a_world_that_is_closed_early_leaves_no_task_behind() -> None:
 def test_what_cannot_be_trained_on_is_refused_before_anything_loads() -> None:
     with pytest.raises(ConfigError, match="compares the rollouts of a group"):
         world("group").check(["a"])
-    with pytest.raises(ConfigError, match="loads no environment 'no-such-env'"):
+    with pytest.raises(ConfigError, match="cannot load the environment 'no-such-env'"):
         Verifiers(id="no-such-env").check(["a"])
     with pytest.raises(ConfigError, match="unexpected keyword argument 'colour'"):
         world("single", args={"colour": "red"}).check(["a"])

@@ -112,12 +112,12 @@ async def test_every_game_is_unchanged() -> None:
         (
             {"kuhn": KUHN, "hanabi": HANABI},
             ("a", "b", "c"),
-            r"Part 'kuhn' of the mixture does not fit: .*2 players",
+            r"Part 'kuhn' of the mixture is invalid: .*2 players",
         ),
         (
             {"kuhn": KUHN, "three": {"environment": {"name": "openspiel", "game": "kuhn_poker(players=3)"}}},
             AGENTS,
-            r"Part 'three' of the mixture does not fit: .*3 players",
+            r"Part 'three' of the mixture is invalid: .*3 players",
         ),
         ({"crosses": CROSSES}, ("alone",), r"Part 'crosses'.*same reward"),
     ],

@@ -47,7 +47,7 @@ async def test_a_summary_is_scored_by_its_similarity(tmp_path: Path) -> None:
     assert await scored(environment, "<answer>the mat</answer> is what it says") == (
         pytest.approx(2 * 1.0 * (2 / 6) / (1.0 + 2 / 6)), "rougeL 0.500",
     )  # fmt: skip
-    assert await scored(environment, "word " * 2_000) == (0.0, "a text of 2,000 words is not scored")
+    assert await scored(environment, "word " * 2_000) == (0.0, "a text of 2,000 words is too long to score")
     [episode] = await play(
         environment, Solo(), ["a"], {"a": expert(environment)}, environment.task("train", 0)
     )

@@ -84,8 +84,8 @@ async def test_the_prompt() -> None:
         (call("fail", kindly=True), "Error: It is closed on Sundays."),
         (call("fail", kindly=False), "Error: RuntimeError: broken"),
         (call("sleep", seconds=0.5), "Error: `sleep`"),
-        ("</tool_call>", "Error: The tool_call tags"),
-        ('<tool_call>{"name": "fail"}</tool_call>', "Error: A call has"),
+        ("</tool_call>", "Error: The `tool_call` tags"),
+        ('<tool_call>{"name": "fail"}</tool_call>', "Error: A call must"),
         ("<tool_call>" + "[" * 9999 + "</tool_call>", "Error: A call cannot be read"),
     ],
 )
@@ -161,7 +161,7 @@ async def test_impossible_steps_are_errors() -> None:
     with pytest.raises(EpisodeError, match="Did you mean 'solver'"):
         await world.step({"slver": "5"})
     await world.step({"solver": "132"})
-    with pytest.raises(EpisodeError, match="no turn left"):
+    with pytest.raises(EpisodeError, match="used all turns"):
         await world.step({"solver": "132"})
 
 

@@ -43,7 +43,7 @@ def test_start_starts_the_server(tmp_path: Path) -> None:
     file, trace = recipe(tmp_path)
     said = call("validate", file, "--start")
     assert said.code == 2
-    assert "offers no tools" in said.err
+    assert "cannot be used" in said.err
     assert trace.exists()
 
 

@@ -261,7 +261,7 @@ def broken(completion: str) -> float:
         (
             (ROWS, vowel),
             {"eval_dataset": ROWS},
-            "^Every train row of `dataset`",
+            "^All train rows of `dataset`",
         ),
         ((ROWS[:1], vowel), {"eval_dataset": 0.1}, "test split of 1 rows of `dataset`"),
         (

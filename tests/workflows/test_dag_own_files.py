@@ -276,7 +276,7 @@ async def test_rewards_outside_the_declared_range_are_an_error(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("return actions, 1.0", "not `next_obs, reward, should_stop`"),
+        ("return actions, 1.0", "Return `next_obs, reward, should_stop`"),
         ("return actions[:1], 1.0, False", "list of"),
         ("return actions, float('nan'), False", "not a finite number"),
         ("return actions, None, False", "not a finite number"),
@@ -311,7 +311,7 @@ def test_an_unusable_class_raises_an_error_with_its_name(tmp_path: Path, path: s
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("Static", "another form"), ("Dear", "cannot be made: TypeError")],
+    [("Static", "wrong arguments"), ("Dear", "cannot be constructed: TypeError")],
 )
 def test_a_class_of_another_form_raises_an_error_before_a_model_loads(
     tmp_path: Path, name: str, says: str

@@ -104,7 +104,7 @@ class Arithmetic(Questions):
         if self._expressions and most > MAX_DIGITS:
             raise ValueError(
                 f"`digits: {self.digits}` with `operations: {self.operations}`{' and fractions' * self.fractions} gives answers of up to "
-                f"{most} digits; the limit is {MAX_DIGITS}. Lower one of them."
+                f"{most} digits; the limit is {MAX_DIGITS}. Reduce one of them."
             )
         return self
 
@@ -174,7 +174,7 @@ class Arithmetic(Questions):
                 answer: Json = value.numerator if value.denominator == 1 else str(value)
                 return Task(f"{split}-{index}", written(expression), {"answer": answer})
         raise DataError(
-            f"`arithmetic` finds no expression for the {split} split in {TRIES} draws. Set `environment.digits` higher."
+            f"`arithmetic` found no expression for the {split} split in {TRIES} draws. Increase `environment.digits`."
         )
 
     def _chain(self, draw: random.Random, operations: int) -> Expression | None:

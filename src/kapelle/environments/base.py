@@ -53,7 +53,7 @@ class BaseEnvironment(Settings):
         for part in ("reward_range", "sources", "check", "size", "task", "start"):
             if part in cls.model_fields:
                 raise TypeError(
-                    f"{cls.__name__}.{part} is a settings field: as annotated, recipes could change it. Write "
+                    f"{cls.__name__}.{part} is annotated, so it is a setting that recipes can change. Write "
                     f"`{part}` as a {'property' if part in {'reward_range', 'sources'} else 'method'}."
                 )
 
@@ -175,7 +175,9 @@ class GameSettings(Endless):
     def _a_known_word_or_a_text(cls, rules: str | None) -> str | None:
         if rules is not None and rules not in RULES and len(rules.split()) < 2:
             known = ", ".join(f"`{word}`" for word in RULES)
-            raise ValueError(f"`rules` is {known} or the rules themselves.{did_you_mean(rules, RULES)}")
+            raise ValueError(
+                f"`rules` must be {known}, or the text of the rules.{did_you_mean(rules, RULES)}"
+            )
         return rules
 
     def head(self, full: str, short: str, unset: str = "full") -> str:
@@ -192,5 +194,5 @@ class GameSettings(Endless):
         """Raise ConfigError if players think before they move; part of `Enumerable`."""
         if self.thinking:
             raise ConfigError(
-                "A move after thinking has no exact probability, which is a sum over all thoughts. Set `environment.thinking: false`."
+                "Moves after thinking have no exact probabilities. Set `environment.thinking: false`."
             )

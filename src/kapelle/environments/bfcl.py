@@ -26,7 +26,7 @@ from kapelle.environments.grading.text.tool_call import (
     required_arguments,
     write_calls,
 )
-from kapelle.environments.questions import Answers, Questions
+from kapelle.environments.questions import Answers, Questions, place_of
 from kapelle.environments.tools.contract import tools_prompt
 from kapelle.errors import DataError
 from kapelle.runtime.row_files import SUFFIXES, held_out, read_rows
@@ -79,8 +79,8 @@ class Bfcl(Questions, Reads):
         )
 
     def _tools(self, task: Task) -> Sequence[Json]:
-        split, _, index = task.id.rpartition("-")
-        return self._items("train" if split == "train" else "test")[int(index)].tools
+        split, index = place_of(task.id)
+        return self._items(split)[index].tools
 
     @property
     def sources(self) -> Mapping[Split, str]:
@@ -111,8 +111,8 @@ class Bfcl(Questions, Reads):
         for split in ("train", "test"):
             if not self._items(split):
                 raise DataError(
-                    f"No question of '{self.path}' falls into the {split} split. Set `environment.test_share`, "
-                    "or read more `environment.categories`."
+                    f"No question of '{self.path}' is in the {split} split. Change `environment.test_share`, "
+                    "or add `environment.categories`."
                 )
 
     def size(self, split: Split) -> int | None:
@@ -193,8 +193,8 @@ def _read(path: str, category: Category, test_share: float) -> _Read:
                 isinstance(call, dict) and len(call) == 1 and isinstance(next(iter(call.values())), dict)
                 for call in calls
             ):
-                raise DataError(
-                    f"{row.place}: `ground_truth` is not a list of one tool with its accepted arguments each. Fix it."
+                raise row.unusable(
+                    "`ground_truth` must be a list of mappings from one tool to its accepted arguments"
                 )
             accepted[row.text("id", "path")] = tuple(calls)
     items = []
@@ -209,9 +209,7 @@ def _read(path: str, category: Category, test_share: float) -> _Read:
             question = "\n\n".join(str(message["content"]) for message in messages)
             tools = tuple(row.fields["function"])
         except (KeyError, TypeError) as fault:
-            raise DataError(
-                f"{row.place} is not a row of BFCL: {fault!r} is missing or of another form."
-            ) from None
+            raise DataError(f"{row.place} is not a row of BFCL: {fault!r} is missing or invalid.") from None
         items.append(Item(number, question, tools, accepted.get(number, ())))
     by_split: dict[Split, tuple[Item, ...]] = {
         "train": tuple(item for item in items if not held_out(item.id, test_share)),
@@ -226,7 +224,6 @@ def _file(folder: Path, category: Category) -> Path:
         if candidate.is_file():
             return candidate
     raise DataError(
-        f"There is no file '{folder / category}.jsonl' (or {', '.join(SUFFIXES[:1] + SUFFIXES[2:])}). Set "
-        "`environment.path` to BFCL's folder, its files renamed to their categories, or other "
-        "`environment.categories`."
+        f"There is no file '{folder / category}.jsonl' (or {', '.join(SUFFIXES[:1] + SUFFIXES[2:])}). Set `environment.path` "
+        "to a folder in which BFCL's files have the names of their categories, or change `environment.categories`."
     )

@@ -49,7 +49,7 @@ from kapelle.environments.grading.code.literal_tests import NotLiteral
 from kapelle.environments.grading.code.programs import program_of, runnable, tree_of
 from kapelle.environments.grading.code.style import style_score, syntax_score
 from kapelle.environments.programming import TEMPLATES, HeldOut, Programming, candidates, problem
-from kapelle.environments.questions import Difficulty, describe, require_agents, up_to
+from kapelle.environments.questions import Difficulty, describe, place_of, require_agents, up_to
 from kapelle.environments.sandbox.contract import Limits
 from kapelle.environments.sandbox.pool import Pool, backend, require, shared_pool
 from kapelle.environments.sandbox.session import Backend
@@ -105,7 +105,7 @@ def mbpp_problem(row: DataRow) -> CodeProblem:
         prompt = f"{fields['prompt' if sanitized else 'text']}\n\nYour code must pass this test:\n{shown}"
         return _of_programs(prompt, (shown,), tests, fields["code"])
     except (KeyError, TypeError, IndexError, AttributeError, SyntaxError) as error:
-        raise DataError(f"A row of MBPP has another form than expected: {error!r}.") from None
+        raise DataError(f"The row does not have the format of MBPP: {error!r}.") from None
 
 
 def humaneval_problem(row: DataRow) -> CodeProblem:
@@ -122,7 +122,7 @@ def humaneval_problem(row: DataRow) -> CodeProblem:
         tests = ProgramTests((fields["test"] + call,), candidate=tuple(re.findall(r"\w+", entry)[:1]))
         return _of_programs(prompt, (), tests, fields["canonical_solution"], prompt.rstrip("\n") + "\n")
     except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"A row of HumanEval has another form than expected: {error!r}.") from None
+        raise DataError(f"The row does not have the format of HumanEval: {error!r}.") from None
 
 
 def _of_programs(
@@ -172,7 +172,7 @@ def stdio_problem(row: DataRow, question: str, tests: str = "input_output") -> C
         public = _tests(row, PUBLIC, tolerance)
         every = public + _tests(row, (*PRIVATE, tests), tolerance)
         if not every:
-            raise DataError(f"{row.place} has no test. Give it `public_tests`, `private_tests` or `{tests}`.")
+            raise DataError(f"{row.place} has no tests. Add `public_tests`, `private_tests` or `{tests}`.")
         shown = tuple(_example(test.stdin, test.stdout) for test in public)
         more = []
 
@@ -219,9 +219,7 @@ def _tests(row: DataRow, fields: Sequence[str], tolerance: float) -> tuple[Outpu
         elif isinstance(value, Sequence) and all(isinstance(test, Mapping) for test in value):
             inputs, outputs = ([test.get(name) for test in value] for name in ("input", "output"))
         if not (_texts(inputs) and _texts(outputs) and len(inputs) == len(outputs)):
-            raise DataError(
-                f"{row.place}: `{field}` needs as many texts of `input` as of `output`. Fix or drop the row."
-            )
+            raise row.unusable(f"`{field}` needs as many `input` texts as `output` texts")
         found += [OutputTest(read, printed, tolerance) for read, printed in zip(inputs, outputs, strict=True)]
     return tuple(found)
 
@@ -244,9 +242,7 @@ def _parsed(row: DataRow, field: str) -> Json:
                 f"{row.place}: `{field}` is not JSON. LiveCodeBench publishes it as a compressed pickle, which could run code. Write it "
                 'as JSON text, [{"input": …, "output": …, "testtype": …}], or drop the field.'
             ) from None
-        raise DataError(
-            f"{row.place}: `{field}` is text and not JSON: {error}. Fix or drop the row."
-        ) from None
+        raise row.unusable(f"`{field}` is not valid JSON: {error}") from None
 
 
 def _functional(row: DataRow, tests: str) -> tuple[str, tuple[CallTest, ...], tuple[str, ...]] | None:
@@ -268,14 +264,13 @@ def _functional(row: DataRow, tests: str) -> tuple[str, tuple[CallTest, ...], tu
                     CallTest(name, arguments, json.loads(test["output"]), tolerance=1e-6, rule="json")
                 )
             except (KeyError, AttributeError, TypeError, ValueError, RecursionError) as error:
-                raise DataError(
-                    f"{row.place}: a functional test in `{field}` needs JSON arguments, one per line, and a JSON result: {error!r}. "
-                    "Fix or drop the row."
+                raise row.unusable(
+                    f"a functional test in `{field}` needs JSON arguments, one per line, and a JSON result: {error!r}"
                 ) from None
             if field in PUBLIC:
                 shown.append(_example(test["input"], test["output"]))
     if calls and others:
-        raise DataError(f"{row.place} has tests of a function and tests of a program. Fix or drop the row.")
+        raise row.unusable("it has tests of a function and tests of a program")
     return (name, tuple(calls), tuple(shown)) if calls else None
 
 
@@ -285,7 +280,7 @@ def _func_name(row: DataRow) -> str:
     name = about.get("func_name") if isinstance(about, Mapping) else None
     if not (isinstance(name, str) and name.isidentifier()):
         raise DataError(
-            f'{row.place} has functional tests and no `func_name` in `metadata`. Give it {{"func_name": …}}.'
+            f'{row.place} has functional tests but no `func_name` in `metadata`. Add {{"func_name": …}}.'
         )
     return name
 
@@ -299,9 +294,8 @@ def _function(row: DataRow, tests: str) -> tuple[str, tuple[CallTest, ...], tupl
     inputs, outputs = (_lists(value.get(field)) for field in ("inputs", "outputs"))
     named = isinstance(name, str) and name.isidentifier()
     if not (named and all(isinstance(each, list) for each in inputs) and len(inputs) == len(outputs) > 0):
-        raise DataError(
-            f"{row.place}: `{tests}` needs a list of arguments in `inputs` and a result in `outputs` for each call of {name!r}. "
-            "Fix or drop the row."
+        raise row.unusable(
+            f"`{tests}` needs a list of arguments in `inputs` and a result in `outputs` for each call of {name!r}"
         )
     pairs = zip(inputs, outputs, strict=True)
     calls = (CallTest(name, tuple(given), result, tolerance=1e-6, rule="apps") for given, result in pairs)
@@ -332,7 +326,7 @@ RewardPart = Literal["passed", "solved", "runs", "syntax", "style"]
 def _weights(weights: Mapping[RewardPart, float]) -> Mapping[RewardPart, float]:
     for part, weight in weights.items():
         if not 0.0 <= weight < math.inf:
-            raise ValueError(f"`reward_weights.{part}` is {weight}; a weight is 0 or more")
+            raise ValueError(f"`reward_weights.{part}` is {weight}; set it to 0 or more")
     if weights and not weights.get("passed", 0.0) + weights.get("solved", 0.0) > 0.0:
         raise ValueError(
             "`reward_weights` gives no reward for correct results. Give `passed` or `solved` a weight, such as {passed: 1, syntax: 0.1}"
@@ -447,7 +441,7 @@ class CodeState(BaseState, Scorable, Retriable):
         require_agents(actions, self._attempts)
         for agent in actions:
             if agent not in self.movers():
-                raise EpisodeError(f"'{agent}' has no attempt left; the limit is {self._max_attempts}.")
+                raise EpisodeError(f"'{agent}' has no attempts left; the limit is {self._max_attempts}.")
         texts = dict.fromkeys([*actions.values(), *([] if final is None else [final])])
         grades = dict(zip(texts, await asyncio.gather(*map(self._graded, texts)), strict=True))
         for agent, text in actions.items():
@@ -608,7 +602,7 @@ class Code(DataSettings, Answerable, Scripted):
         for split in ("train", "test") if self.format == "generated" else ():
             if not candidates(split, self.difficulty, self.templates, self.held_out):
                 raise ValueError(
-                    f"no template of difficulty {list(self.difficulty)} belongs to the {split} split. Name more `templates`, or a wider "
+                    f"no template of difficulty {list(self.difficulty)} belongs to the {split} split. Add `templates`, or widen "
                     "`difficulty`"
                 )
         return self
@@ -664,7 +658,7 @@ class Code(DataSettings, Answerable, Scripted):
             return mbpp_problem(row) if self.format == "mbpp" else humaneval_problem(row)
         except DataError as fault:
             placed = str(fault) if str(fault).startswith(row.place) else f"{row.place}: {fault}"
-            raise DataError(f"{placed} Is it a row of `environment.format: {self.format}`?") from None
+            raise DataError(f"{placed} Check `environment.format: {self.format}`.") from None
 
     @cached_property
     def rows(self) -> Splits:
@@ -757,10 +751,6 @@ class Code(DataSettings, Answerable, Scripted):
             return Task(f"{split}-{index}", problem.prompt)
         return problem.question.task(f"{split}-{index}")
 
-    def _problem(self, task: Task) -> CodeProblem:
-        split, _, index = task.id.rpartition("-")
-        return self._at("train" if split == "train" else "test", int(index))
-
     def _at(self, split: Split, index: int) -> CodeProblem:
         if self.format != "generated":
             return self._usable[split][index]
@@ -771,9 +761,9 @@ class Code(DataSettings, Answerable, Scripted):
     def start(self, task: Task, agents: Sequence[str], seed: int) -> CodeState:
         """Start an episode. SandboxError for an unknown sandbox."""
         sandboxes = shared_pool(self.sandbox, self.limits, self.parallel)
-        split: Split = "train" if task.id.startswith("train-") else "test"
+        split, index = place_of(task.id)
         excluded = 0 if self.format == "generated" else self.untrusted_count(split)
-        return CodeState(self._problem(task), task, agents, sandboxes, self, excluded)
+        return CodeState(self._at(split, index), task, agents, sandboxes, self, excluded)
 
     def extract(self, text: str) -> str | None:
         """Return the program of a text: equal programs are equal votes."""
@@ -782,7 +772,7 @@ class Code(DataSettings, Answerable, Scripted):
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return the data set's solution. DataError if it has none."""
-        solution = self._problem(task).solution
+        solution = self._at(*place_of(task.id)).solution
         if solution is None:
             raise DataError(f"The problem {task.id} of '{self.path}' has no solution.")
         return f"```python\n{solution.rstrip()}\n```"

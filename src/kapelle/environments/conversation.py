@@ -90,15 +90,11 @@ class UserConversation(BaseEnvironment, Scripted, Private):
     """Assistant → share of its demonstrations that guess a booking at once."""
 
     @model_validator(mode="after")
-    def _enough_things(self) -> UserConversation:
+    def _possible(self) -> UserConversation:
         if self.difficulty[1] > self.things:
             raise ValueError(
-                f"`difficulty` goes to {self.difficulty[1]} of {self.things} `things`. Set `things` higher, or `difficulty` lower."
+                f"`difficulty` goes to {self.difficulty[1]} of {self.things} `things`. Increase `things`, or reduce `difficulty`."
             )
-        return self
-
-    @model_validator(mode="after")
-    def _has_a_rater(self) -> UserConversation:
         if self.satisfaction == "user" and self.user == SCRIPT:
             raise ValueError(
                 "`satisfaction: user` needs an agent as the user. Name it in `user`, or set `satisfaction: goals`."

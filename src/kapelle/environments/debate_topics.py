@@ -39,7 +39,7 @@ Reward = Literal["score", "win", "zero_sum"]
 def _judge(judge: object) -> object:
     """Accept a `JudgeEndpoint`; ValueError for a name that is not `rules`."""
     if isinstance(judge, str) and judge != "rules":
-        raise ValueError("it is `rules`, `{endpoint: …, model: …}` or `{path: …}`")
+        raise ValueError("it must be `rules`, `{endpoint: …, model: …}` or `{path: …}`")
     return judge.model_dump() if type(judge) is JudgeEndpoint else judge
 
 
@@ -65,7 +65,7 @@ class DebateTopics(UsesJudges, Reporting, Scripted):
     @model_validator(mode="after")
     def _different(self) -> DebateTopics:
         if len(set(self.sides)) < len(self.sides):
-            raise ValueError(f"`sides` names a side twice: {', '.join(self.sides)}.")
+            raise ValueError(f"`sides` contains a side twice: {', '.join(self.sides)}.")
         return self
 
     @property
@@ -102,12 +102,12 @@ class DebateTopics(UsesJudges, Reporting, Scripted):
         """Raise ConfigError unless all sides have the same number of agents; DataError for unreadable motions."""
         if len(agents) % len(self.sides):
             raise ConfigError(
-                f"`debate_topics` has {len(self.sides)} sides ({', '.join(self.sides)}) and the team {len(agents)} "
-                f"agents ({', '.join(agents)}). Give every side as many: a multiple of {len(self.sides)} agents."
+                f"`debate_topics` has {len(self.sides)} sides ({', '.join(self.sides)}), but the team has {len(agents)} "
+                f"agents ({', '.join(agents)}). Set `team.agents` to a multiple of {len(self.sides)}."
             )
         for split in ("train", "test"):
             if not self._motions(split):
-                raise DataError(f"No motion of {self.path} falls into the {split} split. Give more of them.")
+                raise DataError(f"No motion of {self.path} is in the {split} split. Add motions.")
         if isinstance(self.judge, JudgeEndpoint):
             query_endpoint(self.judge)
 

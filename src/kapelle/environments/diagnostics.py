@@ -180,7 +180,7 @@ class Diagnostic(BaseEnvironment, Scripted):
         """Raise ConfigError unless there is one agent for each player."""
         if len(agents) != self.seats:
             raise ConfigError(
-                f"`environment.seats` is {self.seats}, and the team has {len(agents)} agents ({', '.join(agents)}). "
+                f"`environment.seats` is {self.seats}, but the team has {len(agents)} agents ({', '.join(agents)}). "
                 f"Set `environment.seats: {len(agents)}`, or as many `team.agents`."
             )
 
@@ -299,13 +299,15 @@ class SumGame(_OneText):
     def _check_earners(self) -> SumGame:
         earners = self.seats - self.riders
         if earners < 1:
-            raise ValueError(f"`riders: {self.riders}` leaves none of {self.seats} `seats` with a reward.")
+            raise ValueError(f"`riders: {self.riders}` must be less than `seats: {self.seats}`.")
         if self.weights is not None and len(self.weights) != earners:
             raise ValueError(
                 f"`weights` has {len(self.weights)} entries for {earners} seats with a reward. Give one for each."
             )
         if self.weights is not None and self.pays == "all":
-            raise ValueError("`weights` divides a sum; with `pays: all` all rewards are equal. Remove it.")
+            raise ValueError(
+                "`weights` has no effect with `pays: all`, where all rewards are equal. Remove it."
+            )
         return self
 
     @property
@@ -414,7 +416,7 @@ class Speaker(Diagnostic):
     @model_validator(mode="after")
     def _check_readers(self) -> Speaker:
         if self.seats < 2:
-            raise ValueError("A speaker needs a hearer: set `seats: 2` or more.")
+            raise ValueError("The speaker needs a listener. Set `seats` to 2 or more.")
         return self
 
     @property
@@ -521,7 +523,7 @@ class Essay(_OneText):
     def _has_the_place(self) -> Essay:
         if self.place >= self.longest:
             raise ValueError(
-                f"`place: {self.place}` lies behind a text of `longest: {self.longest}` letters."
+                f"`place: {self.place}` must be less than `longest: {self.longest}`, the length of a text."
             )
         return self
 
@@ -555,11 +557,11 @@ class Unequal(_OneText):
     @model_validator(mode="after")
     def _fits(self) -> Unequal:
         if any(not 1 <= right <= self.letters for right in self.right_letters):
-            raise ValueError(f"`right_letters` are from 1 to `letters: {self.letters}`.")
+            raise ValueError(f"Each of `right_letters` must be from 1 to `letters: {self.letters}`.")
         if self.anyway and len(self.anyway) != len(self.right_letters):
-            raise ValueError("`anyway` has one number for each of `right_letters`, or none.")
+            raise ValueError("`anyway` needs one number for each of `right_letters`, or must be empty.")
         if any(not 0.0 <= gift < 1.0 for gift in self.anyway):
-            raise ValueError("`anyway` lies from 0 to less than 1.")
+            raise ValueError("Each number of `anyway` must be at least 0 and less than 1.")
         return self
 
     @property

@@ -48,7 +48,6 @@ from kapelle.environments.data.source import DataSettings
 from kapelle.environments.grading.text.tool_call import Form
 from kapelle.environments.programs.processes import ForkServer, Program, ProgramEnded, StartedProgram
 from kapelle.environments.questions import InnerQuestions
-from kapelle.environments.recorded import split_of
 from kapelle.environments.taught import WithTeacher
 from kapelle.errors import AbsentCode, AbsentPackage, ConfigError, EpisodeError
 from kapelle.runtime.batch_barrier import current_participant
@@ -287,8 +286,8 @@ class Switchboard:
                 self._unreported += 1
                 return
             others, self._unreported = self._unreported, 0
-        more = f" (So failed {others} others since the last such line.)" if others else ""
-        self.say(f"the episode of {episode.task.id} failed and its place is free: {why}{more}")
+        more = f" ({others} more episodes have failed since the last message.)" if others else ""
+        self.say(f"the episode of {episode.task.id} failed: {why}{more}")
 
     def why_over(self, name: str) -> str | None:
         """Return why an episode failed, by the name of its session; None if that is unknown. Called by the server."""
@@ -302,7 +301,7 @@ class Switchboard:
             if not waiting or self._taken or not self._may_report("idle", 300.0):
                 return
         self.say(
-            f"{waiting} episodes wait for a program, and none has one. Start your program, or check that it calls POST {self.url}/v1/task."
+            f"{waiting} episodes wait, but no program has requested one. Start your program, or check that it calls POST {self.url}/v1/task."
         )
 
     def close(self) -> None:
@@ -326,7 +325,7 @@ def switched_on(key: str, board: Switchboard) -> Iterator[None]:
     """Register the switchboard of an environment while the block runs; raise ConfigError if it has one."""
     if key in _boards:
         raise ConfigError(
-            "Another trainer of this process serves the same external programs. Close it first."
+            "Another trainer of this process already serves this `external` environment. Close it first."
         )
     _boards[key] = board
     try:
@@ -339,7 +338,9 @@ def switched_on(key: str, board: Switchboard) -> Iterator[None]:
 def board_of(key: str) -> Switchboard:
     """Return an environment's switchboard; raise EpisodeError if it is not served."""
     if key not in _boards:
-        raise EpisodeError("No server for outside programs runs here. Train or evaluate with `kapelle`.")
+        raise EpisodeError(
+            "This process has no server for outside programs. Train or evaluate with `kapelle`."
+        )
     return _boards[key]
 
 
@@ -637,16 +638,16 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
     def _check_questions(self, questions: Environment, agents: Sequence[str]) -> None:
         if self.tasks is not None:
             raise ConfigError(
-                "`environment.questions` has its own number of tasks. Remove `environment.tasks`."
+                "`environment.questions` defines the number of tasks. Remove `environment.tasks`."
             )
         if not has_comparable_answers(questions):
             raise ConfigError(
-                f"`environment.questions` is `{questions.name}`, a game of moves. Name an environment of questions, such as `math` or "
+                f"`environment.questions` is `{questions.name}`, a game. Use an environment of questions, such as `math` or "
                 "`rewarded`."
             )
         if offers(questions, UsesModels) and questions.frozen_models:
             raise ConfigError(
-                f"A judge of `environment.questions` is '{questions.frozen_models[0].path}', a model in this process. Name an endpoint."
+                f"A judge of `environment.questions` is '{questions.frozen_models[0].path}', a model in this process, which is not supported here. Use an endpoint."
             )
         questions.check(agents)
 
@@ -734,7 +735,7 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
         row: Mapping[str, Json] = {}
         if self.questions is not None:
             rows = self.questions.rows if isinstance(self.questions, DataSettings) else None
-            row = task.data if rows is None else split_of(rows, task.id).fields
+            row = task.data if rows is None else rows.row_of(task.id).fields
         grade = None if self.questions is None else partial(graded, self.questions, task, seed)
         starts = begin if self.starts else None
         return ExternalState(

@@ -275,17 +275,12 @@ class GSM8KSteps(DataFiles, Questions):
 _ANNOTATION = re.compile(r"<<([^<>]*)>>")
 
 
-def annotated_steps(solution: str) -> list[str]:
-    """Return the texts between `<<` and `>>` in a solution, in order."""
-    return _ANNOTATION.findall(solution)
-
-
 @lru_cache(maxsize=8)
 def _steps(source: DataSource, split: Split, longest: int) -> tuple[CalculatorStep, ...]:
     """Return the usable steps."""
     steps: list[CalculatorStep] = []
     rows = source.load("question", "path").of(split)
-    for annotation in (step for row in rows for step in annotated_steps(row.text("answer", "path"))):
+    for annotation in (step for row in rows for step in _ANNOTATION.findall(row.text("answer", "path"))):
         left, _, right = annotation.partition("=")
         step, given = parse_expression(left), parse_expression(right)
         question = None if step is None else write(step)

@@ -61,7 +61,7 @@ class Rubric(Settings):
         for name in rubric:
             if not re.fullmatch(CRITERION, name):
                 raise ValueError(
-                    f"'{name}' cannot name a criterion: take letters, digits and _, such as `clear`."
+                    f"'{name}' is not a valid name of a criterion. Use letters, digits and _, such as `clear`."
                 )
         return rubric
 
@@ -116,7 +116,7 @@ class Judges:
                 query = query_endpoint(judge)
             elif self._models is None:
                 raise ConfigError(
-                    f"The judge '{judge.path}' is a model of the process that runs episodes, and this process has none. Name an endpoint."
+                    f"The judge '{judge.path}' is a model in the process that runs episodes, and this process has none. Use an endpoint."
                 )
             else:
                 query = self._models.ask(FrozenModel(judge.path, judge.max_tokens))

@@ -21,7 +21,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
-from kapelle.environments.data.conversations import Question, field_of, question_in
+from kapelle.environments.data.conversations import Question, field_of, question_in, text_in
 from kapelle.environments.data.source import DataWithQuestions, Words
 from kapelle.environments.grading.code.programs import program_of
 from kapelle.environments.grading.math.grade import (
@@ -41,7 +41,6 @@ from kapelle.environments.questions import Answers, Questions
 from kapelle.environments.sandbox.contract import Limits
 from kapelle.environments.sandbox.pool import backend, require, shared_pool
 from kapelle.environments.sandbox.session import run
-from kapelle.errors import DataError
 from kapelle.runtime.row_files import DataRow
 from kapelle.settings.base import FROM_HERE_ON
 from kapelle.types import Json, Message, Split, Task
@@ -66,7 +65,7 @@ async def printed_by(text: str, backend: str) -> Printed:
     """Run the program of a text in the sandbox and return its last line; SandboxError if the sandbox is unavailable."""
     program = program_of(text)
     if program is None:
-        return Printed(None, "the text holds no program")
+        return Printed(None, "the text contains no program")
     pool = shared_pool(backend, LIMITS, PARALLEL)
     files = {"answer.py": program.encode("utf-8", "surrogatepass")}
     command = [pool.python, "-I", "-B", "answer.py"]
@@ -138,14 +137,10 @@ class Math(DataWithQuestions, Questions):
         elif isinstance(value, Mapping):
             texts, labels = list(value.values()), list(value)
         if not isinstance(texts, list) or not 1 < len(texts) <= len(ascii_uppercase):
-            raise DataError(
-                f"{row.place}: the field '{field}' must be a list of options. Fix or drop the row, or set `environment.choices_field`."
-            )
+            raise row.unusable(f"the field '{field}' must be a list of options", "choices_field")
         named = list(map(str, ascii_uppercase[: len(texts)] if labels is None else labels))
         if len(set(named)) != len(texts) or any(isinstance(text, Mapping | list) for text in texts):
-            raise DataError(
-                f"{row.place}: the field '{field}' needs a text and a different letter for each option. Fix or drop the row."
-            )
+            raise row.unusable(f"the field '{field}' needs a text and a different letter for each option")
         return dict(zip(named, map(str, texts), strict=True))
 
     def _right_option(self, row: DataRow, options: Mapping[str, str]) -> str:
@@ -167,9 +162,9 @@ class Math(DataWithQuestions, Questions):
         letter = written.strip("().").upper()
         if letter in options and not by_text:
             return letter
-        raise DataError(
-            f"{row.place}: the answer {written[:40]!r} is none of the options {', '.join(letters)}. Fix or drop the row, or set "
-            "`environment.answer_field`."
+        raise row.unusable(
+            f"the answer {written[:40]!r} is not one of the options {', '.join(letters)}",
+            "answer_field",
         )
 
     def check(self, agents: Sequence[str]) -> None:
@@ -186,18 +181,15 @@ class Math(DataWithQuestions, Questions):
         options = self._options(row)
         if options is not None:
             return self._right_option(row, options)
-        written = str(self._written(row)).strip()
+        written = self._written(row).strip()
+        gold, problem = written, ""
         if "####" in written or "\\boxed{" in written:
             found = extract(written, ("hash", "last_box"))
-            gold, problem = found.text, found.problem
-        else:
-            gold, problem = written, f"Its field '{self.answer_field}' is empty."
-        if not gold or gold.casefold() == "nan":
-            raise DataError(f"{row.place} has no answer. {problem} Fix or drop the row.")
-        unread = gold_problem(gold)
-        if unread:
-            raise DataError(
-                f"{row.place} has the unreadable gold answer '{gold[:40]}'. {unread} Fix or drop the row."
+            gold, problem = found.text or "", found.problem
+        problem = problem or gold_problem(gold) or ""
+        if problem or gold.casefold() == "nan":
+            raise row.unusable(
+                f"the answer '{gold[:40]}' cannot be read ({problem.rstrip('.') or 'it is missing'})"
             )
         return gold
 
@@ -217,18 +209,11 @@ class Math(DataWithQuestions, Questions):
         )
         return [doubt]
 
-    def _written(self, row: DataRow) -> str | int | float:
-        value = field_of(row, self.answer_field, "answer_field")
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise DataError(
-                f"{row.place}: the field '{self.answer_field}' holds {type(value).__name__}, not text or a number. Fix "
-                "or drop the row, or set `environment.answer_field`."
-            )
-        if str(value).strip().casefold() in ("nan", "inf", "-inf"):
-            raise DataError(
-                f"{row.place}: the field '{self.answer_field}' holds {value}, no answer. Fix or drop the row."
-            )
-        return value
+    def _written(self, row: DataRow) -> str:
+        text = text_in(row, self.answer_field, "answer_field")
+        if text.strip().casefold() in ("nan", "inf", "-inf"):
+            raise row.unusable(f"the field '{self.answer_field}' is {text}, not an answer")
+        return text
 
     @cached_property
     def _parts(self) -> frozenset[str]:
@@ -294,11 +279,10 @@ class Math(DataWithQuestions, Questions):
         """Return the part of the data set's solution for the agent's role."""
         if self.answer_by == "program":
             return f"```python\nprint({task.data['answer']!r})\n```"
-        split, _, index = task.id.rpartition("-")
-        row = self.rows.of("train" if split == "train" else "test")[int(index)]
+        row = self.rows.row_of(task.id)
         options = task.data.get("choices")
         solution = _ANNOTATION.sub(
-            "", str(self._written(row)) if options is None else options[task.data["answer"]]
+            "", self._written(row) if options is None else options[task.data["answer"]]
         )
         worked = solution.partition("####")[0].strip()
         answer = marked(task.data["answer"], self.extraction[0])

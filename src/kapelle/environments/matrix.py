@@ -158,7 +158,7 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Reporting, Scripted):
     @model_validator(mode="after")
     def _is_a_game(self) -> Matrix:
         if (self.game == "custom") != bool(self.payoffs):
-            raise ValueError("`payoffs` and `game: custom` go together: set both or neither.")
+            raise ValueError("`payoffs` and `game: custom` need each other. Set both or neither.")
         sizes = {
             (len(joint), len(payoffs) if isinstance(payoffs, tuple) else None)
             for joint, payoffs in self.payoffs.items()
@@ -171,7 +171,7 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Reporting, Scripted):
                 "Each key of `payoffs` needs one letter per player, and its value one number or one each."
             )
         if any(not letter.isalnum() for joint in self.payoffs for letter in joint):
-            raise ValueError("The moves in `payoffs` are letters or digits.")
+            raise ValueError("Moves in `payoffs` must be letters or digits.")
         game = self.table
         if gaps := game.gaps():
             raise ValueError(f"`payoffs` lacks the joint move '{gaps[0]}' ({len(gaps)} are missing).")
@@ -220,7 +220,7 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Reporting, Scripted):
         """Yield each player's observation in the only round; ConfigError for several rounds."""
         if self.rounds > 1:
             raise ConfigError(
-                f"`matrix` has exact values for one round, and this has {self.rounds}. Set `environment.rounds: 1`."
+                f"`matrix` has exact values for one round only, but `rounds` is {self.rounds}. Set `environment.rounds: 1`."
             )
         names = tuple(f"agent_{player}" for player in range(self.players))
         state = self.start(self.task("train", 0), names, 0)
@@ -281,7 +281,7 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Reporting, Scripted):
         players = self.table.players
         if len(agents) != players:
             raise ConfigError(
-                f"`game: {self.game}` has {players} players and the team has {len(agents)} agents "
+                f"`game: {self.game}` has {players} players, but the team has {len(agents)} agents "
                 f"({', '.join(agents)}). Set `team.agents` to {players} agents, or another game."
             )
 

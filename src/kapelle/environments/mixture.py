@@ -141,13 +141,13 @@ class Mixture(
             question, game = kinds[True], kinds[False]
             raise ConfigError(
                 f"Part '{question}' of the mixture (`{self.members[question].name}`) asks questions, and part '{game}' "
-                f"(`{self.members[game].name}`) is a game of moves: no workflow runs both. Use two runs."
+                f"(`{self.members[game].name}`) is a game. No workflow supports both; use two runs."
             )
         for name, part in self.members.items():
             try:
                 part.check(agents)
             except ConfigError as error:
-                raise ConfigError(f"Part '{name}' of the mixture does not fit: {error}") from error
+                raise ConfigError(f"Part '{name}' of the mixture is invalid: {error}") from error
 
     def size(self, split: Split) -> int | None:
         """Return the number of test tasks if every part has finitely many; the supply of train tasks is endless."""

@@ -16,7 +16,6 @@ from kapelle.environments.data.conversations import question_in, text_in
 from kapelle.environments.data.source import DataWithQuestions, Words
 from kapelle.environments.grading.text.extraction import ExtractionRule, statements
 from kapelle.environments.questions import Answers, Questions, words
-from kapelle.errors import DataError
 from kapelle.runtime.row_files import DataRow
 from kapelle.types import Json, Split, Task
 
@@ -60,9 +59,7 @@ class NLI(DataWithQuestions, Questions):
         """Return question and label of a row; DataError for one that lacks either."""
         written = text_in(row, self.label_field, "label_field").strip().casefold()
         if written not in _LABELS:
-            raise DataError(
-                f"{row.place}: the label '{written}' must be e, n or c (0, 1, 2). Fix or drop the row."
-            )
+            raise row.unusable(f"the label '{written}' must be e, n or c (0, 1, 2)")
         label = _LABELS[written]
         if self.question_field is not None:
             return question_in(row, self.question_field, "question_field"), label

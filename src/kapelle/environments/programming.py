@@ -202,7 +202,7 @@ def problem(
             if tells_apart(found):
                 return found
     raise DataError(
-        f"`code` finds no generated problem for the {split} split. Name more `environment.templates`, or a wider "
+        f"`code` finds no generated problem for the {split} split. Add `environment.templates`, or widen "
         "`environment.difficulty`."
     )
 

@@ -182,7 +182,7 @@ class Proposals(BaseEnvironment, Scripted):
             if isinstance(found, Proposed) and not (easy and any(self.about(found).values())):
                 return text
         raise DataError(
-            f"`proposals` finds no problem that begins with {given} in {TRIES} draws. Set `environment.problems.digits` higher."
+            f"`proposals` found no problem that begins with {given} in {TRIES} draws. Increase `environment.problems.digits`."
         )
 
 

@@ -106,7 +106,7 @@ class QuestionState(BaseState, Scorable, Retriable):
         """Grade the answers; EpisodeError after the last step, for an unknown agent, or a grader without a verdict."""
         if self.over:
             raise EpisodeError(
-                "The question has an answer already. An episode takes one step, or as many as `allow_answers` allows."
+                "The question has already been answered. An episode allows one step, or as many as `allow_answers` sets."
             )
         require_agents(actions, self.agents, "answered")
         grades = {name: await self._graded(text) for name, text in actions.items()}
@@ -237,7 +237,7 @@ def numbers(rules: Sequence[ExtractionRule]) -> Answers:
         gold = parse_number(str(answer_of(task)))
         if gold is None:
             raise EpisodeError(
-                f"The answer of task {task.id} is {answer_of(task)!r:.60}, no number. Give a number, or return `words(…)` in `answers`."
+                f"The answer of task {task.id} is {answer_of(task)!r:.60}, not a number. Give a number, or return `words(…)` in `answers`."
             )
         return grade_numeric(text, gold, rules)
 
@@ -323,6 +323,12 @@ def split_of(key: str) -> Split:
     return "test" if int.from_bytes(digest, "little") % TEST_SHARE == 0 else "train"
 
 
+def place_of(task_id: str) -> tuple[Split, int]:
+    """Return the split and the index of a task called `<split>-<index>`."""
+    split, _, index = task_id.rpartition("-")
+    return ("train" if split == "train" else "test"), int(index)
+
+
 def draw_task(
     name: str,
     seed: int,
@@ -353,8 +359,8 @@ def draw_task(
         if split_of(key) == split:
             return Task(f"{split}-{index}", problem.question, {**problem.data, "difficulty": level})
     raise DataError(
-        f"`{name}` finds no problem of difficulty {level} for the {split} split in {TRIES} draws"
-        f"{': all its templates belong to the other one' if held_out == 'template' else ''}. Set `environment.difficulty` higher."
+        f"`{name}` found no problem of difficulty {level} for the {split} split in {TRIES} draws"
+        f"{': all its templates belong to the other one' if held_out == 'template' else ''}. Increase `environment.difficulty`."
     )
 
 
@@ -462,7 +468,7 @@ class HandsOnQuestions(Settings, Answerable, Scripted, Reporting):
         """Check the questions; ConfigError for a game."""
         if not has_comparable_answers(self.questions):
             raise ConfigError(
-                f"`{cast('Environment', self).name}` needs questions with one answer, and `{self.questions.name}` is a game of moves. "
+                f"`{cast('Environment', self).name}` needs questions with one answer, but `{self.questions.name}` is a game. "
                 "Set `environment.questions` to math, arithmetic or another environment of questions."
             )
         self.questions.check(agents)
@@ -483,5 +489,5 @@ class HandsOnQuestions(Settings, Answerable, Scripted, Reporting):
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return the text of the questions' script, without any calls; ConfigError if they have none."""
         if not offers(self.questions, Scripted):
-            raise ConfigError(f"`{self.questions.name}` has no script for demonstrations.")
+            raise ConfigError(f"`{self.questions.name}` cannot write demonstrations.")
         return self.questions.script(agent, task, messages, seed)

@@ -29,6 +29,7 @@ from kapelle.environments.data.conversations import (
 )
 from kapelle.environments.data.source import DataWithQuestions, Splits, Words
 from kapelle.environments.grading.text.tool_call import Form, NotCalls, parse_calls
+from kapelle.environments.questions import place_of
 from kapelle.errors import DataError, EpisodeError, did_you_mean, need_known
 from kapelle.runtime.row_files import DataRow
 from kapelle.types import Json, Message, Split, Task, as_text
@@ -40,12 +41,6 @@ class RecordedData(DataWithQuestions, Answerable):
     def extract(self, text: str) -> str | None:
         """Return the whole text, because a record is compared word for word."""
         return text.strip() or None
-
-
-def split_of(splits: Splits, task_id: str) -> DataRow:
-    """Return the row of a task called `<split>-<index>`."""
-    split, _, index = task_id.rpartition("-")
-    return splits.of("train" if split == "train" else "test")[int(index)]
 
 
 class RecordedState(Scorable):
@@ -137,9 +132,8 @@ class Labelled(RecordedData, Recorded):
         for solution, label in self.solutions.items():
             text, value = message_in(row, solution, "solutions").content, field_of(row, label, "solutions")
             if not isinstance(value, bool | int | float) or not 0 <= value <= 1:
-                raise DataError(
-                    f"{row.place}: the label '{label}' is {value!r}, not true, false or a number from 0 to 1. Fix or drop "
-                    "the row."
+                raise row.unusable(
+                    f"the label '{label}' is {value!r}, not true, false or a number from 0 to 1"
                 )
             found.append((text, float(value)))
         return found
@@ -160,8 +154,8 @@ class Labelled(RecordedData, Recorded):
         return by_split
 
     def _question(self, task: Task) -> Solved:
-        split, _, index = task.id.rpartition("-")
-        return self._questions["train" if split == "train" else "test"][int(index)]
+        split, index = place_of(task.id)
+        return self._questions[split][index]
 
     def size(self, split: Split) -> int | None:
         """Return the number of questions."""
@@ -257,7 +251,7 @@ class Preferences(RecordedData, Recorded):
     def _read(self, row: DataRow) -> Pair:
         pair = self._pair(row)
         if pair.chosen == pair.rejected:
-            raise DataError(f"{row.place}: both answers are the same. Drop the row.")
+            raise row.unusable("both answers are the same")
         return pair
 
     def _pair(self, row: DataRow) -> Pair:
@@ -271,8 +265,8 @@ class Preferences(RecordedData, Recorded):
         else:
             (question, chosen), (other, rejected) = (_whole(row, *field) for field in fields)
         if question != other:
-            raise DataError(
-                f"{row.place}: '{self.chosen_field}' and '{self.rejected_field}' differ before their last messages. Fix or drop the row."
+            raise row.unusable(
+                f"'{self.chosen_field}' and '{self.rejected_field}' differ before their last messages"
             )
         return Pair(question, chosen, rejected)
 
@@ -283,7 +277,7 @@ class Preferences(RecordedData, Recorded):
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> RecordedState:
         """Start an episode of one pair."""
-        pair = self._pair(split_of(self.rows, task.id))
+        pair = self._pair(self.rows.row_of(task.id))
         answers = ((pair.chosen, 1.0), (pair.rejected, 0.0))
 
         def reward(agent: str, text: str) -> float | None:
@@ -293,7 +287,7 @@ class Preferences(RecordedData, Recorded):
 
     def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str | Message:
         """Return the chosen answer in even samples, the rejected one in odd ones."""
-        pair = self._pair(split_of(self.rows, task.id))
+        pair = self._pair(self.rows.row_of(task.id))
         return _answer(pair.rejected if sample % 2 else pair.chosen)
 
 
@@ -315,9 +309,7 @@ def paired(rows: Sequence[DataRow]) -> tuple[DataRow, ...]:
     for row in rows:
         reward = row.fields.get("reward")
         if isinstance(reward, bool) or not isinstance(reward, int | float):
-            raise DataError(
-                f"{row.place}: the field 'reward' holds {reward!r:.40}, no number. Fix or drop the row."
-            )
+            raise row.unusable(f"the field 'reward' is {reward!r:.40}, not a number")
         conversation = json.dumps([row.fields.get("agent"), row.fields.get("messages")])
         answers.setdefault(conversation, []).append(row)
     pairs = []
@@ -514,9 +506,7 @@ class Trajectories(RecordedData, Recorded):
             messages = (*messages, message_in(row, answer, "answer_field"))
         turns = _turns(messages)
         if not turns:
-            raise DataError(
-                f"{row.place}: the field '{field}' has no answer of the assistant. Fix or drop the row."
-            )
+            raise row.unusable(f"the field '{field}' has no answer of the assistant")
         return turns
 
     def task(self, split: Split, index: int) -> Task:
@@ -534,7 +524,7 @@ class Trajectories(RecordedData, Recorded):
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> RecordedState:
         """Start an episode of one record."""
-        row = split_of(self.rows, task.id)
+        row = self.rows.row_of(task.id)
         turns = {agent: self._turns(row, agent) for agent in self._agents_of(row, agents)}
 
         def reward(agent: str, text: str) -> float | None:
@@ -546,7 +536,7 @@ class Trajectories(RecordedData, Recorded):
     def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str | Message:
         """Return the agent's recorded turn."""
         answers = 0  # in the conversation so far, also those that the agent only reads
-        for before, answer in self._turns(split_of(self.rows, task.id), agent):  # noqa: B007 - used after the loop
+        for before, answer in self._turns(self.rows.row_of(task.id), agent):  # noqa: B007 - used after the loop
             answers += sum(message.role == "assistant" for message in before)
             if turn <= answers:
                 break

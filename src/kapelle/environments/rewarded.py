@@ -45,7 +45,6 @@ from kapelle.environments.grading.judge import judge_attempts, judge_rubric
 from kapelle.environments.grading.text.tool_call import NotCalls, beside_calls, parse_calls
 from kapelle.environments.judged import Ranking, Rubric, UsesJudges, shown
 from kapelle.environments.questions import require_agents
-from kapelle.environments.recorded import split_of
 from kapelle.environments.tool_questions import AnyTool, OffersTools, ToolsState
 from kapelle.environments.tools.functions import Functions
 from kapelle.errors import AbsentData, ConfigError, DataError, EpisodeError, did_you_mean, need_known
@@ -117,11 +116,11 @@ class RewardFunction:
         what = f"The {self.kind} function `{self.name}` takes"
         for name in set(self.may_take) & set(given) & set(columns):
             raise ConfigError(
-                f"{what} `{name}`, a column of the data and an argument of kapelle. Rename the column."
+                f"{what} `{name}`, both a column of the data and an argument of kapelle. Rename the column."
             )
         if "agent" in self.needs and for_team:
             raise ConfigError(
-                f"{what} `agent` and rewards the whole team. Name its agent: `reward={{'NAME': {self.name}}}`."
+                f"{what} `agent` but rewards the whole team. Name its agent: `reward={{'NAME': {self.name}}}`."
             )
         known = [*given, "question", *columns]
         for name in self.needs:
@@ -203,7 +202,7 @@ def read_function(name: str, function: Any, kind: str = "reward") -> RewardFunct
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         raise ConfigError(
-            f"The {kind} function `{name}` has no readable parameters. Write `lambda completion: …` around it."
+            f"The {kind} function `{name}` has no readable parameters. Wrap it in `lambda completion: …`."
         ) from None
     for each in parameters:
         if each.kind in (each.POSITIONAL_ONLY, each.VAR_POSITIONAL):
@@ -559,7 +558,7 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
 
         So does a rubric if its judge returns no verdict. Rankings are computed when the group is complete.
         """
-        row = split_of(self.rows, episode.task.id)
+        row = self.rows.row_of(episode.task.id)
         texts, answer = last_texts(episode), answer_of(episode, outcome.info)
         question = {"question": episode.task.question}
         own_row = {**row.fields, **question} if self._question == "question" else {**question, **row.fields}
@@ -704,7 +703,7 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
                 )
                 for k in part
             ]
-            judge, reference = self.judge_of(each), _reference(each, split_of(self.rows, task.id))
+            judge, reference = self.judge_of(each), _reference(each, self.rows.row_of(task.id))
             found = await judge_attempts(judge, task.question, compared, each.rank, reference)
             missed = next((grade for grade in found.grades if grade.status == "ungraded"), None)
             if missed is not None:
@@ -779,7 +778,7 @@ class RewardedState(BaseState):
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Take the answers; EpisodeError for a second step, or an unknown agent."""
         if self.over:
-            raise EpisodeError("The question has an answer already. This environment takes one step.")
+            raise EpisodeError("The question has already been answered. This environment allows one step.")
         require_agents(actions, self.agents, "answered")
         self._answer, self.over = final, True
         return {}

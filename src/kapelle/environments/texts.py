@@ -27,7 +27,6 @@ from kapelle.environments.grading.text.overlap import (
 )
 from kapelle.environments.grading.verdict import Grade, no_answer
 from kapelle.environments.questions import Answers, Questions
-from kapelle.errors import DataError
 from kapelle.runtime.row_files import DataRow
 from kapelle.types import Json, Message, Split, Task
 
@@ -92,15 +91,13 @@ class _Referenced(DataSettings, Questions):
         texts = value if isinstance(value, list) else [text_in(row, self.reference_field, "reference_field")]
         found = [text for text in texts if isinstance(text, str) and text.strip()]
         if not found or len(found) < len(texts):
-            raise DataError(
-                f"{row.place}: the field '{self.reference_field}' needs a text or a list of texts. Fix or drop the row, or set "
-                "`environment.reference_field`."
+            raise row.unusable(
+                f"the field '{self.reference_field}' needs a text or a list of texts",
+                "reference_field",
             )
         for text in found:
             if too_long(text):
-                raise DataError(
-                    f"{row.place}: a reference has {len(text.split()):,} words, too many to score. Drop the row."
-                )
+                raise row.unusable(f"a reference of {len(text.split()):,} words is too long to score")
         return found
 
     def task(self, split: Split, index: int) -> Task:
@@ -123,7 +120,7 @@ class _Referenced(DataSettings, Questions):
         if found is None:
             return no_answer("there is no text")
         if too_long(found):
-            return no_answer(f"a text of {len(found.split()):,} words is not scored")
+            return no_answer(f"a text of {len(found.split()):,} words is too long to score")
         references = [str(each) for each in task.data["references"]]
         scores = {
             metric: similarity(metric, found, references, stem=self.stem, tokeniser=self.tokeniser)

@@ -213,7 +213,7 @@ class ToolsState(Retriable):
         for agent in actions:
             if agent not in self.movers():
                 raise EpisodeError(
-                    f"'{agent}' has answered, or has no turn left of {self._settings.max_turns}."
+                    f"'{agent}' has already answered, or has used all turns of {self._settings.max_turns}."
                 )
         self._given += 1
         calling = False

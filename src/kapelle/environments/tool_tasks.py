@@ -182,7 +182,7 @@ class ToolTaskState(BaseState):
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Grade the results of these agents, or their numbers; a `final` number is the team's."""
         if self.over:
-            raise EpisodeError("The task has an answer already. An episode takes one step.")
+            raise EpisodeError("The task has already been answered. An episode allows one step.")
         require_agents(actions, self.agents, "answered")
         grades = {agent: self._grade(agent, text) for agent, text in actions.items()}
         self.rewards = {agent: grade.score for agent, grade in grades.items()}
@@ -213,8 +213,8 @@ class ToolTaskState(BaseState):
             assert isinstance(events, Events), "opened above"
             left, wanted = events.state(), data["events_after"]
         if left == wanted:
-            return Grade(1.0, None, f"The {data['kind']} is as it was asked for.")
-        return Grade(0.0, None, f"The {data['kind']} holds {left!r:.200}, and {wanted!r:.200} was asked for.")
+            return Grade(1.0, None, f"The {data['kind']} is as requested.")
+        return Grade(0.0, None, f"The {data['kind']} contains {left!r:.200} in place of {wanted!r:.200}.")
 
     def outcome(self) -> Outcome:
         """Return the scores; a task without an answer is truncated, with success 0."""

@@ -41,11 +41,15 @@ class DataRow:
             )
         value = self.fields[field]
         if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise DataError(
-                f"{self.place}: the field '{field}' holds {type(value).__name__}, not text or a number. "
-                f"Fix or drop the row, or set `environment.{setting}`."
+            raise self.unusable(
+                f"the field '{field}' holds {type(value).__name__}, not text or a number", setting
             )
         return str(value)
+
+    def unusable(self, fault: str, setting: str = "") -> DataError:
+        """Return the error for a row with a fault; `setting` is one that may have caused it."""
+        other = f", or set `environment.{setting}`" if setting else ""
+        return DataError(f"{self.place}: {fault}. Fix or drop the row{other}.")
 
 
 def held_out(key: str, share: float) -> bool:

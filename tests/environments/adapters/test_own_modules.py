@@ -137,11 +137,11 @@ def test_a_game_of_textarena_in_the_current_folder(module: str, monkeypatch: pyt
     [
         ({"name": "pettingzoo", "path": "./{0}.py:Matchin"}, "Did you mean 'Matching'"),
         ({"name": "pettingzoo", "path": "./no_such.py"}, "no_such.py"),
-        ({"name": "pettingzoo", "path": "{0}", "arguments": {"stick": 1}}, "cannot be made .* 'stick'"),
+        ({"name": "pettingzoo", "path": "{0}", "arguments": {"stick": 1}}, "cannot be created .* 'stick'"),
         ({"name": "pettingzoo", "path": "{0}:Grid"}, "has no `possible_agents`"),
         ({"name": "gymnasium", "id": "{0}:Guess"}, "has no `action_space`"),
         ({"name": "pettingzoo", "path": "broken.py"}, "ValueError: no"),
-        ({"name": "gymnasium", "id": "{0}:Grid", "arguments": {"siz": 1}}, "cannot be made .* 'siz'"),
+        ({"name": "gymnasium", "id": "{0}:Grid", "arguments": {"siz": 1}}, "cannot be created .* 'siz'"),
         ({"name": "gymnasium", "id": "{0}:Gird"}, "Did you mean 'Grid'"),
         ({"name": "gymnasium", "id": "{0}"}, "module:Class"),
     ],

@@ -20,7 +20,7 @@ from kapelle.environments.sandbox.unsafe_subprocess import UnsafeSandboxWarning
 from kapelle.errors import DataError, EpisodeError, SandboxError
 from kapelle.rollout.episodes import rollout
 from kapelle.rollout.setup import RolloutSetup
-from kapelle.types import Split, Task
+from kapelle.types import Task
 from kapelle.workflows.parallel import Parallel
 from kapelle.workflows.solo import Solo
 
@@ -199,12 +199,20 @@ async def test_other_forms_of_tests_are_private(
 @pytest.mark.parametrize(
     ("form", "row", "message"),
     [
-        ("mbpp", {"task_id": 1, "text": "t"}, "line 1: A row of MBPP"),
-        ("humaneval", {"task_id": 1}, "line 1: A row of HumanEval"),
+        ("mbpp", {"task_id": 1, "text": "t"}, "line 1: .*MBPP"),
+        ("humaneval", {"task_id": 1}, "line 1: .*HumanEval"),
         ("stdio", {"question": "q"}, "line 1 .*public_tests"),
         ("stdio", {"question": "q", "input_output": "{"}, "line 1: `input_output`"),
-        ("stdio", {"question": "q", "private_tests": {"input": ["1"], "output": []}}, "as many texts"),
-        ("stdio", {"question": "q", "private_tests": {"input": [1], "output": ["1"]}}, "as many texts"),
+        (
+            "stdio",
+            {"question": "q", "private_tests": {"input": ["1"], "output": []}},
+            "as many `input` texts",
+        ),
+        (
+            "stdio",
+            {"question": "q", "private_tests": {"input": [1], "output": ["1"]}},
+            "as many `input` texts",
+        ),
         ("stdio", {"question": "q", "input_output": {"fn_name": "f", "inputs": []}}, "'f'"),
     ],
 )
@@ -241,7 +249,7 @@ async def test_impossible_steps_are_errors(mbpp: str) -> None:
     assert world.outcome().truncated
     await world.step({"coder": WRONG})
     assert world.movers() == ()
-    with pytest.raises(EpisodeError, match="no attempt left"):
+    with pytest.raises(EpisodeError, match="no attempts left"):
         await world.step({"coder": RIGHT})
 
 
@@ -320,18 +328,6 @@ async def test_published_splits_of_mbpp(
     assert environment.task("test", 0).question.startswith(mbpp_rows[10]["text"])
     sample = [environment.task("test", index) for index in range(0, 500, 100)]
     assert set((await scripted(environment, sample)).values()) == {1.0}
-
-
-@pytest.mark.data
-@pytest.mark.sandbox_full
-async def test_all_974_solutions_of_mbpp_pass(sandbox: Bubblewrap, data_folder: Path) -> None:
-    environment = Code(
-        path=mbpp_file(data_folder), published_split=False, wall_s=60.0, parallel=4, untrusted_tests="allow"
-    )
-    splits: tuple[Split, ...] = ("train", "test")
-    tasks = [environment.task(split, k) for split in splits for k in range(environment.size(split) or 0)]
-    assert len(tasks) == 974
-    assert [task for task, score in (await scripted(environment, tasks)).items() if score != 1.0] == []
 
 
 @pytest.mark.data

@@ -11,7 +11,6 @@ from kapelle.environments.code import CodeProblem, humaneval_problem, mbpp_probl
 from kapelle.environments.grading.code.grade import ProgramTests, grade_program
 from kapelle.environments.sandbox.bubblewrap import Bubblewrap
 from kapelle.environments.sandbox.contract import Limits
-from kapelle.errors import DataError
 from kapelle.runtime.row_files import DataRow
 
 # Sets and tuples, a class of the candidate's, a function that is called `sum`, types as arguments, trees in the
@@ -126,57 +125,9 @@ def test_a_candidate_cannot_redefine_names_of_the_tests(sandbox: Bubblewrap) -> 
     assert grade_program("def close(x): return 'ba' if x < 2 else x", tests, sandbox).solved
 
 
-def test_the_function_may_have_the_name_of_a_builtin(
-    sandbox: Bubblewrap, mbpp_rows: list[dict[str, Any]]
-) -> None:
-    problem = mbpp(next(row for row in mbpp_rows if row["task_id"] == 126))
-    assert "sum(" in problem.shown[0]
-    assert problem.grade(solution_of(problem), sandbox, LIMITS).solved
-    assert problem.grade("def f(): pass", sandbox, LIMITS).score == 0.0
-
-
 def test_a_test_may_expect_an_exception(sandbox: Bubblewrap) -> None:
     tests = ProgramTests(("try:\n    f(-1)\nexcept ValueError:\n    pass\nelse:\n    assert False",))
     grade = partial(grade_program, tests=tests, sandbox=sandbox, allow_untrusted=True)
     assert grade("def f(x): raise ValueError('negative')").solved
     assert not grade("def f(x): raise AssertionError").solved
     assert not grade("def f(x): return 1").solved
-
-
-def test_an_exit_in_one_test_does_not_affect_the_others(sandbox: Bubblewrap) -> None:
-    tests = ProgramTests(("assert f(1) == 1", "assert f(2) == 2", "assert f(3) == 3"))
-    solution = "import os\ndef f(x):\n    if x == 2: os._exit(0)\n    return x"
-    assert [test.status for test in grade_program(solution, tests, sandbox).tests] == [
-        "passed",
-        "error",
-        "passed",
-    ]
-
-
-@pytest.mark.parametrize(
-    "row", [{}, {"test_list": []}, {"test_list": ["assert ("], "code": "", "test_setup_code": "", "text": ""}]
-)
-def test_a_row_of_another_form_is_an_error(row: dict[str, Any]) -> None:
-    with pytest.raises(DataError, match="MBPP"):
-        mbpp(row)
-    with pytest.raises(DataError, match="HumanEval"):
-        humaneval(row)
-
-
-def test_an_object_of_the_candidates_is_neither_true_nor_false(sandbox: Bubblewrap) -> None:
-    tests = ProgramTests(("assert even(4)", "assert not even(3)", "assert even(4) is True or even(3)"))
-    solution = "class Yes:\n    def __len__(self): return 1\ndef even(x): return Yes()"
-    assert grade_program(solution, tests, sandbox).score == 0.0
-    assert grade_program("def even(x): return x % 2 == 0", tests, sandbox).solved
-
-
-def test_objects_of_the_candidates_are_built_and_passed_back(sandbox: Bubblewrap) -> None:
-    tests = ProgramTests(
-        ("assert total(root) == 6", "root.left.value = 5\nassert total(root) == 9"),
-        "root = Node(1)\nroot.left = Node(2)\nroot.right = Node(3)",
-    )
-    solution = (
-        "class Node:\n    def __init__(self, value): self.value, self.left, self.right = value, None, None\n"
-        "def total(n): return 0 if n is None else n.value + total(n.left) + total(n.right)"
-    )
-    assert grade_program(solution, tests, sandbox).solved

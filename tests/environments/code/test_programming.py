@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from tests.environments.grading.code.cheats import CHEATS
 from tests.workflows.stage import expert, lines, play
 
 from kapelle.cli.serve import named
@@ -322,17 +321,6 @@ def test_in_the_sandbox_the_solution_passes_and_every_slip_fails(name: str, sand
     assert found.wrong
     for program in found.wrong:
         assert not grade_calls(program, tests, sandbox).solved, (found.asked, program)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("what", CHEATS)
-async def test_cheats_receive_no_reward(what: str, sandbox: Bubblewrap) -> None:
-    environment = Code(format="generated", partial_credit=True)
-    function = problem(0, "train", 0, (1, 3), (), "problem").function
-    text = f"```python\n{CHEATS[what].replace('{name}', function)}\n```"
-    task = environment.task("train", 0)
-    [episode] = await play(environment, Solo(), ["coder"], {"coder": lines(text)}, task)
-    assert (episode.error, episode.success) == (None, 0.0)
 
 
 async def test_an_agent_reads_only_the_shown_tests_and_all_of_them_decide_its_reward(

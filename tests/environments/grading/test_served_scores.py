@@ -82,9 +82,9 @@ async def test_what_does_not_pass_is_ungraded_in_the_end(pauses: list[float]) ->
         ((400, b"\xff"), "HTTP 400"),
         ((413, [1]), "HTTP 413"),
         ((200, b"no json"), "no JSON instead of an answer"),
-        ((200, []), "form of a reward server"),
-        ((200, {"results": []}), "form of a reward server"),
-        ((200, {"results": [{}, {}]}), "form of a reward server"),
+        ((200, []), "malformed"),
+        ((200, {"results": []}), "malformed"),
+        ((200, {"results": [{}, {}]}), "malformed"),
         ((200, {"results": ["x"]}), "no score from 0 to 1"),
         ((200, {"results": [{"status": "scored"}]}), "no score from 0 to 1"),
         ((200, {"results": [{"score": 1.0}]}), "no score from 0 to 1"),
@@ -93,7 +93,7 @@ async def test_what_does_not_pass_is_ungraded_in_the_end(pauses: list[float]) ->
         *((scored(value), "no score from 0 to 1") for value in (None, "1", True, -0.1, 1.1, [1])),
         ((200, b'{"results": [{"status": "scored", "score": NaN}]}'), "no score from 0 to 1"),
         ((200, b'{"results": [{"status": "scored", "score": 1e999}]}'), "no score from 0 to 1"),
-        ((200, b"[" * 100_000), "form of a reward server"),
+        ((200, b"[" * 100_000), "malformed"),
     ],
 )
 async def test_errors_give_no_score(reply: Reply, said: str, pauses: list[float]) -> None:

@@ -150,13 +150,6 @@ class TestColumns:
             game(wording="columns").check(["a", "b"])
 
 
-async def test_negotiators_observe_only_their_own_values() -> None:
-    world = start(game("negotiation"), "a", "b")
-    assert "Agent 0 util vec" in world.observe("a")
-    assert "Agent 1 util vec" not in world.observe("a")
-    assert "Agent 0 util vec" not in world.observe("b")
-
-
 @pytest.mark.parametrize("wording", ["full", "short"])
 @pytest.mark.parametrize(("name", "states"), [("kuhn_poker", 12), ("leduc_poker", 936), ("tiny_hanabi", 8)])
 def test_each_information_state_has_its_own_text(name: str, states: int, wording: str) -> None:
@@ -257,15 +250,6 @@ async def test_a_forfeit_receives_the_least_and_the_others_share_the_rest() -> N
     assert together.outcome().success == 0.0
 
 
-async def test_a_forfeit_in_a_common_payoff_game_loses_all() -> None:
-    world, place = dealt_a_one(game("hanabi_very_small", invalid="forfeit"))
-    await world.step({"a": f"Play {place}"})
-    assert world.state.returns() == [1.0, 1.0]
-    await world.step({"b": "?"})
-    assert world.outcome().rewards == {"a": 0.0, "b": 0.0}
-    assert world.outcome().success == 0.0
-
-
 async def test_simultaneous_moves_come_together() -> None:
     world = start(game("matrix_pd"), "a", "b")
     assert world.movers() == ("a", "b")
@@ -273,16 +257,6 @@ async def test_simultaneous_moves_come_together() -> None:
         await world.step({"a": "Defect"})
     await world.step({"a": "Defect", "b": "Cooperate"})
     assert world.outcome().rewards == {"a": 10.0, "b": 0.0}
-
-
-def dealt_a_one(environment: OpenSpiel) -> tuple[GameState, int]:
-    """Return a game of Hanabi in which the first player holds a one, and the one's place."""
-    for seed in range(200):
-        world = start(environment, "a", "b", seed=seed)
-        first = [line for line in hand(world) if line.startswith("R")]
-        if any(line.startswith("R1") for line in first):
-            return world, next(k for k, line in enumerate(first) if line.startswith("R1"))
-    raise AssertionError("no first player has a one")
 
 
 def hand(world: GameState) -> list[str]:
@@ -297,14 +271,6 @@ def test_cards_have_their_probabilities() -> None:
     cards = [hand(start(environment, "a", "b", seed=seed))[0][:2] for seed in range(800)]
     assert cards.count("R1") / 800 == pytest.approx(0.3, abs=0.05)
     assert cards.count("R5") / 800 == pytest.approx(0.1, abs=0.04)
-
-
-async def test_step_rewards_of_an_agent_wait_for_its_first_move() -> None:
-    world, place = dealt_a_one(game("hanabi_very_small", step_rewards=True))
-    assert await world.step({"a": f"Play {place}"}) == {"a": 1.0}
-    rewards = await world.step({"b": read_listed(world.observe("b"))[-1]})
-    assert rewards["b"] == 1.0
-    assert rewards["a"] == 0.0
 
 
 async def test_one_agent_can_be_all_players_of_a_common_payoff_game() -> None:

@@ -15,7 +15,7 @@ from tests.cli.conftest import call
 from tests.environments.openspiel.test_playthroughs import Recorded
 
 from kapelle.environments.openspiel.environment import GameState, OpenSpiel, Players
-from kapelle.environments.openspiel.hanabi import choose, read_card, read_table
+from kapelle.environments.openspiel.hanabi import choose, read_card
 from kapelle.runs.reader import read_episodes, read_evaluations, read_metrics
 
 SMALL: dict[str, Any] = {
@@ -149,19 +149,6 @@ def test_scripted_players_beat_chance_and_bold_ones_are_best() -> None:
     assert chance < 0.3
     assert 0.55 < careful < bold
     assert bold > 0.7
-
-
-async def test_a_scripted_partner_in_hanabi() -> None:
-    environment = OpenSpiel(game="hanabi", parameters=SMALL, opponents={2: {"name": "hanabi", "bold": True}})
-    world = environment.start(environment.task("train", 0), ["a"], 0)
-    while world.movers():
-        view = read_table(world.state.observation_string(0))
-        hint = next(iter(view.hands[1]))[1]
-        await world.step({"a": f"(Reveal player +1 rank {hint})"})
-    info = world.outcome().info
-    assert info["opponents"] == {"2": "hanabi"}
-    assert any(move.startswith("2: ") for move in info["moves"])
-    assert set(info["played"]) == {"a"}
 
 
 QUICK = (

@@ -120,11 +120,3 @@ async def test_an_equilibrium_of_simultaneous_moves_is_played() -> None:
     assert [sorted(own.values()) for own in equilibrium("matrix_rps()", 0.001).values()] == [
         pytest.approx([1 / 3] * 3, abs=0.01)
     ] * 2
-
-
-def test_decisions_have_the_observations_of_episodes() -> None:
-    environment = game("matrix_rps")
-    world = environment.start(environment.task("train", 0), ["a", "b"], 0)
-    found = list(environment.decisions())
-    assert [decision.text for decision in found] == [world.observe("a"), world.observe("b")]
-    assert [decision.moves for decision in found] == [("Rock", "Paper", "Scissors")] * 2

@@ -253,7 +253,7 @@ def test_no_question_is_in_both_splits(tmp_path: Path) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS[:5]))
     other = paying({"function": "exact"}, eval_path=str(file))
     assert (other.size("train"), other.size("test"), other.rows.duplicates) == (15, 5, 5)
-    with pytest.raises(DataError, match="Every train row"):
+    with pytest.raises(DataError, match="All train rows"):
         paying({"function": "exact"}, rows=ROWS[:5], eval_path=str(file)).check(["a"])
 
 

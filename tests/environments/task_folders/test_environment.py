@@ -202,9 +202,9 @@ def test_a_program_in_the_background_is_dead_before_the_tests(task: Callable[...
 
 
 FILLING = {
-    "bytes": ("head -c 40M /dev/urandom > big", "more than 4 MiB"),
-    "a hole": ("truncate -s 20M hole", "more than 4 MiB"),
-    "files": ("mkdir d; for i in $(seq 4200); do : > d/$i; done", "more than 4096 files"),
+    "bytes": ("head -c 40M /dev/urandom > big", "exceed 4 MiB"),
+    "a hole": ("truncate -s 20M hole", "exceed 4 MiB"),
+    "files": ("mkdir d; for i in $(seq 4200); do : > d/$i; done", "exceed 4096 files"),
     "the sandbox": (
         "for i in 1 2 3 4 5 6 7 8 9; do head -c 60M /dev/urandom > /box/$i; head -c 60M /dev/urandom > $i; done",
         "",

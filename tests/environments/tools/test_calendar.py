@@ -106,7 +106,7 @@ def test_a_calendar_has_a_limit() -> None:
     for day in days:
         call(events, "create_event", title="x", start=day, minutes=1)
     assert len(events.state()) == MAX_EVENTS
-    assert "no more fit" in call(events, "create_event", title="x", start="2035-01-01 10:00", minutes=1)
+    assert "calendar is full" in call(events, "create_event", title="x", start="2035-01-01 10:00", minutes=1)
 
 
 def test_each_agent_has_its_own_calendar_at_a_fixed_time() -> None:

@@ -94,5 +94,5 @@ def test_an_answer_without_a_grader_is_rejected(setup: RolloutSetup, tmp_path: P
 
 
 def test_games_are_no_questions() -> None:
-    with pytest.raises(ConfigError, match="a game of moves"):
+    with pytest.raises(ConfigError, match="a game"):
         External.model_validate({"command": ["x"], "questions": {"name": "matrix"}}).check(["first"])

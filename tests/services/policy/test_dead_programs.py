@@ -77,9 +77,7 @@ def test_a_dead_program_frees_its_place_soon(end: str, setup: RolloutSetup) -> N
     assert "closed its last connection 0.4 s ago" in failed.error
     assert played.error is None
     [line] = stage.said
-    assert line.startswith(
-        f"the episode of {failed.task.id} failed and its place is free: Its program closed"
-    )
+    assert line.startswith(f"the episode of {failed.task.id} failed: Its program closed")
     if end.endswith("answer"):
         assert len(engine.broken_off) == 1, "nothing is sampled for it any more"
 
@@ -153,9 +151,7 @@ def test_the_end_of_a_started_program_is_noticed_while_its_answer_is_sampled(set
         assert episode.error is not None
         assert "ended with code 7 and posted no reward" in episode.error
     assert len(engine.broken_off) == 2
-    assert stage.said[0].startswith(
-        "the episode of train-0 failed and its place is free: The program ended with code 7"
-    )
+    assert stage.said[0].startswith("the episode of train-0 failed: The program ended with code 7")
 
 
 def test_a_started_program_may_clean_up_after_its_episode(setup: RolloutSetup, tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_a_run_learns_from_what_a_server_pays(server: Serving, scorer: Scorer) -
 
 def test_what_makes_no_sense_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     games = RewardServer(questions=Matrix(), address="http://127.0.0.1:1")
-    with pytest.raises(ConfigError, match="`matrix` is a game of moves"):
+    with pytest.raises(ConfigError, match="`matrix` is a game"):
         games.check(["a", "b"])
     monkeypatch.setenv("KAPELLE_TOKEN", "secret")
     rewarded_counts("http://127.0.0.1:1").check(["a"])

@@ -45,7 +45,9 @@ class Gymnasium(Endless, StatedRewards):
         try:
             legal_numbers(made.action_space, None)
         except TypeError as error:
-            raise ConfigError(f"environment.id {self.id}: {error}. Take another, or wrap it.") from error
+            raise ConfigError(
+                f"environment.id {self.id}: {error}. Choose another environment, or wrap this one."
+            ) from error
         finally:
             made.close()
 

@@ -25,7 +25,7 @@ from kapelle.environments.adapters.plain import need_package
 from kapelle.environments.grading.verdict import Grade
 from kapelle.environments.questions import Answers, Questions, split_of
 from kapelle.environments.taught import WithTeacher
-from kapelle.errors import ConfigError, DataError, EpisodeError, KapelleError
+from kapelle.errors import ConfigError, EpisodeError, KapelleError
 from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.plugins import find_object
 from kapelle.types import Json, Message, Split, Task
@@ -69,7 +69,7 @@ class Inspect(WithTeacher, Questions, Reporting, Reads):
         scorers = len(self._loaded.task.scorer or ())
         if self.scorer >= scorers:
             raise ConfigError(
-                f"inspect's {self.path} has {scorers} scorers, and `environment.scorer` is {self.scorer}. Count from 0."
+                f"`environment.scorer` is {self.scorer}, but inspect's {self.path} has {scorers} scorers, numbered from 0."
             )
         self.check_teacher()
 
@@ -79,7 +79,7 @@ class Inspect(WithTeacher, Questions, Reporting, Reads):
 
     def task(self, split: Split, index: int) -> Task:
         """Return the sample at an index, as the solver's prompt."""
-        sample = self._sample(split, index)
+        sample = self._loaded.samples[split][index]
         data: dict[str, Json] = {"split": split, "index": index}
         if isinstance(sample.target, str):
             data["answer"] = sample.target
@@ -89,7 +89,7 @@ class Inspect(WithTeacher, Questions, Reporting, Reads):
         """Return the `teacher`'s text; without one the target, or `ANSWER: B` for lettered choices."""
         if self.teacher is not None:
             return super().script(agent, task, messages, seed)
-        sample = self._sample(task.data["split"], task.data["index"])
+        sample = self._loaded.samples[task.data["split"]][task.data["index"]]
         target = sample.target if isinstance(sample.target, str) else sample.target[0]
         return f"ANSWER: {target}" if sample.choices else target
 
@@ -97,17 +97,11 @@ class Inspect(WithTeacher, Questions, Reporting, Reads):
     def _loaded(self) -> InspectSamples:
         return _load(self.path, json.dumps(dict(self.args), sort_keys=True))
 
-    def _sample(self, split: Split, index: int) -> Any:
-        samples = self._loaded.samples[split]
-        if not 0 <= index < len(samples):
-            raise DataError(f"inspect's {self.path} has {len(samples)} {split} samples, and none at {index}.")
-        return samples[index]
-
     async def _grade(self, text: str, task: Task) -> Grade:
         from inspect_ai.scorer import Target, value_to_float
 
         loaded = self._loaded
-        sample = self._sample(task.data["split"], task.data["index"])
+        sample = self._loaded.samples[task.data["split"]][task.data["index"]]
         try:
             state = await _solved(loaded, sample, text)
             target = Target(sample.target if isinstance(sample.target, str) else list(sample.target))
@@ -117,18 +111,18 @@ class Inspect(WithTeacher, Questions, Reporting, Reads):
         except Exception as error:
             raise EpisodeError(f"inspect's {self.path} failed on {task.id}: {reason(error)}") from error
         if score is None:
-            raise EpisodeError(f"The scorer of inspect's {self.path} gives no score for {task.id}.")
+            raise EpisodeError(f"The scorer of inspect's {self.path} returned no score for {task.id}.")
         value = score.value
         if isinstance(value, Mapping):
             if self.value not in value:
                 raise EpisodeError(
-                    f"The scorer of inspect's {self.path} gives {', '.join(map(str, value))}. Name one in `environment.value`."
+                    f"The scorer of inspect's {self.path} returned several values: {', '.join(map(str, value))}. Choose one with `environment.value`."
                 )
             value = value[self.value]
         number = float(value_to_float()(value))
         if not math.isfinite(number) or not 0.0 <= number <= 1.0:
             raise EpisodeError(
-                f"The scorer of inspect's {self.path} gives {value!r:.60}, no number in [0, 1]."
+                f"The scorer of inspect's {self.path} returned {value!r:.60}, not a number from 0 to 1."
             )
         return Grade(
             number, score.answer if isinstance(score.answer, str) else None, score.explanation or f"{value}"
@@ -152,7 +146,7 @@ def _load(path: str, args: str) -> InspectSamples:
         made = make(**json.loads(args))
     except Exception as error:
         raise ConfigError(
-            f"inspect's {path} cannot be made with `environment.args: {args}`: {reason(error)}"
+            f"inspect's {path} cannot be created with `environment.args: {args}`: {reason(error)}"
         ) from error
     if not isinstance(made, task_class):
         raise ConfigError(
@@ -213,12 +207,12 @@ def _question(loaded: InspectSamples, sample: Any) -> str:
         return "\n\n".join(each.text for each in prompt.messages)
     except StopIteration:
         raise ConfigError(
-            "The solver of an inspect task calls no model. Take a task whose solver generates."
+            "The solver of an inspect task calls no model. Use a task whose solver calls `generate`."
         ) from None
     finally:
         work.close()
     raise ConfigError(
-        "The solver of an inspect task waits for something before it calls a model, which is not supported."
+        "The solver of an inspect task awaits something before it calls a model, which is not supported."
     )
 
 
@@ -233,7 +227,7 @@ async def _solved(loaded: InspectSamples, sample: Any, text: str) -> Any:
         calls += 1
         if calls > 1 or state.tools:
             raise EpisodeError(
-                "The solver of an inspect task calls its model more than once, or with tools. Give the task a solver with one call."
+                "The solver of an inspect task calls its model more than once, or with tools. Use a solver with one call and no tools."
             )
         state.output = ModelOutput.from_content("kapelle/team", text)
         state.messages.append(state.output.message)

@@ -130,7 +130,7 @@ class OpenEnv(Endless, StatedRewards, WithTeacher, Reporting, UsesServers, Descr
                 f"The OpenEnv server at {self.url} is unreachable: {str(error) or type(error).__name__}"
             ) from None
         if answer.status != 200:
-            raise EpisodeError(f"The OpenEnv server answers /schema with status {answer.status}.")
+            raise EpisodeError(f"The OpenEnv server answered /schema with status {answer.status}.")
         return read_json(answer.body)
 
 
@@ -139,7 +139,7 @@ def read_json(text: str | bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise EpisodeError(f"The OpenEnv server answers {text[:60]!r}, which is not JSON.") from None
+        raise EpisodeError(f"The OpenEnv server returned {text[:60]!r}, which is not JSON.") from None
 
 
 # -------- From an agent's text to an action
@@ -181,7 +181,7 @@ def action_form(schema: Any, wanted: str | None) -> ActionForm:
     }
     if wanted is not None and wanted not in fields:
         raise EpisodeError(
-            f"`environment.action` is '{wanted}', which the server's action does not have.{did_you_mean(wanted, fields)}"
+            f"`environment.action` is '{wanted}', but the server's action has no such field.{did_you_mean(wanted, fields)}"
         )
     required = [name for name in schema.get("required") or () if name in fields]
     texts = [name for name, part in fields.items() if part.get("type") == "string"]
@@ -247,7 +247,9 @@ class OpenEnvSession:
                 )
             except (OSError, TimeoutError, WebSocketException) as error:
                 if pause is None:
-                    raise EpisodeError(f"No session of the OpenEnv server at {address}: {error}") from None
+                    raise EpisodeError(
+                        f"Cannot open a session on the OpenEnv server at {address}: {error}"
+                    ) from None
                 await asyncio.sleep(pause)
             else:
                 return
@@ -266,15 +268,15 @@ class OpenEnvSession:
                 f"The OpenEnv server did not answer `{kind}` within {self._settings.attempt_s:g} s (`environment.attempt_s`)."
             ) from None
         except (OSError, WebSocketException) as error:
-            raise EpisodeError(f"The OpenEnv server has ended the session: {error}") from None
+            raise EpisodeError(f"The OpenEnv server closed the session: {error}") from None
         found = answer.get("data") if isinstance(answer, Mapping) else None
         if not isinstance(found, Mapping):
-            raise EpisodeError(f"The OpenEnv server answers `{kind}` with {answer!r:.80}.")
+            raise EpisodeError(f"The OpenEnv server answered `{kind}` with {answer!r:.80}.")
         if answer.get("type") == "error":
             shown = f"{found.get('message', 'no message')}"[:500]
             if found.get("code") == "VALIDATION_ERROR" and kind == "step":
                 raise ActionRejected(f"{shown} {json.dumps(found.get('errors', ''))[:500]}")
-            raise EpisodeError(f"The OpenEnv server answers `{kind}` with {found.get('code')}: {shown}")
+            raise EpisodeError(f"The OpenEnv server answered `{kind}` with {found.get('code')}: {shown}")
         return found
 
     async def close(self) -> None:
@@ -347,7 +349,7 @@ class OpenEnvState(BaseState, Resets):
         seen, reward, done = answer.get("observation"), answer.get("reward"), answer.get("done", False)
         if not isinstance(seen, Mapping) or not isinstance(done, bool):
             raise EpisodeError(
-                f"The OpenEnv server answers {str(dict(answer))[:80]!r}: an observation and `done` are missing."
+                f"The OpenEnv server returned {str(dict(answer))[:80]!r}, without an observation or a boolean `done`."
             )
         if reward is not None and not (isinstance(reward, int | float) and math.isfinite(reward)):
             raise EpisodeError(
@@ -356,7 +358,7 @@ class OpenEnvState(BaseState, Resets):
         field = self._settings.observation
         if field is not None and field not in seen:
             raise EpisodeError(
-                f"`environment.observation` is '{field}', which the server's observation does not have.{did_you_mean(field, seen)}"
+                f"`environment.observation` is '{field}', but the server's observation has no such field.{did_you_mean(field, seen)}"
             )
         shown = {field: seen[field]} if field is not None else seen
         parts = {

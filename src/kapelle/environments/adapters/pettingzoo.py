@@ -58,13 +58,15 @@ class PettingZoo(GameSettings, ListsMoves):
             players = made.possible_agents
             if len(players) != len(agents):
                 raise ConfigError(
-                    f"{self.path} has {len(players)} players and the team {len(agents)} agents ({', '.join(agents)}). "
+                    f"{self.path} has {len(players)} players, but the team has {len(agents)} agents ({', '.join(agents)}). "
                     f"Set `team.agents` to {len(players)}."
                 )
             for player in players:
                 legal_numbers(made.action_space(player), None)
         except TypeError as error:
-            raise ConfigError(f"environment.path {self.path}: {error}. Take another, or wrap it.") from error
+            raise ConfigError(
+                f"environment.path {self.path}: {error}. Choose another environment, or wrap this one."
+            ) from error
         finally:
             made.close()
 

@@ -128,7 +128,7 @@ class _PlainState(SteppingState):
         seen = self._made.reset(seed=seed) if takes_seed else self._made.reset()
         if not isinstance(seen, str):
             raise EpisodeError(
-                f"`reset` of {self._path} returned {type(seen).__name__}, not the observation's text."
+                f"`reset` of {self._path} returned {type(seen).__name__}. Return the first observation as a text."
             )
         return seen
 
@@ -157,10 +157,10 @@ def make_own(make: Any, arguments: Mapping[str, Json], what: str, part: str = "r
         made = make(**arguments)
     except Exception as error:
         raise ConfigError(
-            f"{what} cannot be made with `environment.arguments: {dict(arguments)}`: {reason(error)}"
+            f"{what} cannot be created with `environment.arguments: {dict(arguments)}`: {reason(error)}"
         ) from error
     if not hasattr(made, part):
-        raise ConfigError(f"{what} makes {made!r:.60}, which has no `{part}`. Name a class of environments.")
+        raise ConfigError(f"{what} returns {made!r:.60}, which has no `{part}`. Name an environment class.")
     return made
 
 
@@ -179,7 +179,7 @@ def check_alone(agents: Sequence[str], what: str) -> None:
     """Raise ConfigError unless there is one agent."""
     if len(agents) != 1:
         raise ConfigError(
-            f"{what} is for one agent, and the team has {len(agents)} ({', '.join(agents)}). Set `team.agents: 1`."
+            f"{what} supports one agent, but the team has {len(agents)} ({', '.join(agents)}). Set `team.agents: 1`."
         )
 
 
@@ -188,7 +188,7 @@ def one_text(actions: Mapping[str, str], agents: Sequence[str], final: str | Non
     require_agents(actions, agents)
     if len(actions) != 1 and final is None:
         raise EpisodeError(
-            f"Only one agent moves at a time here, and {len(actions)} have sent a text. Let a workflow name the final text."
+            f"Only one agent can act at a time, but {len(actions)} sent a text. Use a workflow that names the final text."
         )
     mover = [*actions][-1]
     return mover, actions[mover] if final is None else final

@@ -62,7 +62,7 @@ class ReasoningGym(Questions, Reporting):
         """Return a message for each nonsense text with the full reward, which training would exploit."""
         tasks = [self.task("train", index) for index in range(4)]
         return [
-            f"The verifier of reasoning_gym's {self.dataset} gives the full reward for the answer {text!r}. Take another data set."
+            f"The verifier of reasoning_gym's {self.dataset} gives the full reward for the answer {text!r}. Use another data set."
             for text in NONSENSE
             if any(
                 self._score(text, task).score == 1.0 and self.script("", task, (), 0) != text
@@ -83,13 +83,13 @@ class ReasoningGym(Questions, Reporting):
                     return Task(f"{split}-{index}", question, {"place": place})
         raise ConfigError(
             f"reasoning_gym's {self.dataset} with environment.arguments {dict(self.arguments)} has too few different "
-            f"questions: none of {DRAWS} draws belongs to the {split} split. Make it harder or larger."
+            f"questions: none of {DRAWS} draws belongs to the {split} split. Set arguments that give more questions."
         )
 
     def _grade(self, text: str, task: Task) -> Grade:
         answer = self.extract(text)
         if answer is None:
-            return Grade(0.0, None, "The text holds no answer.", "no_answer")
+            return Grade(0.0, None, "The text contains no answer.", "no_answer")
         return self._score(answer, task)
 
     def _score(self, answer: str, task: Task) -> Grade:
@@ -148,20 +148,20 @@ def _load(dataset: str, arguments: str, seed: int) -> Any:
 
     if dataset not in DATASETS:
         raise ConfigError(
-            f"environment.dataset names the unknown kind '{dataset}'.{did_you_mean(dataset, DATASETS)}"
+            f"environment.dataset is the unknown data set '{dataset}'.{did_you_mean(dataset, DATASETS)}"
         )
     if dataset == "composite":
         raise ConfigError(
-            "environment.dataset: composite would hide which verifiers grade. Name one kind, or several `reasoning_gym` environments in the "
+            "environment.dataset: composite is not supported. Name one data set, or combine several `reasoning_gym` environments in the "
             "environment `mixture`."
         )
     registered = DATASETS[dataset]  # the class, or in some versions a tuple with the class of its settings
     if danger := evaluated_by(registered[0] if isinstance(registered, tuple) else registered):
         raise ConfigError(
-            f"The verifier of reasoning_gym's '{dataset}' runs an agent's text as code (`{danger}`). Take another kind, or the environments "
+            f"The verifier of reasoning_gym's '{dataset}' runs an agent's text as code (`{danger}`). Use another data set, or the environments "
             "`math` and `code`."
         )
     try:
         return reasoning_gym.create_dataset(dataset, **{"size": SIZE, "seed": seed, **json.loads(arguments)})
     except (TypeError, AssertionError, ValueError, RecursionError) as error:
-        raise ConfigError(f"reasoning_gym makes no '{dataset}' of {arguments}: {error}") from error
+        raise ConfigError(f"reasoning_gym cannot create '{dataset}' with {arguments}: {error}") from error

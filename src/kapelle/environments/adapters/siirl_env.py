@@ -60,14 +60,14 @@ class SiirlEnv(HandsOnQuestions):
                 inspect.signature(reset).bind(None, **dict.fromkeys(_named(reset)))
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                f"environment.env_path: a method of {self.env_path} has another form: {error}. Write `async def step(self, actions, "
+                f"environment.env_path: a method of {self.env_path} has the wrong arguments: {error}. Write `async def step(self, actions, "
                 f"ground_truth)` and `def reset(self)`, which may also name {', '.join(f'`{each}`' for each in RESET_WITH)}."
             ) from None
         try:
             self._class()
         except Exception as error:
             raise ConfigError(
-                f"environment.env_path: {self.env_path} cannot be made: {reason(error)}. siiRL calls it without arguments."
+                f"environment.env_path: {self.env_path} cannot be constructed: {reason(error)}. siiRL calls it without arguments."
             ) from error
 
     @property
@@ -160,7 +160,7 @@ class SiirlState(Resets, Retriable):
             result = await result
         if not isinstance(result, tuple) or len(result) != 3:
             raise EpisodeError(
-                f"`step` of {self._path} returned {result!r:.80}, not `next_obs, reward, should_stop`."
+                f"`step` of {self._path} returned {result!r:.80}. Return `next_obs, reward, should_stop`."
             )
         shown, reward, stop = result
         if not _are_texts(shown, len(texts)):

@@ -44,7 +44,7 @@ from kapelle.environments.grading.verdict import Grade
 from kapelle.environments.questions import QuestionState, answer_of, split_of
 from kapelle.environments.taught import WithTeacher
 from kapelle.environments.tools.contract import Listing, signatures_prompt, tools_prompt
-from kapelle.errors import AbsentPackage, ConfigError, DataError, EpisodeError, KapelleError
+from kapelle.errors import AbsentPackage, ConfigError, EpisodeError, KapelleError
 from kapelle.runtime.deadlines import patience_here, pause_deadline, within
 from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.plugins import find_object, importable_here
@@ -101,7 +101,7 @@ class Verifiers(StatedRewards, WithTeacher, Described, Reads, Reporting):
         self.check_teacher()
         if self._loaded.environment.requires_group_rollouts:
             raise ConfigError(
-                f"The rubric of verifiers' '{self.id}' compares the rollouts of a group, which is not supported. Take an environment whose "
+                f"The rubric of verifiers' '{self.id}' compares the rollouts of a group, which is not supported. Use an environment whose "
                 "reward functions read one rollout."
             )
 
@@ -112,7 +112,7 @@ class Verifiers(StatedRewards, WithTeacher, Described, Reads, Reporting):
     def task(self, split: Split, index: int) -> Task:
         """Return the task at an index."""
         loaded = self._loaded
-        row = loaded.row(split, index)
+        row = loaded.rows[split][index]
         question = _opening(_plain_messages(row["prompt"])) if loaded.single else ""
         data: dict[str, Json] = {"split": split, "index": index}
         if isinstance(answer := row.get("answer"), str | int | float) and not isinstance(answer, bool):
@@ -132,7 +132,7 @@ class Verifiers(StatedRewards, WithTeacher, Described, Reads, Reporting):
     def start(self, task: Task, agents: Sequence[str], seed: int) -> SingleTurnState | RolloutState:
         """Create the state of one question or conversation."""
         loaded = self._loaded
-        row = loaded.row(task.data["split"], task.data["index"])
+        row = loaded.rows[task.data["split"]][task.data["index"]]
         if loaded.single:
             return SingleTurnState(task, agents, loaded, row, self)
         return RolloutState(task, agents, loaded, row, self)
@@ -157,13 +157,6 @@ class LoadedEnvironment:
     sources: Mapping[Split, str]
     skipped: Mapping[Split, str]
     content: str
-
-    def row(self, split: Split, index: int) -> Mapping[str, Any]:
-        """Return the row of a task; raise DataError for an unknown one."""
-        rows = self.rows[split]
-        if not 0 <= index < len(rows):
-            raise DataError(f"verifiers' '{self.id}' has {len(rows)} {split} tasks, and none at {index}.")
-        return rows[index]
 
     def answer_in(self, text: str) -> str | None:
         """Return the answer that its parser finds in a text."""
@@ -195,7 +188,7 @@ def _load(name: str, args: str) -> LoadedEnvironment:
     except Exception as error:
         why = reason(error.__cause__ if error.__cause__ is not None else error)
         raise ConfigError(
-            f"verifiers loads no environment '{name}' with `environment.args: {args}`: {why}. Check that its package is installed and "
+            f"verifiers cannot load the environment '{name}' with `environment.args: {args}`: {why}. Check that its package is installed and "
             "that these are arguments of its `load_environment`."
         ) from error
     _log_to_rollouts()
@@ -317,13 +310,13 @@ async def roll(
     reward, (low, high) = state.get("reward"), settings.rewards
     if not isinstance(reward, int | float) or not math.isfinite(reward):
         raise EpisodeError(
-            f"The rubric of verifiers' '{loaded.id}' gives the reward {reward!r:.60}, no finite number."
+            f"The rubric of verifiers' '{loaded.id}' returned the reward {reward!r:.60}, which is not a finite number."
         )
     slack = 1e-9 * max(1.0, abs(low), abs(high))
     if not low - slack <= reward <= high + slack:
         raise EpisodeError(
-            f"The rubric of verifiers' '{loaded.id}' gives the reward {reward:g}, outside `environment.rewards` {list(settings.rewards)}. "
-            "Set the smallest and largest weighted sum of its functions."
+            f"The rubric of verifiers' '{loaded.id}' returned the reward {reward:g}, outside `environment.rewards` {list(settings.rewards)}. "
+            "Set it to the smallest and largest possible reward."
         )
     metrics = {
         str(name): float(value)
@@ -452,7 +445,7 @@ class SingleTurnState(QuestionState):
                 self._rolled[text] = await roll(loaded, row, model, settings)
             reward = self._rolled[text].reward
             return Grade(
-                (reward - low) / (high - low), loaded.answer_in(text), f"The rubric pays {reward:g}."
+                (reward - low) / (high - low), loaded.answer_in(text), f"The rubric's reward is {reward:g}."
             )
 
         super().__init__(task, agents, graded, {})
@@ -552,7 +545,7 @@ class RolloutState(BaseState, Resets):
             except (KapelleError, asyncio.CancelledError):
                 raise
             except Exception as error:
-                raise EpisodeError(f"verifiers' '{self._loaded.id}' raises {reason(error)}") from error
+                raise EpisodeError(f"verifiers' '{self._loaded.id}' raised {reason(error)}") from error
 
     def observe(self, agent: str) -> str:
         """Return the messages since the last answer."""
@@ -565,7 +558,7 @@ class RolloutState(BaseState, Resets):
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Answer with `final` or the only text; raise EpisodeError for several texts without `final`."""
         if self.over or self._answer is None or self._answer.done():
-            raise EpisodeError("The conversation is over, or waits for no text.")
+            raise EpisodeError("The conversation is over, or does not expect a text.")
         self._mover, text = one_text(actions, self.agents, final)
         self._answer.set_result(text)
         await self._next()

@@ -74,15 +74,12 @@ def text_in(row: DataRow, field: str, setting: str) -> str:
     """Return a field as a non-empty text; numbers are written out. DataError for anything else."""
     value = field_of(row, field, setting)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise DataError(
-            f"{row.place}: the field '{field}' holds {type(value).__name__}, not text or a number. "
-            f"Fix or drop the row, or set `environment.{setting}`."
-        )
+        raise row.unusable(f"the field '{field}' is {type(value).__name__}, not text or a number", setting)
     if value != value:  # noqa: PLR0124 - NaN, a missing value in pandas
-        raise DataError(f"{row.place}: the field '{field}' holds NaN, a missing value. Fix or drop the row.")
+        raise row.unusable(f"the field '{field}' is NaN, a missing value")
     text = str(value)
     if not text.strip():
-        raise DataError(f"{row.place}: the field '{field}' is empty. Fix or drop the row.")
+        raise row.unusable(f"the field '{field}' is empty")
     return text
 
 
@@ -99,19 +96,14 @@ def messages_in(row: DataRow, field: str, setting: str) -> tuple[Message, ...]:
         value = {"role": "user", "content": text_in(row, field, setting)}
     entries = [value] if isinstance(value, Mapping) else value
     if not isinstance(entries, list) or not entries:
-        raise DataError(
-            f"{row.place}: the field '{field}' holds no text, message or conversation. Fix or drop the row, or set "
-            f"`environment.{setting}`."
-        )
+        raise row.unusable(f"the field '{field}' is not a text, a message or a conversation", setting)
     read: list[Message] = []
     open_calls: list[tuple[str, str]] = []
     for number, entry in enumerate(entries):
         try:
             read.append(_message(_without_none(entry), open_calls, len(read)))
         except ValueError as fault:
-            raise DataError(
-                f"{row.place}: message {number} of the field '{field}' {fault}. Fix or drop the row, or set `environment.{setting}`."
-            ) from None
+            raise row.unusable(f"message {number} of the field '{field}' {fault}", setting) from None
     system = row.fields.get("system")  # as in ShareGPT's rows
     if isinstance(value, list) and isinstance(system, str) and all(m.role != "system" for m in read):
         read = [Message("system", system), *read] if system.strip() else read
@@ -130,11 +122,11 @@ def _message(entry: Json, open_calls: list[tuple[str, str]], place: int) -> Mess
     fields = entry if isinstance(entry, Mapping) else {}
     named, content = fields.get("role", fields.get("from")), fields.get("content", fields.get("value"))
     if not isinstance(named, str) or (content is None and not fields.get("tool_calls")):
-        raise ValueError("has no role and text (`role` and `content`, or `from` and `value`)")
+        raise ValueError("needs a role and a text (`role` and `content`, or `from` and `value`)")
     role = ROLES.get(named)
     if role is None:
         raise ValueError(
-            f"has the unknown role '{named}'.{did_you_mean(named, ROLES)} Known are {', '.join(ROLES)}"
+            f"has the unknown role '{named}'.{did_you_mean(named, ROLES)} Known roles are {', '.join(ROLES)}"
         )
     calls = fields.get("tool_calls") or []
     if named == "function_call":
@@ -147,16 +139,15 @@ def _message(entry: Json, open_calls: list[tuple[str, str]], place: int) -> Mess
         content = json.dumps(content, ensure_ascii=False)
     text = content or ""
     if not isinstance(text, str):
-        raise ValueError(f"holds {type(content).__name__} as its text")  # noqa: TRY004 - the caller names the row
+        raise ValueError(f"has {type(content).__name__} as its text")  # noqa: TRY004 - the caller names the row
     row: dict[str, Json] = {"role": role, "content": text}
     if role == "assistant":
         if thoughts := fields.get("reasoning_content") or fields.get("thinking"):
             row["reasoning_content"] = thoughts
         if calls:
             read = [_call(call) for call in calls]
-            ids = [
-                str(call.get("id") or f"call{place:03d}{k:02d}") for k, call in enumerate(_mappings(calls))
-            ]
+            given = [call.get("id") if isinstance(call, Mapping) else None for call in calls]
+            ids = [str(name or f"call{place:03d}{k:02d}") for k, name in enumerate(given)]
             row["tool_calls"] = [
                 {"id": name, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
                 for name, call in zip(ids, read, strict=True)
@@ -173,10 +164,6 @@ def _message(entry: Json, open_calls: list[tuple[str, str]], place: int) -> Mess
             "name": fields.get("name") or answered[1],
         }
     return Message(role, text, structured=json.dumps(row, ensure_ascii=False) if len(row) > 2 else None)
-
-
-def _mappings(calls: Sequence[Json]) -> list[Mapping[str, Json]]:
-    return [call if isinstance(call, Mapping) else {} for call in calls]
 
 
 def _call(value: Json) -> ReadCall | UnreadCall:
@@ -268,11 +255,9 @@ def read_question(row: DataRow, field: str, setting: str) -> Question:
         rest.pop()
     text = as_text(rest)
     if not rest or not text.strip():
-        raise DataError(f"{row.place}: the field '{field}' has no question. Fix or drop the row.")
+        raise row.unusable(f"the field '{field}' has no question")
     if len(text) > MAX_QUESTION:
-        raise DataError(
-            f"{row.place}: the question has {len(text):,} characters; the limit is {MAX_QUESTION:,}. Drop the row."
-        )
+        raise row.unusable(f"the question has {len(text):,} characters; the limit is {MAX_QUESTION:,}")
     return Question(tuple(rest), system)
 
 
@@ -288,9 +273,9 @@ def answers_in(row: DataRow, field: str, setting: str) -> tuple[Message, ...]:
         return (Message("assistant", value),)
     messages = messages_in(row, field, setting) if isinstance(value, list | Mapping) else ()
     if not messages or messages[-1].role != "assistant":
-        raise DataError(
-            f"{row.place}: the field '{field}' needs a text, or messages that end with the assistant's answer. Fix or drop the row, "
-            f"or set `environment.{setting}`."
+        raise row.unusable(
+            f"the field '{field}' needs a text, or messages that end with the assistant's answer",
+            setting,
         )
     return messages
 

@@ -181,9 +181,9 @@ def prepare(
     Raises DataError for data that are missing or mostly unusable, RunDirectoryError if `out` exists.
     """
     if name not in DATA_SETS:
-        raise DataError(f"No data set '{name}' can be prepared.{did_you_mean(name, DATA_SETS)}")
+        raise DataError(f"There is no data set '{name}' to prepare.{did_you_mean(name, DATA_SETS)}")
     if out.exists():
-        raise RunDirectoryError(f"{out} exists already. Name another --out.")
+        raise RunDirectoryError(f"{out} already exists. Choose another folder with --out.")
     chosen = DATA_SETS[name]
     where = source or chosen.hub
     rows, skipped = _gathered(chosen, where, tuple(train), tuple(test), test_share, max_unusable)

@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from kapelle.environment import Reads, Reporting
 from kapelle.environments.data.conversations import RENDERED, Question, field_of, question_in, read_question
-from kapelle.environments.questions import Graded
+from kapelle.environments.questions import Graded, place_of
 from kapelle.errors import AbsentData, DataError
 from kapelle.runtime.hub import bars_for_people, hub_fault, offline_hub
 from kapelle.runtime.row_files import SUFFIXES, DataRow, held_out, read_rows
@@ -46,8 +46,8 @@ class Skipped:
     """The places of the first excluded rows and why they are unusable."""
 
     def __str__(self) -> str:
-        """Return `3 of 7,473 rows cannot be used and are left out: …`, empty if there are none."""
-        return self.report(" and are left out") if self.count else ""
+        """Return `3 of 7,473 rows cannot be used and are excluded: …`, empty if there are none."""
+        return self.report(" and are excluded") if self.count else ""
 
     def report(self, then: str) -> str:
         """Return how many rows are unusable, what follows from it, and the first ones."""
@@ -192,16 +192,16 @@ class DataSource:
             if not rows and second is None and found:
                 raise DataError(
                     f"The {split} split of {len(found):,} rows of {of_these} is empty with "
-                    f"`environment.test_share` = {self.test_share:g}. Give more rows, another share, or separate test rows."
+                    f"`environment.test_share` = {self.test_share:g}. Add rows, change the share, or name separate test rows."
                 )
             if not rows:
                 empty = self.path if second is None or split == "train" else self.test
-                raise DataError(f"The {split} split of '{empty}' is empty. Name another file, or more rows.")
+                raise DataError(f"The {split} split of '{empty}' is empty. Name another file, or add rows.")
         tested = {one_spelling(words(row, key, setting)) for row in test}
         kept = tuple(row for row in train if one_spelling(words(row, key, setting)) not in tested)
         if not kept:
             raise DataError(
-                f"Every train row of {of_these} is also a test row. Set `environment.train` and `environment.test` to "
+                f"All train rows of {of_these} are also test rows. Set `environment.train` and `environment.test` to "
                 "different data."
             )
         return Splits(kept, test, len(train) - len(kept), skipped)
@@ -221,6 +221,11 @@ class Splits:
     def of(self, split: Split) -> tuple[DataRow, ...]:
         """Return the rows of one split."""
         return self.train if split == "train" else self.test
+
+    def row_of(self, task_id: str) -> DataRow:
+        """Return the row of a task called `<split>-<index>`."""
+        split, index = place_of(task_id)
+        return self.of(split)[index]
 
 
 @lru_cache(maxsize=8)
@@ -259,7 +264,7 @@ def _folder(
     there = sorted(file.name for file in folder.iterdir() if file.name.endswith(SUFFIXES))
     raise DataError(
         f"The folder '{folder}' has no file '{name}' with one of the endings {', '.join(SUFFIXES)}. "
-        f"It holds {', '.join(there) or 'no data file'}. Put the file there, or name others in `environment.train` and "
+        f"It contains {', '.join(there) or 'no data file'}. Put the file there, or name others in `environment.train` and "
         "`environment.test` (`--train` and `--test` of `kapelle data prepare`)."
     )
 
@@ -286,7 +291,7 @@ def hub_rows(
         # The hub's client raises the exceptions of the libraries that it uses.
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise AbsentData(
-            f"'{path}' is not a local file or folder, and the hub did not give its split '{split}': "
+            f"'{path}' is not a local file or folder, and the hub did not return its split '{split}': "
             f"{fault or reason[0]}. Check the name and the network, or set `environment.path` to a local copy."
         ) from error
     found = tuple(DataRow(f"{path} {split}, row {number}", row) for number, row in enumerate(rows, start=1))
@@ -319,7 +324,7 @@ class DataFiles(Settings, Reads):
     @model_validator(mode="after")
     def _apart(self) -> DataFiles:
         if self.train == self.test:
-            raise ValueError(f"`train` and `test` both name '{self.train}'. Name different data.")
+            raise ValueError(f"`train` and `test` both name '{self.train}'. Set them to different data.")
         return self
 
     @property
@@ -394,7 +399,7 @@ class DataWithQuestions(DataSettings):
         if not count:
             return ()
         remark = (
-            f"{count:,} of {len(found):,} prompts (column `{key}`) contain a chat template's marks, and the model's template is "
+            f"{count:,} of {len(found):,} prompts (column `{key}`) contain a chat template's marks, and the model's template would be "
             "applied to them again. Give rows of messages, or set `environment.rendered_prompts: true` to use such texts unchanged."
         )
         return (remark,)

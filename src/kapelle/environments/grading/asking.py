@@ -159,7 +159,7 @@ class Asking:
                 if not last.endswith(b"\n"):
                     opened.write(b"\n")  # ends a line that was cut off
         except OSError as error:
-            raise DataError(f"`judge.cache` '{file}' cannot be read and written: {error}.") from error
+            raise DataError(f"`judge.cache` '{file}' cannot be read or written: {error}.") from error
         if damaged:
             warnings.warn(
                 f"{damaged} damaged lines of `judge.cache` '{file}' are skipped; their verdicts are requested again.",

@@ -85,12 +85,12 @@ async def judge_answer(ask: Ask, question: str, text: str, gold: str) -> Grade:
         for pair in ((answer, gold), (gold, answer))
     ]
     if verdicts[0] is None or verdicts[1] is None:
-        return ungraded(answer, "The judge gave no verdict in the form asked for.")
+        return ungraded(answer, "The judge gave no verdict in the required form.")
     if verdicts[0] != verdicts[1]:
         return ungraded(answer, "The judge's verdict changes with the order of the texts.")
     if verdicts[0] == "SAME":
         return Grade(1.0, answer, "The judge finds the gold answer in both orders.")
-    return Grade(0.0, answer, "The judge finds another answer than the gold one in both orders.")
+    return Grade(0.0, answer, "The judge finds a different answer in both orders.")
 
 
 async def judge_pair(ask: Ask, question: str, text: str, rival: str) -> Grade:
@@ -107,10 +107,10 @@ async def judge_pair(ask: Ask, question: str, text: str, rival: str) -> Grade:
     first = await _verdict(ask, question, (answer, other), _BETTER_TASK, ("1", "2", "TIE"))
     second = await _verdict(ask, question, (other, answer), _BETTER_TASK, ("1", "2", "TIE"))
     if first is None or second is None:
-        return ungraded(answer, "The judge gave no verdict in the form asked for.")
+        return ungraded(answer, "The judge gave no verdict in the required form.")
     score = {("1", "2"): 1.0, ("2", "1"): 0.0}.get((first, second), 0.5)
-    words = {1.0: "prefers this text", 0.0: "prefers the rival"}.get(score, "has no preference that holds")
-    return Grade(score, answer, f"Asked in both orders, the judge {words}.")
+    words = {1.0: "prefers this text", 0.0: "prefers the rival"}.get(score, "has no consistent preference")
+    return Grade(score, answer, f"In both orders, the judge {words}.")
 
 
 def _content(text: str, most: int = MAX_CHARACTERS) -> str | Grade:
@@ -120,9 +120,9 @@ def _content(text: str, most: int = MAX_CHARACTERS) -> str | Grade:
         return no_answer(spoken.problem)
     answer = spoken.text.strip()
     if len(answer) > most:
-        return no_answer(f"The text has {len(answer):,} characters; a judge reads {most:,}.")
+        return no_answer(f"The text has {len(answer):,} characters; the limit for a judge is {most:,}.")
     if not re.search(r"\w", _OPENERS.sub("", answer)):
-        return no_answer("The text answers nothing.")
+        return no_answer("The text contains no answer.")
     return answer
 
 
@@ -231,7 +231,7 @@ async def judge_rubric(
     )
     scores = await _scores(ask, seal, "a text", list(criteria), asked)
     if scores is None:
-        return RubricGrade(ungraded(answer, "The judge gave no scores in the form asked for."), {})
+        return RubricGrade(ungraded(answer, "The judge gave no scores in the required form."), {})
     total = sum(weight for _, weight in criteria.values())
     mean = sum(weight * scores[name] for name, (_, weight) in criteria.items()) / total
     told = ", ".join(f"{name} {score:g}" for name, score in scores.items())
@@ -267,12 +267,12 @@ async def judge_attempts(
     shown = sorted({each for each in found if isinstance(each, str)}, key=lambda text: _seal(question, text))
     if len(shown) < 2:
         alone = 0.5 if all(isinstance(each, str) for each in found) else 1.0
-        why = "All attempts say the same." if alone == 0.5 else "No other attempt says anything."
+        why = "All samples have the same text." if alone == 0.5 else "No other sample has an answer."
         return Compared(tuple(each if isinstance(each, Grade) else Grade(alone, each, why) for each in found))
     orders = [await _side_by_side(ask, question, order, better, reference) for order in (shown, shown[::-1])]
     first, second = orders
     if first is None or second is None:
-        why = "The judge gave no scores in the form asked for."
+        why = "The judge gave no scores in the required form."
         return Compared(tuple(each if isinstance(each, Grade) else ungraded(each, why) for each in found))
     scores = {text: (first[text] + second[text]) / 2 for text in shown}
     grades = tuple(

@@ -91,7 +91,7 @@ class KillableProcesses(AbstractContextManager["KillableProcesses"]):
                 server.stdin.write(line.encode())
                 server.stdin.flush()
             except OSError as problem:
-                raise ProcessFailed(f"The process that grades is gone ({problem}).") from problem
+                raise ProcessFailed(f"The grading process has ended ({problem}).") from problem
             # The server stops its child in time; the extra time is for a server that hangs itself.
             reply = _read_line(server, self._limits.wall_s + 2.0)
             assert isinstance(reply, dict), "a server replies with an object"
@@ -147,15 +147,15 @@ def _read_line(server: subprocess.Popen[bytes], limit_s: float) -> Json:
     data, clock = b"", SuspendAwareClock()
     while not data.endswith(b"\n"):
         if not wait_readable(server.stdout, clock, limit_s):
-            raise ProcessFailed(f"The process that grades did not answer within {limit_s:g} s.")
+            raise ProcessFailed(f"The grading process did not answer within {limit_s:g} s.")
         part = os.read(server.stdout.fileno(), 65536)
         if not part or len(data) > MAX_REPLY_BYTES:
-            raise ProcessFailed("The process that grades ended without an answer.")
+            raise ProcessFailed("The grading process ended without an answer.")
         data += part
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as problem:
-        raise ProcessFailed("The process that grades answered something that is not JSON.") from problem
+        raise ProcessFailed("The grading process returned invalid JSON.") from problem
 
 
 def _end_all(servers: set[subprocess.Popen[bytes]], owner: int) -> None:
@@ -251,7 +251,7 @@ def _in_child(answer: Answer, asked: dict[str, Json], memory: int, replies: int)
         # The clock depends on the machine's load, so the question is not to blame.
         return _gave_up(f"It takes longer than {wall_s:g} s.")
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
-        return _gave_up(f"It takes longer than {cpu_s:g} s of CPU.", costly=True)
+        return _gave_up(f"It needs more than {cpu_s:g} s of CPU time.", costly=True)
     # A child that was killed while writing leaves half a line.
     if data.endswith(b"\n"):
         return data.rstrip(b"\n")
@@ -275,7 +275,7 @@ def _answer_and_exit(answer: Answer, question: Json, writing: int, memory: int) 
     try:
         reply = json.dumps({"answer": answer(question)}).encode()
     except MemoryError:
-        reply = _gave_up("It takes more memory than one answer may.", costly=True)
+        reply = _gave_up("It needs more memory than one answer may use.", costly=True)
     except RecursionError:
         reply = _gave_up("It nests deeper than the library can follow.", costly=True)
     # The boundary to third-party code, which may raise anything on a hostile text.

@@ -61,7 +61,7 @@ class ServedScores:
             reply = dict(json.loads(answer))
             [result] = reply["results"]
         except (ValueError, KeyError, TypeError, RecursionError):
-            return ungraded(text[:SHOWN], f"{failure}: its reply is not in the form of a reward server")
+            return ungraded(text[:SHOWN], f"{failure}: its reply is malformed")
         status = result.get("status") if isinstance(result, dict) else None
         if status == "ungraded":
             return ungraded(text[:SHOWN], f"The reward server says: {str(result.get('reason'))[:300]}")
@@ -71,7 +71,7 @@ class ServedScores:
             or not isinstance(score, int | float)
             or not (math.isfinite(score) and 0 <= score <= 1)
         ):
-            return ungraded(text[:SHOWN], "The reward server's answer holds no score from 0 to 1.")
+            return ungraded(text[:SHOWN], "The reward server's answer contains no score from 0 to 1.")
         grade = Grade(float(score), text[:SHOWN], f"The reward server's score is {score:.3f}.")
         # A new model of the server invalidates the cached scores.
         if reply.get("weights") != self._weights:

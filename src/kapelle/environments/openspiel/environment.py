@@ -208,7 +208,7 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Reporting, HasPlayers, Pro
         for number, easier in enumerate(self._levels()):
             if easier.num_players() != players:
                 raise ConfigError(
-                    f"environment.curriculum.{number} is a game for {easier.num_players()} players, and {self.game} has {players}. "
+                    f"environment.curriculum.{number} is a game for {easier.num_players()} players, but {self.game} has {players}. "
                     "Remove `players` from its parameters."
                 )
         kind = game.get_type()
@@ -218,7 +218,7 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Reporting, HasPlayers, Pro
             raise ConfigError(f"{self.game} has no observations. Set `environment.view: information`.")
         if self.wording == "columns" and kind.short_name != "hanabi":
             raise ConfigError(
-                f"`environment.wording: columns` is for Hanabi, and this is {self.game}. Set it to short."
+                f"`environment.wording: columns` supports only Hanabi, but the game is {self.game}. Set it to `short`."
             )
         if self.other_play and kind.short_name != "hanabi":
             raise ConfigError(
@@ -247,12 +247,12 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Reporting, HasPlayers, Pro
         agent = agents[0]
         if kind.dynamics == spiel().GameType.Dynamics.SIMULTANEOUS:
             raise ConfigError(
-                f"In {self.game} players move simultaneously, and '{agent}' alone can make one move at a time. "
+                f"In {self.game} players move simultaneously, but '{agent}' alone can make one move at a time. "
                 "Set `team.agents` to one for each player, with `team.sharing: shared`."
             )
         if self.constant_sum:
             raise ConfigError(
-                f"In {self.game} one player wins what the others lose: '{agent}' as all players always receives the same reward. "
+                f"{self.game} is a constant-sum game, so '{agent}' as all players always receives the same reward. "
                 "Set `team.agents` to one for each player, with `team.sharing: shared`, or name `environment.opponents`."
             )
 
@@ -270,7 +270,7 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Reporting, HasPlayers, Pro
         rules, seen, game = self.conduct, set(), self.loaded
         if not game.get_type().provides_information_state_string:
             raise ConfigError(
-                f"OpenSpiel has no information states for {self.game}, so it has no exact values. Take a game such as kuhn_poker, "
+                f"OpenSpiel has no information states for {self.game}, so it has no exact values. Use a game such as kuhn_poker, "
                 "leduc_poker or tiny_hanabi."
             )
         tree_of(str(game))  # raises for a game that is too large

@@ -70,7 +70,7 @@ def load_game(name: str, parameters: Mapping[str, Value], seed: int = 0) -> Any:
     kind = _kinds().get(short)
     if kind is None:
         known = [*_kinds(), *PRESETS]
-        raise ConfigError(f"environment.game is the unknown game '{short}'.{did_you_mean(short, known)}")
+        raise ConfigError(f"environment.game: there is no game '{short}'.{did_you_mean(short, known)}")
     for key in given:
         if key not in kind.parameter_specification:
             close = did_you_mean(key, kind.parameter_specification)
@@ -85,11 +85,9 @@ def load_game(name: str, parameters: Mapping[str, Value], seed: int = 0) -> Any:
         ) from error
     kind = game.get_type()
     if kind.dynamics == spiel().GameType.Dynamics.MEAN_FIELD:
-        raise ConfigError(
-            f"'{short}' is a mean-field game, with a population in place of players. Take another one."
-        )
+        raise ConfigError(f"'{short}' is a mean-field game, which is not supported. Choose another game.")
     if not (kind.provides_information_state_string or kind.provides_observation_string):
-        raise ConfigError(f"OpenSpiel has no text observations for '{short}'. Take another game.")
+        raise ConfigError(f"OpenSpiel has no text observations for '{short}'. Choose another game.")
     return game
 
 
@@ -123,7 +121,7 @@ def check_walkable(game: Any) -> None:
     """Raise ConfigError for games in which OpenSpiel samples chance."""
     if game.get_type().chance_mode == spiel().GameType.ChanceMode.SAMPLED_STOCHASTIC:
         raise ConfigError(
-            f"The game {game} has no exact solution here, because its chance is sampled. Take kuhn_poker, leduc_poker, tiny_hanabi or "
+            f"OpenSpiel samples the chance of {game}, so it cannot be solved exactly. Use kuhn_poker, leduc_poker, tiny_hanabi or "
             "liars_dice."
         )
 
@@ -172,7 +170,7 @@ def as_played(game: Any, state: Any) -> Any:
 def too_large(game: Any, most: int) -> ConfigError:
     """Return the error for a game with more than `most` nodes in its tree."""
     return ConfigError(
-        f"The game {game} has more than {most} nodes, too many to solve exactly. Take a smaller one, "
+        f"The game {game} has more than {most} nodes, too many to solve exactly. Choose a smaller game, "
         "or the opponents `random` or `mcts`."
     )
 
@@ -329,7 +327,7 @@ class _OnlyHanabi(Settings):
         """Raise ConfigError for any other game."""
         if game.get_type().short_name != "hanabi":
             raise ConfigError(
-                f"The player `hanabi` is for Hanabi, and the game is {game}. Take another opponent, or remove `demonstrator`."
+                f"The player `hanabi` supports only Hanabi, but the game is {game}. Choose another opponent, or remove `demonstrator`."
             )
 
 
@@ -367,7 +365,7 @@ class TreeSearchOpponent(Settings):
             or kind.dynamics != types.Dynamics.SEQUENTIAL
         ):
             raise ConfigError(
-                f"The opponent `mcts` sees the whole state, and {game} hides parts of it. Take `random`, `cfr` or `nash`."
+                f"The opponent `mcts` sees the whole state, but {game} hides parts of it. Use `random`, `cfr` or `nash`."
             )
 
     def open(self, game: Any, seed: int) -> Choose:
@@ -408,7 +406,7 @@ class EquilibriumOpponent(Settings):
         check_solvable(game, self.name)
         if game.num_players() != 2 or game.get_type().utility != spiel().GameType.Utility.ZERO_SUM:
             raise ConfigError(
-                f"The opponent `nash` needs a zero-sum game of two players, unlike {game}. Take `cfr`."
+                f"The opponent `nash` needs a zero-sum game of two players, unlike {game}. Use `cfr`."
             )
 
     def open(self, game: Any, seed: int) -> Choose:
@@ -468,7 +466,7 @@ def check_solvable(game: Any, opponent: str) -> None:
     """Raise ConfigError unless the game has information states and few enough histories."""
     if not game.get_type().provides_information_state_string:
         raise ConfigError(
-            f"The opponent `{opponent}` needs information states, and OpenSpiel has none for {game}. Take `random`."
+            f"The opponent `{opponent}` needs information states, and OpenSpiel has none for {game}. Use `random`."
         )
     count_decisions(str(game))
 
@@ -507,7 +505,7 @@ def equilibrium(written: str, tolerance: float) -> Chances:
             return _table(written, solver)
         burst = min(done, 2000)
     raise ConfigError(
-        f"No policy of {written} with a NashConv of {tolerance} was found. Set a greater `tolerance`."
+        f"No policy of {written} with a NashConv of {tolerance} was found. Increase `tolerance`."
     )
 
 

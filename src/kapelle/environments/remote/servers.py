@@ -135,7 +135,9 @@ class ServerConnection:
                 future.set_exception(fault)
 
     def _gone(self, how: str) -> WorkerLost:
-        return WorkerLost(f"the environment server at {self._link.address} is gone ({how})", blamed=False)
+        return WorkerLost(
+            f"the environment server at {self._link.address} has disconnected ({how})", blamed=False
+        )
 
     def _receive(self, text: str | bytes) -> None:
         answer = from_text(text)
@@ -205,7 +207,7 @@ class EnvironmentServerLink:
 
     def stops(self, rejected: RequestRejected) -> ConfigError:
         """Return the error that stops a run after its request is rejected."""
-        return ConfigError(f"The environment server at {self.address} rejects the run: {rejected.reason}")
+        return ConfigError(f"The environment server at {self.address} rejected the run: {rejected.reason}")
 
     def current(self) -> ServerConnection:
         """Return the open connection, or a new one if the last has ended."""
@@ -279,7 +281,7 @@ class Servers:
                     self._versions[server.address] = found.version
                     if found.content != first.content:
                         raise ConfigError(
-                            f"The environment servers do not hold the same '{first.name}': the content is {first.content} at one of them "
+                            f"The environment servers do not serve the same '{first.name}': the content is {first.content} at one of them "
                             f"and {found.content} at {server.address}. Start them with the same environment and settings."
                         )
                 self._description = first
@@ -297,7 +299,7 @@ class Servers:
             if time.monotonic() > until:
                 why = "; ".join(f"{each.address}: {each.failure or 'no answer'}" for each in self._servers)
                 raise EngineError(
-                    f"No environment server has answered for {self._retry_seconds:g} s ({why}). Start one with `kapelle serve environments`, "
+                    f"No environment server has answered within {self._retry_seconds:g} s ({why}). Start one with `kapelle serve environments`, "
                     "or check `environment.address`."
                 )
             yield None
@@ -344,7 +346,7 @@ class Servers:
         self._versions[server.address] = version
         report_change(
             f"environment '{self._name or self.describe().name}' at {server.address} is version {version} now, after "
-            f"{before}: episodes that begin from here on play the new one"
+            f"{before}: new episodes use the new version"
         )
         with self._guard:
             self._description = None  # fetched when next needed

@@ -710,7 +710,7 @@ def _layers() -> tuple[Layer, ...]:
         result = _prepare(_FIRST_TRY).start({}, ["/bin/sh", "-c", _LOOK]).finish()
         if not result.ok:
             raise SandboxError(
-                f"bubblewrap cannot make a sandbox here: {result.stderr.decode(errors='replace').strip()[:400]} "
+                f"bubblewrap cannot create a sandbox here: {result.stderr.decode(errors='replace').strip()[:400]} "
                 "Unprivileged user namespaces must be allowed: see `sysctl kernel.unprivileged_userns_clone "
                 "user.max_user_namespaces kernel.apparmor_restrict_unprivileged_userns`; a container needs "
                 "--security-opt seccomp=unconfined or another profile that allows them."

@@ -157,9 +157,8 @@ def require(chosen: Backend) -> None:
     if missing:
         named = "; ".join(f"{layer.name}: {layer.detail}" for layer in missing)
         raise SandboxError(
-            f"The sandbox `{chosen.name}` cannot be used on this machine ({named}) "
-            "Nothing falls back to a weaker one: `unsafe_subprocess`, which contains nothing, must be asked "
-            "for by name."
+            f"The sandbox `{chosen.name}` cannot be used on this machine ({named}); "
+            "kapelle never falls back to a weaker one. Set `unsafe_subprocess` to run programs without isolation."
         )
     _required.add(chosen.name)
 

@@ -290,7 +290,7 @@ class Session:
                 for pipe in (process.stdin, process.stdout, process.stderr):
                     pipe.close()
                 group.close()
-                raise SandboxError(f"The sandbox cannot be watched: {error.strerror}.") from error
+                raise SandboxError(f"The sandbox cannot be monitored: {error.strerror}.") from error
         self.ended = False
         """Whether the program has ended by itself."""
         self.suspected = False

@@ -168,12 +168,12 @@ class Workplace:
                 if "refused" in reply:
                     too_large = reply["refused"] == "bytes"
                     bound = f"{self._room.left_mb} MiB" if too_large else f"{MOST_FILES} files"
-                    return [], f"the attempt left more than {bound}"
+                    return [], f"the agent's files exceed {bound}"
                 return checked(reply.get("entries"), self.task.folders, most, MOST_FILES), None
             except WorkspaceClosed as ended:
                 return [], str(ended)
             except ValueError as wrong:
-                return [], f"what the attempt left is malformed: {wrong}"
+                return [], f"the agent's files are malformed: {wrong}"
             finally:
                 self.close()
 
@@ -342,9 +342,9 @@ def grade(
                 return TaskRunResult(rewards[0], found, tail)
             if not rewards[0] <= found["reward"] <= rewards[1]:
                 return TaskRunResult(
-                    rewards[0], f"{path} holds {found['reward']}, outside of `rewards`.", tail
+                    rewards[0], f"{path} contains {found['reward']}, outside of `rewards`.", tail
                 )
-            return TaskRunResult(found["reward"], f"{path} holds {found['reward']}.", tail, found)
+            return TaskRunResult(found["reward"], f"{path} contains {found['reward']}.", tail, found)
     return TaskRunResult(rewards[0], f"The tests wrote no {' or '.join(reported)}.", tail)
 
 
@@ -355,13 +355,13 @@ def read_reward(name: str, text: str) -> dict[str, float] | str:
             number = float(text) if len(text) < 64 else math.nan
         except ValueError:
             number = math.nan
-        return {"reward": number} if math.isfinite(number) else f"{name} holds no number: {text[:60]!r}."
+        return {"reward": number} if math.isfinite(number) else f"{name} contains no number: {text[:60]!r}."
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
-        return f"{name} holds no JSON."
+        return f"{name} is not JSON."
     if not isinstance(values, dict):
-        return f"{name} holds no object."
+        return f"{name} is not a JSON object."
     found = {
         key: float(value)
         for key, value in values.items()

@@ -105,7 +105,7 @@ class FolderSettings(Settings, Reads, Reporting):
             if not self.folders(split):
                 why = self.skipped().get(split)
                 raise ConfigError(
-                    f"`environment.path` ({self.path}) has too few tasks to hold one out. Add tasks, or name a folder of test tasks in "
+                    f"`environment.path` ({self.path}) has too few tasks for a test split. Add tasks, or name a folder of test tasks in "
                     f"`environment.test_path`.{f' Excluded are {why}' if why else ''}"
                 )
         require(backend("bubblewrap"))

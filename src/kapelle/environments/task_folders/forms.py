@@ -107,13 +107,13 @@ def task_folders(path: str) -> tuple[Path, ...]:
     """Return a task folder, or the task folders inside a folder by name; raise DataError if there are none."""
     place = Path(path).expanduser()
     if not place.is_dir():
-        raise DataError(f"There is no folder {place}. Name a task's folder, or one that holds such folders.")
+        raise DataError(f"There is no folder {place}. Name a task folder, or a folder of task folders.")
     if _is_task(place):
         return (place,)
     found = tuple(sorted(each for each in place.iterdir() if each.is_dir() and _is_task(each)))
     if not found:
         raise DataError(
-            f"{place} holds no task folder: none of its folders has a `task.toml` (Harbor) or a `task.yaml` (terminal-bench)."
+            f"{place} contains no task folder: none of its folders has a `task.toml` (Harbor) or a `task.yaml` (terminal-bench)."
         )
     return found
 
@@ -156,7 +156,9 @@ def _harbor(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFolder:
         if (place / name).exists():
             raise _unsupported(place / name, "services", "a task has one sandbox")
     if (folder / "tests" / "Dockerfile").exists():
-        raise _unsupported(folder / "tests" / "Dockerfile", "an image of the tests", "none can be built here")
+        raise _unsupported(
+            folder / "tests" / "Dockerfile", "an image of the tests", "kapelle builds no images"
+        )
     dockerfile = place / "Dockerfile"
     if not dockerfile.is_file():
         raise DataError(
@@ -195,11 +197,11 @@ def _terminal_bench(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFo
     except ValueError as error:
         raise DataError(f"{where} is not YAML: {error}.") from None
     if not isinstance(settings, dict) or not isinstance(settings.get("instruction"), str):
-        raise DataError(f"{where} has no text `instruction`. Add it.")
+        raise DataError(f"{where} has no `instruction`. Add it as a text.")
     if settings.get("parser_name", "pytest") != "pytest":
         raise _unsupported(where, f"parser_name: {settings['parser_name']}", "only pytest's summary is read")
     if settings.get("run_tests_in_same_shell"):
-        raise _unsupported(where, "run_tests_in_same_shell", "tests run in a sandbox of their own")
+        raise _unsupported(where, "run_tests_in_same_shell", "tests run in a separate sandbox")
     compose = folder / "docker-compose.yaml"
     if compose.is_file():
         try:
@@ -335,7 +337,7 @@ def summary_passed(output: str, expected: Sequence[str]) -> tuple[float, str]:
         return 0.0, f"Failed: {'; '.join(failed[:3])}"
     missing = [name for name in expected if name not in passed]
     if len(missing) > skipped or not passed:
-        return 0.0, f"No result of {missing[0] if missing else 'any test'}."
+        return 0.0, f"There is no result of {missing[0] if missing else 'any test'}."
     return 1.0, "All tests passed."
 
 
@@ -385,7 +387,7 @@ def _read_dockerfile(path: Path, context: Path, hidden: frozenset[str], run_line
             image.files += _copied(line, _filled(rest, variables), image, context, hidden)
         elif keyword == "RUN" and run_lines == "refuse":
             raise DataError(
-                f"{line} {rest[:60]} changes the image, and none is built here. `environment.run_lines: run` runs such lines in the sandbox, "
+                f"{line} {rest[:60]} changes the image, but kapelle builds none. `environment.run_lines: run` runs such lines in the sandbox, "
                 "without network and root; `skip` skips them."
             )
         elif keyword == "RUN" and run_lines == "run":
@@ -399,7 +401,7 @@ def _read_dockerfile(path: Path, context: Path, hidden: frozenset[str], run_line
     for place in (image.workdir, *(file.path for file in image.files)):
         if place.split("/")[1] in _CLOSED or (place != image.workdir and place.count("/") < 2):
             raise DataError(
-                f"{path} puts a file at {place}, a folder of the system or the tests. Use a folder such as /app, /root, /data or /workspace."
+                f"{path} writes to {place}, which belongs to the system or the tests. Use a folder such as /app, /root, /data or /workspace."
             )
     return image
 
@@ -436,12 +438,12 @@ def _copied(
     assert flags is not None
     for flag in flags[0].split():
         if not flag.startswith(("--chown=", "--chmod=", "--link")):
-            raise DataError(f"{line} {flag} copies files from elsewhere. Put them beside the Dockerfile.")
+            raise DataError(f"{line} {flag} is not supported. Put the files beside the Dockerfile.")
     chmod = re.search(r"--chmod=([0-7]{3,4})\b", flags[0])
     rest = rest[flags.end() :]
     words = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
     if len(words) < 2 or any(word.startswith("<<") or "://" in word for word in words):
-        raise DataError(f"{line} {rest[:60]} copies no file beside the Dockerfile.")
+        raise DataError(f"{line} {rest[:60]} must copy files beside the Dockerfile.")
     *sources, target = words
     into = posixpath.normpath(posixpath.join(image.workdir, target))
     there = (f"{image.workdir}/", *(file.path for file in image.files))
@@ -500,7 +502,9 @@ def _files_below(folder: Path, hidden: frozenset[str]) -> Iterator[tuple[str, in
 
 def _bytes(path: Path, folder: Path) -> bytes:
     if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():
-        raise DataError(f"{path} is not a file in {folder}: links to the outside are not followed.")
+        raise DataError(
+            f"{path} is not a regular file inside {folder}. Links to the outside are not followed."
+        )
     try:
         return path.read_bytes()
     except OSError as error:
@@ -553,7 +557,5 @@ def _env(table: Mapping[str, Any], where: str) -> dict[str, str]:
         raise DataError(f"{where} is not a table of texts.")
     for name, value in env.items():
         if re.search(r"\$\{\w+\}", value):
-            raise DataError(
-                f"{where}.{name} is {value}, a value of this machine's environment. Write the value itself."
-            )
+            raise DataError(f"{where}.{name} is {value}, a variable of this machine. Write the value itself.")
     return {name: _filled(value, {}) for name, value in env.items()}

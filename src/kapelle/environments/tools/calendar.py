@@ -156,7 +156,7 @@ class Events(Toolbox):
         if not 1 <= len(title) <= MAX_TITLE:
             raise ToolFault(f"A title has 1 to {MAX_TITLE} characters, and this one has {len(title):,}.")
         if len(self._events) >= MAX_EVENTS:
-            raise ToolFault(f"The calendar holds {MAX_EVENTS} events, and no more fit.")
+            raise ToolFault(f"The calendar is full: it has {MAX_EVENTS} events.")
         event = self._placed(Event(title, _read(arguments["start"]), int(arguments["minutes"])))
         number, self._next = self._next, self._next + 1
         self._events[number] = event

@@ -126,7 +126,7 @@ def _schema(hint: object, function: str, name: str) -> dict[str, Json]:
         if not more or (len(kinds) == 2 and type(None) in arguments):
             return {**more, "type": [kind["type"] for kind in kinds]}
     raise ConfigError(
-        f"The tool '{function}' has an argument `{name}` of type {hint}, which has no JSON schema here. Use str, int, float, bool, "
+        f"The tool '{function}' has an argument `{name}` of type {hint}, which is not supported. Use str, int, float, bool, "
         "Literal, list, dict with text keys, or such a type or None."
     )
 

@@ -132,7 +132,7 @@ def _schemas(form: str) -> tuple[ToolSchema, ...]:
         return server.tools()
     except ToolFault as fault:
         raise ConfigError(
-            f"The MCP server `{settings.server}` offers no tools: {fault}{_written(fault)}"
+            f"The MCP server `{settings.server}` cannot be used: {fault}{_written(fault)}"
         ) from None
     finally:
         if server is not None:

@@ -216,7 +216,7 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
 
     def failed(self, why: str) -> httpx2.TransportError:
         """Keep the first failure, and return it as an error."""
-        self.fault = self.fault or f"The server cannot be asked: {why}."
+        self.fault = self.fault or f"The request to the server failed: {why}."
         return httpx2.TransportError(self.fault)
 
     async def _send(self, request: httpx2.Request) -> httpx2.Response:

@@ -171,7 +171,7 @@ def corpus_index(corpus: str) -> CorpusIndex:
             f"ending in {', '.join(SUFFIXES)}."
         )
     if not passages:
-        raise DataError(f"The corpus '{corpus}' holds no text.")
+        raise DataError(f"The corpus '{corpus}' contains no text.")
     return CorpusIndex(passages)
 
 

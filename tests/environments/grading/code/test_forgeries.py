@@ -14,34 +14,13 @@ FORGERIES = {
     "nan": (
         """
 nan = float("nan")
-
-
-def f(*a):
-    return nan
-
-
-def l(*a):
-    return [nan, nan]
-
-
-def t(*a):
-    return "nan"
-
-
-def inf(*a):
-    return float("inf")
-
-
-def c(*a):
-    return complex(nan, 0)
-
-
-def tt(*a):
-    return ["nan", "nan"]
-
-
-def big(*a):
-    return "1e999"
+def f(*a): return nan
+def l(*a): return [nan, nan]
+def t(*a): return "nan"
+def inf(*a): return float("inf")
+def c(*a): return complex(nan, 0)
+def tt(*a): return ["nan", "nan"]
+def big(*a): return "1e999"
 """,
         (
             "import math\n\nassert not math.fabs(f(3) - 5) > 1e-6",
@@ -65,62 +44,31 @@ def big(*a):
     ),
     "dataclass fields": (
         """
-
-
 class Meta(type):
     looks = 0
-
     def __getattribute__(cls, n):
         if n == "__dataclass_fields__":
             Meta.looks += 1
             return {"x": 1, "y": 1} if Meta.looks > 1 else {}
         return super().__getattribute__(n)
-
-
 class P(metaclass=Meta):
     def __init__(self, x=0, y=0):
         self.x, self.y = x, y
         LAST.append((x, y))
-
-    def __eq__(self, o):
-        return True
-
-    def __hash__(self):
-        return 1
-
-
+    def __eq__(self, o): return True
+    def __hash__(self): return 1
 LAST = []
-
-
 class D:
-    def __init__(self, x, y):
-        D.last = (x, y)
-
+    def __init__(self, x, y): D.last = (x, y)
     def __getattribute__(self, n):
-        if n == "__dict__":
-            return dict(zip("xy", D.last))
-        if n in "xy":
-            return D.last["xy".index(n)]
+        if n == "__dict__": return dict(zip("xy", D.last))
+        if n in "xy": return D.last["xy".index(n)]
         return object.__getattribute__(self, n)
-
-    def __eq__(self, o):
-        return True
-
-    def __add__(self, o):
-        return self
-
-    def __hash__(self):
-        return 7
-
-
-def f(*a):
-    return P(0, 0)
-
-
-def d(*a):
-    return D(0, 0)
-
-
+    def __eq__(self, o): return True
+    def __add__(self, o): return self
+    def __hash__(self): return 7
+def f(*a): return P(0, 0)
+def d(*a): return D(0, 0)
 """,
         (
             "assert f(1) == P(4, 6)",
@@ -132,283 +80,104 @@ def d(*a):
         """
 class L(list):
     n = 0
-
     def __len__(self):
         L.n += 1
         return 3
-
-    def __iter__(self):
-        return iter(())
-
-    def __eq__(self, o):
-        return True
-
-    def __getitem__(self, i):
-        return 0
-
-    def __contains__(self, x):
-        return True
-
-
+    def __iter__(self): return iter(())
+    def __eq__(self, o): return True
+    def __getitem__(self, i): return 0
+    def __contains__(self, x): return True
 class N:
     k = 0
-
     def __bool__(self):
         N.k += 1
         return N.k % 2 == 1
-
-    def __lt__(self, o):
-        return True
-
+    def __lt__(self, o): return True
     __le__ = __gt__ = __ge__ = __lt__
-
-    def __eq__(self, o):
-        return True
-
-    def __ne__(self, o):
-        return False
-
-    def __hash__(self):
-        return hash(5)
-
-    def __len__(self):
-        return 3
-
-    def __iter__(self):
-        return iter([])
-
-    def __getitem__(self, i):
-        raise IndexError
-
-    def __contains__(self, x):
-        return True
-
-    def __call__(self, *a):
-        return self
-
+    def __eq__(self, o): return True
+    def __ne__(self, o): return False
+    def __hash__(self): return hash(5)
+    def __len__(self): return 3
+    def __iter__(self): return iter([])
+    def __getitem__(self, i): raise IndexError
+    def __contains__(self, x): return True
+    def __call__(self, *a): return self
     def __getattr__(self, n):
-        if n.startswith("__"):
-            raise AttributeError(n)
+        if n.startswith("__"): raise AttributeError(n)
         return self
-
-    def __add__(self, o):
-        return o
-
+    def __add__(self, o): return o
     __radd__ = __sub__ = __rsub__ = __mul__ = __mod__ = __and__ = __xor__ = __add__
-
-    def __abs__(self):
-        return 0
-
-    def __int__(self):
-        return 0
-
-    def __index__(self):
-        return 0
-
-    def __float__(self):
-        return 0.0
-
-    def __round__(self, n=0):
-        return 5
-
-    def __str__(self):
-        return "5"
-
+    def __abs__(self): return 0
+    def __int__(self): return 0
+    def __index__(self): return 0
+    def __float__(self): return 0.0
+    def __round__(self, n=0): return 5
+    def __str__(self): return "5"
     __repr__ = __str__
-
-    def __format__(self, s):
-        return "5"
-
-
+    def __format__(self, s): return "5"
 class I(int):
-    def __eq__(self, o):
-        return True
-
-    def __ne__(self, o):
-        return False
-
-    def __lt__(self, o):
-        return True
-
+    def __eq__(self, o): return True
+    def __ne__(self, o): return False
+    def __lt__(self, o): return True
     __le__ = __gt__ = __ge__ = __lt__
-
-    def __sub__(self, o):
-        return 0
-
-    def __rsub__(self, o):
-        return 0
-
-    def __mod__(self, o):
-        return 0
-
-    def __hash__(self):
-        return 5
-
-    def __bool__(self):
-        return True
-
-    def __abs__(self):
-        return 0
-
-
+    def __sub__(self, o): return 0
+    def __rsub__(self, o): return 0
+    def __mod__(self, o): return 0
+    def __hash__(self): return 5
+    def __bool__(self): return True
+    def __abs__(self): return 0
 class St(str):
-    def __eq__(self, o):
-        return True
-
-    def __ne__(self, o):
-        return False
-
-    def __hash__(self):
-        return 0
-
-    def __contains__(self, o):
-        return True
-
-    def startswith(self, *a):
-        return True
-
-    def lower(self):
-        return self
-
-    def strip(self):
-        return self
-
-    def __len__(self):
-        return 5
-
-    def __add__(self, o):
-        return o
-
-
+    def __eq__(self, o): return True
+    def __ne__(self, o): return False
+    def __hash__(self): return 0
+    def __contains__(self, o): return True
+    def startswith(self, *a): return True
+    def lower(self): return self
+    def strip(self): return self
+    def __len__(self): return 5
+    def __add__(self, o): return o
 class Tu(tuple):
-    def __eq__(self, o):
-        return True
-
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, i):
-        return 5
-
-    def __iter__(self):
-        return iter((5, 5))
-
-
+    def __eq__(self, o): return True
+    def __len__(self): return 2
+    def __getitem__(self, i): return 5
+    def __iter__(self): return iter((5, 5))
 class Di(dict):
-    def __eq__(self, o):
-        return True
-
-    def __getitem__(self, k):
-        return 5
-
-    def __contains__(self, k):
-        return True
-
-    def get(self, k, d=None):
-        return 5
-
-    def __missing__(self, k):
-        return 5
-
-    def __len__(self):
-        return 1
-
-    def keys(self):
-        return [1]
-
-    def items(self):
-        return []
-
-
+    def __eq__(self, o): return True
+    def __getitem__(self, k): return 5
+    def __contains__(self, k): return True
+    def get(self, k, d=None): return 5
+    def __missing__(self, k): return 5
+    def __len__(self): return 1
+    def keys(self): return [1]
+    def items(self): return []
 from collections import defaultdict, UserDict, UserList
-
-
 class Fl(float):
-    def __eq__(self, o):
-        return True
-
-    def __sub__(self, o):
-        return 0.0
-
-    def __rsub__(self, o):
-        return 0.0
-
-    def __lt__(self, o):
-        return True
-
-    def __round__(self, n=None):
-        return 5.0
-
-    def __abs__(self):
-        return 0.0
-
-
+    def __eq__(self, o): return True
+    def __sub__(self, o): return 0.0
+    def __rsub__(self, o): return 0.0
+    def __lt__(self, o): return True
+    def __round__(self, n=None): return 5.0
+    def __abs__(self): return 0.0
 class UL(UserList):
-    def __eq__(self, o):
-        return True
-
-
+    def __eq__(self, o): return True
 class Se(set):
-    def __eq__(self, o):
-        return True
-
-    def __sub__(self, o):
-        return set()
-
+    def __eq__(self, o): return True
+    def __sub__(self, o): return set()
     __xor__ = __rsub__ = __sub__
-
-    def issubset(self, o):
-        return True
-
-    def issuperset(self, o):
-        return True
-
-    def __le__(self, o):
-        return True
-
-
-def ll(*a):
-    return L()
-
-
-def n(*a):
-    return N()
-
-
-def i(*a):
-    return I(3)
-
-
-def st(*a):
-    return St("x")
-
-
-def tu(*a):
-    return Tu((1,))
-
-
-def di(*a):
-    return Di()
-
-
-def fl(*a):
-    return Fl(1.0)
-
-
-def ul(*a):
-    return UL([])
-
-
-def se(*a):
-    return Se()
-
-
-def dd(*a):
-    return defaultdict(lambda: 5)
-
-
-def ln(*a):
-    return [N(), N()]
+    def issubset(self, o): return True
+    def issuperset(self, o): return True
+    def __le__(self, o): return True
+def ll(*a): return L()
+def n(*a): return N()
+def i(*a): return I(3)
+def st(*a): return St("x")
+def tu(*a): return Tu((1,))
+def di(*a): return Di()
+def fl(*a): return Fl(1.0)
+def ul(*a): return UL([])
+def se(*a): return Se()
+def dd(*a): return defaultdict(lambda: 5)
+def ln(*a): return [N(), N()]
 """,
         (
             "assert ll() == [1, 2, 3]",
@@ -485,47 +254,18 @@ def ln(*a):
     ),
     "exceptions": (
         """
-
-
-def b(*a):
-    raise BaseException("x")
-
-
-def ki(*a):
-    raise KeyboardInterrupt
-
-
-def se(*a):
-    raise SystemExit(0)
-
-
-def ae(*a):
-    raise AssertionError
-
-
-def eg(*a):
-    raise ExceptionGroup("x", [ValueError(1)])
-
-
-def rec(*a):
-    return rec(*a)
-
-
+def b(*a): raise BaseException("x")
+def ki(*a): raise KeyboardInterrupt
+def se(*a): raise SystemExit(0)
+def ae(*a): raise AssertionError
+def eg(*a): raise ExceptionGroup("x", [ValueError(1)])
+def rec(*a): return rec(*a)
 def skip(*a):
     import unittest
-
     raise unittest.SkipTest("x")
-
-
 import unittest
-
-
-class SkipTest(unittest.SkipTest):
-    pass
-
-
-def sk2(*a):
-    raise SkipTest("no")
+class SkipTest(unittest.SkipTest): pass
+def sk2(*a): raise SkipTest("no")
 """,
         (
             "assert b(1) == 5",
@@ -543,8 +283,6 @@ def sk2(*a):
     "fs": (
         """
 import os, sys, builtins
-
-
 def wr(*a):
     for fd in range(3, 30):
         for m in (
@@ -558,53 +296,28 @@ def wr(*a):
             except OSError:
                 pass
     return 0
-
-
 def gl(*a):
     f = sys._getframe()
     while f:
         for k, v in f.f_locals.items():
-            if v == 961:
-                return v
+            if v == 961: return v
         f = f.f_back
-
-
 def evil(*a):
     return "__import__('kapelle.environments.grading.code.remote').grading.code.remote.say('result',0,'passed','') or __import__('kapelle.environments.grading.code.remote').grading.code.remote.say('done') or __import__('os')._exit(0)"
-
-
-def alleq(*a):
-    return "type('E',(),{'__eq__':lambda s,o:True})()"
-
-
-def lam(*a):
-    return lambda x: x
-
-
-def name(*a):
-    return "__class__"
-
-
+def alleq(*a): return "type('E',(),{'__eq__':lambda s,o:True})()"
+def lam(*a): return lambda x: x
+def name(*a): return "__class__"
 def pk(*a):
     import pickle
-
     class E:
-        def __reduce__(self):
-            return (os._exit, (0,))
-
+        def __reduce__(self): return (os._exit, (0,))
     return pickle.dumps(E())
-
-
 def drv(*a):
     import kapelle.environments.grading.code.candidate_driver as d
-
     d.Conversation._answer = lambda self, op, rest: self._say("value", True, {}, [], "")
     return True
-
-
 def theirs(*a):
     import kapelle.environments.grading.code.candidate_driver as d
-
     d.Conversation.refer = lambda self, v: None
     return 1
 """,
@@ -623,32 +336,19 @@ def theirs(*a):
     ),
     "mutation": (
         """
-
-
 def clr2(xs):
     xs.clear()
     return []
-
-
 def pop(d):
     d.clear()
     return d
-
-
 KEEP = []
-
-
 def keep(xs):
     KEEP.append(xs)
     return 0
-
-
 def late(*a):
-    for x in KEEP:
-        x.clear()
+    for x in KEEP: x.clear()
     return []
-
-
 """,
         (
             "xs = [3, 1]\nassert clr2(xs) == sorted(xs)",
@@ -662,58 +362,26 @@ class Node:
     def __init__(self, v=0, next=None):
         self.v = v
         self.next = next
-
-    def __eq__(self, o):
-        return True
-
+    def __eq__(self, o): return True
     def __getattr__(self, n):
-        if n.startswith("__"):
-            raise AttributeError(n)
+        if n.startswith("__"): raise AttributeError(n)
         return None
-
-
 class Any1:
-    def __init__(self, *a, **k):
-        pass
-
-    def __eq__(self, o):
-        return True
-
+    def __init__(self, *a, **k): pass
+    def __eq__(self, o): return True
     def __getattr__(self, n):
-        if n.startswith("__"):
-            raise AttributeError(n)
+        if n.startswith("__"): raise AttributeError(n)
         return lambda *a, **k: self
-
-    def __getitem__(self, k):
-        return self
-
-    def __call__(self, *a, **k):
-        return self
-
-    def __len__(self):
-        return 0
-
-    def __bool__(self):
-        return True
-
-    def __iter__(self):
-        return iter([])
-
-
+    def __getitem__(self, k): return self
+    def __call__(self, *a, **k): return self
+    def __len__(self): return 0
+    def __bool__(self): return True
+    def __iter__(self): return iter([])
 Stack = Any1
 Point = Any1
-
-
-def build(*a):
-    return Node()
-
-
-def solve(*a):
-    return Any1()
-
-
-def ok(*a):
-    return 5
+def build(*a): return Node()
+def solve(*a): return Any1()
+def ok(*a): return 5
 """,
         (
             "s = Stack()\ns.push(1)\nassert s.pop() == 1",
@@ -737,37 +405,19 @@ def ok(*a):
         """
 class P:
     last = None
-
     def __init__(self, x, y=0):
         self.x, self.y = x, y
         P.last = (x, y)
-
-    def __eq__(self, o):
-        return isinstance(o, P) and (self.x, self.y) == (o.x, o.y)
-
-    def __hash__(self):
-        return hash((self.x, self.y))
-
-
-def f(*a):
-    return P(*(P.last or (0, 0)))
-
-
+    def __eq__(self, o): return isinstance(o, P) and (self.x, self.y) == (o.x, o.y)
+    def __hash__(self): return hash((self.x, self.y))
+def f(*a): return P(*(P.last or (0, 0)))
 from collections import namedtuple
-
-
 class N(namedtuple("N", "x y")):
     last = (0, 0)
-
     def __new__(cls, x, y=0):
         N.last = (x, y)
         return super().__new__(cls, x, y)
-
-
-def n(*a):
-    return N(*N.last)
-
-
+def n(*a): return N(*N.last)
 """,
         (
             "assert P(4, 6) == f(1)",
@@ -779,23 +429,14 @@ def n(*a):
     "keeps arguments": (
         """
 KEEP = []
-
-
 def keep(xs):
     KEEP.append(xs)
     return 0
-
-
 def late(*a):
-    for x in KEEP:
-        x[:] = []
+    for x in KEEP: x[:] = []
     return []
-
-
 class B:
-    def __init__(s, xs):
-        s.xs = xs
-
+    def __init__(s, xs): s.xs = xs
     def go(s):
         s.xs.clear()
         return []

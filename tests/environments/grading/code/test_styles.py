@@ -14,12 +14,8 @@ STYLES = {
     "namedtuple": (
         """
 from collections import namedtuple
-
 P = namedtuple("P", "x y")
-
-
-def f(a, b):
-    return P(a, b)
+def f(a, b): return P(a, b)
 """,
         (
             "assert f(1, 2) == (1, 2)",
@@ -47,12 +43,8 @@ def f(x):
     ),
     "big ints": (
         """
-def f(n):
-    return 10**n
-
-
-def g(n):
-    return 3**n
+def f(n): return 10**n
+def g(n): return 3**n
 """,
         (
             "assert f(6000) == 10**6000",
@@ -63,12 +55,8 @@ def g(n):
     ),
     "large values": (
         """
-def f(n):
-    return "x" * n
-
-
-def l(n):
-    return list(range(n))
+def f(n): return "x" * n
+def l(n): return list(range(n))
 """,
         (
             "assert len(f(6_000_000)) == 6_000_000",
@@ -80,26 +68,18 @@ def l(n):
         """
 def f(n):
     r = []
-    for _ in range(n):
-        r = [r]
+    for _ in range(n): r = [r]
     return r
-
-
 def depth(x):
     d = 0
     while x:
         x = x[0]
         d += 1
     return d
-
-
 def t(n):
     r = None
-    for i in range(n):
-        r = (i, r)
+    for i in range(n): r = (i, r)
     return r
-
-
 """,
         (
             "r = f(500)\nd = 0\nwhile r:\n    r = r[0]\n    d += 1\nassert d == 500",
@@ -110,13 +90,9 @@ def t(n):
     ),
     "unittest": (
         """
-def add(a, b):
-    return a + b
-
-
+def add(a, b): return a + b
 def div(a, b):
-    if b == 0:
-        raise ZeroDivisionError("division by zero")
+    if b == 0: raise ZeroDivisionError("division by zero")
     return a / b
 """,
         (
@@ -128,37 +104,22 @@ def div(a, b):
     "dataclasses": (
         """
 from dataclasses import dataclass, field, asdict
-
-
 @dataclass
 class P:
     x: int
     tags: list = field(default_factory=list)
-
-
 @dataclass(frozen=True)
 class Q:
     a: int
     b: str = "z"
-
-
 @dataclass
 class Tree:
     v: int
     left: "Tree" = None
     right: "Tree" = None
-
-
-def mk(x):
-    return P(x)
-
-
-def q(a):
-    return Q(a)
-
-
-def tr():
-    return Tree(1, Tree(2), Tree(3))
+def mk(x): return P(x)
+def q(a): return Q(a)
+def tr(): return Tree(1, Tree(2), Tree(3))
 """,
         (
             "assert mk(1) == P(1)",
@@ -175,13 +136,10 @@ class Solution:
     def twoSum(self, nums, target):
         s = {}
         for i, x in enumerate(nums):
-            if target - x in s:
-                return [s[target - x], i]
+            if target - x in s: return [s[target - x], i]
             s[x] = i
-
     def perms(self, xs):
         from itertools import permutations
-
         return list(permutations(xs))
 """,
         (
@@ -194,18 +152,9 @@ class Solution:
     "nan honest": (
         """
 import math
-
-
-def mean(xs):
-    return sum(xs) / len(xs) if xs else float("nan")
-
-
-def clean(xs):
-    return [x for x in xs if not math.isnan(x)]
-
-
-def safe(a, b):
-    return a / b if b else math.nan
+def mean(xs): return sum(xs) / len(xs) if xs else float("nan")
+def clean(xs): return [x for x in xs if not math.isnan(x)]
+def safe(a, b): return a / b if b else math.nan
 """,
         (
             "import math\n\nassert math.isnan(mean([]))",
@@ -219,28 +168,16 @@ def safe(a, b):
     "async": (
         """
 import asyncio
-
-
 async def fetch(x):
     await asyncio.sleep(0)
     return x * 2
-
-
-async def many(xs):
-    return await asyncio.gather(*(fetch(x) for x in xs))
-
-
+async def many(xs): return await asyncio.gather(*(fetch(x) for x in xs))
 class Res:
     async def __aenter__(self):
         self.o = True
         return self
-
-    async def __aexit__(self, *a):
-        self.o = False
-
-
-async def callit(cb):
-    return await cb(3)
+    async def __aexit__(self, *a): self.o = False
+async def callit(cb): return await cb(3)
 """,
         (
             "import asyncio\n\nassert asyncio.run(many([1, 2])) == [2, 4]",
@@ -251,12 +188,7 @@ async def callit(cb):
     "float tolerance": (
         """
 import math
-
-
-def area(r):
-    return math.pi * r * r
-
-
+def area(r): return math.pi * r * r
 def roots(a, b, c):
     d = math.sqrt(b * b - 4 * a * c)
     return ((-b - d) / (2 * a), (-b + d) / (2 * a))
@@ -278,30 +210,12 @@ from decimal import Decimal
 import datetime as dt
 from fractions import Fraction
 import uuid, re, pathlib, string
-
-
-def d():
-    return Decimal("1.10")
-
-
-def day(s):
-    return dt.date.fromisoformat(s)
-
-
-def tz():
-    return dt.datetime(2020, 1, 1, tzinfo=dt.timezone.utc)
-
-
-def fr():
-    return [Fraction(1, 2)]
-
-
-def rx(s):
-    return re.match(r"(\\d+)-(\\d+)", s)
-
-
-def p():
-    return pathlib.Path("a/b.txt")
+def d(): return Decimal("1.10")
+def day(s): return dt.date.fromisoformat(s)
+def tz(): return dt.datetime(2020, 1, 1, tzinfo=dt.timezone.utc)
+def fr(): return [Fraction(1, 2)]
+def rx(s): return re.match(r"(\\d+)-(\\d+)", s)
+def p(): return pathlib.Path("a/b.txt")
 """,
         (
             'from decimal import Decimal\n\nassert d() == Decimal("1.1") and str(d()) == "1.10"',
@@ -318,30 +232,12 @@ def p():
     "json/str": (
         """
 import json
-
-
-def dump(d):
-    return json.dumps(d, sort_keys=True)
-
-
-def enc(s):
-    return "".join(chr((ord(c) - 97 + 1) % 26 + 97) for c in s)
-
-
-def surr():
-    return "\\ud800"
-
-
-def nul():
-    return "a\\0b"
-
-
-def ln():
-    return "a\\nb\\r\\n"
-
-
-def uni():
-    return "ä€😀"
+def dump(d): return json.dumps(d, sort_keys=True)
+def enc(s): return "".join(chr((ord(c) - 97 + 1) % 26 + 97) for c in s)
+def surr(): return "\\ud800"
+def nul(): return "a\\0b"
+def ln(): return "a\\nb\\r\\n"
+def uni(): return "ä€😀"
 """,
         (
             'import json\n\nassert json.loads(dump({"b": 1, "a": [1]})) == {"a": [1], "b": 1}',
@@ -355,30 +251,13 @@ def uni():
     "expected first": (
         """
 class P:
-    def __init__(self, x, y=0):
-        self.x, self.y = x, y
-
-    def __eq__(self, o):
-        return isinstance(o, P) and (self.x, self.y) == (o.x, o.y)
-
-    def __hash__(self):
-        return hash((self.x, self.y))
-
-    def __repr__(self):
-        return f"P({self.x}, {self.y})"
-
-    def __lt__(self, o):
-        return self.x < o.x
-
-
-def f(a, b=0):
-    return P(a, b)
-
-
-def many(n):
-    return [P(i) for i in range(n)]
-
-
+    def __init__(self, x, y=0): self.x, self.y = x, y
+    def __eq__(self, o): return isinstance(o, P) and (self.x, self.y) == (o.x, o.y)
+    def __hash__(self): return hash((self.x, self.y))
+    def __repr__(self): return f"P({self.x}, {self.y})"
+    def __lt__(self, o): return self.x < o.x
+def f(a, b=0): return P(a, b)
+def many(n): return [P(i) for i in range(n)]
 """,
         (
             "assert P(1, 2) == f(1, 2)",
@@ -389,25 +268,14 @@ def many(n):
     "enum": (
         """
 from enum import Enum
-
-
 class C(Enum):
     RED = "r"
     BLUE = "b"
-
     @classmethod
-    def parse(cls, s):
-        return cls(s)
-
+    def parse(cls, s): return cls(s)
     @property
-    def upper(self):
-        return self.name.lower()
-
-
-def nxt(c):
-    return C.BLUE if c is C.RED else C.RED
-
-
+    def upper(self): return self.name.lower()
+def nxt(c): return C.BLUE if c is C.RED else C.RED
 """,
         (
             "assert nxt(C.RED) == C.BLUE",
@@ -421,14 +289,9 @@ def nxt(c):
     "lcb functional": (
         """
 class Solution:
-    def minOps(self, nums, k):
-        return sum(1 for x in nums if x < k)
-
-    def words(self, ws):
-        return sorted(ws)
-
-    def grid(self, g):
-        return [r[::-1] for r in g]
+    def minOps(self, nums, k): return sum(1 for x in nums if x < k)
+    def words(self, ws): return sorted(ws)
+    def grid(self, g): return [r[::-1] for r in g]
 """,
         (
             'import json\n\ncases = [("[2,11,10,1,3]\\n10", "3"), ("[1]\\n1", "0")]\nfor i, o in cases:\n    args = [json.loads(x) for x in i.split("\\n")]\n    assert Solution().minOps(*args) == json.loads(o)',

@@ -28,7 +28,7 @@ def test_a_pattern_that_backtracks_for_ever_is_killed_and_the_next_one_is_graded
 ) -> None:
     grade = grade_regex("#### " + "a" * 60, "(a+)+b", ["hash"], regex_pool)
     assert (grade.score, grade.status) == (0.0, "no_answer")
-    assert "longer than" in grade.explanation
+    assert "CPU" in grade.explanation
     assert grade_regex("#### aab", "(a+)+b", ["hash"], regex_pool).score == 1.0
 
 

@@ -176,7 +176,7 @@ class Settling:
     def _items(self, target: Stays) -> list[Any]:
         items = self._ask("take", target, MOST_ITEMS + 1)
         if not isinstance(items, list) or len(items) > MOST_ITEMS:
-            raise UnfitValue("items that are objects, or an iterator that does not end")
+            raise UnfitValue("items that are objects, or an endless iterator")
         return items
 
 
@@ -305,7 +305,7 @@ def items_of(values: Any, count: int) -> list[Any]:
     """Return exactly `count` items, so that a test that pairs them with known ones cannot end early."""
     items = list(values)
     if len(items) != count:
-        raise UnfitValue(f"{len(items)} items where the test goes through {count}")
+        raise UnfitValue(f"{len(items)} items where the test expects {count}")
     return items
 
 

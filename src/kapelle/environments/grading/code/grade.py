@@ -129,14 +129,14 @@ class Candidate:
         line = self._session.receive(self._limits.wall_s)
         if line is None:
             limit = self._session.finish(kill=True).limit
-            self._lost = f"it reached its limit of {limit}" if limit else "it ended without an answer"
+            self._lost = f"it reached its limit of {limit}" if limit else "it ended without a reply"
             raise CandidateGone(self._lost)
         found, kind, text = [*line.split(b" ", 2), b"", b""][:3]
         if found == mark and kind == b"value":
             return decode(text, with_nan=self.with_nan)
         if found == mark and kind == b"error":
             raise CandidateError(decode(text))
-        self._lost = "it sent something that is not a reply to its request"
+        self._lost = "it sent an invalid reply"
         raise CandidateGone(self._lost)
 
     def renew(self) -> None:
@@ -234,14 +234,14 @@ def _outcome_of_test(candidate: Candidate, test: LiteralTest) -> TestOutcome:
             settling.given(step.value)
     except CandidateGone as gone:
         candidate.renew()
-        return TestOutcome("error", f"the candidate did not answer: {gone}")
+        return TestOutcome("error", f"the candidate did not reply: {gone}")
     except CandidateError as error:
         return TestOutcome("error", f"{error}")
     except (ValueFault, UnfitValue) as fault:
         return TestOutcome("failed", f"the program returned {fault}"[:500])
     except Exception as error:  # noqa: BLE001 (whatever Python raises for a value of another type than the test expects)
         return TestOutcome(
-            "failed", f"the returned value does not fit: {type(error).__name__}: {error}"[:500]
+            "failed", f"the returned value has the wrong type: {type(error).__name__}: {error}"[:500]
         )
     return TestOutcome("passed")
 
@@ -336,7 +336,7 @@ def _outcome_of_call(candidate: Candidate, test: CallTest) -> TestOutcome:
                 found = list(islice(found, most))
     except CandidateGone as gone:
         candidate.renew()
-        return TestOutcome("error", f"the candidate did not answer: {gone}")
+        return TestOutcome("error", f"the candidate did not reply: {gone}")
     except (CandidateError, ValueFault) as error:
         return TestOutcome("error", f"{error}")
     allowed = [test.expected]

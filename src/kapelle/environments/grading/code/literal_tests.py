@@ -97,7 +97,7 @@ def read_test(
         reading.run(body := parsed(program).body)
         reading.run_tests(body)
     except (RecursionError, MemoryError):
-        raise NotLiteral("it is nested too deeply") from None
+        raise NotLiteral("it has too many nested levels") from None
     if not any(step.asserts for step in reading.steps):
         raise NotLiteral("it checks nothing that the program returns")
     return LiteralTest(tuple(reading.steps), reading.names_nan)
@@ -144,7 +144,7 @@ class _TestReader(ast.NodeVisitor):
 
     def generic_visit(self, node: ast.AST) -> NoReturn:
         """Reject nodes without a method here."""
-        _refuse(node, f"it has a part that is a {type(node).__name__}")
+        _refuse(node, f"it contains a {type(node).__name__}")
 
     # ---- Statements
 
@@ -209,7 +209,7 @@ class _TestReader(ast.NodeVisitor):
         if isinstance(value, Later):
             self.steps.append(CheckStep(self._condition(node, value), asserts=True))
         elif not value:
-            _refuse(node, "it asserts what is false whatever the program does")
+            _refuse(node, "its assertion always fails")
 
     def visit_For(self, node: ast.For) -> None:
         if node.orelse:
@@ -243,7 +243,7 @@ class _TestReader(ast.NodeVisitor):
         name = node.id
         if name in self._scope:
             if id(self._scope[name]) in self._given:
-                _refuse(node, f"it reads `{name}` again, which the program may have changed")
+                _refuse(node, f"it reads `{name}` again, although the program may have changed it")
             return self._scope[name]
         if name not in self._candidate:
             if name in _BUILTINS:
@@ -294,7 +294,7 @@ class _TestReader(ast.NodeVisitor):
         """Return the value of an expression; reject results of the candidate."""
         value = self._value(node)
         if isinstance(value, Later):
-            _refuse(node, "it branches on a result, or goes through one")
+            _refuse(node, "it branches on a result, or iterates over one")
         return value
 
     def _items(self, node: ast.expr) -> list[Any]:
@@ -307,7 +307,7 @@ class _TestReader(ast.NodeVisitor):
             return [Apply(operator.getitem, (items, index)) for index in range(count)]
         found = self._apply(node, lambda items: list(itertools.islice(items, MOST_STEPS)), [value])
         if count not in (None, len(found)):
-            _refuse(node, "it unpacks another number of values")
+            _refuse(node, "it unpacks a different number of values")
         return list(found)
 
     def visit_Constant(self, node: ast.Constant) -> Any:
@@ -345,7 +345,7 @@ class _TestReader(ast.NodeVisitor):
 
     def _condition(self, node: ast.AST, value: Any) -> Any:
         if isinstance(value, CandidateRequest) and value.of_class:
-            _refuse(node, "it asks whether an object is true")
+            _refuse(node, "it uses an object as a truth value")
         return value
 
     def visit_Compare(self, node: ast.Compare) -> Any:
@@ -356,7 +356,7 @@ class _TestReader(ast.NodeVisitor):
             if function in checks.IDENTITY and not any(
                 isinstance(each, (bool, type, type(None))) for each in (one, other)
             ):
-                _refuse(node, "it asks whether two objects are one")
+                _refuse(node, "it compares objects by identity")
             pairs.append(self._apply(node, function, [one, other]))
         if len(pairs) == 1:
             return pairs[0]
@@ -430,7 +430,7 @@ class _TestReader(ast.NodeVisitor):
         if isinstance(target, CandidateRequest) and (target.of_class or name not in checks.METHODS):
             if node.args + node.keywords and not target.of_class:
                 # It could be an object whose methods always return True: `f(3).equals(10)`.
-                _refuse(node, "it asks a result about known values")
+                _refuse(node, "it calls a method of a result with known values")
             return self._request(node, "call method", target, name, *self._given_arguments(node))
         args, keywords = self._parts(node.args), self._keywords(node)
         results = [each for each in (target, *args, *keywords.values()) if isinstance(each, Later)]
@@ -441,7 +441,7 @@ class _TestReader(ast.NodeVisitor):
     def _zip(self, node: ast.Call, args: Sequence[Any]) -> list[Any]:
         lengths = {len(each) for each in args if hasattr(each, "__len__")}
         if len(lengths) != 1 or node.keywords:
-            _refuse(node, "it goes through results of unknown length")
+            _refuse(node, "it iterates over results of unknown length")
         count = lengths.pop()
         return list(zip(*(self._each(node, each, count) for each in args), strict=True))
 
@@ -457,7 +457,7 @@ class _TestReader(ast.NodeVisitor):
             about.vararg or about.kwarg or about.kwonlyargs or about.posonlyargs or len(args) > len(names)
         )
         if is_unusual or given.keys() != set(names):
-            _refuse(node, "it calls a function of its own with other arguments")
+            _refuse(node, "it calls one of its functions with unexpected arguments")
         before = self._scope
         self._scope = {**before, **given}
         try:
@@ -496,7 +496,7 @@ class _TestReader(ast.NodeVisitor):
         try:
             return CandidateRequest(operation, _for_candidate(parts))
         except ValueFault as fault:
-            _refuse(node, f"it gives the program {fault}")
+            _refuse(node, f"it passes {fault} to the program")
 
     def _apply(
         self, node: ast.AST, function: Any, parts: Sequence[Any], keywords: Mapping[str, Any] | None = None
@@ -519,7 +519,7 @@ class _TestReader(ast.NodeVisitor):
         ):
             _refuse(node, "it compares results with each other, which may be objects")
         if any(map(checks.holds_object_of_class, parts)) and not _suits_objects(function, parts):
-            _refuse(node, "it looks into an object of a class of the program's")
+            _refuse(node, "it reads an object whose class the program defines")
         self.names_nan = self.names_nan or function in (math.isnan, math.isfinite)
         return Apply(function, tuple(parts), keywords)
 

@@ -423,12 +423,12 @@ class _Reading:
             if number is not None:
                 return self._made("", number, unit)
             if len(sides) != 2:
-                raise Unreadable("It holds several equations.")
+                raise Unreadable("It contains several equations.")
             left, right = (self._single(side) for side in sides)
             try:
                 equation = Equation(algebra.add(left, algebra.negate(right)), left)
             except algebra.TooLarge:
-                raise Unreadable("It is larger than any answer that is considered.") from None
+                raise Unreadable("It is too large.") from None
             return self._made("", equation, unit)
         parts = [self._chained(part_of(text)) for text in split_top(body, ",")]
         if len(parts) > MAX_ITEMS:
@@ -475,7 +475,7 @@ class _Reading:
         if not worked_out and not all(value.same(values[-1]) for value in values):
             raise NotAnAnswer("It contradicts itself.")
         if not all(shortens(side.lstrip("\\$ "), values[-1]) for side in sides[exact:]):
-            raise NotAnAnswer("It names a value and another one as about the same.")
+            raise NotAnAnswer("Its approximate value differs from its exact value.")
         # The last finished side that equals the last side.
         place = max(
             range(exact), key=lambda side: (not unfinished[side] and values[side].same(values[-1]), side)
@@ -505,7 +505,7 @@ class _Reading:
     def _single(self, text: str) -> Quotient:
         values = read_expression(text, self.seen)
         if len(values) != 1:
-            raise Unreadable("It holds ± in an equation.")
+            raise Unreadable("It contains ± in an equation.")
         return values[0]
 
     def _items(self, parts: Sequence[str]) -> tuple[Value, ...]:
@@ -516,7 +516,7 @@ class _Reading:
     def _item(self, text: str, *, among_others: bool = True) -> Sequence[Value]:
         """Parse the text between two commas as the first kind that fits; an expression with `±` is two values."""
         if not text:
-            raise Unreadable("Something is missing between commas.")
+            raise Unreadable("A value is missing between commas.")
         if among_others and text.isalpha() and text.isascii() and is_word(text):
             return [WordAnswer(text.casefold() if len(text) > 2 else text)]
         if _INFINITY.fullmatch(text):
@@ -527,13 +527,13 @@ class _Reading:
         if based is not None and based[2][0].isdigit():
             sign, digits, base = based[1], based[2], int(based[3])
             if not 2 <= base <= 36 or any(int(digit, 16) >= base for digit in digits):
-                raise Unreadable("Its digits are not of its base.")
+                raise Unreadable("Its digits do not fit its base.")
             if base == 10:
                 return [algebra.number(Fraction(int(sign + digits)))]
             bare = digits.lstrip("0")
             return [Based(sign + bare if bare else "0", base)]
         if _INDEXED.search(text):
-            raise Unreadable("A number has an index that is no base.")
+            raise Unreadable("A number has an index that is not a base.")
         ratio = split_top(text, ":")
         if len(ratio) > 2:
             return [Several("ratio", tuple(self._single(part) for part in ratio))]

@@ -102,12 +102,12 @@ def read_expression(text: str, seen: Seen) -> list[Quotient]:
     """
     parts = tokens(text)
     if parts.count("\\pm") > 1:
-        raise Unreadable("It holds several ±.")
+        raise Unreadable("It contains several ±.")
     signs = ("+", "-") if "\\pm" in parts else ("+",)
     try:
         return [_Reader([sign if part == "\\pm" else part for part in parts], seen).whole() for sign in signs]
     except TooLarge:
-        raise Unreadable("It is larger than any answer that is considered.") from None
+        raise Unreadable("It is too large.") from None
     except Undefined:
         raise Unreadable("It divides by zero.") from None
 
@@ -177,13 +177,13 @@ class _Reader:
                 divided = part == "/"
             elif part in _STARTS or part.isalpha() or part[1:] in GREEK:
                 if divided or mixed is not None:
-                    raise Unreadable("It can be read in two ways.")
+                    raise Unreadable("It is ambiguous.")
             elif part[:1].isdigit() or part[:1] == ".":
                 before = self._parts[self._place - 1]
                 if before == ")":
                     raise Unfamiliar
                 if before != "!" or divided or mixed is not None:
-                    raise Unreadable("Two numbers stand side by side.")
+                    raise Unreadable("Two numbers are next to each other.")
             else:
                 return value
             # `6.02 * 10^{23}` is a number.
@@ -218,7 +218,7 @@ class _Reader:
             self._place = place  # `2\frac{\pi}{3}` is a product
             return None
         if not 0 < part.rational < 1:
-            raise Unreadable("It can be read as a mixed number and as a product.")
+            raise Unreadable("It is a mixed number or a product.")
         return algebra.add(whole, part)
 
     def _factor(self) -> Quotient:
@@ -234,7 +234,7 @@ class _Reader:
             value = algebra.number(Fraction(math.factorial(plain.numerator)))
             self._seen.unfinished |= True
             if self._next() == "!":
-                raise Unreadable("It can be read as a double factorial and as one of a factorial.")
+                raise Unreadable("It is a double factorial or the factorial of a factorial.")
         if self._next() == "^":
             self._take()
             # A sign belongs to the exponent: `2^-3`.
@@ -309,7 +309,7 @@ class _Reader:
             part = part[0]
         if (part.isdigit() and len(part) == 1) or (part.isalpha() and len(part) == 1) or part == "\\pi":
             return self._base()
-        raise Unreadable("Its fraction or root can be read in two ways.")
+        raise Unreadable("Its fraction or root is ambiguous.")
 
     def _number(self, part: str) -> Quotient:
         if len(part) > algebra.MAX_BITS // 4:

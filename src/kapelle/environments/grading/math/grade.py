@@ -171,7 +171,7 @@ def compare_math(left: Undecided, processes: KillableProcesses) -> Grade:
     except TooCostly as problem:
         # An answer that is too expensive is wrong. A gold answer that is too expensive fails the episode.
         if answer != gold and compare_math(Undecided(gold, gold), processes).status == "graded":
-            return no_answer(f"'{answer[:80]}' is not read as an answer. {problem}")
+            return no_answer(f"'{answer[:80]}' is not accepted as an answer. {problem}")
         return ungraded(answer, f"'{answer[:80]}' could not be compared. {problem}")
     except ProcessFailed as problem:
         return ungraded(answer, f"'{answer[:80]}' could not be compared. {problem}")
@@ -197,7 +197,7 @@ def _for_library(text: str) -> str:
 
 
 def _unreadable(answer: str, problem: str) -> Grade:
-    return no_answer(f"'{answer[:80]}' is not read as an answer. {problem}")
+    return no_answer(f"'{answer[:80]}' is not accepted as an answer. {problem}")
 
 
 def _no_gold(answer: str, gold: str, problem: str) -> Grade:
@@ -235,7 +235,7 @@ def _same(answer: str, gold: str, percent: Percent) -> bool | None:
     truth, read = _known_gold(gold), _known(answer)
     if truth is not None and not truth.unfinished and (read.unfinished if read else is_number(truth)):
         raise Unreadable(
-            "It still has to be worked out." if read else "It is not a number, or still has to be worked out."
+            "It still has to be calculated." if read else "It is not a number, or still has to be calculated."
         )
     if read is not None and truth is not None:
         with contextlib.suppress(TooLarge):
@@ -421,7 +421,7 @@ def why_not_comparable(answer: str, gold: str) -> str:
     """
     ours, theirs = tidy(answer), tidy(gold)
     if not ours.isascii():
-        return "It holds characters that no answer is written with."
+        return "It contains characters that do not occur in answers."
     strange = {
         command
         for command in set(_COMMAND.findall(ours)) - set(_COMMAND.findall(theirs)) - _HARMLESS
@@ -436,25 +436,24 @@ def why_not_comparable(answer: str, gold: str) -> str:
     # Whether one is a ratio of three or more numbers, and the other a ratio of a different length.
     marks = [text.rpartition("=")[2].count(":") for text in (ours, theirs)]
     faults = {
-        "It is written with letters that the answer does not have.": bool(_letters(ours) - _letters(theirs)),
-        "Two numbers stand side by side.": bool(re.search(r"(?<!\^)[0-9]\s+[0-9]", ours)),
-        "It has words that the answer does not have, or lacks some.": _remarks(ours) != _remarks(theirs),
-        "Its numbers between words are others.": bool(_remarks(ours) or _remarks(theirs))
+        "It contains letters that the answer does not have.": bool(_letters(ours) - _letters(theirs)),
+        "Two numbers are next to each other.": bool(re.search(r"(?<!\^)[0-9]\s+[0-9]", ours)),
+        "Its words differ from those of the answer.": _remarks(ours) != _remarks(theirs),
+        "Its numbers between words differ.": bool(_remarks(ours) or _remarks(theirs))
         and re.findall("[0-9.]+", ours) != re.findall("[0-9.]+", theirs),
-        "Its indices are others.": not set(_INDEX.findall(ours)) <= set(_INDEX.findall(theirs)),
-        "It has another number of primes.": ours.count("'") != theirs.count("'"),
-        "It is an equation on a size, and the answer is not.": bool(_SIZED.match(ours))
+        "Its indices differ.": not set(_INDEX.findall(ours)) <= set(_INDEX.findall(theirs)),
+        "It has a different number of primes.": ours.count("'") != theirs.count("'"),
+        "Only one of the two is an equation with an absolute value.": bool(_SIZED.match(ours))
         != bool(_SIZED.match(theirs)),
-        "It is a ratio of another number of parts.": marks[0] != marks[1] and max(marks) > 1,
-        "It still has to be worked out.": not _letters(theirs) - {"e", "i"}
+        "It is a ratio with a different number of parts.": marks[0] != marks[1] and max(marks) > 1,
+        "It still has to be calculated.": not _letters(theirs) - {"e", "i"}
         and bool(set(_FUNCTION.findall(ours)) - set(_FUNCTION.findall(theirs))),
         "It hedges.": ours.count("=") > theirs.count("=") + 1 or bool(_HEDGES.search(ours)),
-        "It gives another number of values.": not alone,
-        "It is a divisor or multiple of unknowns, which the library takes for a number.": bool(
+        "It gives a different number of values.": not alone,
+        "It is a divisor or multiple of unknowns, which math-verify reads as a number.": bool(
             _COMMON.search(ours + theirs)
         ),
-        "It states a fact without an unknown, which is as true as any other.": _is_fact(ours)
-        or _is_fact(theirs),
+        "It is a statement without an unknown.": _is_fact(ours) or _is_fact(theirs),
     }
     return next((fault for fault, found in faults.items() if found), "")
 

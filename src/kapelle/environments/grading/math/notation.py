@@ -421,8 +421,8 @@ def split_marked(text: str, mark: re.Pattern[str]) -> tuple[list[str], list[str]
         elif character in ")]}":
             depth -= 1
         if depth < 0:
-            raise Unreadable("Its brackets do not match.")
+            raise Unreadable("Its brackets are unbalanced.")
         place += 1
     if depth:
-        raise Unreadable("Its brackets do not match.")
+        raise Unreadable("Its brackets are unbalanced.")
     return [*parts, text[start:]], marks

@@ -169,7 +169,7 @@ def extract(text: str, rules: Sequence[ExtractionRule]) -> Extraction:
         found = _RULES[rule](spoken.text)
         if found is not None:
             return found
-    return Extraction(None, f"The text holds no answer in the form asked for ({', '.join(rules)}).")
+    return Extraction(None, f"The text contains no answer in the required form ({', '.join(rules)}).")
 
 
 def said(text: str) -> Extraction:
@@ -184,7 +184,7 @@ def said(text: str) -> Extraction:
         return Extraction(None, f"The text has {len(text):,} characters; at most {MAX_TEXT:,} are read.")
     plain = clean(text)
     if plain is None:
-        return Extraction(None, "The text holds characters that make it read otherwise than it is stored.")
+        return Extraction(None, "The text contains characters that change how it is displayed.")
     return Extraction(own_turn(plain))
 
 
@@ -262,7 +262,7 @@ def _tag(text: str) -> Extraction | None:
         return None
     in_turns = all((tag[0] == "<answer>") == (place % 2 == 0) for place, tag in enumerate(tags))
     if len(tags) % 2 or not in_turns or len(tags) > 2 * MAX_MARKS:
-        return Extraction(None, "The answer tags do not open and close in turns.")
+        return Extraction(None, "The answer tags do not alternate between opening and closing.")
     pairs = zip(tags[::2], tags[1::2], strict=True)
     contents = {own[opening.end() : closing.start()].strip() for opening, closing in pairs}
     if len(contents) > 1:
@@ -296,7 +296,7 @@ def _first_box(text: str, *, only: bool = False) -> Extraction | None:
 
 def _box(content: str | None, count: int) -> Extraction:
     if count > MAX_MARKS:
-        return Extraction(None, f"The text holds {count} boxes; at most {MAX_MARKS} are an answer.")
+        return Extraction(None, f"The text contains {count} boxes; at most {MAX_MARKS} are an answer.")
     if content is None:
         return Extraction(None, "The box is never closed.")
     if not content:
@@ -307,7 +307,7 @@ def _box(content: str | None, count: int) -> Extraction:
             break
         content = inner[0].content  # a box around a box
     if boxes(content):
-        return Extraction(None, "The box holds another box.")
+        return Extraction(None, "The box contains another box.")
     return Extraction(content)
 
 

@@ -52,19 +52,19 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 
 def _integer(digits: str) -> int:
     if len(digits) > MAX_NUMBER_CHARACTERS:
-        raise NotJson(f"It holds a number of {len(digits):,} digits.")
+        raise NotJson(f"It contains a number of {len(digits):,} digits.")
     return int(digits)
 
 
 def _decimal(written: str) -> Decimal:
     mantissa, _, exponent = written.lower().partition("e")
     if len(mantissa) > MAX_NUMBER_CHARACTERS or len(exponent) > 5 or abs(int(exponent or 0)) > MAX_EXPONENT:
-        raise NotJson("It holds a number of absurd size.")
+        raise NotJson("It contains a number that is too large.")
     return Decimal(written)
 
 
 def _constant(name: str) -> Json:
-    raise NotJson(f"It holds {name}, which is not JSON.")
+    raise NotJson(f"It contains {name}, which is not JSON.")
 
 
 def _object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:

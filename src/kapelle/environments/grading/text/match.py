@@ -66,7 +66,7 @@ def grade_choice(text: str, gold: str, options: Mapping[str, str], rules: Sequen
         )
     picked = next(filter(None, (_picked(each, options) for each in statements(found.text))), None)
     if picked is None:
-        return no_answer(f"'{found.text[:80]}' picks none of {', '.join(options)}.")
+        return no_answer(f"'{found.text[:80]}' is none of the options {', '.join(options)}.")
     return right(picked) if picked == gold else wrong(picked, gold)
 
 

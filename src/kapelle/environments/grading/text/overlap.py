@@ -145,7 +145,7 @@ class Length(Settings):
     @model_validator(mode="after")
     def _says_something(self) -> Length:
         if self.target is None and self.most is None and self.least is None:
-            raise ValueError("`length` sets no length. Give `target`, `most` or `least`")
+            raise ValueError("`length` is empty. Set `target`, `most` or `least`")
         if self.target is not None and (self.most is not None or self.least is not None):
             raise ValueError(
                 "`length` has a `target` and a limit. Give the target with its `tolerance`, or `least` and `most`"

@@ -161,7 +161,7 @@ def _tagged(text: str) -> list[str] | None:
     if not marks:
         return None
     if not all((mark[0] == "<tool_call>") == (place % 2 == 0) for place, mark in enumerate(marks)):
-        raise NotCalls("The tool_call tags do not alternate between opening and closing.")
+        raise NotCalls("The `tool_call` tags do not alternate between opening and closing.")
     # The end of the text closes the last tag.
     ends = [mark.start() for mark in marks[1::2]] + [len(text)] * (len(marks) % 2)
     return [text[opening.end() : end] for opening, end in zip(marks[::2], ends, strict=True)]
@@ -216,7 +216,7 @@ def _deepseek(text: str) -> list[ReadCall] | None:
         arguments = _json((found["plain"] or found["fenced"] or "").strip())
         calls.append(_call({"name": found["name"].strip(), "arguments": arguments}, ("arguments",)))
     if len(calls) != text.count("<｜tool▁call▁begin｜>") or not calls:
-        raise NotCalls("A call begins and cannot be read.")
+        raise NotCalls("A call cannot be read.")
     return calls
 
 
@@ -229,12 +229,12 @@ def _glm(body: str, parameters: Mapping[str, Json]) -> ReadCall:
     while place < len(body):
         pair = _GLM_PAIR.match(body, place)
         if pair is None or pair[1].strip() in arguments:
-            raise NotCalls("A call is a name and, in turns, keys and values, each key once.")
+            raise NotCalls("A call must be a name followed by pairs of a key and a value, each key once.")
         key = pair[1].strip()
         arguments[key] = _unquoted(pair[2], parameters.get(name.strip()), key)
         place = pair.end()
     if not _NAME.fullmatch(name.strip()):
-        raise NotCalls("A call begins with the name of its tool.")
+        raise NotCalls("A call must begin with the name of its tool.")
     return ReadCall(name.strip(), arguments)
 
 
@@ -246,16 +246,16 @@ _PARAMETER = re.compile(r"<parameter=([^<>\n]+)>(.*?)</parameter>\s*", re.DOTALL
 def _qwen_coder(body: str, parameters: Mapping[str, Json]) -> ReadCall:
     function = _FUNCTION.match(body)
     if function is None:
-        raise NotCalls("A call begins with `<function=` and the name of its tool.")
+        raise NotCalls("A call must begin with `<function=` and the name of its tool.")
     place, arguments = function.end(), dict[str, Json]()
     while pair := _PARAMETER.match(body, place):
         if pair[1] in arguments:
-            raise NotCalls("A call gives each argument once.")
+            raise NotCalls("A call must give each argument once.")
         value = pair[2].removeprefix("\n").removesuffix("\n")
         arguments[pair[1]] = _unquoted(value, parameters.get(function[1]), pair[1])
         place = pair.end()
     if body[place:].strip() != "</function>":
-        raise NotCalls("A call is parameters between `<function=…>` and `</function>`.")
+        raise NotCalls("A call must have its parameters between `<function=…>` and `</function>`.")
     return ReadCall(function[1], arguments)
 
 
@@ -442,16 +442,16 @@ def _json(text: str) -> Json:
 
 def _call(value: Json, names: Sequence[str]) -> ReadCall:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        raise NotCalls("A call is an object with a `name`.")
+        raise NotCalls("A call must be an object with a `name`.")
     given = [name for name in names if name in value]
     if len(given) != 1 or set(value) - {"name", "id", "type", *given}:
-        raise NotCalls(f"A call has a `name`, `{names[0]}` and nothing else.")
+        raise NotCalls(f"A call must have a `name`, `{names[0]}` and nothing else.")
     arguments = value[given[0]]
     if isinstance(arguments, str):
         # OpenAI's API writes JSON in a text.
         arguments = _json(arguments)
     if not isinstance(arguments, dict):
-        raise NotCalls(f"The `{given[0]}` of a call are an object.")
+        raise NotCalls(f"The `{given[0]}` of a call must be an object.")
     return ReadCall(value["name"], arguments)
 
 
@@ -488,15 +488,15 @@ def _pythonic(text: str) -> list[ReadCall] | None:
     calls: list[ReadCall] = []
     for line in lines:
         if not isinstance(line, ast.Expr):
-            raise NotCalls("The text must have only calls, in a list or one per line.")
+            raise NotCalls("The text must consist of calls only, in a list or one per line.")
         tree = line.value
         for node in tree.elts if isinstance(tree, ast.List | ast.Tuple) else [tree]:
             if not isinstance(node, ast.Call) or node.args:
-                raise NotCalls("A call names its tool and each of its arguments: tool(name=value).")
+                raise NotCalls("A call must name its tool and each argument: tool(name=value).")
             arguments: dict[str, Json] = {}
             for keyword in node.keywords:
                 if keyword.arg is None or keyword.arg in arguments:
-                    raise NotCalls("A call gives each argument once, by name.")
+                    raise NotCalls("A call must give each argument once, by name.")
                 arguments[keyword.arg] = _literal(keyword.value)
             calls.append(ReadCall(_dotted(node.func), arguments))
     return calls
@@ -507,7 +507,7 @@ def _dotted(node: ast.expr) -> str:
         return node.id
     if isinstance(node, ast.Attribute):
         return f"{_dotted(node.value)}.{node.attr}"
-    raise NotCalls("A tool has a name.")
+    raise NotCalls("A call must name its tool.")
 
 
 def _literal(node: ast.expr) -> Json:
@@ -527,7 +527,7 @@ def _literal(node: ast.expr) -> Json:
             isinstance(k, str) for k in keys
         ):
             return dict(zip(keys, map(_literal, node.values), strict=True))
-    raise NotCalls("An argument is a literal: text, number, true, false, none, list or mapping.")
+    raise NotCalls("An argument must be a literal: text, number, true, false, none, list or mapping.")
 
 
 _FORMS: Mapping[Form, Callable[[str], list[ReadCall] | None]] = {
@@ -543,18 +543,18 @@ def write_calls(calls: Sequence[ReadCall | UnreadCall], form: Form) -> str:
     """Return a text with these calls in a form; `parse_calls` reads it back."""
     if form == "pythonic":
         return f"[{', '.join(map(_as_python, calls))}]"
-    if form in ("glm", "qwen_coder"):
-        return "\n".join(map(_as_glm if form == "glm" else _as_qwen_coder, calls))
+    if form in _IN_PAIRS:
+        return "\n".join(_as_pairs(call, form) for call in calls)
     written = [
         (call.name, call.arguments if isinstance(call, UnreadCall) else _as_json(dict(call.arguments)))
         for call in calls
     ]
-    if form in ("deepseek", "harmony"):
-        if form == "harmony":
-            return "<|end|><|start|>assistant".join(
-                f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}"
-                for name, arguments in written
-            ) + "<|call|>" * bool(written)
+    if form == "harmony":
+        return "<|end|><|start|>assistant".join(
+            f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}"
+            for name, arguments in written
+        ) + "<|call|>" * bool(written)
+    if form == "deepseek":
         begin, sep, end = (f"<｜tool▁{mark}｜>" for mark in ("call▁begin", "sep", "call▁end"))
         inner = "".join(f"{begin}{name}{sep}{arguments}{end}" for name, arguments in written)
         return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
@@ -577,26 +577,18 @@ def _as_python(call: ReadCall | UnreadCall) -> str:
     return f"{call.name}({', '.join(f'{name}={value!r}' for name, value in call.arguments.items())})"
 
 
-def _as_glm(call: ReadCall | UnreadCall) -> str:
-    lines = [f"<tool_call>{call.name}"]
-    if isinstance(call, UnreadCall):
-        return "\n".join([*lines, call.arguments, "</tool_call>"])
-    lines += [
-        f"<arg_key>{key}</arg_key>\n<arg_value>{_shown(value)}</arg_value>"
-        for key, value in call.arguments.items()
-    ]
-    return "\n".join([*lines, "</tool_call>"])
-
-
-def _as_qwen_coder(call: ReadCall | UnreadCall) -> str:
-    lines = ["<tool_call>", f"<function={call.name}>"]
-    if isinstance(call, UnreadCall):
-        lines.append(call.arguments)
+def _as_pairs(call: ReadCall | UnreadCall, form: Form) -> str:
+    if form == "glm":
+        begin, pair = f"<tool_call>{call.name}", "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>"
     else:
-        lines += [
-            f"<parameter={key}>\n{_shown(value)}\n</parameter>" for key, value in call.arguments.items()
-        ]
-    return "\n".join([*lines, "</function>", "</tool_call>"])
+        begin, pair = f"<tool_call>\n<function={call.name}>", "<parameter={}>\n{}\n</parameter>"
+    end = ["</function>"] * (form == "qwen_coder")
+    arguments = (
+        [call.arguments]
+        if isinstance(call, UnreadCall)
+        else [pair.format(key, _shown(value)) for key, value in call.arguments.items()]
+    )
+    return "\n".join([begin, *arguments, *end, "</tool_call>"])
 
 
 def _shown(value: Json) -> str:
@@ -696,7 +688,7 @@ def grade_tool_call(
                 form = each
                 break
         if spoken is None:
-            raise NotCalls("The text holds characters that make it read otherwise than it is stored.")
+            raise NotCalls("The text contains characters that change how it is displayed.")
         fence = _WHOLE.fullmatch(spoken.strip())
         own = fence[1] if fence and "```" not in fence[1] else spoken
         if calls and form is not None and _is_quoted(own, form):
@@ -710,7 +702,7 @@ def grade_tool_call(
     shown = "; ".join(f"{call.name}({', '.join(call.arguments)})" for call in calls) or "no call"
     expected = "; ".join(name for call in accepted for name in call) or "no call"
     if not calls and accepted:
-        return no_answer("The text calls no tool in the form asked for.")
+        return no_answer("The text calls no tool in the required form.")
     if len(calls) != len(accepted) or not _matched(calls, accepted, _parameters(schemas)):
         return wrong(shown, expected)
     return right(shown)
