@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import TINY, Kapelle, Said
 from tests.cli.damage import Damage, bytes_in, cut, folder_at, gone, one_line
-from tests.support.episode_lines import lines_in
 from tests.support.run_folders import files
 
 from kapelle.errors import DataError, RunDirectoryError
@@ -158,28 +157,6 @@ def test_a_failing_disk_ends_a_resume_with_one_line_or_is_tolerated(
     assert resumed
 
 
-def test_lack_of_threads_files_or_memory_ends_with_one_line(
-    kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    faults = {
-        "this user may start no more processes or threads": RuntimeError("can't start new thread"),
-        "this process may open no more files": OSError(errno.EMFILE, "Too many open files", "some/file"),
-        "there is no memory left": MemoryError(),
-        "There is no memory left": RuntimeError(
-            "DefaultCPUAllocator: can't allocate memory: you resumed 8 bytes"
-        ),
-    }
-    for number, (expected, error) in enumerate(faults.items()):
-
-        def fail(*_arguments: object, fault: Exception = error, **_options: object) -> None:
-            raise fault
-
-        monkeypatch.setattr("kapelle.setup.model_loading.load_models", fail)
-        said = kapelle("train", "demo", *TINY, "--run-dir", f"run {number}")
-        assert (said.code, one_line(said)) == (ENDS, True)
-        assert expected.lower() in said.err.lower()
-
-
 @pytest.mark.slow
 def test_training_continues_unchanged_when_the_cache_is_full(
     kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch
@@ -210,49 +187,3 @@ def without_seconds(table: bytes) -> object:
         return table
     rows = [json.loads(line) for line in table.splitlines()]
     return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
-
-
-def rows_of(folder: str, odd: dict[str, object]) -> None:
-    """Write a data set with one odd row among ordinary ones in each split."""
-    Path(folder).mkdir()
-    for name, first in (("train", 0), ("test", 500)):
-        rows = [{"question": f"{k}+1?", "answer": f"#### {k + 1}"} for k in range(first, first + 150)]
-        lines = [json.dumps(row) for row in [{**rows[0], **odd}, *rows[1:]]]
-        Path(folder, f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-
-
-DATA = (
-    "gsm8k",
-    *(word for word in TINY if not word.startswith(("warmup", "model.embedded.context"))),
-    "model.embedded.context=512",
-    "team.sampling.max_tokens=4",
-    "training.tasks_per_step=150",
-    "training.steps=1",
-    "checkpoint.every=1",
-    "algorithm.group_size=1",
-    "algorithm.name=reinforce_plus_plus",
-)
-
-
-@pytest.mark.sample(3)
-@pytest.mark.slow
-@pytest.mark.parametrize("field", ["question", "answer", "another"])
-def test_half_a_character_in_a_row_is_read_like_any_other(kapelle: Kapelle, field: str) -> None:
-    value = "what is 1+1 \ud800?" if field == "question" else "#### 2 \udfff"
-    rows_of("data", {field: value})
-    said = kapelle("train", *DATA, f"environment.path={Path('data').resolve()}", "--run-dir", "run")
-    assert said.code == 0, said.err
-    assert json.loads(Path("run/metrics.jsonl").read_bytes())["step"] == 1
-    assert b'"error":null' in lines_in(Path("run"))["train/1"]
-
-
-def test_a_text_beyond_every_context_is_an_error_before_tokenisation(
-    kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Path("mine.yaml").write_text(json.dumps({"team": {"agents": {"reasoner": {"system": "A " * 100_000}}}}))
-    monkeypatch.setattr(
-        "transformers.PreTrainedTokenizerFast.__call__", lambda *_a, **_k: pytest.fail("tokens are counted")
-    )
-    said = kapelle("train", "demo", "mine.yaml", *TINY, "--run-dir", "run")
-    assert (said.code, one_line(said)) == (ENDS, True)
-    assert "Agent 'reasoner' cannot read task train-0. A text of 200,0" in said.err

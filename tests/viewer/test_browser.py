@@ -52,33 +52,6 @@ async def test_curves_are_drawn_with_their_last_numbers(page: Page) -> None:
     assert (await page.locator("figure:visible").count()) == 1
 
 
-async def test_constant_curves_are_one_line_until_they_are_opened(page: Page) -> None:
-    await page.goto("/run/pair-0")
-    line, figure = page.locator(".constants").first, page.locator("figure[data-name=samples]")
-    assert "samples 4" in (await line.inner_text())
-    assert await figure.count() == 0
-    await page.locator("input[name=q]").fill("samples")
-    await figure.wait_for()
-    await page.locator("input[name=q]").fill("")
-    await figure.wait_for(state="detached")
-    await line.get_by_role("button", name="samples").click()
-    await figure.wait_for()
-    await page.goto("/run/pair-0#panel-samples")
-    await figure.wait_for()
-
-
-async def test_a_run_has_one_colour_and_its_agents_have_dashes(page: Page) -> None:
-    await page.goto("/compare?run=pair-0&run=pair-1")
-    for name in ("success", "reward"):
-        figure = page.locator(f"figure[data-name={name}]")
-        for run, color in (("pair-0", "k1"), ("pair-1", "k2")):
-            drawn = figure.locator(".legend button", has_text=run).locator("svg")
-            assert {await each.get_attribute("class") for each in await drawn.all()} == {color}
-    lines = page.locator("figure[data-name=reward] .legend line")
-    dashes = {await line.get_attribute("stroke-dasharray") for line in await lines.all()}
-    assert len(dashes) == 2, "one for each agent"
-
-
 async def test_runs_are_grouped_zoomed_hidden_and_saved(page: Page) -> None:
     await page.goto("/")
     await page.locator("#every").check()
@@ -278,25 +251,6 @@ async def test_a_curve_grows_when_a_step_is_written(page: Page, tmp_path: Path) 
         assert now is not None
         assert now["y"] == pytest.approx(before["y"], abs=2), "a reader stays where she reads"
         assert await page.locator("figure[data-name=reward] .note").is_visible(), "what was unfolded stays so"
-        await page.goto("about:blank")
-
-
-async def test_an_updated_list_keeps_the_selection(page: Page, tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        write_run(tmp_path / name, steps=2)
-    with HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server:
-        await page.goto(f"{server.url}/")
-        await page.locator("#runs input").first.check()
-        await page.locator("h1").click()
-        await page.keyboard.press("j")
-        await page.keyboard.press("j")
-        row = await page.locator("tr.at .name").inner_text()
-        with (tmp_path / "one" / "metrics.jsonl").open("a") as file:
-            file.write('{"step": 3, "success": 0.125}\n')
-        await page.locator("#runs td", has_text="12.5 %").wait_for()
-        assert await page.locator("#runs input:checked").count() == 1
-        assert await page.locator("tr.at .name").inner_text() == row
-        assert await page.evaluate("document.activeElement.textContent") == row
         await page.goto("about:blank")
 
 

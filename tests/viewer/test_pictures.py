@@ -19,7 +19,7 @@ from kapelle.services.http import HttpServer
 from kapelle.types import Group, Image, Message, Task
 from kapelle.viewer import pictures
 from kapelle.viewer.library import Library
-from kapelle.viewer.pictures import MOST_SHOWN, pictures_of, read_picture
+from kapelle.viewer.pictures import pictures_of, read_picture
 from kapelle.viewer.server import viewer
 
 
@@ -135,14 +135,6 @@ def test_files_that_are_too_large_or_no_files_are_not_read(
     path.write_bytes(image.data)
     monkeypatch.setattr(pictures, "LARGEST_IMAGE", len(image.data) - 1)
     assert read_picture(tmp_path, image.file) is None
-
-
-def test_of_many_pictures_the_first_ones_are_shown() -> None:
-    names = [f"{k:032x}" for k in range(MOST_SHOWN + 5)]
-    row = {"images": {name: {"media": "image/png"} for name in names}}
-    found = pictures_of({"images": names}, row)
-    assert [each.name for each in found] == names
-    assert [bool(each.file) for each in found] == [True] * MOST_SHOWN + [False] * 5
 
 
 @pytest.mark.parametrize(

@@ -77,13 +77,3 @@ def test_an_answer_on_which_the_model_fails_spoils_no_other(caplog: pytest.LogCa
     assert [each.value for each in found] == [0.01, None, 0.03]
     assert found[1].row() == {"status": "ungraded", "reason": FAILED}
     assert "a secret" in caplog.text
-
-
-def test_what_is_left_when_it_ends_is_cancelled() -> None:
-    slow = Slow()
-    with Batches(slow, most=1, room=8) as batches:
-        begun, waiting = batches.submit(texts(1)), batches.submit(texts(2))
-        slow.entered.acquire()
-        threading.Timer(0.05, slow.free).start()
-    assert [each.value for each in begun.result(30)] == [0.01]
-    assert waiting.cancelled()
