@@ -22,7 +22,7 @@ def test_faults_are_printed_first_and_the_exit_code_is_2(capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--processes", "2"], "`--processes N` says how many processes `--launch` starts"),
+        (["--processes", "2"], "`--processes` needs `--launch`"),
         (["--timeout", "0"], "`--timeout 0`: give the seconds"),
         (["--address", "auto"], "are for a Ray cluster"),
         (["--launch", "slurm"], "invalid choice: 'slurm'"),

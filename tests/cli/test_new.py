@@ -65,7 +65,7 @@ def test_two_steps_of_training(made: Path) -> None:
         (["enviroment", "mine"], "`kapelle new` cannot create 'enviroment'. Did you mean 'environment'?"),
         (["workflow", "../there"], "cannot be a module's name"),
         (["algorithm", "class"], "'class' is already a name"),
-        (["project", "there"], "There is a 'there' here already"),
+        (["project", "there"], "'there' already exists here"),
     ],
 )
 def test_what_cannot_be_written_is_one_line(

@@ -51,8 +51,8 @@ def test_a_port_or_file_in_use_is_an_error_before_a_model_loads(
         other.listen()
         taken = str(other.getsockname()[1])
         for words, said in (
-            (["serve", "run", "--port", taken], f"Nothing can listen on 127.0.0.1:{taken}"),
-            (["serve", "policy", "run", "--port", taken], f"Nothing can listen on 127.0.0.1:{taken}"),
+            (["serve", "run", "--port", taken], f"Cannot listen on 127.0.0.1:{taken}"),
+            (["serve", "policy", "run", "--port", taken], f"Cannot listen on 127.0.0.1:{taken}"),
             (["serve", "reward", "run", "--port", "0", "--grpc-port", taken], f"on 127.0.0.1:{taken}"),
             (["serve", "policy", "run", "--port", "0", "--record", "file/in"], "file/in cannot be written"),
             (["chat", "run", "--agent", "acter"], "Did you mean 'actor'?"),

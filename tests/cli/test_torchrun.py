@@ -109,7 +109,7 @@ def test_a_rank_that_is_stopped_is_named_and_all_end(
     assert ended(ranks := launched(WAIT, "os.kill(os.getpid(), signal.SIGSTOP)")) == 2
     said = capfd.readouterr().err
     assert said.count("\n") == 1
-    assert f"Rank 1 (process {ranks[1].process.pid}) stands still: it has been stopped" in said
+    assert f"Rank 1 (process {ranks[1].process.pid}) has stalled: it has been stopped" in said
 
 
 def when_deaf(rank: Rank, work: Callable[[], None]) -> None:
@@ -262,7 +262,7 @@ def test_a_rank_that_is_lost_is_named_and_ends_the_run(
 ) -> None:
     how = {
         signal.SIGKILL: "was killed by signal 9 (SIGKILL)",
-        signal.SIGSTOP: "stands still: it has been stopped",
+        signal.SIGSTOP: "has stalled: it has been stopped",
     }[number]
     run = tmp_path / "run"
     one = started([str(recipe), "--run-dir", str(run), *ENDLESS], KAPELLE_STALLED_AFTER="2")

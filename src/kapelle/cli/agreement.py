@@ -61,7 +61,7 @@ def read_graded(file: Path) -> dict[str, list[GradedText]]:
             )
         found.setdefault(question, []).append(GradedText(question, text, float(score), row))
     if not found:
-        raise DataError(f"'{file}' has no rows. Write one a line: {{question, text, score}}.")
+        raise DataError(f"'{file}' has no rows. Write one per line: {{question, text, score}}.")
     return found
 
 
@@ -119,9 +119,11 @@ class JudgeReport:
         ]
         for each in self.rewards:
             parts = [f"{each.graded} scored, {each.ungraded} without a verdict"]
-            for name in ("AUC", "accuracy", "Spearman", "pairs"):
-                if (estimate := getattr(each, name.lower())) is not None:
-                    parts.append(f"{name} {estimate}")
+            parts += [
+                f"{name} {estimate}"
+                for name in ("AUC", "accuracy", "Spearman", "pairs")
+                if (estimate := getattr(each, name.lower())) is not None
+            ]
             if each.disagreement is not None and each.reversed is not None:
                 parts.append(
                     f"orders differ by {each.disagreement:.2f} and reverse {share_text(each.reversed, None)} of pairs"
@@ -256,7 +258,7 @@ async def _grade_by_ranking(
     groups = [answers for answers in graded.values() if len(answers) > 1]
     if not groups:
         raise ConfigError(
-            f"`{name}` compares the answers to a question, and no question of the graded answers has two. Add some, or validate a rubric."
+            f"`{name}` compares answers to the same question, but no graded question has two answers. Add answers, or validate a rubric."
         )
     compared = await asyncio.gather(
         *(

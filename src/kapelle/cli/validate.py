@@ -149,7 +149,7 @@ def _looked_at(settings: S, *, start: bool) -> S:
     checked, left_out = without_programs(settings)
     for program in left_out:
         say(
-            f"-   the MCP server `{program}` is not checked; `--start` starts or asks it, and checks its tools"
+            f"-   the MCP server `{program}` is not checked; `--start` starts or calls it and checks its tools"
         )
     return checked
 

@@ -158,7 +158,7 @@ class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships 
             raise
         except Exception as error:
             log_failure(f"A call of {method} failed.", error)
-            await context.abort(grpc.StatusCode.INTERNAL, "The service failed; its log says why.")
+            await context.abort(grpc.StatusCode.INTERNAL, "The service failed; see its log.")
 
 
 async def _unauthenticated(_: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> NoReturn:
@@ -280,7 +280,7 @@ class GrpcServer:
                 port = int(server.add_secure_port(where, grpc.ssl_server_credentials([tls])))
         except RuntimeError:
             raise ConfigError(
-                f"Nothing can listen on {where}: the port is taken, or the host is not this machine. Use another --port or --host."
+                f"Cannot listen on {where}: the port is taken, or the host is not this machine. Use another --port or --host."
             ) from None
         await server.start()
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()

@@ -384,7 +384,7 @@ class Browsing:
     def _place(self, request: Request) -> tuple[ViewedRun, str, int, int]:
         given = request.path_params
         if given["split"] not in ("train", "test"):
-            raise HTTPException(404, "Episodes are of `train` or `test`.")
+            raise HTTPException(404, "The split must be `train` or `test`.")
         return run_of(self._library, given["key"]), given["split"], given["step"], given["line"]
 
     def _read(self, run: ViewedRun, split: str, step: int, line: int) -> ShownEpisode:

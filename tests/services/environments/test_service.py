@@ -52,13 +52,13 @@ def test_an_error_has_a_status_and_a_message(caller: Caller) -> None:
         ("task", {"split": "test", "index": -1}, 400, "`index`"),
         ("reset", {**PLAYED, "session": 2, "agents": ["a", "a"], "index": 0}, 400, "twice"),
         ("reset", {**PLAYED, "session": 2}, 400, "either"),
-        ("reset", {**PLAYED, "index": 0}, 400, "is open already"),
+        ("reset", {**PLAYED, "index": 0}, 400, "is already open"),
         ("extract", {"text": "x"}, 400, "no answers to compare"),
         ("script", {"agent": "a", "task": {"id": "x"}, "messages": [], "seed": 0}, 400, "no script"),
         ("score", {"session": 1, "agent": "a", "text": "x"}, 400, "cannot score"),
         ("act", {"session": 9, "actions": {}}, 404, "no such session"),
         ("act", {"session": 1, "actions": {"ann": 3}}, 400, "`actions.ann`"),
-        ("dance", {}, 400, "`call` is one of"),
+        ("dance", {}, 400, "`call` must be one of"),
     ):
         found, message = caller.refused(call, **fields)
         assert (found, why in message) == (status, True), (call, found, message)

@@ -56,7 +56,7 @@ def test_what_there_is_no_room_for_is_refused_and_who_goes_away_makes_room() -> 
         begun = batches.submit(texts(1, 2))
         slow.entered.acquire()
         waiting = batches.submit(texts(3, 4))
-        with pytest.raises(Full, match="4 answers are waiting, of 4 at most"):
+        with pytest.raises(Full, match="4 of at most 4 answers are waiting"):
             batches.submit(texts(5))
         assert waiting.cancel()
         assert batches.held == 2

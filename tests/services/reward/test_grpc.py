@@ -57,11 +57,11 @@ def refused(stub: methods.RewardStub, request: wire.ScoreRequest) -> tuple[str, 
 @pytest.mark.parametrize(
     ("items", "said"),
     [
-        ([], "holds 0 answers"),
-        ([wire.Item(answer="a")] * (MOST_ITEMS + 1), "holds 4097 answers"),
+        ([], "has 0 answers"),
+        ([wire.Item(answer="a")] * (MOST_ITEMS + 1), "has 4097 answers"),
         ([wire.Item(answer="a")], r"`items[0]`: give either"),
         ([*GOOD.items, wire.Item(question="", messages=GOOD.items[1].messages)], "`items[2]`: give either"),
-        ([wire.Item(messages=[wire.Message(role="robot", content="a")])], "role of a message is one of"),
+        ([wire.Item(messages=[wire.Message(role="robot", content="a")])], "`role` must be one of"),
     ],
 )
 def test_a_call_that_makes_no_sense_is_refused(
@@ -95,7 +95,7 @@ def test_limits_are_refusals_that_say_whether_they_pass(web: httpx.Client) -> No
             assert held.begun.wait(60)
             assert refused(stub, GOOD) == (
                 "RESOURCE_EXHAUSTED",
-                "2 answers are waiting, of 3 at most. Try again later.",
+                "2 of at most 3 answers are waiting. Try again later.",
             )
             items = [{"question": "a", "answer": "b"}]
             said = web.post(f"{served.url}/v1/score", json={"items": items * 2})
