@@ -174,7 +174,7 @@ class DrawnRuns:
             wide=len(rows) <= WIDE,
             settings=[row["name"] for row in settings],
             columns=COLUMNS,
-            asked=choice,
+            choice=choice,
             by=[*choice.by, "", ""][: max(2, len(choice.by))],
             most=DRAWN,
             drawn=min(len(rows), choice.most),

@@ -307,7 +307,7 @@ def _indexed(place: Place, stored: Stored) -> IndexedStep:
 
 def _texts(each: Skimmed) -> tuple[int, list[str], list[tuple[str, str]]]:
     """Return line, texts beside the turns, and agent and text of each turn."""
-    turns = list(zip(each.speakers, each.said, strict=True))
+    turns = list(zip(each.speakers, each.texts, strict=True))
     return each.line, [each.question, each.final, each.error], turns
 
 
@@ -315,7 +315,7 @@ def _row(place: Place, each: Skimmed, spread: float) -> EpisodeRow:
     question, answer, error = (_clean(text[:_CUT]) for text in (each.question, each.final, each.error))
     return EpisodeRow(
         *place, each.line, _clean(each.task), question, answer, each.success, each.reward, each.rewards, spread, each.tokens,
-        len(each.said), error, each.finishes, each.tags,
+        len(each.texts), error, each.finishes, each.tags,
     )  # fmt: skip
 
 
