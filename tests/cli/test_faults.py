@@ -155,35 +155,3 @@ def test_a_failing_disk_ends_a_resume_with_one_line_or_is_tolerated(
         number += 1
     assert total > 20
     assert resumed
-
-
-@pytest.mark.slow
-def test_training_continues_unchanged_when_the_cache_is_full(
-    kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(_folder: Path, _model: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    settings = (*TINY, "seed=7", "team.sharing=shared")  # the weights of the warm-up are trained too
-    with monkeypatch.context() as patched:
-        patched.setenv("KAPELLE_CACHE", "full")
-        patched.setattr("kapelle.features.warmup.stage.save_model", full)
-        said = kapelle("train", "demo", *settings, "--run-dir", "held")
-    assert said.code == 0, said.err
-    assert "cannot be saved in full/warmup: No space left on device" in said.out
-    assert "This run continues" in said.out
-    assert list(Path("full/warmup").iterdir()) == []
-    monkeypatch.setenv("KAPELLE_CACHE", "room")
-    assert kapelle("train", "demo", *settings, "--run-dir", "kept").code == 0
-    for name in ("metrics.jsonl", "checkpoints/00000002/train.safetensors"):
-        held, kept = Path("held", name).read_bytes(), Path("kept", name).read_bytes()
-        assert without_seconds(held) == without_seconds(kept)
-    # A resumed run warms up to equal weights.
-    assert kapelle("train", "--resume", "held", "training.steps=3").code == 0
-
-
-def without_seconds(table: bytes) -> object:
-    if not table.startswith(b'{"step"'):
-        return table
-    rows = [json.loads(line) for line in table.splitlines()]
-    return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]

@@ -25,26 +25,6 @@ def test_each_command_explains_itself_and_exists(kapelle: Kapelle, name: str) ->
     assert callable(importlib.import_module(f"kapelle.cli.{name}").run)
 
 
-@pytest.mark.parametrize(
-    ("words", "word"),
-    [
-        (["train", "--resum"], "Did you mean '--resume'?"),
-        (["collect", "run", "--min-reward", "1"], "--out FILE"),
-        (["train", "dmeo"], "Did you mean 'demo'?"),
-        (["train", "demo", "--steps", "5"], "training.steps=VALUE"),
-        (["compare", "demo", "--algorithms", "grpo", "--seeds", "x"], "argument --seeds"),
-        (["train", "training.steps"], "training.steps"),
-        (["demo", "gsm8k"], "kapelle train"),
-    ],
-)  # fmt: skip
-def test_unknown_words_end_with_one_line_and_exit_code_2(
-    kapelle: Kapelle, words: list[str], word: str
-) -> None:
-    said = kapelle(*words)
-    assert (said.code, said.err.count("\n")) == (2, 1)
-    assert word in said.err
-
-
 def test_options_may_stand_between_words() -> None:
     parsed = parse(["train", "demo", "--run-dir", "runs/x", "over.yaml", "--json", "training.steps=3"])
     assert not isinstance(parsed, str)

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 from tests.runtime.test_guard import gone, until
-from tests.support.ranks import environment, free_port
 
 from kapelle.cli import main, train_launch
 from kapelle.cli.train_launch import Rank, _Launcher
@@ -275,18 +274,3 @@ def test_a_rank_that_is_lost_is_named_and_ends_the_run(
     assert all(gone(rank) for rank in ranks.values())
     if moment != "loading":
         assert resumed(run) == 0
-
-
-@pytest.mark.ranks
-def test_ranks_with_other_settings_say_so_once(recipe: Path, tmp_path: Path) -> None:
-    port = free_port()
-    both = [
-        started(
-            [str(recipe), "--run-dir", str(tmp_path / "run"), f"seed={rank}"], **environment(rank, 2, port)
-        )
-        for rank in range(2)
-    ]
-    said = [one.communicate(timeout=300)[1] for one in both]
-    assert [one.returncode for one in both] == [2, 2]
-    assert "".join(said).count("`seed` is 1 there and 0 on rank 0") == 1
-    assert not (tmp_path / "run").exists()

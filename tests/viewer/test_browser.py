@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Locator, Page
+from playwright.async_api import Page
 from tests.support.viewed_runs import STANDING, write_league_run, write_run
 
 from kapelle.cli import main
-from kapelle.runs.step_rows import append_step
 from kapelle.services.binding import Binding
 from kapelle.services.http import HttpServer
 from kapelle.viewer.library import Library
@@ -91,42 +90,6 @@ async def test_runs_are_grouped_zoomed_hidden_and_saved(page: Page) -> None:
         assert saved_bytes(await file.path()).startswith(start)
     await page.locator("button[name=reset]").click()
     assert "zoom=" not in page.url
-
-
-async def test_heat_maps_and_shaded_tables_can_be_saved(page: Page, tmp_path: Path) -> None:
-    async def saved(place: Locator, name: str) -> str:
-        files = []
-        for form, start in (("csv", b'"'), ("svg", b"<svg xmlns="), ("png", b"\x89PNG")):
-            await place.locator("summary").click()
-            async with page.expect_download() as given:
-                await place.locator(f"[data-form={form}]").click()
-            file = await given.value
-            assert file.suggested_filename == f"{name}.{form}"
-            files.append(saved_bytes(await file.path()))
-            assert files[-1].startswith(start)
-        assert files[1].count(b"<rect") > 2
-        return files[0].decode()
-
-    run = write_run(tmp_path / "run", steps=4)
-    (run / "distributions.jsonl").write_text('{"step": 1, "reward/solver": [-1, 0, [1, 0, 3]]}\n')
-    turns = [{"index": 0, "advantage": [1.0, 2.0]}, {"index": 1, "advantage": [-0.5]}]
-    trace = {"format": 1, "step": 4, "line": 1, "turns": turns}
-    append_step(run / "traces", 4, json.dumps(trace).encode() + b"\n")
-    with HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server:
-        await page.goto(f"{server.url}/run/run")
-        map_of_rewards = await saved(page.locator("#distributions[data-ready] .save"), "reward_solver")
-        assert map_of_rewards == '"step","from","to","values"\n1,0,0.5,1\n1,1,1.5,3\n'
-        await page.goto(f"{server.url}/run/run/episode/train/4/1")
-        lines = (await saved(page.locator(".of-table"), "Credit_over_agents_and_turns")).splitlines()
-        await page.goto("about:blank")
-    assert lines[0] == '"episode","agent","1","2"'
-    assert [line.split(",")[1:] for line in lines[1:]] == [
-        ['"solver"', '""', '""'],
-        ['"critic"', '""', '""'],
-        ['"solver"', "1.5", '""'],
-        ['"critic"', '""', "-0.5"],
-    ]
-    assert [line[:3] for line in lines[1:]] == ['"0 ', '"0 ', '"1 ', '"1 '], "the attempt in every row"
 
 
 async def test_an_episode_is_searched_opened_and_read_as_an_agent(page: Page) -> None:

@@ -163,15 +163,6 @@ def test_distributions_are_stretches_of_steps_in_common_bins(
     )
 
 
-def test_seeds_of_one_recipe_are_one_source(web: httpx.Client) -> None:
-    query = "/curves.json?run=pair-0&run=pair-1&run=other~pair-0"
-    assert [s["label"] for s in web.get(query).json()["sources"]] == ["pair-0", "pair-1", "other/pair-0"]
-    assert [s["label"] for s in web.get(query + "&by=seed&spread=median").json()["sources"]] == [
-        "pair, grpo, median of 2",
-        "pair, mappo: other/pair-0",
-    ]
-
-
 def changes(lines: Iterator[str]) -> Iterator[str]:
     """Yield the key of each run that has changed, according to a stream of events."""
     return (json.loads(line[6:])["run"] for line in lines if line.startswith("data: "))
