@@ -37,19 +37,6 @@ def test_grades_between_have_no_accuracy_and_equal_grades_no_correlation() -> No
     assert agree("rubric", [], 3).ungraded == 3
 
 
-def test_intervals_hold_the_value_and_narrow_with_questions() -> None:
-    def width(questions: int) -> float:
-        scored = [[(0.9 if k % 3 else 0.2, 1.0), (0.4, 0.0)] for k in range(questions)]
-        found = agree("rank", scored, 0)
-        assert found.pairs is not None
-        assert found.pairs.interval is not None
-        low, high = found.pairs.interval
-        assert low <= found.pairs.value <= high
-        return high - low
-
-    assert width(120) < width(12)
-
-
 @pytest.mark.parametrize(
     ("row", "said"),
     [

@@ -2,13 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kapelle.cli.train import annotated_yaml
-from kapelle.setup.recipe import builtin_recipes, load_recipe, load_stages
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=30)
 KEYS = st.text(min_size=1, max_size=8)
@@ -39,15 +37,6 @@ def leaves(value: Any, at: str = "") -> list[str]:
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return [leaf for k, item in enumerate(value) for leaf in leaves(item, f"{at}.{k}")]
     return [at]
-
-
-@pytest.mark.sample(4)
-@pytest.mark.slow
-@pytest.mark.parametrize("name", builtin_recipes())
-def test_a_recipe_shown_is_the_recipe_again(name: str) -> None:
-    for recipe in [recipe for _, recipe in load_stages(name)] or [load_recipe(name)]:
-        shown = annotated_yaml(recipe.config.model_dump(mode="json"), recipe.origin)
-        assert yaml.safe_load(shown) == yaml.safe_load(recipe.yaml())
 
 
 def test_values_that_are_set_have_their_origin_as_a_comment() -> None:

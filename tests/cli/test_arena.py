@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.cli.conftest import TINY, Kapelle
@@ -76,41 +75,6 @@ def test_a_stopped_arena_continues(kapelle: Kapelle, monkeypatch: pytest.MonkeyP
     more = kapelle("arena", "nash", "random", "scripted", "cfr", *GAME, "--output", "a")
     assert "3 of 6 pairs were played before" in more.err, "a player may join later"
     assert times == 7
-
-
-def test_results_that_cannot_be_written_lose_no_game(kapelle: Kapelle) -> None:
-    kapelle("arena", "nash", "random", *GAME, "--output", "a")
-    Path("a/arena.json").unlink()
-    Path("a/arena.json").mkdir()
-    words = ("arena", "nash", "random", "scripted", *GAME, "--output", "a")
-    said = kapelle(*words)
-    assert said.code == 2
-    assert "Finished pairs are kept. Repeat the command with --output a to continue." in said.err
-    Path("a/arena.json").rmdir()
-    assert "3 of 3 pairs were played before" in kapelle(*words).err
-
-
-@pytest.mark.sample(4)
-@pytest.mark.parametrize(
-    ("edit", "reason"),
-    [
-        ({"games": []}, "holds 0 deals of nash and random, not 12 of"),
-        ({"failed": -1}, "are not all counts"),
-        ({"seatings": []}, "`role_orders` are []"),
-    ],
-)
-def test_a_damaged_pair_is_named_before_anything_is_played(
-    kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, edit: dict[str, Any], reason: str
-) -> None:
-    kapelle("arena", "nash", "random", *GAME, "--output", "a")
-    file = Path("a/pairs/nash~random.json")
-    file.write_text(json.dumps({**json.loads(file.read_bytes()), **edit}))
-    monkeypatch.setattr("kapelle.comparison.arena.load", lambda *_: pytest.fail("loaded"))
-    said = kapelle("arena", "nash", "random", "scripted", *GAME, "--output", "a")
-    assert (said.code, said.err.count("\n")) == (2, 1), said.err
-    assert f"kapelle: {file}" in said.err
-    assert reason in said.err
-    assert "Remove it to play the pair again" in said.err
 
 
 @pytest.mark.parametrize(

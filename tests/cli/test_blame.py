@@ -65,26 +65,6 @@ def test_what_is_measured_is_not_measured_again(kapelle: Kapelle, run: Path) -> 
     assert file.read_bytes() == bytes_before, "the broken line is measured again"
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["none"], "There is no run of kapelle at none."),
-        (["run", "--samples", "0"], "argument --samples: 0 is less than 1."),
-        (["run", "optimizer.lr=1"], "'optimizer.lr=1' would change what was trained."),
-        (["run", "--json", "config.json"], "config.json exists already."),
-        (["run@9"], "has no whole checkpoint of step 9."),
-    ],
-)
-def test_wrong_arguments_of_blame_end_before_a_model_loads(
-    kapelle: Kapelle, run: Path, no_model: None, words: list[str], told: str
-) -> None:
-    Path("config.json").write_text("{}")
-    said = kapelle("blame", *words)
-    assert (said.code, said.out) == (2, "")
-    assert told in said.err.splitlines()[-1]
-    assert not (run / "blame").exists()
-
-
 def test_a_stopped_measurement_is_kept_and_can_be_continued(
     kapelle: Kapelle, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,17 +9,8 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Kapelle, Said
-from tests.support.tiny import tiny_model
 
 from kapelle.cli.chat import _unless_stopped
-from kapelle.models.weights import save_model
-
-
-def test_what_is_no_run_is_one_line(kapelle: Kapelle) -> None:
-    for words, told in (([], "Name one run directory"), (["nowhere"], "nowhere")):
-        said = kapelle("chat", *words)
-        assert said.code == 2
-        assert told in said.err
 
 
 @pytest.fixture
@@ -72,17 +63,3 @@ def test_a_team_is_talked_with(
         monkeypatch.setattr("sys.stdin", io.StringIO("1+1\n"))
         assert kapelle("chat", str(run), "--agent", called).out.startswith("actor: ")
     assert "Did you mean 'actor'" in kapelle("chat", str(run), "--agent", "acter").err
-
-
-def test_wrong_arguments_of_chat_end_with_one_line(kapelle: Kapelle, no_model: None) -> None:
-    save_model(Path("model"), tiny_model())
-    for words, told in (
-        (["model", "--agent", "ada"], "--agent names the unknown agent 'ada'. Known: agent_0."),
-        (["--model", "./gone"], "Model folder './gone' does not exist"),
-        (["--model", "model", "runs/mine"], "--model and a run directory"),
-        (["--environment", "demo"], "or a model: `kapelle chat --model PATH [--environment NAME]`"),
-        (["model", "team.samplin.max_tokens=4"], "Unknown key 'team.samplin'"),
-    ):
-        said = kapelle("chat", *words)
-        assert (said.code, said.err.count("\n")) == (2, 1), said.err
-        assert told in said.err

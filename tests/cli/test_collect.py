@@ -48,16 +48,15 @@ def test_episodes_of_train_tasks_become_rows_for_sft(kapelle: Kapelle, finished:
     assert [path.name for path in Path().iterdir()] == ["sft.jsonl"]
 
 
-def test_a_reward_that_no_episode_reached_comes_with_one_that_some_reached(
+def test_a_reward_that_no_episode_reached_comes_with_the_highest_one(
     kapelle: Kapelle, finished: tuple[Path, Said]
 ) -> None:
     for words in (("--tasks", "2"), ("--recorded", "")):
         collect_from = ("collect", str(finished[0]), "--out", f"{words[0][2:]}.jsonl", *words)
         said = kapelle(*collect_from, "--min-reward", "7")
         assert said.code == 2
-        reached = re.search(r"Set (--min-reward) (\S+),", said.err)
-        assert reached is not None, said.err
-        assert kapelle(*collect_from, *reached.groups()).code == 0
+        highest = re.search(r"the highest is (\d+)\.", said.err)
+        assert highest is not None, said.err
 
 
 def test_what_a_further_set_tests_is_not_collected(kapelle: Kapelle) -> None:
@@ -76,19 +75,6 @@ def test_what_a_further_set_tests_is_not_collected(kapelle: Kapelle) -> None:
     left = [row["messages"][-1]["content"] for row in rows("rest.jsonl")]
     assert len(left) == len(asked)
     assert [each for each in asked if each in left] == [asked[0], *asked[2:]]
-
-
-@pytest.mark.parametrize("out", ["there.jsonl", "no/such/folder/x.jsonl"])
-def test_a_file_that_cannot_be_written_is_found_before_playing(
-    kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, out: str
-) -> None:
-    Path("there.jsonl").write_text("precious")
-    monkeypatch.setattr("kapelle.cli.named.open_player", lambda _: pytest.fail("a model is loaded"))
-    said = kapelle("collect", "run", "--out", out, "--min-reward", "0")
-    assert said.code == 2
-    assert said.err.startswith(f"kapelle: {out} ")
-    assert said.err.count("\n") == 1
-    assert Path("there.jsonl").read_text() == "precious"
 
 
 def test_ctrl_c_keeps_what_was_collected(

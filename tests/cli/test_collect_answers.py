@@ -96,22 +96,6 @@ class TestBalance:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        ("words", "reason"),
-        [
-            (("--out", "a.jsonl", "--num-episodes", "9", "--tasks", "9"), "--tasks N --samples 1"),
-            (("--for", "verifier"), "--out FILE"),
-            (("--for", "verifier", "--out", "a.jsonl", "--min-reward", "1"), "wrong answers too"),
-            (("--no-balance", "--min-reward", "1", "--out", "a.jsonl"), "is for --for verifier"),
-        ],
-    )
-    def test_options_that_do_not_go_together(
-        self, kapelle: Kapelle, words: tuple[str, ...], reason: str
-    ) -> None:
-        said = kapelle("collect", "run", *words)
-        assert said.code == 2
-        assert reason in said.err
-
     def test_answers_of_one_kind_cannot_be_balanced(self, kapelle: Kapelle) -> None:
         # A model that was never trained does no sums.
         save_model(Path("model"), tiny_model())

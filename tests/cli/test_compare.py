@@ -78,27 +78,6 @@ def test_algorithms_are_compared_over_seeds(kapelle: Kapelle, tmp_path: Path) ->
     assert (other.code, "other settings: optimizer.lr" in other.err) == (2, True)
 
 
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_run_that_fails_stops_no_other(kapelle: Kapelle, tmp_path: Path) -> None:
-    folder = tmp_path / "all"
-    (folder / "rloo").mkdir(parents=True)
-    (folder / "compare.json").write_text("{}")
-    (folder / "rloo" / "seed-0").write_text("a file where the run directory should be")
-    words = ("compare", write(tmp_path), "--algorithms", "rloo,grpo", "--seeds", "1", "--jobs", "1")
-    done = kapelle(*words, "--run-dir", str(folder))
-    assert done.code == 2
-    assert "rloo seed 0 failed: RunDirectoryError" in done.out
-    table = [line.split() for line in done.out.splitlines()]
-    assert ["rloo", "0", "of", "1", "–", "–", "–", "–", "–"] in table
-    assert any(line[:2] == ["grpo", "1"] for line in table)
-    assert "Traceback" in (folder / "rloo" / "seed-0.error.txt").read_text()
-    (folder / "rloo" / "seed-0").unlink()
-    again = kapelle(*words, "--run-dir", str(folder))
-    assert again.code == 0, again.out
-    assert not (folder / "rloo" / "seed-0.error.txt").exists()
-
-
 def test_wrong_arguments_end_before_a_run(kapelle: Kapelle, tmp_path: Path) -> None:
     done = kapelle("compare", write(tmp_path), "--algorithms", "grpo,ppo", "--run-dir", str(tmp_path / "r"))
     assert done.code == 2

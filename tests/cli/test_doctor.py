@@ -19,24 +19,6 @@ def test_faults_are_printed_first_and_the_exit_code_is_2(capsys: pytest.CaptureF
     assert capsys.readouterr().out.startswith("wrong     /proc/runs: rank 0 cannot write there")
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--processes", "2"], "`--processes N` says how many processes `--launch` starts"),
-        (["--timeout", "0"], "`--timeout 0`: give the seconds"),
-        (["--address", "auto"], "are for a Ray cluster"),
-        (["--launch", "slurm"], "invalid choice: 'slurm'"),
-    ],
-)
-def test_wrong_arguments_end_with_one_line(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["doctor", *words]) == 2
-    err = capsys.readouterr().err
-    assert said in err
-    assert err.count("\n") == 1
-
-
 def doctors(folder: Path, size: int, started: int, *own: dict[str, str]) -> list[tuple[int, str, str]]:
     """Start the ranks by hand, as a launcher on several machines would, with variables of their own; return code and output."""
     port = free_port()

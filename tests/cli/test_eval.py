@@ -78,28 +78,6 @@ class TestOutput:
             sum(turn["tokens"] for each in episodes for turn in each["turns"]) / 3 == kept["team"]["tokens"]
         )
 
-    @pytest.mark.parametrize(
-        ("words", "problem"),
-        [
-            (["--output", "there.json"], "there.json exists already. Name another --output"),
-            (["--output", "no/folder/x.json"], "no/folder/x.json cannot be written"),
-            (["--output", "results.csv"], "--output results.csv: name it .json for one object"),
-            (["--environment", "algebra,arithmatic"], "Unknown recipe or environment 'arithmatic'. Did you mean 'arithmetic'?"),
-            (["--environment", "algebra,"], "--environment 'algebra,' has an empty name."),
-            (["--num-episodes", "0"], "argument --num-episodes/-n: 0 is less than 1."),
-        ],
-    )  # fmt: skip
-    def test_wrong_arguments_end_with_one_line_before_a_model_loads(
-        self, kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, words: list[str], problem: str
-    ) -> None:
-        Path("there.json").write_text("precious")
-        monkeypatch.setattr("kapelle.cli.named.open_player", lambda _: pytest.fail("a model is loaded"))
-        given = [] if "--environment" in words else ["--environment", "arithmetic"]
-        said = kapelle("eval", "--model", "embedded", *given, *words)
-        assert (said.code, said.err.count("\n")) == (2, 1)
-        assert said.err.startswith(f"kapelle: {problem}")
-        assert Path("there.json").read_text() == "precious"
-
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # in PEFT
 class TestAdapterFolders:
@@ -142,42 +120,6 @@ class TestAdapterFolders:
         )
         team = self.said_by(kapelle, "--model", "adapter", "--environment", "demo")
         assert team == self.said_by(kapelle, "--model", "merged", "--environment", "demo")
-
-    def test_its_base_may_lie_elsewhere(self, kapelle: Kapelle) -> None:
-        self.saved()
-        file = Path("adapter/adapter_config.json")
-        file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": "./gone"}))
-        said = kapelle("eval", "--model", "adapter", "--environment", "arithmetic")
-        assert (said.code, said.err.count("\n")) == (2, 1)
-        assert "Model folder './gone' does not exist" in said.err
-        there = self.said_by(kapelle, "--model", "adapter", "--environment", "arithmetic", "model.path=base")
-        assert there == self.said_by(kapelle, "--model", "merged", "--environment", "arithmetic")
-        file.write_text(json.dumps({"peft_type": "LORA"}))
-        said = kapelle("eval", "--model", "adapter", "--environment", "arithmetic")
-        assert (
-            said.err
-            == "kapelle: adapter/adapter_config.json names no base model (`base_model_name_or_path`). Add model.path=BASE.\n"
-        )
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        (["nowhere"], "There is no run of kapelle at nowhere."),
-        (["a", "b"], "Name one run directory"),
-        (["RUN", "training.steps=9"], "'training.steps=9' would change what was trained."),
-        (["RUN", "evaluation.problem=9"], "Unknown key 'evaluation.problem' (set on the command line). Did you mean 'problems'?"),
-        (["--model", "./m", "--environment", "arithmetic"], "Model folder './m' does not exist."),
-        (["--model", "embedded", "--environment", "arithmatic"], "Unknown recipe or environment 'arithmatic'. Did you mean 'arithmetic'?"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_measured_is_one_line(
-    kapelle: Kapelle, finished: tuple[Path, Said], words: list[str], problem: str
-) -> None:
-    said = kapelle("eval", *(str(finished[0]) if word == "RUN" else word for word in words))
-    assert said.code == 2
-    assert said.err.startswith(f"kapelle: {problem}")
-    assert said.err.count("\n") == 1
 
 
 def test_damaged_checkpoints_are_an_error(kapelle: Kapelle, run: Path) -> None:

@@ -111,19 +111,6 @@ def test_a_program_that_cannot_run_is_started_a_few_times_only(kapelle: Kapelle)
 
 
 @pytest.mark.slow
-def test_a_diverging_run_is_told_to_lower_its_rate_where_it_ends(kapelle: Kapelle) -> None:
-    recipe(optimizer={"lr": 2.0}, training={"steps": 2, "tasks_per_step": 2})
-    assert kapelle("train", "mine.yaml", "--run-dir", "run").code == 0
-    said = kapelle("train", "--resume", "run", "training.steps=3", "training.parity_tolerance=1e-12")
-    assert said.code == 2
-    assert said.err.startswith("kapelle: The weights of policy 'agent_0' diverge: ")
-    assert "lower `optimizer.lr`" in said.err
-    failure = read_failure(Path("run"))
-    assert failure is not None
-    assert failure.reason in said.err
-
-
-@pytest.mark.slow
 def test_a_killed_run_says_that_it_was_killed(kapelle: Kapelle) -> None:
     run = Path("run")
     assert start("grpo", run.absolute(), death=Death("between updates", 2, signal.SIGKILL)) == -signal.SIGKILL

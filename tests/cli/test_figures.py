@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,53 +69,3 @@ def test_a_deaf_endpoint_gives_no_rate_but_its_reason(kapelle: Kapelle, deaf: st
     assert rates_in(measured) == []
     assert "scored 0 of 4, 4 failed" in measured.out
     assert "did not answer: HTTP 501" in measured.out
-
-
-@pytest.fixture
-def records(tmp_path: Path) -> Path:
-    """40 answers to train on, of which 8 test questions have one, too."""
-    folder = tmp_path / "records"
-    folder.mkdir()
-    for split, count in (("train", 40), ("test", 8)):
-        rows = [
-            {"question": f"{split} {k}", "solution": str(k % 3), "is_correct": True} for k in range(count)
-        ]
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
-
-
-def on_records(folder: Path) -> str:
-    return recipe(
-        "records",
-        team={"sharing": "shared", "sampling": {"max_tokens": 4}, "agents": [{"name": "solver"}]},
-        environment={"name": "labelled", "path": str(folder)},
-        workflow={"name": "solo"},
-        algorithm={"name": "sft"},
-        optimizer={"lr": 1e-2},
-        training={"steps": 40, "tasks_per_step": 8},
-        evaluation={"problems": 8},
-    )
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_sft_on_records_shows_its_loss_and_the_scored_answers(kapelle: Kapelle, records: Path) -> None:
-    said = kapelle("train", on_records(records), "--run-dir", "run")
-    assert said.code == 0, said.err
-    steps = [line for line in said.out.splitlines() if "] step " in line]
-    assert all(re.search(r"step \d+/40  [\d.]+ nats a token", line) for line in steps)
-    assert not any("reward" in line or line.endswith("right") for line in steps)
-    assert all(line.endswith("→ to be learned") for line in steps)
-    row = read_metrics(Path("run"))[-1]
-    assert row["demonstrated_success"] == 1.0
-    assert not {"success", "reward/solver", "return/solver"} & set(row), (
-        "the teacher's worth is not the team's"
-    )
-    last = read_evaluations(Path("run"))[-1]
-    assert last["problems"] == 8
-    assert 0 < last["scored"] < 8, "a trained model says some of what is on record, and other things"
-    tail = said.out[said.out.index("accuracy ") :]
-    assert f"scored {last['scored']} of 8" in tail
-    assert "not scored: the answers are not recorded" in tail
-    counted = kapelle("eval", "run", "--no-baselines").out
-    assert counted.count(f"scored {last['scored']} of 8") == 2, "beside the team's rate and the agent's"

@@ -145,24 +145,6 @@ def test_times_are_read_as_slurm_reads_them(text: str, seconds: int) -> None:
     assert seconds_of(text) == seconds
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (["--slurm", "--kubernetes", "demo"], "Name one scheduler"),
-        (["--slurm", "demo", "--time", "0"], "less than a minute"),
-        (["--slurm", "demo", "--name", "A b"], "--name 'A b'"),
-        (["--slurm", "dmo"], "Did you mean 'demo'"),
-    ],
-)
-def test_wrong_arguments_of_launch_end_with_one_line(
-    words: list[str], why: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["launch", *words]) == 2
-    said = capfd.readouterr()
-    assert why in said.err
-    assert said.out == ""
-
-
 def test_a_script_is_written_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "job.sh"
     words = ["launch", "--slurm", "demo", "--output", str(path), "--unchecked", "--gpus", "0"]

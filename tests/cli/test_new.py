@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -57,27 +56,3 @@ def test_it_is_ready_to_train(made: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_two_steps_of_training(made: Path) -> None:
     with Trainer(load_recipe(f"{made.name}.yaml", settings=SMALL).config) as trainer:
         assert [step.number for step in trainer.steps()] == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["enviroment", "mine"], "`kapelle new` cannot create 'enviroment'. Did you mean 'environment'?"),
-        (["workflow", "../there"], "cannot be a module's name"),
-        (["algorithm", "class"], "'class' is already a name"),
-        (["project", "there"], "There is a 'there' here already"),
-    ],
-)
-def test_what_cannot_be_written_is_one_line(
-    words: list[str],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "there").mkdir()
-    assert main(["new", *words]) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert re.search(said, line)
-    assert [path.name for path in tmp_path.rglob("*")] == ["there"]

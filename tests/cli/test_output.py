@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import IO
 
 import pytest
 
-from kapelle.cli import output
 from kapelle.runtime.console import printable
 
 
@@ -44,12 +42,3 @@ def test_a_closed_pipe_ends_a_command_without_output() -> None:
     done = recipes_into(write)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, "")
-
-
-def test_commands_that_are_shown_can_be_copied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [str(tmp_path / ".venv/bin/kapelle")])
-    monkeypatch.setattr("shutil.which", lambda _name: None)
-    assert shlex.split(output.command("eval", "runs/my run")) == [".venv/bin/kapelle", "eval", "runs/my run"]
-    monkeypatch.setattr("shutil.which", lambda _name: "/usr/bin/kapelle")
-    assert output.command("eval", "runs/x") == "kapelle eval runs/x"

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Kapelle, Said
+from tests.cli.conftest import Kapelle
 
 from kapelle.cli.arguments import COMMANDS
 from kapelle.cli.parser import parse, split_words
@@ -24,34 +23,6 @@ def test_each_command_explains_itself_and_exists(kapelle: Kapelle, name: str) ->
     assert said.code == 0
     assert said.out.startswith(f"usage: kapelle {name}")
     assert callable(importlib.import_module(f"kapelle.cli.{name}").run)
-
-
-@pytest.mark.parametrize(
-    ("words", "word"),
-    [
-        (["train", "--resum"], "Did you mean '--resume'?"),
-        (["collect", "run", "--min-reward", "1"], "--out FILE"),
-        (["train", "dmeo"], "Did you mean 'demo'?"),
-        (["train", "demo", "--steps", "5"], "training.steps=VALUE"),
-        (["compare", "demo", "--algorithms", "grpo", "--seeds", "x"], "argument --seeds"),
-        (["train", "training.steps"], "training.steps"),
-        (["demo", "gsm8k"], "kapelle train"),
-    ],
-)  # fmt: skip
-def test_unknown_words_end_with_one_line_and_exit_code_2(
-    kapelle: Kapelle, words: list[str], word: str
-) -> None:
-    said = kapelle(*words)
-    assert (said.code, said.err.count("\n")) == (2, 1)
-    assert word in said.err
-
-
-def test_a_run_or_a_folder_is_no_recipe(kapelle: Kapelle, finished: tuple[Path, Said]) -> None:
-    run, _ = finished
-    said = kapelle("train", run)
-    assert (said.code, said.out) == (2, "")
-    assert f"kapelle train --resume {run}" in said.err
-    assert "folder" in kapelle("train", run.parent).err
 
 
 def test_options_may_stand_between_words() -> None:

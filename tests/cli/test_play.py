@@ -2,17 +2,12 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("pyspiel")
 
 from tests.cli.conftest import Kapelle
-from tests.faults.data import write_data
-from tests.faults.recipes import write_recipes
-
-from kapelle.setup.recipe import builtin_recipes
 
 Type = Callable[..., None]
 
@@ -88,26 +83,3 @@ def test_wrong_arguments_of_play_end_with_one_line(kapelle: Kapelle, words: list
     assert said.code == 2
     assert message in said.err
     assert said.err.count("\n") == 1
-
-
-@pytest.fixture(scope="session")
-def recipes_with_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The recipes that come with kapelle, small, on made-up data."""
-    folder = tmp_path_factory.mktemp("recipes")
-    write_data(folder / "data")
-    write_recipes(folder / "recipes", folder / "data", folder / "ended")
-    return folder / "recipes"
-
-
-@pytest.mark.sample(3)
-@pytest.mark.slow
-@pytest.mark.parametrize("name", builtin_recipes())
-def test_every_recipe_can_be_played(
-    kapelle: Kapelle, typed: Type, recipes_with_data: Path, name: str
-) -> None:
-    typed(*["1", "Pass", "a0", "Play 0", "Call"] * 10)
-    file = recipes_with_data / f"{name}.yaml"
-    said = kapelle("play", file if file.is_file() else name)
-    assert (said.code, said.err) == (0, "")
-    assert " reads:\n" in said.out
-    assert "\nyou " in said.out

@@ -19,20 +19,6 @@ def report(before: Point | None = BEFORE, after: Point | None = AFTER, stopped_b
     return Report(50, before, after, (WAS, IS), SECONDS, 821376, Path("runs/x"), "steps", stopped_by)
 
 
-def test_a_report_reads_from_top_to_bottom() -> None:
-    assert report().lines() == [
-        "",
-        "accuracy  54.2 % [49.8, 58.5]  →  94.6 % [92.3, 96.3]  scored 500 of 500 unseen problems, 95 % intervals",
-        "before    47+85 → reasoner: 2,11 → actor: 122 → wrong",
-        "after     47+85 → reasoner: 2,11+1 → actor: 132 → right",
-        "time      warm-up 38.2 s, training 55.0 s, evaluation 3.0 s",
-        "run       runs/x",
-        "see it    kapelle view runs/x",
-        "measure   kapelle eval runs/x",
-        "go on     kapelle train --resume runs/x training.steps=N",
-    ]
-
-
 def test_a_rate_over_few_of_the_problems_is_never_shown_without_their_number() -> None:
     one = Point(9, 1.0, (0.207, 1.0), 16, {"a": 1.0}, 1, 0, "what was said is not on record")
     none = Point(0, None, None, 16, {}, 0, 16, "EpisodeError: no answer")

@@ -32,27 +32,6 @@ def test_a_rollback_prints_what_it_moves(run: Path, kapelle: Kapelle) -> None:
     assert kapelle("runs", "rollback", run, "--to", "3", "--json").json["aside"] is None
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["rollback", "RUN"], "Name the step to go back to"),
-        (["rollback", "RUN", "--to", "77"], "no checkpoint of step 77"),
-        (["show", "RUN", "--to", "1"], "are for `kapelle runs rollback`"),
-        (["show", "nowhere"], "no run of kapelle at nowhere"),
-    ],
-)
-def test_wrong_arguments_of_runs_end_with_one_line(
-    words: list[str],
-    said: str,
-    run: Path,
-    kapelle: Kapelle,
-) -> None:
-    found = kapelle("runs", *[str(run) if word == "RUN" else word for word in words])
-    assert found.code == 2
-    assert said in found.err
-    assert found.err.count("\n") == 1
-
-
 def test_a_list_shows_the_state_of_every_run(run: Path, kapelle: Kapelle) -> None:
     other = shutil.copytree(run, run.parent / "deep" / "other")
     (other / "status.json").write_text("{")

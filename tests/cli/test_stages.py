@@ -121,18 +121,6 @@ class TestRunning:
         assert told(Path("run/03-debate")) == told(whole / "run" / "03-debate")
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("how", ["older"])
-    def test_a_stage_starts_from_the_newest_weights(self, whole: Path, kapelle: Kapelle, how: str) -> None:
-        shutil.copytree(whole / "run", "run")
-        shutil.rmtree("run/03-debate")
-        if how == "older":  # what a kill between the save and the pointer leaves
-            Path("run/01-sft/latest").write_text("checkpoints/00000001\n")
-        else:
-            Path("run/01-sft/latest").unlink()
-        assert kapelle("train", "--resume", "run").code == 0
-        assert told(Path("run/03-debate")) == told(whole / "run" / "03-debate")
-
-    @pytest.mark.slow
     def test_a_stage_whose_last_weights_are_damaged_learns_them_again_first(
         self, whole: Path, kapelle: Kapelle
     ) -> None:

@@ -89,36 +89,6 @@ def test_a_run_continues_after_its_last_step(kapelle: Kapelle, run: Path, words:
         assert read_provenance(run) == origin
 
 
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        (["--resume"], "Name the run to resume: `kapelle train --resume RUN`."),
-        (["--resume", "nowhere"], "There is no run of kapelle at nowhere."),
-        (["--resume", "--run-dir", "nowhere"], "There is no run of kapelle at nowhere."),
-        (
-            ["demo", *TINY, "--resume"],
-            "There is no run of kapelle at demo. It is a recipe",
-        ),
-        (
-            ["rows.jsonl"],
-            "'rows.jsonl' is a file of data.",
-        ),
-        (
-            ["demo", "num_train_epochs=2", "--dry-run"],
-            "`training.epochs` counts tasks, and those of `arithmetic` have no end. Set `training.epochs: null` and `training.steps`. (`num_train_epochs` is read as `training.epochs`.)",
-        ),
-        (["demo", *TINY, "--resume", "--run-dir", "nowhere"], "There is no run at nowhere to resume."),
-    ],
-)
-def test_wrong_arguments_of_train_end_with_one_line(kapelle: Kapelle, words: list[str], problem: str) -> None:
-    Path("rows.jsonl").write_text('{"question": "1+1", "answer": "2"}\n{"question": "1+2", "answer": "3"}\n')
-    said = kapelle("train", *words)
-    assert said.code == 2
-    assert said.err.startswith(f"kapelle: {problem}")
-    assert said.err.count("\n") == 1
-    assert not Path("nowhere").exists()
-
-
 def test_a_resumed_run_reports_changed_data(kapelle: Kapelle) -> None:
     folder = Path("data")
     folder.mkdir()

@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from kapelle.cli.panel import Panel
-from kapelle.training.console import Lines, Point, ProgressLine, ShownConversation, one_line
+from kapelle.training.console import Point, ProgressLine, ShownConversation
 
 RIGHT = ShownConversation("47+85", (("reasoner", "2,11+1"), ("actor", "132")), 1.0)
 WRONG = ShownConversation("38+24", (("reasoner", "2,5"), ("actor", "52")), 0.0)
@@ -31,27 +31,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-def lines(*states: ProgressLine) -> list[str]:
-    stream, clock = io.StringIO(), Clock()
-    view = Lines(stream, clock)
-    for state in states:
-        clock.now += 1.5
-        view(state)
-    return stream.getvalue().splitlines()
-
-
-def test_lines_show_events_with_their_time() -> None:
-    assert lines(
-        ProgressLine(phase="warm-up", detail="cached"),
-        ProgressLine(event="evaluation", phase="evaluation", points=(BEFORE,)),
-        STEP,
-    ) == [
-        "[   1.5 s] warm-up: cached",
-        "[   3.0 s] unseen problems after step 0: 54.2 % [49.8, 58.5], scored 500 of 500",
-        f"[   4.5 s] step 23/50  return reasoner 0.703  actor 0.703  4210 tokens/s  {one_line(RIGHT)}",
-    ]
 
 
 def drawn(progress: ProgressLine, width: int = 100) -> str:

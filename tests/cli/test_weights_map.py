@@ -4,10 +4,10 @@ from typing import Any
 
 from tests.support.tiny import SIZE
 
-from kapelle.cluster.planning.weights_map import WeightsMap, amount, describe, size, weights_map
+from kapelle.cluster.planning.weights_map import WeightsMap, describe, weights_map
 from kapelle.models.outline import read_outline
 from kapelle.settings.schema import EmbeddedConfig
-from kapelle.team import Agent, Critic, Endpoint, Lora, Place, Policy, Rate, Team
+from kapelle.team import Agent, Critic, Endpoint, Lora, Policy, Team
 
 MODEL = read_outline("embedded", EmbeddedConfig(**SIZE))
 LORA = Lora(rank=1, targets=("q_proj",))  # two layers of 16 + 16: 64 parameters
@@ -28,20 +28,6 @@ def test_each_policy_has_its_adapter() -> None:
         ("a", 64, True, ("a",)),
         ("b", 64, True, ("b",)),
     ]
-
-
-def test_the_type_and_device_of_a_base_are_shown() -> None:
-    policies = {"a": Policy("a", lora=LORA), "b": Policy("b", "more", trained=False)}
-    bases = {"base": "m", "more": "m"}
-    elsewhere = mapped(policies, {"a": "a", "b": "b"}, bases=bases, places={"more": Place("bfloat16", "cpu")})
-    assert [base.place for base in elsewhere.bases] == ["", "bfloat16 on cpu"]
-
-
-def test_a_rate_of_its_own_is_shown() -> None:
-    policies = {"a": Policy("a", lora=LORA, rate=Rate(3e-6, "cosine", 5)), "b": Policy("b", lora=LORA)}
-    lines = describe(mapped(policies, {"a": "a", "b": "b"}))
-    assert "trains, lr 3e-06, cosine, 5 steps of warm-up" in lines[1]
-    assert lines[2].split()[-2:] == ["trains", "b"]
 
 
 def test_shared_weights_train_whole_and_name_all_their_agents() -> None:
@@ -69,29 +55,3 @@ def test_a_critic_is_an_adapter_and_a_head() -> None:
     )
     critic = found.learners[-1]
     assert (critic.kind, critic.own_parameters, critic.agents) == ("critic", 64 + 17, ("a", "b"))
-
-
-def test_a_map_is_a_table_for_people() -> None:
-    assert describe(mapped(TWO, {"a": "a", "b": "b"})) == [
-        "      weights           parameters             agents",
-        "a     LoRA r 1 on base  64          trains     a",
-        "b     LoRA r 1 on base  64          trains     b",
-        "base  embedded          8.91 k      in memory",
-    ]
-
-
-def test_amounts_are_read_at_a_glance() -> None:
-    assert [amount(n) for n in (64, 821376, 1_500_000, 596_049_920, 7_241_732_096, 70_000_000_000)] == [
-        "64",
-        "0.82 M",
-        "1.50 M",
-        "0.60 B",
-        "7.24 B",
-        "70 B",
-    ]
-    assert [size(n) for n in (1536, 4_500_000, 13_000_000, 2_384_000_000)] == [
-        "2 kB",
-        "4.5 MB",
-        "13 MB",
-        "2.4 GB",
-    ]

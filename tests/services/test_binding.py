@@ -70,11 +70,6 @@ def test_only_the_token_itself_admits() -> None:
     assert Binding().admits(None)
 
 
-def test_its_address() -> None:
-    assert Binding("::1").url(80) == "http://[::1]:80"
-    assert Binding(names=("Trainer.Local",)).hosts == {"localhost", "127.0.0.1", "[::1]", "trainer.local"}
-
-
 def _tls(folder: Path) -> dict[str, Any]:
     files = {"certificate": folder / "cert.pem", "key": folder / "key.pem"}
     for file in files.values():

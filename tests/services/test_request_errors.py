@@ -37,7 +37,7 @@ def response(given: Any, **extra: Any) -> None:
     [
         (lambda: chat(stop=3), "stop", "a valid string or a valid list"),
         (lambda: chat(stop=["a", 3]), "stop.1", "a valid string"),
-        (lambda: chat(stop=[""]), "stop", "`stop`: takes at most"),
+        (lambda: chat(stop=[""]), "stop", "`stop`: at most"),
         (lambda: chat(metadata={"str": 3}), "metadata.str", "a valid string"),
         (lambda: chat(metadata={"a[b]": 3}), "metadata.a[b]", "a valid string"),
         (lambda: chat(tool_choice="any"), "tool_choice", "'auto', 'none' or 'required' or a valid dictionary"),

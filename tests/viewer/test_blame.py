@@ -12,7 +12,7 @@ import pytest
 from tests.support.viewed_runs import AGENTS, client_of, write_run
 
 from kapelle.runs.blamed import BlamedEpisode, BlamedTurn, BlameFile, SampledInstead, tokens_hash
-from kapelle.viewer.blame import conversation, kept
+from kapelle.viewer.blame import kept
 from kapelle.viewer.episode import read_episode
 
 HOW: dict[str, Any] = {"step": 8, "split": "eval", "samples": 4, "seed": 0, "settings": []}
@@ -73,16 +73,6 @@ def test_a_conversation_shows_drops_and_alternatives(there: httpx.Client, blamed
     assert 'aria-current="true"><title>solver: an answer' in other
     for missing in (f"/run/pair/blame/{name}/2", "/run/pair/blame/none/0", f"/run/none/blame/{name}/0"):
         assert there.get(missing).status_code == 404
-
-
-def test_the_strip_has_the_probabilities_around_each_turn() -> None:
-    strip = conversation(blamed(), None)["strip"]
-    heights = [strip["moves"][k]["line"][1::2] for k in range(3)]
-    one, nothing = strip["grid"][2][0], strip["grid"][0][0]
-    quarter = (nothing - one) / 4
-    assert heights[1] == (one, pytest.approx(one + 3 * quarter, abs=0.06))
-    assert heights[0][1] == heights[1][0], "after one turn is before the next"
-    assert heights[2][1] == nothing
 
 
 def test_hostile_text_is_escaped_and_damaged_files_are_skipped(there: httpx.Client, blamed_run: Path) -> None:

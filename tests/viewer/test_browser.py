@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Locator, Page
+from playwright.async_api import Page
 from tests.support.viewed_runs import STANDING, write_league_run, write_run
 
 from kapelle.cli import main
-from kapelle.runs.step_rows import append_step
 from kapelle.services.binding import Binding
 from kapelle.services.http import HttpServer
 from kapelle.viewer.library import Library
@@ -52,33 +51,6 @@ async def test_curves_are_drawn_with_their_last_numbers(page: Page) -> None:
     assert (await page.locator("figure:visible").count()) == 1
 
 
-async def test_constant_curves_are_one_line_until_they_are_opened(page: Page) -> None:
-    await page.goto("/run/pair-0")
-    line, figure = page.locator(".constants").first, page.locator("figure[data-name=samples]")
-    assert "samples 4" in (await line.inner_text())
-    assert await figure.count() == 0
-    await page.locator("input[name=q]").fill("samples")
-    await figure.wait_for()
-    await page.locator("input[name=q]").fill("")
-    await figure.wait_for(state="detached")
-    await line.get_by_role("button", name="samples").click()
-    await figure.wait_for()
-    await page.goto("/run/pair-0#panel-samples")
-    await figure.wait_for()
-
-
-async def test_a_run_has_one_colour_and_its_agents_have_dashes(page: Page) -> None:
-    await page.goto("/compare?run=pair-0&run=pair-1")
-    for name in ("success", "reward"):
-        figure = page.locator(f"figure[data-name={name}]")
-        for run, color in (("pair-0", "k1"), ("pair-1", "k2")):
-            drawn = figure.locator(".legend button", has_text=run).locator("svg")
-            assert {await each.get_attribute("class") for each in await drawn.all()} == {color}
-    lines = page.locator("figure[data-name=reward] .legend line")
-    dashes = {await line.get_attribute("stroke-dasharray") for line in await lines.all()}
-    assert len(dashes) == 2, "one for each agent"
-
-
 async def test_runs_are_grouped_zoomed_hidden_and_saved(page: Page) -> None:
     await page.goto("/")
     await page.locator("#every").check()
@@ -118,42 +90,6 @@ async def test_runs_are_grouped_zoomed_hidden_and_saved(page: Page) -> None:
         assert saved_bytes(await file.path()).startswith(start)
     await page.locator("button[name=reset]").click()
     assert "zoom=" not in page.url
-
-
-async def test_heat_maps_and_shaded_tables_can_be_saved(page: Page, tmp_path: Path) -> None:
-    async def saved(place: Locator, name: str) -> str:
-        files = []
-        for form, start in (("csv", b'"'), ("svg", b"<svg xmlns="), ("png", b"\x89PNG")):
-            await place.locator("summary").click()
-            async with page.expect_download() as given:
-                await place.locator(f"[data-form={form}]").click()
-            file = await given.value
-            assert file.suggested_filename == f"{name}.{form}"
-            files.append(saved_bytes(await file.path()))
-            assert files[-1].startswith(start)
-        assert files[1].count(b"<rect") > 2
-        return files[0].decode()
-
-    run = write_run(tmp_path / "run", steps=4)
-    (run / "distributions.jsonl").write_text('{"step": 1, "reward/solver": [-1, 0, [1, 0, 3]]}\n')
-    turns = [{"index": 0, "advantage": [1.0, 2.0]}, {"index": 1, "advantage": [-0.5]}]
-    trace = {"format": 1, "step": 4, "line": 1, "turns": turns}
-    append_step(run / "traces", 4, json.dumps(trace).encode() + b"\n")
-    with HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server:
-        await page.goto(f"{server.url}/run/run")
-        map_of_rewards = await saved(page.locator("#distributions[data-ready] .save"), "reward_solver")
-        assert map_of_rewards == '"step","from","to","values"\n1,0,0.5,1\n1,1,1.5,3\n'
-        await page.goto(f"{server.url}/run/run/episode/train/4/1")
-        lines = (await saved(page.locator(".of-table"), "Credit_over_agents_and_turns")).splitlines()
-        await page.goto("about:blank")
-    assert lines[0] == '"episode","agent","1","2"'
-    assert [line.split(",")[1:] for line in lines[1:]] == [
-        ['"solver"', '""', '""'],
-        ['"critic"', '""', '""'],
-        ['"solver"', "1.5", '""'],
-        ['"critic"', '""', "-0.5"],
-    ]
-    assert [line[:3] for line in lines[1:]] == ['"0 ', '"0 ', '"1 ', '"1 '], "the attempt in every row"
 
 
 async def test_an_episode_is_searched_opened_and_read_as_an_agent(page: Page) -> None:
@@ -278,25 +214,6 @@ async def test_a_curve_grows_when_a_step_is_written(page: Page, tmp_path: Path) 
         assert now is not None
         assert now["y"] == pytest.approx(before["y"], abs=2), "a reader stays where she reads"
         assert await page.locator("figure[data-name=reward] .note").is_visible(), "what was unfolded stays so"
-        await page.goto("about:blank")
-
-
-async def test_an_updated_list_keeps_the_selection(page: Page, tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        write_run(tmp_path / name, steps=2)
-    with HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server:
-        await page.goto(f"{server.url}/")
-        await page.locator("#runs input").first.check()
-        await page.locator("h1").click()
-        await page.keyboard.press("j")
-        await page.keyboard.press("j")
-        row = await page.locator("tr.at .name").inner_text()
-        with (tmp_path / "one" / "metrics.jsonl").open("a") as file:
-            file.write('{"step": 3, "success": 0.125}\n')
-        await page.locator("#runs td", has_text="12.5 %").wait_for()
-        assert await page.locator("#runs input:checked").count() == 1
-        assert await page.locator("tr.at .name").inner_text() == row
-        assert await page.evaluate("document.activeElement.textContent") == row
         await page.goto("about:blank")
 
 

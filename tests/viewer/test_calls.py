@@ -33,23 +33,6 @@ def test_calls_of_every_form_are_read(text: str, form: object, words: str) -> No
     assert found["words"] == words
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "4",
-        '{"answer": 4}',
-        '[{"name": "Ann"}]',
-        "<tool_call>{",
-        '{"name": 3}',
-        "f(x=1)",
-        "\0<tool_call>\ud800",
-    ],
-)
-def test_other_texts_have_no_calls(text: str) -> None:
-    assert shown_calls(text, "hermes", []) is None
-
-
 def test_the_page_of_an_episode_shows_a_call_beside_its_result(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", steps=1)
 

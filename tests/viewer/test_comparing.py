@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -39,17 +38,6 @@ def test_five_runs_or_more_are_grouped_by_what_varies(web: httpx.Client, runs: s
     assert "grpo, lr 0.001, mean of 5" in labels(web, runs)
     assert labels(web, "&".join(f"run=grpo-0.1-{seed}" for seed in range(5))) == ["pair, grpo, mean of 5"]
     assert len(labels(web, "&".join(f"run=grpo-0.1-{seed}" for seed in range(4)))) == 4
-
-
-def test_many_values_of_a_number_are_grouped_in_ranges(tmp_path: Path) -> None:
-    for k in range(26):
-        write_run(tmp_path / f"r{k}", steps=1, lr=(k + 1) / 1000)
-    with client_of(tmp_path) as web:
-        found = labels(web, "&".join(f"run=r{k}" for k in range(26)))
-    assert found == [
-        f"optimizer.lr {low} to {high}, mean of {count}"
-        for low, high, count in ((0.001, 0.007, 7), (0.008, 0.014, 7), (0.015, 0.021, 7), (0.022, 0.026, 5))
-    ]
 
 
 def test_the_number_of_curves_can_be_chosen(web: httpx.Client, runs: str) -> None:

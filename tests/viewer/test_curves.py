@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -10,9 +9,8 @@ from tests.support.viewed_runs import write_run
 from kapelle.services.binding import Binding
 from kapelle.services.http import HttpServer
 from kapelle.viewer import curves
-from kapelle.viewer.curves import FUNCTIONS, CurveSource, grouped, page, source_of
+from kapelle.viewer.curves import CurveSource, grouped, page, source_of
 from kapelle.viewer.library import Library
-from kapelle.viewer.presenting import alike, differing
 from kapelle.viewer.server import viewer
 
 
@@ -76,35 +74,3 @@ def test_panels_are_families_with_a_curve_for_each_agent(tmp_path: Path) -> None
     assert [band["name"] for band in bands["bands"]] == ["generate", "update", "idle"]
     assert bands["bands"][1]["top"][0] == pytest.approx(0.5)
     assert drawn["sources"][0]["evaluations"][0]["at"] == {"step": 8, "time": 4.0, "tokens": 800.0}
-
-
-def test_each_reward_has_a_panel_and_its_parts_share_it() -> None:
-    names = [
-        "reward/a",
-        "reward_function/exact",
-        "reward_function_std/exact",
-        "reward_function/my_rubric",
-        "reward_function/my_rubric/clear",
-        "reward_function_none/exact",
-    ]
-    drawn = page([CurveSource("r", "r", {"step": [1.0]}, {name: [0.5] for name in names})], ["a"])
-    assert [section["title"] for section in drawn["sections"]] == ["What is learned", FUNCTIONS]
-    panels = {panel["title"]: panel for panel in drawn["sections"][1]["panels"]}
-    assert {title: [series["who"] for series in panel["series"]] for title, panel in panels.items()} == {
-        "exact": ["mean", "standard deviation"],
-        "my_rubric": ["mean", "clear"],
-        "reward function none": ["exact"],
-    }
-    assert panels["exact"]["meaning"]
-
-
-def test_runs_that_differ_by_seed_alone_are_alike(tmp_path: Path) -> None:
-    cases: dict[str, dict[str, Any]] = {"a": {}, "b": {"seed": 1}, "c": {"lr": 0.1}}
-    for name, settings in cases.items():
-        write_run(tmp_path / name, steps=1, **settings)
-    a, b, c = sorted(Library([tmp_path]).runs(), key=lambda run: run.key)
-    assert alike(a) == alike(b) != alike(c)
-    assert {row["name"]: row["values"] for row in differing([a, b, c])} == {
-        "seed": [0, 1, 0],
-        "optimizer.lr": [0.001, 0.001, 0.1],
-    }

@@ -14,7 +14,6 @@ from kapelle.viewer.episode import (
     read_episode,
     read_step,
     sees,
-    tokens_of,
     witnesses,
 )
 from kapelle.viewer.lines import parsed
@@ -58,13 +57,6 @@ def test_quotes_end_at_word_boundaries(said: str, new_messages: str, read: bool)
     assert witnesses(viewed(Episode(Task("t", "q"), 0, AGENTS, turns)))[0] == (["critic"] if read else [])
 
 
-def test_rewards_between_turns_count_in_the_return() -> None:
-    played = Episode(
-        Task("t", "q"), 0, AGENTS, (turn("solver", 0, "a", reward=0.5),), {"solver": 1.0, "critic": 0.0}
-    )
-    assert viewed(played).rewards == {"solver": 1.5, "critic": 0.0}
-
-
 def test_an_agent_sees_quoted_text_of_earlier_turns() -> None:
     turns = (
         turn("solver", 0, "secret plan", new_messages=(Message("user", "q"),)),
@@ -86,21 +78,6 @@ def test_an_agent_sees_quoted_text_of_earlier_turns() -> None:
         )
     ).turns
     assert not sees(early[1], early[0], [early[1]]), "it was not said yet when the prompt was fixed"
-
-
-def test_tokens_have_the_numbers_that_were_recorded() -> None:
-    (said,) = viewed(Episode(Task("t", "q"), 0, AGENTS, (turn("solver", 0, "ab"),))).turns
-    trace = {"pieces": ["a", "b"], "advantage": [1.0, float("nan")], "ratio": [1.1]}
-    first, second = tokens_of(said, trace, {})
-    assert (first.piece, first.logprob, first.advantage, first.ratio, first.entropy) == (
-        "a",
-        -0.0,
-        1.0,
-        1.1,
-        None,
-    )
-    assert (second.piece, second.advantage, second.ratio) == ("b", None, None)
-    assert [token.piece for token in tokens_of(said, None, {said.ids[0]: "A"})] == ["A", None]
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,3 @@ def test_an_exported_page_has_no_links_and_no_foreign_scripts(tmp_path: Path) ->
 def test_without_a_run_there_is_no_page(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="no run"):
         exported(Library([tmp_path]))
-
-
-def test_five_runs_are_one_group(tmp_path: Path) -> None:
-    for seed in range(5):
-        write_run(tmp_path / f"run-{seed}", steps=1, seed=seed)
-    assert b"pair, grpo, mean of 5" in exported(Library([tmp_path]))

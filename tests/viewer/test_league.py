@@ -44,20 +44,8 @@ def test_without_reported_returns_rewards_count(info: Any) -> None:
     assert paid == (SkimmedPlayer("a", 1, 1.0), SkimmedPlayer("b", FIXED, -1.0))
 
 
-def test_games_without_an_end_have_no_players() -> None:
-    paid = {"a": 1.0, "b": -1.0}
-    assert players_of({"error": "broken"}, [], paid) == players_of({"truncated": True}, [], paid) == ()
-    assert players_of({}, [], {"a": 1.0}) == ()
-
-
 def game(*paid: float) -> tuple[str, Sequence[SkimmedPlayer]]:
     return "", [SkimmedPlayer(f"p{k}", 1, each) for k, each in enumerate(paid)]
-
-
-def test_a_pair_wins_draws_and_loses() -> None:
-    (tally,) = tallies([game(1, -1), game(1, -1), game(0, 0), game(-2, 2)]).values()
-    assert tally == Tally(wins=2, draws=1, losses=1)
-    assert len(tallies([game(2, -1, -1)])) == 3
 
 
 def test_cooperative_games_have_no_league() -> None:

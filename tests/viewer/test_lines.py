@@ -49,10 +49,6 @@ def test_a_damaged_line_is_counted_and_left_out(line: bytes, tmp_path: Path) -> 
     assert tail.damaged == 1
 
 
-def test_invalid_utf8_inside_a_row_leaves_the_rest_of_it(tmp_path: Path) -> None:
-    assert parsed(b'{"text": "a\xffb", "n": 1}') == {"text": "a\ufffdb", "n": 1}
-
-
 def test_a_line_beyond_the_limit_is_not_parsed() -> None:
     assert parsed(b'{"a": "' + b"x" * LONGEST + b'"}') is None
 

@@ -148,20 +148,6 @@ def test_pages_of_a_deleted_run_still_answer(tmp_path: Path, site: Site) -> None
     } == {200}
 
 
-def test_the_number_of_event_streams_is_limited(
-    tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_run(tmp_path / "run", steps=1)
-    monkeypatch.setattr(server, "MOST_FOLLOWERS", 2)
-    path = "/events?run=run"
-    with site.web.stream("GET", path) as one, site.web.stream("GET", path) as two:
-        lines = [one.iter_lines(), two.iter_lines()]  # kept: an iterator that is gone closes its answer
-        assert [next(each) for each in lines] == ["retry: 1000"] * 2
-        with site.web.stream("GET", path) as three:
-            assert three.status_code == 503
-        assert site.web.get("/run/run").status_code == 200
-
-
 def test_pipes_and_devices_do_not_block_pages(tmp_path: Path, site: Site) -> None:
     run = write_run(tmp_path / "run", steps=2)
     for name in ("metrics.jsonl", "provenance.json", "evaluations.jsonl"):
@@ -205,3 +191,17 @@ def test_damage_is_reported_on_the_page(tmp_path: Path, site: Site) -> None:
     assert "missing here" not in site.web.get("/run/whole/episodes").text
     assert '<b data-figure="step">3</b>' in site.web.get("/run/state").text, "as its metrics have it"
     assert "of 0 steps" not in site.web.get("/run/settings").text
+
+
+def test_the_number_of_event_streams_is_limited(
+    tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "run", steps=1)
+    monkeypatch.setattr(server, "MOST_FOLLOWERS", 2)
+    path = "/events?run=run"
+    with site.web.stream("GET", path) as one, site.web.stream("GET", path) as two:
+        lines = [one.iter_lines(), two.iter_lines()]  # kept: an iterator that is gone closes its answer
+        assert [next(each) for each in lines] == ["retry: 1000"] * 2
+        with site.web.stream("GET", path) as three:
+            assert three.status_code == 503
+        assert site.web.get("/run/run").status_code == 200

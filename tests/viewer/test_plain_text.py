@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kapelle.viewer.pages import cut, one_line, render, shown, spark
+from kapelle.viewer.pages import render, shown
 
 
 @pytest.mark.parametrize(
@@ -19,17 +19,6 @@ from kapelle.viewer.pages import cut, one_line, render, shown, spark
 )
 def test_what_acts_or_hides_is_seen(text: str, seen: str) -> None:
     assert shown(text) == seen
-
-
-def test_long_texts_are_cut_and_say_so() -> None:
-    assert cut("x" * 30, 20) == f"{'x' * 20} … 10 more characters"
-    assert one_line("a\n\n b" * 100, 9) == "a ba ba …"
-
-
-def test_a_small_curve_stays_in_its_box() -> None:
-    points = [tuple(map(float, point.split(","))) for point in spark([1.0, 5.0, 3.0]).split()]
-    assert points == [(1.0, 20.0), (48.0, 2.0), (95.0, 11.0)]
-    assert spark([1.0]) == ""
 
 
 def test_markup_in_what_is_shown_is_text() -> None:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from tests.support.viewed_runs import append_step, client_of, write_run
 
-from kapelle.runs.findings import keep_evaluation, keep_notes
+from kapelle.runs.findings import keep_evaluation
 from kapelle.runs.writer import RunDirectory
 from kapelle.services.binding import Binding
 from kapelle.services.http import HttpServer
@@ -163,38 +163,9 @@ def test_distributions_are_stretches_of_steps_in_common_bins(
     )
 
 
-def test_notes_are_shown_and_escaped(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", steps=1)
-    keep_notes(run, text="the <b>second</b>\ntry", add=["paper", "best:1"])
-    with client_of(tmp_path) as web:
-        listing, page = (web.get(path).text for path in ("/", "/run/run"))
-    for text in (listing, page):
-        assert '<span class="tag">paper</span>' in text
-        assert '<span class="tag">best:1</span>' in text
-    assert "the &lt;b&gt;second&lt;/b&gt;\ntry" in page
-
-
-def test_seeds_of_one_recipe_are_one_source(web: httpx.Client) -> None:
-    query = "/curves.json?run=pair-0&run=pair-1&run=other~pair-0"
-    assert [s["label"] for s in web.get(query).json()["sources"]] == ["pair-0", "pair-1", "other/pair-0"]
-    assert [s["label"] for s in web.get(query + "&by=seed&spread=median").json()["sources"]] == [
-        "pair, grpo, median of 2",
-        "pair, mappo: other/pair-0",
-    ]
-
-
 def changes(lines: Iterator[str]) -> Iterator[str]:
     """Yield the key of each run that has changed, according to a stream of events."""
     return (json.loads(line[6:])["run"] for line in lines if line.startswith("data: "))
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-def test_a_page_with_other_rows_learns_that_it_is_old(tmp_path: Path, rows: int) -> None:
-    write_run(tmp_path / "run", steps=2)
-    with HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server:
-        address = f"{server.url}/events?run=run&from={rows}"
-        with httpx.stream("GET", address, timeout=60.0) as answer:
-            assert next(changes(answer.iter_lines())) == "run"
 
 
 def test_a_written_step_is_sent_as_an_event(tmp_path: Path) -> None:

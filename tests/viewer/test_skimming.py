@@ -51,7 +51,7 @@ def test_skimmed_fields_equal_those_of_the_parsed_row(row: dict[str, Any]) -> No
     )
     assert (found.success, found.reward, found.rewards) == (whole.success, whole.reward, whole.rewards)
     assert (found.final, found.error, found.tokens) == (whole.final, whole.error, whole.tokens)
-    assert list(found.said) == [turn.text for turn in whole.turns]
+    assert list(found.texts) == [turn.text for turn in whole.turns]
 
 
 def test_tokens_of_recorded_rows_are_only_counted(tmp_path: Path) -> None:

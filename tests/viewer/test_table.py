@@ -41,13 +41,6 @@ def test_rows_that_were_taken_back_are_forgotten(tmp_path: Path) -> None:
     assert table.columns == {"a": [1.0]}
 
 
-def test_a_row_without_a_step_is_damage(tmp_path: Path) -> None:
-    table = MetricTable(Tail(tmp_path / "metrics.jsonl"))
-    write(tmp_path, {"a": 1.0}, {"step": 2, "a": 2.0})
-    table.refresh()
-    assert (len(table), table.tail.damaged) == (1, 1)
-
-
 def thinned(
     steps: list[float], values: list[float | None], width: int
 ) -> tuple[list[float], list[float | None]]:

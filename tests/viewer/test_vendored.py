@@ -23,16 +23,6 @@ def test_a_vendored_file_is_the_published_one(each: dict[str, str]) -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+", each["version"])
 
 
-def test_every_minified_file_is_named() -> None:
-    named = {each["file"] for each in VENDORED}
-    long = {
-        path.name
-        for path in STATIC.iterdir()
-        if any(len(line) > 2000 for line in path.read_text().splitlines())
-    }
-    assert long <= named
-
-
 def test_the_wheel_holds_all_of_it() -> None:
     packed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
         "kapelle"

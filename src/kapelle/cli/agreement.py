@@ -61,7 +61,7 @@ def read_graded(file: Path) -> dict[str, list[GradedText]]:
             )
         found.setdefault(question, []).append(GradedText(question, text, float(score), row))
     if not found:
-        raise DataError(f"'{file}' has no rows. Write one a line: {{question, text, score}}.")
+        raise DataError(f"'{file}' has no rows. Write one per line: {{question, text, score}}.")
     return found
 
 
@@ -119,13 +119,11 @@ class JudgeReport:
         ]
         for each in self.rewards:
             parts = [f"{each.graded} scored, {each.ungraded} without a verdict"]
-            named = {
-                "AUC": each.auc,
-                "accuracy": each.accuracy,
-                "Spearman": each.spearman,
-                "pairs": each.pairs,
-            }
-            parts += [f"{name} {estimate}" for name, estimate in named.items() if estimate is not None]
+            parts += [
+                f"{name} {estimate}"
+                for name in ("AUC", "accuracy", "Spearman", "pairs")
+                if (estimate := getattr(each, name.lower())) is not None
+            ]
             if each.disagreement is not None and each.reversed is not None:
                 parts.append(
                     f"orders differ by {each.disagreement:.2f} and reverse {share_text(each.reversed, None)} of pairs"
@@ -148,13 +146,14 @@ def agree(name: str, by_question: Sequence[Scored], ungraded: int) -> JudgeAgree
         auc = _estimated(by_question, _auc)
         accuracy = _estimated(by_question, _accuracy)
     spearman = [found for scored in by_question if (found := _spearman(scored)) is not None]
+    spearman_interval = bootstrap_interval(spearman, SEED) if len(spearman) >= 10 else mean_interval(spearman)
     return JudgeAgreement(
         name,
         len(every),
         ungraded,
         auc,
         accuracy,
-        Estimate(fmean(spearman), _interval(spearman)) if spearman else None,
+        Estimate(fmean(spearman), spearman_interval) if spearman else None,
         _estimated(by_question, _pairs),
     )
 
@@ -168,17 +167,13 @@ def _estimated(
     if len(by_question) < 2:
         return Estimate(found, None)
     # A resample may contain only one kind of answer; the value of the whole sample then replaces it.
-    numbers = list(range(len(by_question)))
 
     def resampled(drawn: Sequence[float]) -> float:
         value = statistic([by_question[int(k)] for k in drawn])
         return found if value is None else value
 
+    numbers = range(len(by_question))
     return Estimate(found, bootstrap_interval(numbers, SEED, resampled, resamples=1000))
-
-
-def _interval(values: Sequence[float]) -> Interval | None:
-    return bootstrap_interval(values, SEED) if len(values) >= 10 else mean_interval(values)
 
 
 def _auc(by_question: Sequence[Scored]) -> float | None:
@@ -202,12 +197,10 @@ def _pairs(by_question: Sequence[Scored]) -> float | None:
 
 def _spearman(scored: Scored) -> float | None:
     """Return the correlation of ranks, where equal values share a rank; None if all grades are equal, 0 if all scores are."""
-    ours, theirs = (_ranks([pair[k] for pair in scored]) for k in (0, 1))
-    if len({*theirs}) < 2:
+    scores, grades = (_ranks([pair[k] for pair in scored]) for k in (0, 1))
+    if len({*grades}) < 2:
         return None
-    if len({*ours}) < 2:
-        return 0.0
-    return correlation(ours, theirs)
+    return correlation(scores, grades) if len({*scores}) > 1 else 0.0
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
@@ -265,7 +258,7 @@ async def _grade_by_ranking(
     groups = [answers for answers in graded.values() if len(answers) > 1]
     if not groups:
         raise ConfigError(
-            f"`{name}` compares the answers to a question, and no question of the graded answers has two. Add some, or validate a rubric."
+            f"`{name}` compares answers to the same question, but no graded question has two answers. Add answers, or validate a rubric."
         )
     compared = await asyncio.gather(
         *(

@@ -451,7 +451,7 @@ COMMANDS: Mapping[str, Command] = {
         option("--environment NAME", "check an environment alone: a name or module:Class"),
         option("--agents A,B", "the team of an environment that is checked alone, in order"),
         _REAL,
-        option("--start", "start or ask the MCP servers that the recipe names, and check their tools too"),
+        option("--start", "start or call the MCP servers that the recipe names, and check their tools too"),
         option("--judge FILE", "compare the recipe's judges with graded answers {question, text, score}"),
         option("--json", "with --judge, print one JSON object"),
         option("--graph", "print the workflow, or a workflow file, as a Mermaid flowchart"),

@@ -98,13 +98,9 @@ def _write(file: IO[bytes], rows: Sequence[Mapping[str, Any]], out: Path) -> Non
         write_all(file.fileno(), dump_rows(rows, out))
 
 
-def _too_high(least: float, rewards: Sequence[float], what: str) -> DataError:
-    """Return the error of a --min-reward that nothing reached, with a value that a quarter of the rewards reaches."""
-    ranked = sorted(rewards, reverse=True)
-    reached = math.floor(1000 * ranked[(len(ranked) - 1) // 4]) / 1000
-    kept = sum(reward >= reached for reward in rewards)
+def _too_high(least: float, rewards: Sequence[float]) -> DataError:
     return DataError(
-        f"No {what} reached a reward of {least:g}. Set --min-reward {reached:g}, which {kept} of {len(rewards)} reached."
+        f"--min-reward {least:g} is above every reward; the highest is {max(rewards):g}. Set a lower one."
     )
 
 
@@ -174,7 +170,7 @@ def _collect_episodes(arguments: argparse.Namespace) -> int:
     with new_file(out, "--out") as file:
         stopped = _roll_out(open_player(arguments), arguments, rows, good_rows, "turns kept")
         if not kept and rewards and arguments.min_reward is not None:
-            raise _too_high(arguments.min_reward, rewards, "episode")
+            raise _too_high(arguments.min_reward, rewards)
         if not kept:
             raise DataError(f"Nothing was collected: {errors[0] if errors else 'no episode was played'}")
         _write(file, rows, out)
@@ -287,7 +283,7 @@ def _collect_recorded(arguments: argparse.Namespace) -> int:
                 row for k, episode in good_episodes(groups, arguments.least) for row in sft_rows(k, episode)
             ]
     if not rows and rewards and arguments.min_reward is not None:
-        raise _too_high(arguments.min_reward, rewards, "selected episode")
+        raise _too_high(arguments.min_reward, rewards)
     environment, nothing = "trajectories", "every selected episode failed"
     if arguments.purpose == "verifier":
         rows = list(balance(rows, 0, equal=not arguments.no_balance).rows)
@@ -330,7 +326,7 @@ def _collect_traces(arguments: argparse.Namespace) -> int:
             "the program's own calls (kapelle serve policy, environment external)."
         )
     if not rows and scores and arguments.min_reward is not None:
-        raise _too_high(arguments.min_reward, scores, "call")
+        raise _too_high(arguments.min_reward, scores)
     if not rows:
         raise DataError(
             f"Nothing was collected from {arguments.traces}: {len(found.calls)} calls of models in {found.spans} spans, {len(scores)} with a "

@@ -27,12 +27,14 @@ def run(arguments: argparse.Namespace) -> int:
     hush()
     if arguments.timeout <= 0:
         raise ConfigError(
-            f"`--timeout {arguments.timeout:g}`: give the seconds to wait for all ranks, as 60."
+            f"`--timeout {arguments.timeout:g}`: give the seconds to wait for all ranks, such as 60."
         )
     if arguments.processes is not None and arguments.launch is None:
-        raise ConfigError("`--processes N` says how many processes `--launch` starts. Give both.")
+        raise ConfigError(
+            "`--processes` needs `--launch`, which starts the processes. Add `--launch torchrun` or `--launch ray`."
+        )
     if (arguments.address is not None or arguments.gpus) and arguments.launch != "ray":
-        raise ConfigError("`--address` and `--gpus` are for a Ray cluster. Give `--launch ray` too.")
+        raise ConfigError("`--address` and `--gpus` are for a Ray cluster. Add `--launch ray`.")
     words = ["doctor", "--run-dir", arguments.run_dir, "--timeout", f"{arguments.timeout:g}"]
     words += ["--json"] if arguments.json else []
     if arguments.launch == "torchrun":

@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.merge and form == "peft":
         raise ConfigError("--merge and --format peft exclude each other. Remove one of them.")
     if arguments.public and arguments.push is None:
-        raise ConfigError("--public is about the repository of --push. Add --push OWNER/NAME.")
+        raise ConfigError("--public needs --push. Add --push OWNER/NAME.")
     if arguments.push is not None:
         check_push(arguments.push, asking=not arguments.dry_run)
     folder, which = split_run(named[0])

@@ -154,7 +154,7 @@ STOPPING_S = 120
 def manifest(job: LaunchedJob) -> str:
     """Return the manifest of a job; ConfigError without an image, or for files that do not fit into it."""
     if job.image is None:
-        raise ConfigError("Pods need an image that holds kapelle: add --image REGISTRY/NAME:TAG.")
+        raise ConfigError("Pods need an image with kapelle. Add --image REGISTRY/NAME:TAG.")
     found, words = _recipe_files(job)
     spec: dict[str, Any] = {
         "completionMode": "Indexed",

@@ -50,16 +50,18 @@ def open_player(arguments: argparse.Namespace) -> Player:
     if arguments.model is None and len(named) == 1 and is_model(named[0], arguments.environment):
         # A folder without a run in it holds a model or an adapter.
         if arguments.environment is None:
-            raise ConfigError(f"{named[0]} is a model and no run. Add --environment NAME.")
+            raise ConfigError(f"{named[0]} is a model, not a run. Add --environment NAME.")
         arguments.model, named = named[0], ()
     if arguments.model is None:
         if len(named) != 1 or arguments.environment is not None:
             raise ConfigError("Name one run directory, or --model PATH and --environment NAME.")
         if arguments.real:
-            raise ConfigError("--real is for a recipe that a model plays; a run plays as it was trained.")
+            raise ConfigError(
+                "--real is for a recipe that a model plays; a run plays as it was trained. Remove it."
+            )
         return _from_run(named[0], settings)
     if named or arguments.environment is None:
-        raise ConfigError("--model needs --environment NAME, and takes the place of a run directory.")
+        raise ConfigError("--model needs --environment NAME and excludes a run directory.")
     from kapelle.rollout.evaluation.playing import model_config, open_rollout_setup
 
     config = model_config(
@@ -79,7 +81,9 @@ def check_playable(arguments: argparse.Namespace, environment: str | None) -> No
     named, settings = split_words(arguments.words)
     model = arguments.model or next((name for name in named if is_model(name, environment)), None)
     if model is None or environment is None:
-        raise ConfigError("Several environments are for --model PATH; a run plays what it was trained on.")
+        raise ConfigError(
+            "Several environments need --model PATH, because a run plays only what it was trained on."
+        )
     model_config(model, environment, settings, real=arguments.real)
 
 

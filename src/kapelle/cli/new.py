@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--framework is for `kapelle new app`. Remove it.")
     if framework is not None and framework not in FRAMEWORKS:
         raise ConfigError(
-            f"`kapelle new app` knows no framework '{framework}'.{did_you_mean(framework, FRAMEWORKS)}"
+            f"`kapelle new app` has no framework '{framework}'.{did_you_mean(framework, FRAMEWORKS)}"
         )
     framework = framework or FRAMEWORKS[0]
     files = skeleton(kind, name, framework)
@@ -143,6 +143,6 @@ def write(folder: Path, files: Mapping[str, str]) -> None:
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).write_text(text, encoding="utf-8")
     except FileExistsError:
-        raise OutputError(f"There is a '{folder}' here already. Choose another name or folder.") from None
+        raise OutputError(f"'{folder}' already exists here. Choose another name or folder.") from None
     except OSError as error:
         raise OutputError(f"'{folder}' cannot be written: {error.strerror}.") from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -89,18 +88,9 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(f"{c:{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
 
 
-def program() -> str:
-    """Return the command that started this program, so that the commands that it prints can be copied."""
-    called = Path(sys.argv[0])
-    if called.name != "kapelle" or shutil.which("kapelle"):
-        return "kapelle"
-    near = os.path.relpath(called)
-    return shlex.quote(near if len(near) < len(str(called)) else str(called))
-
-
 def command(*words: str) -> str:
-    """Return a command line of this program that a shell parses as these arguments."""
-    return " ".join([program(), *map(shlex.quote, words)])
+    """Return a command line of kapelle that a shell parses as these arguments."""
+    return shlex.join(["kapelle", *words])
 
 
 def is_first() -> bool:

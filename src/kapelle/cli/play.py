@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         # A role without turns in tests, such as the proposer of problems.
         episode = run_async(lambda: roll_out_episode(setup, train, arguments.seed))
     if episode.error is not None:
-        raise EngineError(f"The game broke off: {episode.error}")
+        raise EngineError(f"The game ended with an error: {episode.error}")
     for line in ending(episode, person):
         say(line)
     return 0
@@ -427,7 +427,7 @@ def _rows(path: Path, trainer: Trainer, setup: RolloutSetup) -> Iterator[Row]:
         yield (name.lstrip("0") or "0", evaluate_table(game, table))
     if not tables:
         raise ConfigError(
-            f"{path} has no whole checkpoint of a step. Train longer, or lower `checkpoint.every`."
+            f"{path} has no complete checkpoint of a step. Train longer, or lower `checkpoint.every`."
         )
     if len(tables) > 1:
         yield ("average", evaluate_table(game, average(game, tables)))

@@ -121,7 +121,7 @@ def _show(place: Path, *, as_json: bool) -> int:
         from kapelle.runs.summary import find_runs
 
         inner = [str(each) for each in find_runs(place)] if place.is_dir() else []
-        hint = f" It holds runs: {', '.join(inner[:9])}. Name one of them." if inner else tag_hint(place)
+        hint = f" It contains runs: {', '.join(inner[:9])}. Name one of them." if inner else tag_hint(place)
         raise RunDirectoryError(f"There is no run of kapelle at {place}.{hint}")
     summary = summarise(place)
     if summary.wrong is not None:

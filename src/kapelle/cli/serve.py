@@ -81,8 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
         if len(named) == 1 and named[0] not in KINDS:
             hint = f" '{named[0]}' is neither a run nor an exported team.{hint}"
         raise ConfigError(
-            "Name what to serve and a run directory: `kapelle serve policy RUN` or `kapelle serve reward (RUN | MODEL)`. Environments are "
-            f"named: `kapelle serve environments --environments NAMES` or `kapelle serve openenv NAME`.{hint}"
+            "Name what to serve and a run directory: `kapelle serve policy RUN` or `kapelle serve reward (RUN | MODEL)`. Environments "
+            f"need names: `kapelle serve environments --environments NAMES` or `kapelle serve openenv NAME`.{hint}"
         )
     if arguments.print is not None:
         return _print_vllm(named[0], Path(named[1]), arguments.port)

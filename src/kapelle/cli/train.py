@@ -35,7 +35,9 @@ def run(arguments: argparse.Namespace) -> int:
         elif files:
             arguments.words = [str(resumed_run(files[0])), *files[1:], *settings]
     if arguments.processes is not None and arguments.launch is None:
-        raise ConfigError("`--processes N` says how many processes `--launch` starts. Give both.")
+        raise ConfigError(
+            "`--processes` needs `--launch`, which starts the processes. Add `--launch torchrun` or `--launch ray`."
+        )
     if arguments.launch is not None and not arguments.dry_run:
         from kapelle.cli.train_launch import launch_ray, launch_torchrun, words_of
 

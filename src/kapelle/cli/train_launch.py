@@ -215,7 +215,7 @@ class _Launcher:
                 if now > self._until:
                     for rank in left:
                         if is_stopped(rank.process.pid):  # the other ranks noticed the loss first, and ended
-                            self._lost(rank, "stands still: it is stopped (by SIGSTOP or Ctrl-Z)")
+                            self._lost(rank, "has stalled: it is stopped (by SIGSTOP or Ctrl-Z)")
                         rank.kill()
         return self._code()
 
@@ -225,7 +225,7 @@ class _Launcher:
         if code is None:
             still = rank.signs.look(passed)
             if still is not None:
-                self._lost(rank, f"stands still: {still}")
+                self._lost(rank, f"has stalled: {still}")
                 rank.kill()
         elif code < 0 and not rank.gave_up and -code not in self._stops and not rank.stopped_by_request:
             self._lost(rank, how_it_ended(code), memory_hint(code))

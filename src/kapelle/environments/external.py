@@ -263,7 +263,7 @@ class Switchboard:
                 self._waiting.append(taken)
         return taken
 
-    def seat(self, name: str) -> WaitingEpisode | None:
+    def running(self, name: str) -> WaitingEpisode | None:
         """Return a running episode by the name of its session, or None. Called by the server."""
         with self._lock:
             return self._taken.get(name)

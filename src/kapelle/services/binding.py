@@ -41,7 +41,7 @@ class Binding:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
             raise ConfigError(
-                f"The port {self.port} does not exist. Use one from 0 to 65535; 0 is any free one."
+                f"The port {self.port} does not exist. Use a number from 0 to 65535; 0 chooses a free port."
             )
         if (self.certificate is None) != (self.key is None):
             raise ConfigError("TLS needs a certificate and its key: give both --tls-cert and --tls-key.")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
@@ -159,7 +158,7 @@ class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships 
             raise
         except Exception as error:
             log_failure(f"A call of {method} failed.", error)
-            await context.abort(grpc.StatusCode.INTERNAL, "The service failed; its log says why.")
+            await context.abort(grpc.StatusCode.INTERNAL, "The service failed; see its log.")
 
 
 async def _unauthenticated(_: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> NoReturn:
@@ -195,12 +194,6 @@ class GrpcService:
         """Add its methods to a server; they must not block the server's event loop."""
         raise NotImplementedError
 
-    async def settle(self) -> None:
-        """Accept no new work, and return when work that outlives its call is finished; cancelled after a time.
-
-        The server itself waits for calls.
-        """
-
 
 class GrpcServer:
     """Serves until it is closed; a context manager."""
@@ -227,10 +220,7 @@ class GrpcServer:
         self.address = self._binding.url(self.port).partition("://")[2]
 
     def drain(self, seconds: float) -> bool:
-        """Accept no more calls, answer the accepted ones, and return whether that took at most `seconds`.
-
-        Services get half of that time to finish their work.
-        """
+        """Accept no more calls, answer the accepted ones, and return whether that took at most `seconds`."""
         assert self._loop is not None, "the server has started"
         return asyncio.run_coroutine_threadsafe(self._drain(seconds), self._loop).result()
 
@@ -290,7 +280,7 @@ class GrpcServer:
                 port = int(server.add_secure_port(where, grpc.ssl_server_credentials([tls])))
         except RuntimeError:
             raise ConfigError(
-                f"Nothing can listen on {where}: the port is taken, or the host is not this machine. Use another --port or --host."
+                f"Cannot listen on {where}: the port is taken, or the host is not this machine. Use another --port or --host."
             ) from None
         await server.start()
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
@@ -299,14 +289,10 @@ class GrpcServer:
         await server.stop(LAST_SECONDS if self._drained else None)
 
     async def _drain(self, seconds: float) -> bool:
-        until = time.monotonic() + seconds
         await self._health.enter_graceful_shutdown()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds / 2):
-                await asyncio.gather(*(service.settle() for service in self._services))
         self._guard.closed = True
         with suppress(TimeoutError):
-            async with asyncio.timeout(until - time.monotonic()):
+            async with asyncio.timeout(seconds):
                 await self._guard.idle.wait()
                 self._drained = True
         await asyncio.sleep(LAST_SECONDS)

@@ -76,7 +76,7 @@ def check_call(binding: Binding, method: str, headers: Mapping[str, str]) -> Non
         # A proxy before this service may use the other length (RFC 9112, 6.3).
         raise RequestError(
             400,
-            "A call has `Content-Length` or `Transfer-Encoding`, not both.",
+            "Send either `Content-Length` or `Transfer-Encoding`, not both.",
             None,
             "two_lengths",
             {"connection": "close"},
@@ -86,7 +86,7 @@ def check_call(binding: Binding, method: str, headers: Mapping[str, str]) -> Non
     if (host if colon and port.isdecimal() else named).lower() not in binding.hosts:
         raise RequestError(
             421,
-            "The name in `Host` is not allowed. Add it with --allow-host, for the server of a training run with "
+            "The name in `Host` is not allowed. Add it with --allow-host or, in a training run, with "
             "`environment.address`.",
             None,
             "wrong_host",
@@ -258,7 +258,9 @@ def route(method: str, path: str, handler: Handler) -> Route:
                 and all(each.isalnum() or each in "._-" for each in session)
             )
             if not named:
-                raise wrong("A session's name has 1 to 128 letters, digits and any of `._-`.", SESSION)
+                raise wrong(
+                    "Invalid session name. Use 1 to 128 letters, digits or the characters `._-`.", SESSION
+                )
             rest = request.path_params.get("name", "")
             call = Call(rest, session, headers, body, request.scope.get("client"))
             return await until_gone(handler(call), request.receive)
@@ -275,7 +277,7 @@ def route(method: str, path: str, handler: Handler) -> Route:
 def _failed(what: str, error: Exception) -> RequestError:
     """Log an error and return a rejection without its message."""
     log_failure(what, error)
-    return RequestError(500, "The service failed; its log says why.", None, "internal_error")
+    return RequestError(500, "The service failed; see its log.", None, "internal_error")
 
 
 async def _json_body(request: Request) -> Json:
@@ -529,7 +531,7 @@ def _bound(binding: Binding) -> socket.socket:
             raise
     except OSError as error:
         raise ConfigError(
-            f"Nothing can listen on {binding.host}:{binding.port}: {error.strerror}. Use another port or host."
+            f"Cannot listen on {binding.host}:{binding.port}: {error.strerror}. Use another port or host."
         ) from None
     return made
 

@@ -40,7 +40,7 @@ def build_team(config: RunConfig, algorithm: Algorithm, absent: list[str] | None
 
     With `absent`, missing devices are added to it instead.
     """
-    roles = seats_of(config.team)
+    roles = agent_configs(config.team)
     bases = Bases(config.model, config.team, absent)
     policies: dict[str, Policy] = {}
     policy_of: dict[str, str] = {}
@@ -99,7 +99,7 @@ def build_team(config: RunConfig, algorithm: Algorithm, absent: list[str] | None
     return team
 
 
-def seats_of(team: TeamConfig) -> tuple[AgentConfig, ...]:
+def agent_configs(team: TeamConfig) -> tuple[AgentConfig, ...]:
     """Return the agents in order; a number is that many identical ones."""
     if isinstance(team.agents, int):
         if team.agents < 1:

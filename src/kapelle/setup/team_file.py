@@ -27,7 +27,7 @@ from kapelle.settings.overlays import parse_yaml
 from kapelle.settings.schema import RunConfig
 from kapelle.settings.weights import OwnModel, PastAdapter
 from kapelle.setup.recipe import lay_over
-from kapelle.setup.team_builder import seats_of
+from kapelle.setup.team_builder import agent_configs
 from kapelle.team import Team
 
 TEAM_FILE = "team.yaml"
@@ -128,7 +128,7 @@ def write_team(
         return f"the weights of {', '.join(left_out)} are missing"
     whole = [name for name in folder_of if form_of[name] != "peft"]
     roles = []
-    for role in seats_of(config.team):
+    for role in agent_configs(config.team):
         names = team.policies_of(role.name)
         policy = team.policies[names[0]]
         if isinstance(role.weights, PastAdapter):

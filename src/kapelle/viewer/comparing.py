@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlencode
 
 from starlette.datastructures import QueryParams
@@ -35,8 +35,6 @@ GROUPED = 5
 """From this number of runs on, runs are grouped by default."""
 GROUPS = 12
 """Most groups by default."""
-RANGES = 4
-"""Groups of a numeric setting with more values than curves, such as the rates of a random search."""
 WIDE = 8
 """Most runs or groups that are columns of the table of settings; beyond that they are rows."""
 COLUMNS = 16
@@ -76,8 +74,7 @@ class ComparisonQuery:
         if self.by == (SEED,):
             return list(runs), _recipes(runs)
         settings = [flat(run.settings()) for run in runs]
-        columns = [self._ranges([own.get(name, "not set") for own in settings]) for name in self.by]
-        values = list(zip(*columns, strict=True))
+        values = [[own.get(name, "not set") for name in self.by] for own in settings]
         # With several settings, the last part of each setting's name is sufficient.
         heads = [name if len(self.by) == 1 else name.rpartition(".")[2] for name in self.by]
         named = [
@@ -89,28 +86,6 @@ class ComparisonQuery:
         ]
         order = sorted(range(len(runs)), key=lambda k: [_rank(value) for value in values[k]])
         return [runs[k] for k in order], [named[k] for k in order]
-
-    def _ranges(self, values: Sequence[Any]) -> Sequence[Any]:
-        """Return one setting's values; the range of each instead if they are more different numbers than curves."""
-        known = [number(value) for value in values]
-        different = sorted({value for value in known if value is not None})
-        if len(different) <= self.most or None in known:
-            return values
-        size = -(-len(different) // RANGES)
-        parts = [different[start : start + size] for start in range(0, len(different), size)]
-        of_value = {value: Range(part[0], part[-1]) for part in parts for value in part}
-        return [of_value[value] for value in known if value is not None]
-
-
-class Range(NamedTuple):
-    """Consecutive values of a numeric setting."""
-
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        """Return both ends."""
-        return f"{self.low:.3g} to {self.high:.3g}"
 
 
 def usual_grouping(runs: Sequence[ViewedRun]) -> tuple[str, ...]:
@@ -134,7 +109,7 @@ def usual_grouping(runs: Sequence[ViewedRun]) -> tuple[str, ...]:
 
 def _rank(value: object) -> tuple[bool, float, str]:
     """Return a sort key for a setting's value: numbers by size, then texts."""
-    found = value.low if isinstance(value, Range) else number(value)
+    found = number(value)
     return found is None, found or 0.0, str(value)
 
 
@@ -199,7 +174,7 @@ class DrawnRuns:
             wide=len(rows) <= WIDE,
             settings=[row["name"] for row in settings],
             columns=COLUMNS,
-            asked=choice,
+            choice=choice,
             by=[*choice.by, "", ""][: max(2, len(choice.by))],
             most=DRAWN,
             drawn=min(len(rows), choice.most),

@@ -38,9 +38,9 @@ class Expression:
         for low, high in re.findall(r"\{(\d*)(?:,(\d*))?\}", self.source):
             copies *= max(1, int((high or low or "1")[:9]))
         if len(self.source) > LONGEST:
-            self.trouble = f"it has {len(self.source)} characters, {LONGEST} are the most"
+            self.trouble = f"it has {len(self.source)} characters, but at most {LONGEST} are allowed"
         elif copies > MOST_REPEATS:
-            self.trouble = f"its repeats make {copies:,} copies, {MOST_REPEATS:,} are the most"
+            self.trouble = f"its repeats make {copies:,} copies, but at most {MOST_REPEATS:,} are allowed"
         else:
             try:
                 self._pattern = _compiled(self.source)

@@ -231,7 +231,7 @@ class Library:
         for root in roots:
             if not root.is_dir():
                 raise RunDirectoryError(
-                    f"There is no folder {root}.{tag_hint(root) or ' Name a run directory, or a folder that holds some.'}"
+                    f"There is no folder {root}.{tag_hint(root) or ' Name a run directory, or a folder that contains some.'}"
                 )
         self.roots = tuple(root.resolve() for root in roots)
         self._runs: dict[str, ViewedRun] = {}

@@ -62,7 +62,7 @@ def listed(run: ViewedRun) -> dict[str, Any]:
             "cause": failure.cause if (failure := run.failure()) else "",
             "success": last.get("success"),
             "scored": last.get("scored"),
-            "paid": rewards if len(set(rewards.values())) > 1 else {},
+            "rewards": rewards if len(set(rewards.values())) > 1 else {},
             "reward": mean([value for name, value in last.items() if name.startswith("reward/")]),
             "measured": None if measured is None else {"success": measured["success"], "step": measured["step"], "interval": _ends(measured), "parts": _parts(measured)},
             "spark": [value for value in curve if value is not None],

@@ -28,7 +28,7 @@ def check_query(run: Path, text: str) -> None:
         # Order and pages do not change the selection.
         if name not in (*FILTERS, "split", "from", "to", "sort", "page", "skip"):
             raise ConfigError(
-                f"--recorded knows no filter '{name}'.{did_you_mean(name, (*FILTERS, 'split', 'from', 'to'))}"
+                f"--recorded has no filter '{name}'.{did_you_mean(name, (*FILTERS, 'split', 'from', 'to'))}"
             )
         if value and name in values and value not in values[name]:
             raise ConfigError(f"--recorded: `{name}` cannot be '{value}'.{did_you_mean(value, values[name])}")

@@ -249,7 +249,8 @@ class Browsing:
         done, expression = index.refresh(query), index.expression(query)
         sort = query["sort"] if query.get("sort") in SORTS else "newest"
         at = max(1, _counted(query.get("page", "1")))
-        count, rows = index.count(query), index.rows(query, sort, (at - 1) * ROWS, ROWS)
+        fitting = index.rows(query, sort)
+        count, rows = len(fitting), fitting[(at - 1) * ROWS : at * ROWS]
         kept = {name: value for name, value in query.items() if value and name != "page"}
         return html(
             "episodes.html",
@@ -383,7 +384,7 @@ class Browsing:
     def _place(self, request: Request) -> tuple[ViewedRun, str, int, int]:
         given = request.path_params
         if given["split"] not in ("train", "test"):
-            raise HTTPException(404, "Episodes are of `train` or `test`.")
+            raise HTTPException(404, "The split must be `train` or `test`.")
         return run_of(self._library, given["key"]), given["split"], given["step"], given["line"]
 
     def _read(self, run: ViewedRun, split: str, step: int, line: int) -> ShownEpisode:

@@ -30,7 +30,7 @@ class SkimmedPlayer:
     """Its policy; for a role that a league has assigned, the member's name; `opponent` and its name for a player of the environment."""
     version: int
     """The version of its policy at its first turn, or `FIXED`."""
-    paid: float
+    total: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +124,13 @@ def tallies(found: Iterable[tuple[str, Sequence[SkimmedPlayer]]]) -> dict[Skimme
     """Return the results of all pairs of players in these episodes, given as part and players."""
     made: dict[SkimmedPair, Tally] = {}
     for part, players in found:
-        size = max((abs(each.paid) for each in players), default=0.0)
-        unlike = abs(sum(each.paid for each in players)) > _NOTHING * max(1.0, size)
+        size = max((abs(each.total) for each in players), default=0.0)
+        unlike = abs(sum(each.total for each in players)) > _NOTHING * max(1.0, size)
         for one, other in combinations(players, 2):
             tally = made.setdefault(
                 SkimmedPair(part, one.name, one.version, other.name, other.version), Tally()
             )
-            ahead = one.paid - other.paid
+            ahead = one.total - other.total
             tally.unlike += unlike
             tally.wins += ahead > _NOTHING
             tally.losses += ahead < -_NOTHING
@@ -155,7 +155,7 @@ class Skimmed:
     """Return of each agent, as in `Episode`."""
     error: str
     tokens: int
-    said: Sequence[str]
+    texts: Sequence[str]
     """The text of each turn."""
     speakers: Sequence[str]
     """The agent of each turn."""

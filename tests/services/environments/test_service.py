@@ -41,13 +41,6 @@ def test_an_episode_by_the_protocol_alone(caller: Caller, server: EnvironmentSer
     assert server.host.sessions == []
 
 
-def test_a_session_takes_a_task(caller: Caller) -> None:
-    task = caller.ask("task", split="test", index=2)
-    assert task["data"]["pair"] == {"$tuple": [1, 2.5]}
-    caller.ask("reset", task=task, **PLAYED)
-    assert caller.refused("task", split="test", index=4) == (416, "Split 'test' has 4 tasks, and none 4.")
-
-
 def test_an_error_has_a_status_and_a_message(caller: Caller) -> None:
     caller.reset()
     number = caller.send("act", session=1, actions={"ann": "fail"})
@@ -59,13 +52,13 @@ def test_an_error_has_a_status_and_a_message(caller: Caller) -> None:
         ("task", {"split": "test", "index": -1}, 400, "`index`"),
         ("reset", {**PLAYED, "session": 2, "agents": ["a", "a"], "index": 0}, 400, "twice"),
         ("reset", {**PLAYED, "session": 2}, 400, "either"),
-        ("reset", {**PLAYED, "index": 0}, 400, "is open already"),
+        ("reset", {**PLAYED, "index": 0}, 400, "is already open"),
         ("extract", {"text": "x"}, 400, "no answers to compare"),
         ("script", {"agent": "a", "task": {"id": "x"}, "messages": [], "seed": 0}, 400, "no script"),
         ("score", {"session": 1, "agent": "a", "text": "x"}, 400, "cannot score"),
         ("act", {"session": 9, "actions": {}}, 404, "no such session"),
         ("act", {"session": 1, "actions": {"ann": 3}}, 400, "`actions.ann`"),
-        ("dance", {}, 400, "`call` is one of"),
+        ("dance", {}, 400, "`call` must be one of"),
     ):
         found, message = caller.refused(call, **fields)
         assert (found, why in message) == (status, True), (call, found, message)
@@ -107,16 +100,6 @@ def test_a_connection_ends_its_sessions(server: EnvironmentServer) -> None:
         assert caller.answer(waits)["value"]["rewards"] == {"ann": 0.5}
     eventually(lambda: sorted(slow_world.closed) == [1, 2])
     assert server.host.sessions == []
-
-
-def test_a_session_belongs_to_one_connection(caller: Caller, server: EnvironmentServer) -> None:
-    caller.reset(1, seed=1)
-    with calling(server) as other:
-        assert other.refused("observe", session=1)[0] == 404
-        other.reset(1, seed=2)
-        other.ask("close", session=1)
-    assert slow_world.closed == [2]
-    caller.says("over")
 
 
 def test_the_sessions_of_a_lost_caller_are_closed(server: EnvironmentServer) -> None:
@@ -324,3 +307,13 @@ def test_the_server_limits_the_time_of_calls() -> None:
         caller.reset(call_seconds=FAR)
         number = caller.send("act", session=1, actions={"ann": "wait"})
         assert caller.answer(number)["error"][0] == "DeadlineExceeded"
+
+
+def test_a_session_belongs_to_one_connection(caller: Caller, server: EnvironmentServer) -> None:
+    caller.reset(1, seed=1)
+    with calling(server) as other:
+        assert other.refused("observe", session=1)[0] == 404
+        other.reset(1, seed=2)
+        other.ask("close", session=1)
+    assert slow_world.closed == [2]
+    caller.says("over")

@@ -110,7 +110,7 @@ def channel(server: GrpcServer) -> Iterator[grpc.Channel]:
 @pytest.mark.parametrize("method", METHODS)
 def test_an_error_is_a_status_without_a_traceback(channel: grpc.Channel, method: str) -> None:
     assert refusal(channel, method, b"wrong") == ("INVALID_ARGUMENT", "that is wrong")
-    assert refusal(channel, method, b"fail") == ("INTERNAL", "The service failed; its log says why.")
+    assert refusal(channel, method, b"fail") == ("INTERNAL", "The service failed; see its log.")
     unread = ("INVALID_ARGUMENT", "The body is not a message of this method's type.")
     assert refusal(channel, method, b"garbage") == unread
     assert refusal(channel, "None") == ("UNIMPLEMENTED", "Method not found!")
@@ -286,5 +286,5 @@ def test_tls(echo: Echo, tmp_path: Path) -> None:
 
 
 def test_a_taken_port_is_an_error(server: GrpcServer, echo: Echo) -> None:
-    with pytest.raises(ConfigError, match=f"Nothing can listen on 127.0.0.1:{server.port}"):
+    with pytest.raises(ConfigError, match=f"Cannot listen on 127.0.0.1:{server.port}"):
         GrpcServer(Binding(port=server.port), [echo]).start()

@@ -10,8 +10,6 @@ import pytest
 from tests.services.policy.test_programs import echo
 from tests.support.serving import Reciting, staged
 
-from kapelle.environments.external import External
-from kapelle.errors import ConfigError
 from kapelle.rollout.setup import RolloutSetup
 
 ENTRY = """

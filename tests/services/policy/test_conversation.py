@@ -30,34 +30,6 @@ def answer(text: str) -> dict[str, Any]:
     return message_of(SpeechForm().read(text))
 
 
-def test_a_call_in_a_text_is_parsed() -> None:
-    message = answer(TEXT)
-    assert message["content"] == "I add."
-    [call] = message["tool_calls"]
-    assert call["function"]["name"] == "add"
-    assert json.loads(call["function"]["arguments"]) == {"a": 1.5, "b": [True, None, "x"]}
-    assert call["id"] != answer(TEXT)["tool_calls"][0]["id"]
-
-
-@pytest.mark.parametrize("text", ["3", '<tool_call>\n{"name": "add"', "<tool_call></tool_call>"])
-def test_a_malformed_call_stays_text(text: str) -> None:
-    message = answer(text)
-    assert message["content"] == text
-    assert "tool_calls" not in message
-
-
-def test_calls_and_results_are_parsed_like_our_own_tools() -> None:
-    called = answer(TEXT)
-    request = read_request(body(called, {"role": "tool", "tool_call_id": "1", "content": "3.5"}))
-    *_, reply, result = PLAINLY.conversation(request.messages, request.tools, ())
-    assert reply.content.startswith("I add.\n<tool_call>\n")
-    assert (
-        json.loads(reply.content.split("<tool_call>\n")[1].split("\n</tool_call>")[0])["arguments"]["a"]
-        == 1.5
-    )
-    assert (result.role, result.content) == ("tool", "3.5")
-
-
 def test_a_conversation_continues_after_a_call_with_any_arguments() -> None:
     """A client may parse and rewrite a call: other spaces, other order, 1.50 as 1.5."""
     sessions = Sessions()

@@ -83,15 +83,6 @@ def test_a_dead_program_frees_its_place_soon(end: str, setup: RolloutSetup) -> N
 
 
 @pytest.mark.slow
-def test_a_program_with_an_open_connection_may_work_for_long(setup: RolloutSetup) -> None:
-    with staged(setup, Reciting(lambda _: "words"), 1, NEVER, absence=0.2) as stage, httpx.Client() as web:
-        name = web.post(f"{stage.url}/task", json={}).json()["session"]
-        time.sleep(0.8)
-        _say_and_pay(web, stage, name)
-    assert [episode.error for episode in stage.episodes] == [None]
-
-
-@pytest.mark.slow
 def test_a_program_with_one_connection_per_call_counts_as_alive(setup: RolloutSetup) -> None:
     """Any call that names its session counts."""
     with staged(setup, Reciting(lambda _: "words"), 1, NEVER, absence=1.0) as stage:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from openai import BadRequestError, OpenAI
 from tests.support.sentences import sentences
 
-from kapelle.cli import main
 from kapelle.rollout.setup import RolloutSetup
 from kapelle.services.binding import Binding
 from kapelle.services.policy.embeddings import MOST_TEXTS, Embedder
@@ -76,12 +74,3 @@ def test_calls_beyond_the_limit_are_told_to_retry(setup: RolloutSetup, web: http
     with serve_policy(setup, "duo", Binding(), ServingLimits(calls=0), embedder=embedder) as server:
         answer = web.post(f"{server.url}/v1/embeddings", json={"model": "letters", "input": "a"})
     assert answer.status_code == 429
-
-
-def test_a_missing_library_is_reported_before_the_run_is_loaded(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    monkeypatch.setattr("kapelle.cli.serve.is_team", lambda _folder: True)
-    assert main(["serve", "policy", str(tmp_path), "--embedder", "letters", "--port", "0"]) == 2
-    assert "pip install 'kapelle[embed]'" in capsys.readouterr().err

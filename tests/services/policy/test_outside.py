@@ -254,19 +254,6 @@ post("/reward", {"reward": len(said["choices"][0]["message"]["content"]) % 3 / 2
 """
 
 
-@pytest.mark.long
-@pytest.mark.slow
-def test_waiting_for_a_free_program_does_not_count() -> None:
-    """One program at a time runs six episodes; the last one waits for longer than `environment.timeout`."""
-    watching = Watching()
-    program = "import time; time.sleep(1.5)" + PROGRAM.replace("BROKEN", "'none'")
-    environment = {"command": [sys.executable, "-c", program], "programs": 1, "timeout": 5.0}
-    over = {"steps": 1, "tasks_per_step": 2, "max_failed_share": 0.0}
-    with trainer(watching, environment, training=over) as made:
-        [step] = made.steps(1)
-    assert [episode.error for group in step.groups for episode in group.episodes] == [None] * 6
-
-
 def test_settings_that_cannot_train_are_errors() -> None:
     with pytest.raises(ConfigError, match=r"environment.name: external"):
         Trainer(**sections(workflow={"name": "external"}))
@@ -365,3 +352,16 @@ def test_an_invalid_reward_is_rejected_at_once_and_can_be_corrected(
     [episode] = stage.episodes
     assert (episode.error, dict(episode.rewards)) == (None, {"first": -1.0})
     assert episode.info["tests"] == [1, None]
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_waiting_for_a_free_program_does_not_count() -> None:
+    """One program at a time runs six episodes; the last one waits for longer than `environment.timeout`."""
+    watching = Watching()
+    program = "import time; time.sleep(1.5)" + PROGRAM.replace("BROKEN", "'none'")
+    environment = {"command": [sys.executable, "-c", program], "programs": 1, "timeout": 5.0}
+    over = {"steps": 1, "tasks_per_step": 2, "max_failed_share": 0.0}
+    with trainer(watching, environment, training=over) as made:
+        [step] = made.steps(1)
+    assert [episode.error for group in step.groups for episode in group.episodes] == [None] * 6

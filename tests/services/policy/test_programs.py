@@ -229,6 +229,6 @@ def test_the_first_of_two_rewards_stays(setup: RolloutSetup, web: httpx.Client) 
         assert again.json() == first.json()
         assert (first.status_code, again.status_code) == (200, 200)
         assert other.status_code == 404
-        assert "its first reward, which stays" in other.json()["error"]["message"]
+        assert "its first reward, which cannot be changed" in other.json()["error"]["message"]
     [episode] = stage.episodes
     assert (episode.error, dict(episode.rewards)) == (None, {"first": 0.25})

@@ -138,22 +138,6 @@ def test_edits_and_compaction_restart_a_conversation_and_are_counted(client: Ope
     assert [turn.prompt_ids[: len(opening)] == opening for turn in turns] == [False, True, True, False, False]
 
 
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [
-        ({}, 400),
-        ({"rewards": {"third": 1.0}}, 400),
-        ({"reward": 1.0, "success": 2.0}, 400),
-    ],
-)
-def test_an_invalid_reward_is_an_error(client: OpenAI, body: dict[str, Any], status: int) -> None:
-    name = session_of(say(client, [{"role": "user", "content": "x"}]))
-    with pytest.raises(APIStatusError) as raised:
-        reward(client, name, **body)
-    assert raised.value.status_code == status
-    assert reward(client, name, reward=0.0)["turns"] == 1, "the session is still there"
-
-
 def test_an_unfinished_line_is_cut_off(tmp_path: Path, recorded: Path, client: OpenAI) -> None:
     reward(client, session_of(say(client, [{"role": "user", "content": "one"}])), reward=1.0)
     line = (recorded / FILE).read_bytes().splitlines(keepends=True)[-1]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import NotFoundError, OpenAI
+from openai import OpenAI
 from tests.services.policy.test_recording import episode, reward
 from tests.support.breaking import breaking
 
@@ -62,11 +62,3 @@ def test_a_new_request_gets_a_new_answer(client: OpenAI, recorded: Path) -> None
     assert len(episode(recorded, reward(client, "anew", reward=1.0)).turns) == 4
     ask(client, "anew", headers={"x-stainless-retry-count": "1"})
     assert len(episode(recorded, reward(client, "anew", reward=1.0)).turns) == 1, "a new session of that name"
-
-
-def test_a_reward_posted_twice_is_one_episode(client: OpenAI) -> None:
-    ask(client, "paid")
-    first = reward(client, "paid", reward=0.25)
-    assert reward(client, "paid", reward=0.25) == first
-    with pytest.raises(NotFoundError, match="its first reward, which stays"):
-        reward(client, "paid", reward=0.5)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from openai import BadRequestError, OpenAI
 from tests.support.tiny import sections
 
-from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.services.binding import Binding
 from kapelle.services.policy.service import ServingLimits, serve_policy
 from kapelle.training.trainer import Trainer
@@ -182,19 +180,3 @@ def test_an_invalid_tool_is_named(client: OpenAI) -> None:
     client.chat.completions.create(
         **ASKED, tools=strict, tool_choice={"type": "function", "function": {"name": "go"}}
     )
-
-
-def test_a_teachers_call_is_parsed_as_it_is() -> None:
-    """A script gives the requested form, or an error names it, as in demonstrations."""
-    reply = '<tool_call>\n{"name": "go", "arguments": {"ok": true, "way": "left"}}\n</tool_call>'
-    with Trainer(**settings()) as trainer:
-        names = {trainer.team.policy(agent).name for agent in ("first", "second")}
-        engine = ScriptedEngine(dict.fromkeys(names, lambda _: reply))
-        with (
-            serve_policy(replace(trainer.setup, engine=engine), "duo", Binding(), ServingLimits()) as server,
-            OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60.0) as made,
-        ):
-            answer = made.chat.completions.create(**ASKED, tools=TOOLS, tool_choice="required")
-    calls: Any = answer.choices[0].message.tool_calls
-    [call] = calls
-    assert (call.function.name, json.loads(call.function.arguments)) == ("go", {"ok": True, "way": "left"})

@@ -294,7 +294,7 @@ def test_a_failed_stream_ends_with_an_error_event(setup: RolloutSetup) -> None:
     assert [event.type for event in events] == ["response.created", "response.in_progress", "response.failed"]
     last: Any = events[-1]
     assert last.response.status == "failed"
-    assert "its log says why" in last.response.error.message
+    assert "see its log" in last.response.error.message
 
 
 def test_thoughts_are_an_item_of_their_own(setup: RolloutSetup, tmp_path: Path) -> None:

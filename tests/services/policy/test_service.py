@@ -207,23 +207,3 @@ def test_sampling_parameters_of_openai_and_vllm_are_honoured(client: OpenAI) -> 
     assert response.output_text == "AAAAAA"
     endless = client.chat.completions.create(**plain, extra_body={"ignore_eos": True}).choices[0]
     assert endless.finish_reason == "length"
-
-
-def test_alternatives_come_at_the_end_of_a_stream(client: OpenAI) -> None:
-    stream = client.chat.completions.create(
-        model="duo/first",
-        messages=[{"role": "user", "content": "x"}],
-        max_tokens=4,
-        stream=True,
-        logprobs=True,
-        top_logprobs=2,
-    )
-    rows = [
-        row
-        for piece in stream
-        for choice in piece.choices
-        if choice.logprobs is not None
-        for row in choice.logprobs.content or ()
-    ]
-    assert rows
-    assert all(len(row.top_logprobs) == 2 for row in rows)

@@ -66,24 +66,6 @@ def test_a_growing_text_never_changes_what_was_sent(form: Form, data: st.DataObj
     assert whole.words.startswith(before[1])
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_words_and_thoughts_are_streamed(form: Form) -> None:
-    text = written(form, "Hm, where?", "Over there it is.", ())
-    read = SpeechForm(form)
-    reply = [read.read_partial(text[:place]) for place in range(len(text))]
-    assert ("Hm, wh", "") in reply
-    assert ("Hm, where?", "Over the") in reply
-
-
-def test_a_character_before_a_line_break_begins_no_marker() -> None:
-    assert SpeechForm("harmony").read_partial("1 <\n") == ("", "1 <\n")
-    assert SpeechForm("harmony").read_partial("1 <") == ("", "1 ")
-    called = "<|channel|>commentary to=functions.look<|message|>{"
-    assert SpeechForm("harmony").read_partial(f"1\n{called}") == ("", "1\n"), (
-        "what was told before the call stays"
-    )
-
-
 @pytest.mark.parametrize("form", ["llama", "pythonic"])
 def test_text_before_thoughts_end_stays_where_a_call_follows(form: Form) -> None:
     before = "So I look.</think>"

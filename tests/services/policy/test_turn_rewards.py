@@ -72,10 +72,10 @@ def test_a_recorded_session_keeps_the_rewards_of_its_turns(client: OpenAI, recor
     own.post("/turns/3/reward", body={"reward": 0.125}, cast_to=object)
     with pytest.raises(BadRequestError, match=r"2 choices.* 2, 3"):
         own.post(f"/turns/{both.id}/reward", body={"reward": 0.1}, cast_to=object)
-    with pytest.raises(NotFoundError, match="no such turn"):
+    with pytest.raises(NotFoundError, match="has this turn"):
         own.post("/turns/9/reward", body={"reward": 0.1}, cast_to=object)
     own.post("/reward", body={"reward": 1.0}, cast_to=object)
-    with pytest.raises(NotFoundError, match="no such turn"):
+    with pytest.raises(NotFoundError, match="has this turn"):
         own.post(f"/turns/{chat.id}/reward", body={"reward": 0.1}, cast_to=object)
     [episode] = [each for each in read_recorded(recorded) if each.info["session"] == "turns"]
     assert [turn.reward for turn in episode.turns] == [0.5, -0.5, 0.0, 0.125]

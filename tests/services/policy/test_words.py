@@ -41,14 +41,3 @@ def test_a_tool_call_is_not_streamed_in_pieces() -> None:
     assert words.add(b"}") == ("", "")
     text = "I call <tool_box> and <tool_call>{}"
     assert words.rest(*SpeechForm().read(text)[:2]) == ("", " <tool_call>{}"), "it breaks the form"
-
-
-def test_spaces_are_streamed_with_the_next_word() -> None:
-    """Before a call they are not part of the text."""
-    words = AnswerStream(TextStream(spoken), SpeechForm())
-    assert words.add(b" I call ") == ("", " I call")
-    assert words.add(b"\nit <tool_call>{") == ("", " \nit")
-    assert words.rest("", " I call \nit") == ("", "")
-    words = AnswerStream(TextStream(spoken), SpeechForm())
-    assert words.add(b"No. \n") == ("", "No.")
-    assert words.rest("", "No. \n") == ("", " \n"), "an answer that calls nothing has them"

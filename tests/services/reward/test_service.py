@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -50,21 +49,6 @@ def test_scores_are_those_of_the_trainer(
     assert {each["status"] for each in found} == {"scored"}
     assert [each["score"] for each in found] == pytest.approx(in_process, abs=1e-6)
     assert len(set(in_process)) == len(ASKED), "they can be told apart"
-
-
-def test_callers_at_once_get_their_own(
-    web: httpx.Client, server: RunningRewardServer, in_process: list[float]
-) -> None:
-    """Forty calls, more than a batch: each is answered in its own order, whoever it was scored with."""
-
-    def ask(k: int) -> list[Any]:
-        turned = [ASKED[(k + n) % len(ASKED)] for n in range(3)]
-        return score(web, server, *({"question": q, "answer": a} for q, a in turned))
-
-    with ThreadPoolExecutor(8) as pool:
-        for k, found in enumerate(pool.map(ask, range(40))):
-            wanted = [in_process[(k + n) % len(ASKED)] for n in range(3)]
-            assert [each["score"] for each in found] == pytest.approx(wanted, abs=1e-6)
 
 
 def test_a_conversation_counts_as_a_whole(web: httpx.Client, server: RunningRewardServer) -> None:

@@ -105,7 +105,7 @@ class EnvironmentRegistry:
                     or (had.sizes["test"] is not None and new.sizes["test"] is None)
                 ):
                     raise wrong(
-                        f"The new '{name}' lacks a feature of the environment that it would replace. Register it by another name."
+                        f"The new '{name}' lacks a feature of the environment that it would replace. Register it under another name."
                     )
                 self.replaced.append(old)
             workers = None
@@ -315,7 +315,7 @@ class Raised(Exception):
 
 def shutting_down() -> RequestError:
     """Return the rejection of a request during shutdown."""
-    message = "The server is about to end. Call another one, or this one again later."
+    message = "The server is shutting down. Use another server, or retry later."
     return RequestError(503, message, None, "leaving")
 
 
@@ -375,7 +375,7 @@ class EnvironmentHost:
     async def answer(self, name: str, fields: Any, sessions: OpenSessions) -> Any:
         """Return the answer to a caller's request `name` as JSON values; raise RequestError or Raised."""
         if name not in REQUESTS:
-            raise wrong(f"`call` is one of {', '.join(REQUESTS)}.", "call")
+            raise wrong(f"`call` must be one of {', '.join(REQUESTS)}.", "call")
         request = read_body(REQUESTS[name], fields)
         match request:
             case ListEnvironments():
@@ -416,7 +416,9 @@ class EnvironmentHost:
     async def _task(self, registered: RegisteredEnvironment, split: Split, index: int) -> Task:
         size = registered.description.sizes[split]
         if size is not None and index >= size:
-            raise RequestError(416, f"Split '{split}' has {size} tasks, and none {index}.", "index")
+            raise RequestError(
+                416, f"Split '{split}' has {size} tasks, so task {index} does not exist.", "index"
+            )
         environment = registered.environment
         return await self._call(environment, "task", lambda: task_of(environment, split, index))
 
@@ -424,11 +426,13 @@ class EnvironmentHost:
         if not self._guarded:
             raise RequestError(
                 403,
-                f"This server requires no token, so what it runs cannot be changed. Start it with {TOKEN} set.",
+                f"This server has no token, so its environments cannot be replaced. Start it with {TOKEN}.",
             )
         kind = request.settings.get("name")
         if not request.name.isprintable() or not isinstance(kind, str):
-            raise wrong('`name` is printable, and `settings` is an environment: {"name": "arithmetic", …}.')
+            raise wrong(
+                '`name` must be printable, and `settings` must describe an environment: {"name": "arithmetic", …}.'
+            )
         form = {"class": kind, "settings": request.settings}
 
         async def put() -> RegisteredEnvironment:
@@ -457,10 +461,10 @@ class EnvironmentHost:
         if self.draining:
             raise shutting_down()
         if request.session in sessions.open:
-            raise wrong("`session` is open already. Choose another number.", "session")
+            raise wrong("`session` is already open. Choose another number.", "session")
         if len(self.sessions) >= self.limits.sessions:
             raise busy(
-                f"{self.limits.sessions:,} sessions are open, the most there may be. Reset again later."
+                f"{self.limits.sessions:,} sessions are open, which is the limit. Call `reset` again later."
             )
         most = self.limits.call_seconds
         patience = replace(
@@ -491,5 +495,5 @@ def _offering(environment: Environment, capability: type[C], what: str) -> C:
 
 def _distinct(names: list[str]) -> tuple[str, ...]:
     if len(set(names)) < len(names):
-        raise wrong("`agents` names one twice.", "agents")
+        raise wrong("`agents` contains a name twice. Remove it.", "agents")
     return tuple(names)

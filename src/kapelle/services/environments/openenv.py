@@ -90,9 +90,9 @@ class OpenEnvEpisode:
         index = data.get("index", seed)
         for name, value in (("seed", seed), ("index", index)):
             if value is not None and (type(value) is not int or not 0 <= value < MOST_SEED):
-                raise Invalid(f"`{name}` is a whole number from 0.")
+                raise Invalid(f"`{name}` must be a whole number from 0.")
         if split not in ("train", "test"):
-            raise Invalid("`split` is train or test.")
+            raise Invalid("`split` must be train or test.")
         await self.close()
         chosen: Split = "train" if split == "train" else "test"
         size = size_of(self._environment, chosen)
@@ -111,15 +111,15 @@ class OpenEnvEpisode:
         """Take the text of the next agent to move, or of a named one; raise Invalid for an invalid action."""
         session = self._session
         if session is None or self._done:
-            raise Invalid("The episode is over or has not begun: reset first.")
+            raise Invalid("The episode has ended or has not begun. Send `reset` first.")
         message, agent = data.get("message"), data.get("agent")
         waiting = [name for name in session.world.movers() if name not in self._texts]
         if not isinstance(message, str):
-            raise Invalid("`message` is a text.")
+            raise Invalid("`message` must be a text.")
         if agent is None:
             agent = waiting[0]
         if agent not in waiting:
-            raise Invalid(f"`agent` is one of {', '.join(waiting)}.")
+            raise Invalid(f"`agent` must be one of {', '.join(waiting)}.")
         self._texts[agent] = message
         if len(waiting) == 1:
             actions, self._texts = self._texts, {}
@@ -186,7 +186,7 @@ class OpenEnvApplication(SocketApplication):
             route("GET", "/metadata", self._constant(about)),
             route("GET", "/schema", self._constant(SCHEMA)),
         ]
-        full = f"{SESSIONS} sessions are open, the most there may be."
+        full = f"{SESSIONS} sessions are open, which is the limit."
         super().__init__(binding, routes, "/ws", self._talk, SESSIONS, full)
 
     def _constant(self, value: Json) -> Callable[[Call], Awaitable[JsonAnswer]]:
@@ -216,7 +216,7 @@ class OpenEnvApplication(SocketApplication):
         if kind not in ("reset", "step", "state", "close"):
             return _error(f"Unknown message type: {kind!r:.40}", "UNKNOWN_TYPE")
         if not isinstance(data, dict):
-            return _error("`data` is an object.", "VALIDATION_ERROR")
+            return _error("`data` must be an object.", "VALIDATION_ERROR")
         if kind == "close":
             return None
         if kind == "state":
@@ -232,7 +232,7 @@ class OpenEnvApplication(SocketApplication):
             raise
         except Exception as error:  # noqa: BLE001 - the one boundary where an environment's error becomes an answer
             log_failure("An environment that is served over OpenEnv failed.", error)
-            return _error("The environment failed; the server's log says why.", "EXECUTION_ERROR")
+            return _error("The environment failed; see the server's log.", "EXECUTION_ERROR")
 
 
 def _error(message: str, code: str) -> Json:

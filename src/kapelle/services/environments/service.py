@@ -101,7 +101,7 @@ class Connection:
             return _error_text(number, RequestError(404, "The session was closed meanwhile."))
         except Exception as error:
             log_failure("A request about an environment failed.", error)
-            return _error_text(number, RequestError(500, "The service failed; its log says why."))
+            return _error_text(number, RequestError(500, "The service failed; see its log."))
 
 
 def _read(text: str) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def _read(text: str) -> dict[str, Any]:
         raise wrong(f"The message is not JSON: {str(error)[:200]}.") from None
     number = request.get("id") if isinstance(request, dict) else None
     if not isinstance(number, int) or isinstance(number, bool):
-        raise wrong("A request is a JSON object with an `id`, a whole number that its answer repeats.", "id")
+        raise wrong("A request must be a JSON object whose `id` is a whole number.", "id")
     return dict(request)
 
 
@@ -183,7 +183,7 @@ def serve_environments(
             PATH,
             lambda socket: Connection(host, socket).talk(),
             limits.connections,
-            f"{limits.connections:,} connections are open, the most there may be.",
+            f"{limits.connections:,} connections are open, which is the limit.",
         )
         with socket_server(binding, application, LARGEST) as http:
             yield EnvironmentServer(http.url.partition("://")[2], host, http)

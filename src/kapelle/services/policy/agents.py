@@ -259,7 +259,7 @@ async def relayed(
         except EngineError as error:
             LOG.error("The engine failed: %s", error)
             raise RequestError(
-                503, "The engine that samples failed; the service's log says why.", None, "engine"
+                503, "The engine that samples failed; see the service's log.", None, "engine"
             ) from None
         except EpisodeError as error:  # an endpoint's answer
             status = 400 if isinstance(error.__cause__, NoAnswer) and not error.__cause__.passing else 503
@@ -410,7 +410,7 @@ class Chat:
             raise too_long(str(error)) from None
         if not known:
             raise wrong(
-                "The prompt has no token, and the model needs at least one. Write a text.", "messages"
+                "The prompt has no tokens, but the model needs at least one. Add some text.", "messages"
             )
         room = renderer.context - len(known)
         if room <= 0:
@@ -514,7 +514,10 @@ def ends_of_one_call(request: ChatRequest, form: Form) -> tuple[str, ...]:
 def read_chat(agents: Agents, model: str, agent: str, request: ChatRequest) -> Chat:
     """Return a chat without the tokens of its prompt; RequestError (400) for what the agent does not support."""
     if request.logprobs and agents.texts(agent) is None:
-        raise wrong(f"The engine of '{agent}' returns no tokens, and so no log-probs.", "logprobs")
+        raise wrong(
+            f"The engine of '{agent}' returns no tokens, so log-probs are unavailable. Remove `logprobs`.",
+            "logprobs",
+        )
     if request.top_logprobs and not request.logprobs:
         raise wrong("`top_logprobs` needs `logprobs: true`.", "top_logprobs")
     if request.top_logprobs and not (

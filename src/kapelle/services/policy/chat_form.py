@@ -200,14 +200,14 @@ class SamplingBody(Body):
     def _check_stops(cls, value: str | list[str] | None) -> str | list[str] | None:
         stops = [value] if isinstance(value, str) else value or []
         if len(stops) > MOST_STOPS or not all(0 < len(stop) <= LONGEST_STOP for stop in stops):
-            raise ValueError(f"takes at most {MOST_STOPS} texts of 1 to {LONGEST_STOP} characters")
+            raise ValueError(f"at most {MOST_STOPS} texts of 1 to {LONGEST_STOP} characters are allowed")
         return value
 
     @field_validator("logit_bias")
     @classmethod
     def _check_biases(cls, value: dict[str, float]) -> dict[str, float]:
         if not all(token.isascii() and token.isdecimal() and len(token) < 10 for token in value):
-            raise ValueError("takes numbers of tokens as names")
+            raise ValueError("the keys must be token ids")
         return value
 
     def adjustments(self, most: int) -> Adjustments | None:
@@ -269,7 +269,7 @@ class ChatRequest(SamplingBody):
     @classmethod
     def _check_temperature(cls, value: float | None) -> float | None:
         if value is not None and 0.0 < value < LEAST_TEMPERATURE:
-            raise ValueError(f"takes 0, which is greedy, or {LEAST_TEMPERATURE} and more")
+            raise ValueError(f"it must be 0 (greedy) or at least {LEAST_TEMPERATURE}")
         return value
 
     @property
@@ -358,7 +358,7 @@ class MessageReader:
             places = range(start + len(opening), len(read))
             first = next((place for place in places if read[place].role == "user"), None)
             if first is None:
-                raise wrong("`tools` need a message of the role `user`. Add one.", "tools")
+                raise wrong("`tools` need a message with the role `user`. Add one.", "tools")
             prompt = tools_prompt([tool.function.model_dump(exclude_none=True) for tool in tools], self.form)
             words = read[first].content
             row = {
@@ -378,7 +378,7 @@ class MessageReader:
     def _message(self, message: ChatMessage, called: Mapping[str, str]) -> Message:
         role = "system" if message.role == "developer" else message.role
         if role != "assistant" and message.tool_calls:
-            raise wrong("Only messages of the role `assistant` call tools.", "messages")
+            raise wrong("Only messages with the role `assistant` may have `tool_calls`.", "messages")
         words = message.text
         if message.name is not None and role in NAMED and words:
             words = f"{message.name}: {words}"  # chat templates have no field for names

@@ -174,7 +174,7 @@ class OutsideDesk(Recorder):
         return JsonAnswer({"session": episode.name, "task": episode.given, "seed": episode.seed})
 
     def _dead(self, name: str, seconds: float) -> None:
-        episode = self._board.seat(name)
+        episode = self._board.running(name)
         if episode is not None:
             with suppress(Over):
                 why = (
@@ -200,12 +200,12 @@ class OutsideDesk(Recorder):
 
     async def _place(self, chat: Chat, call: Call) -> ContinuedAt:
         for each in (self.sessions, self.presence):
-            each.forget(lambda session: self._board.seat(session) is None)
+            each.forget(lambda session: self._board.running(session) is None)
         name = call.session
         if name is None:
             found = self.sessions.find(chat.prompt.agent, chat.request, None)
             name = (await self._take(call)).name if found is None else found[0].session.name
-        if self._board.seat(name) is None:
+        if self._board.running(name) is None:
             raise _over(self._board.why_over(name))
         self.presence.called(name, call.peer)
         return self.sessions.place(chat.prompt.agent, chat.request, name, chat.reader)
@@ -220,7 +220,7 @@ class OutsideDesk(Recorder):
         return chat, self._answers_of_episode(chat, place)  # the episode makes the prompt
 
     async def _answers_of_episode(self, chat: Chat, place: ContinuedAt) -> AsyncIterator[NewTokens | Sampled]:
-        episode = self._board.seat(place.session.name)
+        episode = self._board.running(place.session.name)
         if episode is None:
             raise _over()
         messages = chat.prompt.messages if place.after is None else place.new_messages
@@ -262,7 +262,7 @@ class OutsideDesk(Recorder):
 
     def _finish(self, session: ChatSession, reward: PostedReward) -> Mapping[str, object]:
         """Finish the episode of a rewarded session."""
-        episode = self._board.seat(session.name)
+        episode = self._board.running(session.name)
         if episode is None:
             raise _over()
         acted = {turn.agent for turn in session.turns}
@@ -276,14 +276,14 @@ class OutsideDesk(Recorder):
         return {}
 
     def _reward_turn(self, session: ChatSession, turn: Turn, reward: float) -> None:
-        episode = self._board.seat(session.name)
+        episode = self._board.running(session.name)
         if episode is None:
             raise _over(self._board.why_over(session.name))
         super()._reward_turn(session, turn, reward)
         episode.turn_rewards[turn.index] = reward
 
     def _give_up(self, session: ChatSession) -> None:
-        episode = self._board.seat(session.name)
+        episode = self._board.running(session.name)
         if episode is None:
             raise _over()
         with suppress(Over):

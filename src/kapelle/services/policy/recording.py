@@ -133,7 +133,7 @@ class Sessions:
     def get(self, name: str) -> ChatSession:
         """Return an open session; RequestError (404) if there is none of that name."""
         if name not in self._open:
-            raise RequestError(404, "There is no open session of this name.", None, "session_not_found")
+            raise RequestError(404, "No open session has this name.", None, "session_not_found")
         return self._open[name]
 
     def turn(self, session: str | None, name: str) -> tuple[ChatSession, Turn]:
@@ -156,7 +156,7 @@ class Sessions:
                     return each, turn
         raise RequestError(
             404,
-            "There is no such turn in an open session. Give the `id` of a response, or a number from GET /v1/sessions/NAME.",
+            "No open session has this turn. Use the `id` of a response, or a number from GET /v1/sessions/NAME.",
             "turn",
             "turn_not_found",
         )
@@ -363,7 +363,7 @@ def read_reward(
     if reward.answer is not None and (
         reward.reward is not None or reward.rewards or reward.success is not None
     ):
-        raise wrong("An answer is graded: post `answer` or your own reward, not both.", "answer")
+        raise wrong("`answer` is graded, so it excludes a reward. Post only one of them.", "answer")
     if reward.answer is None and reward.reward is None and not reward.rewards:
         raise wrong("Post `reward`, for all agents with a turn, or `rewards` by agent.", "reward")
     for name in reward.rewards:
@@ -504,7 +504,10 @@ class Recorder:
             if digest == _extended(b"", call.body):
                 return JsonAnswer(dict(answer))
             raise RequestError(
-                404, "This session ended with its first reward, which stays.", None, "session_not_found"
+                404,
+                "This session has ended with its first reward, which cannot be changed.",
+                None,
+                "session_not_found",
             )
         if not self.sessions.get(name).turns:
             raise RequestError(409, "This session has no turns yet.", None, "session_empty")
@@ -683,7 +686,7 @@ class EpisodeFile:
             raise DataError(f"{error} Or name another folder than {folder}.") from None
         if not rest.startswith(_BEGINS[: len(rest)]):
             raise OutputError(
-                f"{self.path} ends with something that is not an episode. Name another folder, or end its last line."
+                f"The last line of {self.path} is not an episode. Remove it, or name another folder."
             )
         self._file.truncate(end)
         for episode in recorded:

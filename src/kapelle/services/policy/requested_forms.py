@@ -43,19 +43,19 @@ def constraint_of(
     tools: list[Json] = [tool.model_dump(exclude_none=True) for tool in request.tools]
     forced = choice == "required" or isinstance(choice, NamedChoice)
     if forced and not tools:
-        raise wrong("`tool_choice` requires a call, but there are no `tools`.", "tool_choice")
+        raise wrong("`tool_choice` requires a call, but there are no `tools`. Add them.", "tool_choice")
     if not forced and schema is None:
         return None
     place = "tool_choice" if forced else "response_format"
     if not isinstance(engine_of(setup.engine, setup.team.policy(agent).name), AppliesConstraints):
         raise wrong(
-            f"`{place}` needs constrained decoding, which the engine of '{agent}' does not support: set `engine.name: local`.",
+            f"`{place}` needs constrained decoding, which the engine of '{agent}' does not support. Set `engine.name: local`.",
             place,
         )
     calls = forced or request.calls_tools
     if calls and reader.calls is None:
         raise wrong(
-            f"`{place}`: calls in the form `{reader.form}` cannot be forced, as their arguments are no JSON. Serve the team with "
+            f"`{place}`: calls in the form `{reader.form}` cannot be forced, because their arguments are not JSON. Serve the team with "
             "`--tool-form hermes`.",
             place,
         )

@@ -94,8 +94,8 @@ class StoredResponses:
         if kept is None or (session is not None and session != kept.session):
             raise RequestError(
                 404,
-                f"There is no response {name[:128]!r}: it was deleted or never kept (`store`), or it belongs to a session that has "
-                "ended or is not this one.",
+                f"There is no response {name[:128]!r}. It was deleted, was not stored (`store`), or belongs to a session that "
+                "is another one or has ended.",
                 parameter,
                 "response_not_found",
             )

@@ -65,7 +65,7 @@ class Ticket:
         limits = service.limits
         if service.under_way + answers > limits.calls:
             raise busy(
-                f"{service.under_way} answers are in progress, of {limits.calls} at most. Try again later."
+                f"{service.under_way} of at most {limits.calls} answers are in progress. Try again later."
             )
         service.under_way += answers
         self._service, self._answers = service, answers
@@ -222,7 +222,7 @@ class PolicyService:
         if self._recorder is not None:
             raise RequestError(
                 400,
-                "A server that records sessions takes conversations only. Use `/v1/chat/completions`.",
+                "A server that records sessions accepts only conversations. Use `/v1/chat/completions`.",
                 None,
                 "not_recorded",
             )
@@ -343,7 +343,7 @@ class PolicyService:
             if name in self.names:
                 return name
         hint = did_you_mean(model[:200], [*self.names, *self._agents.setup.team.names])
-        raise RequestError(404, f"There is no such model.{hint}", "model", "model_not_found")
+        raise RequestError(404, f"Unknown model.{hint}", "model", "model_not_found")
 
     def _answering(self, model: str) -> str:
         """Return the one of `names` that answers: for the team its spokesman, if it has one."""

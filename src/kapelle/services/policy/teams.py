@@ -99,9 +99,15 @@ def team_answers(
     setup = agents.setup
     names = ", ".join(setup.team.names)
     if offers(setup.environment, DrivenByPrograms):
-        raise wrong(f"A program runs this team and calls its agents one by one. Name one: {names}.", "model")
+        raise wrong(
+            f"A program runs this team and calls its agents one by one. Name one in `model`: {names}.",
+            "model",
+        )
     if not has_comparable_answers(setup.environment):
-        raise wrong(f"The team plays a game and answers no questions. Name an agent: {names}.", "model")
+        raise wrong(
+            f"The team plays a game and does not answer questions. Name an agent in `model`: {names}.",
+            "model",
+        )
     for_one_agent = {
         "tools": bool(request.tools),
         "tool_choice": request.tool_choice not in ("auto", "none"),
@@ -142,7 +148,7 @@ def team_answers(
                 # The message may quote the question.
                 LOG.error("The team could not answer: its workflow failed with %s.", kind.partition(":")[0])
                 raise RequestError(
-                    500, "The team's workflow failed; the service's log says why.", None, "workflow"
+                    500, "The team's workflow failed; see the service's log.", None, "workflow"
                 )
             last = environment.answers[-1] if environment.answers and episode.final is None else None
             send(TeamAnswer(choice, episode.answer if last is None else last, episode))

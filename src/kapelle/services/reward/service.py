@@ -33,7 +33,7 @@ from kapelle.types import Json, Message
 # A batch does not wait until it is full. While one is scored, other answers arrive; those that then wait are the next batch.
 
 ROLES = get_args(Role)
-FAILED = "The model failed on this answer; the service's log says why."
+FAILED = "The model failed on this answer; see the service's log."
 
 
 class Full(Exception):
@@ -70,7 +70,7 @@ class Batches:
         call = _ScoredCall(answers)
         with self._changed:
             if self.held + len(answers) > self.room:
-                raise Full(f"{self.held} answers are waiting, of {self.room} at most. Try again later.")
+                raise Full(f"{self.held} of at most {self.room} answers are waiting. Try again later.")
             self.held += len(answers)
             self._waiting.append(call)
             self._changed.notify()
@@ -202,7 +202,7 @@ class RewardService(methods.RewardServicer, GrpcService):
         request = read_body(ScoreRequest, call.body)
         if len(request.items) > self.batches.room:
             raise wrong(
-                f"`items`: this server holds {self.batches.room:,} answers at once. Send fewer in a call.",
+                f"`items`: this server accepts {self.batches.room:,} answers at once. Send fewer in one call.",
                 "items",
             )
         answers = []
@@ -229,7 +229,8 @@ class RewardService(methods.RewardServicer, GrpcService):
         most = min(MOST_ITEMS, self.batches.room)
         if not 1 <= len(request.items) <= most:
             raise CallRejected(
-                "INVALID_ARGUMENT", f"`items` holds {len(request.items)} answers; a call has 1 to {most:,}."
+                "INVALID_ARGUMENT",
+                f"`items` has {len(request.items)} answers, but a call may have 1 to {most:,}.",
             )
         answers: list[Answered] = []
         for k, item in enumerate(request.items):
@@ -237,7 +238,7 @@ class RewardService(methods.RewardServicer, GrpcService):
             if item.HasField("question") == bool(messages):
                 raise CallRejected("INVALID_ARGUMENT", f"`items[{k}]`: give either `question` or `messages`.")
             if not all(each.role in ROLES for each in messages):
-                why = f"the role of a message is one of {', '.join(ROLES)}."
+                why = f"`role` must be one of {', '.join(ROLES)}."
                 raise CallRejected("INVALID_ARGUMENT", f"`items[{k}]`: {why}")
             answers.append(Answered(messages or (Message("user", item.question),), item.answer))
         try:
