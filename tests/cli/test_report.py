@@ -23,8 +23,8 @@ def test_a_report_reads_from_top_to_bottom() -> None:
     assert report().lines() == [
         "",
         "accuracy  54.2 % [49.8, 58.5]  →  94.6 % [92.3, 96.3]  scored 500 of 500 unseen problems, 95 % intervals",
-        "before    47+85 → reasoner: 2,11 → actor: 122 → wrong",
-        "after     47+85 → reasoner: 2,11+1 → actor: 132 → right",
+        "before    47+85 → reasoner: 2,11 → actor: 122 → incorrect",
+        "after     47+85 → reasoner: 2,11+1 → actor: 132 → correct",
         "time      warm-up 38.2 s, training 55.0 s, evaluation 3.0 s",
         "run       runs/x",
         "see it    kapelle view runs/x",

@@ -160,17 +160,17 @@ def test_a_table_in_tensorboard_is_text(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     tracker = open_tracker("tensorboard", tmp_path)
     tracker.table(
-        3, "transcripts", [{"agent": "solver", "said": "**42**"}, {"agent": "critic", "said": "<b>no"}]
+        3, "transcripts", [{"agent": "solver", "text": "**42**"}, {"agent": "critic", "text": "<b>no"}]
     )
     tracker.close()
     (text,) = read_events(tmp_path / "tensorboard").Tensors("transcripts/text_summary")
     # Four spaces make Markdown show the line as code: a model's markup stays text.
     assert text.tensor_proto.string_val[0].splitlines() == [
         b"    agent: solver",
-        b"    said: **42**",
+        b"    text: **42**",
         b"    ",
         b"    agent: critic",
-        b"    said: <b>no",
+        b"    text: <b>no",
     ]
 
 

@@ -11,7 +11,7 @@ from tests.support.tiny import SIZE
 
 from kapelle.runs.reader import read_episodes, read_evaluations, read_metrics
 from kapelle.setup.recipe import load_recipe
-from kapelle.setup.team_builder import seats_of
+from kapelle.setup.team_builder import agent_configs
 
 SMALL = (
     *(f"model.embedded.{key}={value}" for key, value in SIZE.items()),
@@ -61,7 +61,7 @@ def test_tools_and_conversations_train(recipe: str, tmp_path: Path) -> None:
     assert [row["step"] for row in rows] == [1, 2]
     assert rows[0]["failed_episodes"] == 0.0
     seats = {turn.agent for episode in read_episodes(tmp_path / "run") for turn in episode.turns}
-    assert seats == {seat.name for seat in seats_of(load_recipe(recipe).config.team)}
+    assert seats == {seat.name for seat in agent_configs(load_recipe(recipe).config.team)}
     trained = {name for name in rows[0] if name.startswith("loss/")}
     assert not any("user" in name or "frozen" in name for name in trained)
 

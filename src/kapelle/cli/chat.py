@@ -91,11 +91,11 @@ def _of_run(arguments: argparse.Namespace) -> RolloutSetup:
     if not exported:
         read_config(folder)  # raises when there is no run
     hush()
-    from kapelle.setup.team_builder import seats_of
+    from kapelle.setup.team_builder import agent_configs
     from kapelle.training.provenance import config_of_run
 
     config = config_of_run(folder)
-    names = [role.name for role in seats_of(config.team)]
+    names = [role.name for role in agent_configs(config.team)]
     arguments.agent = _agent(arguments.agent, names, config.name)  # before anything is loaded
     if not exported:
         named_checkpoint(folder, which)
@@ -117,7 +117,7 @@ def _of_model(arguments: argparse.Namespace) -> RolloutSetup | None:
         raise ConfigError("--model and a run directory exclude each other. Name one of them.")
     hush()
     from kapelle.rollout.evaluation.playing import model_config, open_rollout_setup
-    from kapelle.setup.team_builder import seats_of
+    from kapelle.setup.team_builder import agent_configs
 
     alone = arguments.environment is None
     config = model_config(
@@ -127,7 +127,7 @@ def _of_model(arguments: argparse.Namespace) -> RolloutSetup | None:
         real=arguments.real,
         report=lambda note: say(note, sys.stderr),
     )
-    names = [role.name for role in seats_of(config.team)]
+    names = [role.name for role in agent_configs(config.team)]
     arguments.agent = _agent(arguments.agent, names, config.name)
     if alone and len(names) == 1:  # it reads the whole conversation
         arguments.agent = names[0]

@@ -146,8 +146,8 @@ def _looked_at(settings: S, *, start: bool) -> S:
         return settings
     from kapelle.setup.preparation import without_programs
 
-    checked, left_out = without_programs(settings)
-    for program in left_out:
+    checked, excluded = without_programs(settings)
+    for program in excluded:
         say(
             f"-   the MCP server `{program}` is not checked; `--start` starts or asks it, and checks its tools"
         )
@@ -188,7 +188,7 @@ def draw(words: list[str]) -> str:
         if isinstance(values, dict) and is_workflow_file(values):
             return _drawn_file(values, files[0])
     from kapelle.cli.source import read_recipe
-    from kapelle.setup.team_builder import seats_of
+    from kapelle.setup.team_builder import agent_configs
     from kapelle.workflow import Drawable
 
     config = read_recipe(words, real=False).config
@@ -197,7 +197,7 @@ def draw(words: list[str]) -> str:
         raise ConfigError(
             f"The workflow `{workflow.name}` cannot be drawn. Give its class a method `mermaid(names)`."
         )
-    return workflow.mermaid([role.name for role in seats_of(config.team)])
+    return workflow.mermaid([role.name for role in agent_configs(config.team)])
 
 
 def _drawn_file(values: Mapping[str, Any], name: str) -> str:

@@ -25,7 +25,7 @@ from kapelle.settings.feature import without_features
 from kapelle.setup.bases import BASE
 from kapelle.setup.feature import bases_of
 from kapelle.setup.recipe import builtin_recipes, lay_over, load_recipe
-from kapelle.setup.team_builder import build_algorithm, build_team, seats_of
+from kapelle.setup.team_builder import agent_configs, build_algorithm, build_team
 from kapelle.team import Agent, Endpoint, Place, Policy, Team
 from kapelle.types import Json
 
@@ -165,7 +165,7 @@ def _run_entry(
             f"'{label}' was trained on {_game(own)}, and the arena plays {_game(environment)}. Remove it, or name its game with "
             "--environment."
         )
-    count = len(seats_of(run.team))
+    count = len(agent_configs(run.team))
     if count not in {1, len(names)}:
         raise ConfigError(
             f"'{label}' is a team of {count} agents, and {_game(environment)} has {len(names)} roles here. Choose a run with 1 agent "
@@ -292,7 +292,7 @@ def _config(name: str | None, settings: Sequence[str], runs: Sequence[RunConfig]
 
 def _role_names(config: RunConfig) -> tuple[str, ...]:
     """Return the names of the roles: the agents of the recipe or run if they fit, else as many players as the game needs."""
-    own = tuple(slot.name for slot in seats_of(config.team))
+    own = tuple(slot.name for slot in agent_configs(config.team))
     reasons = []
     for names in (own, *(tuple(f"player_{k + 1}" for k in range(n)) for n in range(2, MOST_PLAYERS + 1))):
         if len(names) < 2:

@@ -112,10 +112,10 @@ def read_starts(run: Path) -> list[dict[str, Any]]:
     return [row for row in rows if isinstance(row, dict)]
 
 
-def read_left_out(run: Path) -> list[str]:
+def read_excluded(run: Path) -> list[str]:
     """Return how many tasks and rows the last start has excluded, and why, as messages."""
     starts = read_starts(run)
-    found = starts[-1].get("left_out") if starts else None
+    found = starts[-1].get("excluded") if starts else None
     return [line for line in found if isinstance(line, str)] if isinstance(found, list) else []
 
 

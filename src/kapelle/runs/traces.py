@@ -77,7 +77,7 @@ class Traces:
     calls: tuple[WatchedCall, ...]
     """In order of their start, trace by trace."""
     spans: int
-    left_out: Mapping[str, int] = field(default_factory=dict)
+    excluded: Mapping[str, int] = field(default_factory=dict)
     """Reason → number of excluded calls."""
 
 

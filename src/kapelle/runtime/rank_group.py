@@ -160,13 +160,13 @@ class Heartbeat:
         """Call `report` unless another rank has printed why all ranks end; wait until that is printed."""
         try:
             if after_others and self._becomes("saying"):
-                self._becomes("said")
+                self._becomes("reported")
                 return
             if self._query(lambda store: store.add("saying", 1)) == 1:
                 report()
-                self._query(lambda store: store.add("said", 1))
+                self._query(lambda store: store.add("reported", 1))
             else:
-                self._becomes("said")
+                self._becomes("reported")
         except RuntimeError:  # without a store, printing twice is better than never
             report()
 
@@ -490,11 +490,11 @@ class RankGroup(Ranks):
         finally:
             self._agreement.apart = False
         # First exchange reports, so that all ranks continue, stop or fail together; then the shares.
-        report["asked"] = requested_by()
+        report["stop_signal"] = requested_by()
         begun = time.monotonic()
         reports = [json.loads(each) for each in self._exchange(at, json.dumps(report).encode())]
         self._note_wait(at, begun)
-        self._agreement.meet(next((each["asked"] for each in reports if each["asked"]), 0))
+        self._agreement.meet(next((each["stop_signal"] for each in reports if each["stop_signal"]), 0))
         stop, peer = StopRequested.__name__, PeerFailed.__name__
         stopped = any(each.get("kind") == stop for each in reports)
         # Raise an original error before those of ranks that failed because of it.

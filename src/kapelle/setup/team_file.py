@@ -27,7 +27,7 @@ from kapelle.settings.overlays import parse_yaml
 from kapelle.settings.schema import RunConfig
 from kapelle.settings.weights import OwnModel, PastAdapter
 from kapelle.setup.recipe import lay_over
-from kapelle.setup.team_builder import seats_of
+from kapelle.setup.team_builder import agent_configs
 from kapelle.team import Team
 
 TEAM_FILE = "team.yaml"
@@ -123,12 +123,12 @@ def write_team(
     """
     folder_of = {each.policy: f"./{each.folder}" for each in exported}
     form_of = {each.policy: each.form for each in exported}
-    left_out = [name for name in team.trained if name not in folder_of]
-    if left_out:
-        return f"the weights of {', '.join(left_out)} are missing"
+    excluded = [name for name in team.trained if name not in folder_of]
+    if excluded:
+        return f"the weights of {', '.join(excluded)} are missing"
     whole = [name for name in folder_of if form_of[name] != "peft"]
     roles = []
-    for role in seats_of(config.team):
+    for role in agent_configs(config.team):
         names = team.policies_of(role.name)
         policy = team.policies[names[0]]
         if isinstance(role.weights, PastAdapter):

@@ -17,7 +17,7 @@ from kapelle.rollout.evaluation.arena import payoff_of
 from kapelle.runs.named_checkpoint import names_a_run, split_run, weights_of
 from kapelle.settings.schema import RunConfig
 from kapelle.settings.weights import PastAdapter
-from kapelle.setup.team_builder import seats_of
+from kapelle.setup.team_builder import agent_configs
 from kapelle.team import own_name
 from kapelle.training.provenance import config_of_run
 from kapelle.training.trainer import Trainer
@@ -108,7 +108,7 @@ def exploit(
     """
     folder, _ = split_run(run)
     config = config_of_run(folder, (*LEARNS, f"training.steps={steps}", *settings))
-    names = [role.name for role in seats_of(config.team)]
+    names = [role.name for role in agent_configs(config.team)]
     agents = [own_name(agent, config.name) for agent in agents]
     for agent in agents:
         if agent not in names:
@@ -124,7 +124,7 @@ def _respond(
     config: RunConfig, run: str, agent: str, games: int, doubt: float, report: Callable[[str], None]
 ) -> Found:
     roles, own = [], weights_of(agent, run, "exploit")
-    for role in seats_of(config.team):
+    for role in agent_configs(config.team):
         kept = weights_of(role.name, run, "exploit")
         if not (kept / "adapter_config.json").is_file():
             raise ConfigError(

@@ -330,7 +330,7 @@ class Trainer:
                     for _, part in parts_of(self.config.environment):
                         if offers(part, InMemory):
                             part.keep(run.path)
-                    left_out = (*prepared.left_out, *rows)
+                    excluded = (*prepared.excluded, *rows)
                     note_start(
                         run,
                         self.config,
@@ -338,7 +338,7 @@ class Trainer:
                         self.done,
                         starts,
                         self.observer,
-                        left_out,
+                        excluded,
                         warns=observer is None,
                     )
             except BaseException as error:

@@ -402,10 +402,10 @@ def test_the_mixture_of_a_seat_is_what_the_others_expect_of_it() -> None:
         1: average(world, tables, shares["c"]),
         2: average(world, tables, shares["b"]),
     }
-    chances = {each.key: mixed[each.seat].chances[each.key] for each in world.decisions()}
+    chances = {each.key: mixed[each.player].chances[each.key] for each in world.decisions()}
     assert found == pytest.approx(evaluate_table(world, replace(mixed[0], chances=chances)).nash_conv)
     turned = {
-        each.key: mixed[3 - each.seat if each.seat else 0].chances[each.key] for each in world.decisions()
+        each.key: mixed[3 - each.player if each.player else 0].chances[each.key] for each in world.decisions()
     }
     assert found != pytest.approx(evaluate_table(world, replace(mixed[0], chances=turned)).nash_conv)
 
@@ -583,13 +583,13 @@ def test_members_of_a_step_that_is_repeated_are_seated_with_their_own_weights() 
     with Trainer(**game(league=line(2, every=1, refresh=1))) as trainer:
         league = league_of(trainer)
         assert league is not None
-        league.seat(1)
+        league.assignments(1)
         before = league.state()
         trainer.train(1)
         league.load_state(before)
         changed = {key: own + 1.0 for key, own in trainer.engine.weights("player").items()}
         league.snapshots.put("self@0", {"player": changed})
-        league.seat(1)
+        league.assignments(1)
         slot = next(slot for slot, name in league.in_slot.items() if name == "self@0")
         assert same_bits(frozen_copy(trainer.engine.weights(slot_name(slot, "player"))), frozen_copy(changed))
 

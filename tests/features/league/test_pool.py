@@ -14,7 +14,7 @@ from kapelle.functional.ratings import ELO, ratings
 
 def pool(**settings: object) -> MemberPool:
     return MemberPool(
-        LeagueConfig.model_validate(settings), [LeagueMember("rock", kind="player", plays="scripted")]
+        LeagueConfig.model_validate(settings), [LeagueMember("rock", kind="player", player="scripted")]
     )
 
 

@@ -199,7 +199,7 @@ class TestAtOnce:
         episode = run_async(lambda: roll_out_episode(setup, TASK, 1))
         assert [turn.reward for turn in episode.turns] == [2.0, 0.0, 0.0]
         result = blamed(setup, episode)
-        assert result.left_out == {}
+        assert result.excluded == {}
         assert [turn.moment for turn in result.episodes[0].turns] == [0, 1, 1]
 
 
@@ -311,7 +311,7 @@ class TestTrainer:
     def test_every_turn_of_every_workflow_can_be_continued_from(self, workflow: str) -> None:
         with Trainer(**sections(workflow={"name": workflow})) as trainer:
             result = trainer.blame(episodes=2, samples=2)
-            assert result.left_out == {}
+            assert result.excluded == {}
             for episode in result.episodes:
                 assert episode.failed == 0
                 assert all(turn.drop is not None and turn.instead for turn in episode.turns)

@@ -18,7 +18,7 @@ class AheadPlan(FeaturePlan[AheadSettings]):
         """Yield why episodes cannot be collected by the settings."""
         algorithm = run.algorithm
         exchanges = any(hook.moves_weights for hook in algorithm.after_update)
-        if self.settings.max_staleness and (exchanges or not algorithm.plays):
+        if self.settings.max_staleness and (exchanges or not algorithm.collects_episodes):
             reason = "exchanges weights" if exchanges else "does not learn from rollouts"
             yield f"`training.max_staleness` lets rollouts run ahead, but `{algorithm.name}` {reason}. Set it to 0."
         if self.settings.overlap:

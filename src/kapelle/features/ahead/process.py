@@ -262,7 +262,7 @@ def rollouts_ahead(
     Raises ConfigError for an engine that cannot return unfinished completions, or that another process cannot build.
     """
     config, bases, player = run.config, loaded.team.bases, run.setup.engine
-    if not run.algorithm.plays:
+    if not run.algorithm.collects_episodes:
         return CurrentRollouts(run, acting)
     if config.training.partial_rollouts and not isinstance(player, Interruptible | CollectsGroups):
         raise ConfigError(

@@ -12,6 +12,8 @@ METRICS = (
         "Does not rise from entry to entry: play changes without growing stronger, or goes in circles. Look at league/points.",
         known_as="Elo rating",
         panel=("league/rating", "newest member"),
+        progress="the newest member's rating",
+        is_relative=True,
     ),
     Metric(
         "league/rating_low",
@@ -50,6 +52,8 @@ METRICS = (
         "Does not fall while league/nash_conv_mixture does: play goes in circles around an equilibrium. Play the mixture.",
         known_as="NashConv, twice the exploitability of two players",
         panel=("league/nash_conv", "newest member"),
+        progress="NashConv",
+        is_falling=True,
     ),
     Metric(
         "league/nash_conv_mixture",

@@ -21,7 +21,7 @@ class RewardModelPlan(FeaturePlan[RewardModelConfig]):
                 f"`reward_model` is added to the environment's reward, but `{row.name}` is rewarded by a verifier's scores alone. "
                 f"Remove it, and set `algorithm.verifier: {self.settings.path}`."
             )
-        if row.returns is None or not row.plays:
+        if row.returns is None or not row.collects_episodes:
             raise ConfigError(
                 f"`reward_model` is added to the reward of a turn, but `{row.name}` does not learn from such rewards. Remove it, or "
                 "set an algorithm that does, for example "

@@ -52,7 +52,7 @@ from kapelle.rollout.conformance.driving import (
 )
 from kapelle.runs.episode_json import dump_episode, load_episode
 from kapelle.runtime.deadlines import DeadlineExceeded
-from kapelle.runtime.foreign_code import Unfit, asked, reason
+from kapelle.runtime.foreign_code import Unfit, call_user_code, reason
 from kapelle.settings.base import Settings
 from kapelle.types import Episode, Split, Task
 
@@ -83,7 +83,7 @@ async def conform(
         teams = [tuple(f"agent_{k}" for k in range(size)) for size in range(1, 9)]
         # If it accepts none of these, its own `check` below raises an error with the team it needs.
         roles = tuple(agents or next((names for names in teams if accepts(environment, names)), teams[0]))
-        asked("check", SECONDS, environment.check, roles)
+        call_user_code("check", SECONDS, environment.check, roles)
         check_capabilities(environment, len(roles), SECONDS)
         chosen = {split: first_tasks(environment, split, tasks) for split in SPLITS}
     except (Unfit, EpisodeError) as error:
@@ -103,7 +103,7 @@ async def conform(
         "private views": lambda: private_views(environment, train, roles),
         "rewards": lambda: rewards_in_range(environment, train, roles),
         "records": lambda: outcomes_kept(environment, train, roles),
-        "seats": lambda: roles_alike(environment, train, roles),
+        "symmetry": lambda: roles_alike(environment, train, roles),
         "gold": lambda: gold_is_rewarded(environment, chosen),
     }
     for name, each in work.items():
@@ -194,7 +194,7 @@ def same_tasks(environment: Environment, chosen: Mapping[Split, Sequence[Task]])
         repeated = [task_of(environment, split, k, SECONDS) for k in reversed(range(len(tasks)))][::-1]
         for before, after in zip(tasks, repeated, strict=True):
             if before != after:
-                return Finding(name, "failed", f"task {before.id} has changed when it is asked for again")
+                return Finding(name, "failed", f"task {before.id} differs when it is requested again")
         ids = [task.id for task in tasks]
         if len(set(ids)) < len(ids):
             return Finding(name, "failed", f"two tasks of the {split} split have one id")
@@ -204,7 +204,7 @@ def same_tasks(environment: Environment, chosen: Mapping[Split, Sequence[Task]])
                     return Finding(name, "failed", f"the data of task {task.id} change when written as JSON")
             except (TypeError, ValueError, RecursionError) as error:
                 return Finding(name, "failed", f"the data of task {task.id} are not JSON: {error}")
-    return Finding(name, "ok", f"{sum(map(len, chosen.values()))} tasks, the same when asked for again")
+    return Finding(name, "ok", f"{sum(map(len, chosen.values()))} tasks, the same when requested again")
 
 
 def same_in_another_process(environment: Environment, chosen: Mapping[Split, Sequence[Task]]) -> Finding:
@@ -279,7 +279,7 @@ async def private_views(environment: Environment, tasks: Sequence[Task], agents:
         secrets: list[tuple[str, str]] = []
         if offers(environment, Private):
             for owner in agents:
-                own: object = asked("private", SECONDS, environment.private, task, owner, agents)
+                own: object = call_user_code("private", SECONDS, environment.private, task, owner, agents)
                 if isinstance(own, str) or not isinstance(own, Sequence):
                     raise Unfit(f"`private` returns {own!r:.60}; return a tuple of texts.")
                 if wrong := [each for each in own if not isinstance(each, str) or not each]:
@@ -368,21 +368,21 @@ async def outcomes_kept(environment: Environment, tasks: Sequence[Task], agents:
 
 async def roles_alike(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
     """Return whether exchanging the texts of two symmetric roles exchanges their rewards."""
-    name = "seats"
+    name = "symmetry"
     if offers(environment, TeamMoves):
         note = (
-            "it has one seat, so agents have no views and no pay of their own. Several work on each move by `workflow.name: chain`; "
+            "all agents share one role, so they have the same observations and rewards. Let several work on each move with `workflow.name: chain`; "
             "`play` and `tool_use` train one"
         )
         return Finding(name, "not checked", note)
     if len(agents) < 2 and has_comparable_answers(environment):
         agents = ("agent_0", "agent_1")
         if not accepts(environment, agents):
-            return Finding(name, "not checked", "it is played alone")
+            return Finding(name, "not checked", "it has one agent")
     alike = report_of(environment).symmetric
     alike = has_comparable_answers(environment) if alike is None else alike
     if not alike or len(agents) < 2:
-        return Finding(name, "not checked", "it does not declare its seats alike (`symmetric`)")
+        return Finding(name, "not checked", "it does not declare symmetric roles (`symmetric`)")
     for task in tasks[:4]:
         good, bad = scripted(environment, task, "solver"), always("?")
         one, other = agents[0], agents[1]
@@ -393,9 +393,11 @@ async def roles_alike(environment: Environment, tasks: Sequence[Task], agents: S
         here = (straight.paid[one], straight.paid[other])
         if here != (crossed.paid[other], crossed.paid[one]):
             return Finding(
-                name, "failed", f"in task {task.id} exchanging the texts of two seats changes what they earn"
+                name,
+                "failed",
+                f"in task {task.id} exchanging the texts of two roles does not exchange their rewards",
             )
-    return Finding(name, "ok", "exchanging the texts of two seats exchanges what they earn")
+    return Finding(name, "ok", "exchanging the texts of two roles exchanges their rewards")
 
 
 # -------- Check that only a correct answer gets the full reward
@@ -426,14 +428,14 @@ async def gold_is_rewarded(environment: Environment, chosen: Mapping[Split, Sequ
         # Nonsense, the question, and solutions of other tasks with another answer.
         tasks = chosen["train"]
         assert offers(environment, Answerable), "others have no solutions to try"
-        gold = asked(
+        gold = call_user_code(
             "extract", SECONDS, environment.extract, scripted(environment, task)("solver", task.question, 0)
         )
         solutions = [scripted(environment, other)("solver", other.question, 0) for other in tasks]
         for text in [
             text
             for text in (*NOTHING, task.question, *solutions)
-            if asked("extract", SECONDS, environment.extract, text) != gold
+            if call_user_code("extract", SECONDS, environment.extract, text) != gold
         ]:
             episode = await attempt(environment, task, names, always(text))
             if not isinstance(episode, str) and (

@@ -12,7 +12,7 @@ from kapelle.errors import ConfigError, DataError, EpisodeError
 from kapelle.rollout.bounded_states import BoundedState, BrokenContract, open_state
 from kapelle.rollout.outcomes import checked_rewards, pending_cancellations, plain_outcome, text
 from kapelle.runtime.deadlines import DeadlineExceeded, Patience
-from kapelle.runtime.foreign_code import Unfit, asked, reason
+from kapelle.runtime.foreign_code import Unfit, call_user_code, reason
 from kapelle.types import Message, Task
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ def patience(environment: Environment) -> Patience:
 def accepts(environment: Environment, names: Sequence[str]) -> bool:
     """Return whether an environment accepts a team of these names; missing data raise."""
     try:
-        asked("check", SECONDS, environment.check, names)
+        call_user_code("check", SECONDS, environment.check, names)
     except Unfit:
         raise
     except ConfigError:
@@ -239,7 +239,7 @@ def scripted(environment: Environment, task: Task, role: str | None = None) -> S
         return always("?")
 
     def respond(agent: str, view: str, move: int) -> str:
-        text: object = asked(
+        text: object = call_user_code(
             "script", SECONDS, environment.script, role or agent, task, [Message("user", view)], move
         )
         if not isinstance(text, str):

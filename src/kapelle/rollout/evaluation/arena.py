@@ -104,17 +104,17 @@ class Encounter:
     @property
     def deals(self) -> tuple[Payoffs | None, ...]:
         """Mean payoffs of each deal over its games; None if one of them failed."""
-        return tuple(_over_seatings(deal) for deal in self.games)
+        return tuple(_mean_over_roles(deal) for deal in self.games)
 
     def counts(self, deal: int | None = None) -> tuple[int, int, int]:
         """Return how many deals `one` won, drew and lost over all assignments, as in duplicate bridge; for one deal or for all."""
-        results = self.deals if deal is None else (_over_seatings(self.games[deal]),)
+        results = self.deals if deal is None else (_mean_over_roles(self.games[deal]),)
         ahead = [pair[0] - pair[1] for pair in results if pair is not None]
         wins, losses = sum(each > CLOSE for each in ahead), sum(each < -CLOSE for each in ahead)
         return wins, len(ahead) - wins - losses, losses
 
 
-def _over_seatings(deal: Sequence[Payoffs | None]) -> Payoffs | None:
+def _mean_over_roles(deal: Sequence[Payoffs | None]) -> Payoffs | None:
     pairs = [pair for pair in deal if pair is not None]
     if len(pairs) < len(deal):
         return None
@@ -135,19 +135,19 @@ def role_orders(seats: int, *, alone: bool) -> tuple[tuple[int, ...], ...]:
 
 
 def seated(
-    names: Sequence[str], pair: Sequence[Contestant], seating: Sequence[int]
+    names: Sequence[str], pair: Sequence[Contestant], assignment: Sequence[int]
 ) -> tuple[Team, Mapping[str, Cast]]:
     """Return the team of one assignment, and the roles of the environment's own players."""
     roles: dict[str, tuple[Team, str]] = {}
     cast: dict[str, Cast] = {}
     for k, name in enumerate(names):
-        player = pair[seating[k]]
+        player = pair[assignment[k]]
         if player.team is None:
             unused = Policy(f"world:{player.label}", base="", trained=False)
             roles[name], cast[name] = (Team.alone(Agent(name), unused), name), Cast("", player.player)
         else:
-            roles[name] = player.team, player.team.sitting(k, len(names))
-    return Team.gathered(roles), cast
+            roles[name] = player.team, player.team.agent_for_role(k, len(names))
+    return Team.filling(roles), cast
 
 
 async def meet(
@@ -162,20 +162,20 @@ async def meet(
     `setup` has the environment, and the engine with the policies of all players; its team is not used.
     """
     assignments = role_orders(len(names), alone=pair[0].label == pair[1].label)
-    plays: list[RolloutSetup] = []
+    setups: list[RolloutSetup] = []
     scheduled: list[ScheduledEpisode] = []
     for task in tasks:
         for assignment in assignments:
             team, cast = seated(names, pair, assignment)
-            plays.append(replace(setup, team=team))
+            setups.append(replace(setup, team=team))
             # One seed for all assignments of all pairs: they have the same cards, and each role has the same luck.
             own_seed = derive_seed(seed, "arena", task.id)
             scheduled.append(ScheduledEpisode(replace(task, cast=cast), 0, own_seed))
 
     async def one(number: int, each: ScheduledEpisode) -> Episode:
-        return await roll_out_episode(plays[number], each.task, each.seed)
+        return await roll_out_episode(setups[number], each.task, each.seed)
 
-    episodes = await collect_scheduled(plays[0], scheduled, one)
+    episodes = await collect_scheduled(setups[0], scheduled, one)
     setup.engine.release_caches()
     games: list[Payoffs | None] = []
     turns, tokens = [0, 0], [0, 0]

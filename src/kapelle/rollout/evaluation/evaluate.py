@@ -184,19 +184,19 @@ class Evaluation:
         return found
 
 
-def why_fewer(environment: Environment, split: Split, asked: int, found: int) -> str:
+def why_fewer(environment: Environment, split: Split, requested: int, found: int) -> str:
     """Return why `choose_tasks` found fewer tasks than requested; empty if it found all.
 
     The requested number is omitted if it is the default, which the user did not choose.
     """
-    if found >= asked:
+    if found >= requested:
         return ""
     size, settings = environment.size(split), EvaluationConfig()
-    if asked in (settings.problems, settings.problems_while_training):
+    if requested in (settings.problems, settings.problems_while_training):
         return f"all of its {split} split" if size is not None else f"all different ones of its {split} split"
     if size is not None:
-        return f"{asked} asked, its {split} split has {size}"
-    return f"{asked} asked, and {20 * asked} draws of its {split} split gave no more that differ"
+        return f"{requested} requested, its {split} split has {size}"
+    return f"{requested} requested, and {20 * requested} draws of its {split} split gave no more that differ"
 
 
 def greedy_setup(setup: RolloutSetup) -> RolloutSetup:

@@ -15,7 +15,7 @@ from kapelle.settings.weights import EndpointConfig, PastAdapter
 from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import lay_over, load_recipe, names_environment
 from kapelle.setup.servers import check_endpoints
-from kapelle.setup.team_builder import seats_of
+from kapelle.setup.team_builder import agent_configs
 
 MAX_TOKENS = 512
 """Default limit of a completion of a model that acts alone in an environment, in tokens."""
@@ -89,7 +89,7 @@ def _acting_with(adapter: str | None, config: RunConfig) -> RunConfig:
         role
         if isinstance(role.weights, EndpointConfig)
         else role.model_copy(update={"weights": PastAdapter(past=adapter)})
-        for role in seats_of(config.team)
+        for role in agent_configs(config.team)
     )
     return config.model_copy(update={"team": config.team.model_copy(update={"agents": agents})})
 
