@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from kapelle.errors import ConfigError
-from kapelle.runs import trackers
 from kapelle.runs.trackers import (
     Guarded,
     TensorBoardTracker,
@@ -16,7 +15,6 @@ from kapelle.runs.trackers import (
     WandbTracker,
     open_tracker,
 )
-from kapelle.settings.schema import TrackerConfig
 
 
 def read_events(folder: Path) -> Any:
@@ -140,20 +138,6 @@ def test_a_tracker_that_fails_is_reported_once() -> None:
     assert said == [
         "the tracker 'mine' has failed and is not used any more (ConnectionError: gone away); the run directory has everything"
     ]
-
-
-def test_trackers_are_closed_if_one_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = Breaking()
-
-    def begin(name: str, *_: object, **__: object) -> Breaking:
-        if name == "trackio":
-            raise ConfigError("pip install it")
-        return broken
-
-    monkeypatch.setattr(trackers, "open_tracker", begin)
-    with pytest.raises(ConfigError, match="pip install it"):
-        trackers.open_trackers([TrackerConfig(name="mlflow"), TrackerConfig(name="trackio")], tmp_path, {})
-    assert broken.new_messages == ["close"]
 
 
 def test_a_table_in_tensorboard_is_text(tmp_path: Path) -> None:

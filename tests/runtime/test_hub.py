@@ -64,10 +64,3 @@ def test_a_silent_hub_times_out_in_seconds(how: str, monkeypatch: pytest.MonkeyP
         with pytest.raises(ModelError, match="cannot be reached") as caught:
             load_renderer("some/model", ModelConfig())
         assert "\n" not in str(caught.value)
-
-
-def test_offline_mode_sends_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(hub, "exchange", None)
-    with pytest.raises(ModelError, match="HF_HUB_OFFLINE is set"):
-        local_only("some/model")

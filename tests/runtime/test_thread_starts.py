@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import _thread
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
-
-from kapelle.runtime import machine, watchdog
 
 _COMMAND = """
 import sys, threading
@@ -53,15 +49,3 @@ def test_a_command_ends_when_a_thread_does_not_start(prepare: str, begins: str) 
     assert reason.count("\n") == 1
     assert "no memory left to start a thread" in reason
     assert "--resume" in reason
-
-
-def test_a_watchdog_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(_target: Callable[..., None], _arguments: tuple[object, ...]) -> None:
-        return None
-
-    monkeypatch.setattr(watchdog, "_runs", False)
-    monkeypatch.setattr(watchdog, "_looks", [])
-    monkeypatch.setattr(_thread, "start_new_thread", never)
-    monkeypatch.setattr(machine, "THREAD_START_S", 0.01)
-    with pytest.raises(MemoryError):
-        watchdog.every_tick(lambda _: None)

@@ -153,20 +153,6 @@ class TestRuns:
             answers = sum(len(e.turns) for group in step.groups for e in group.episodes)
             assert step.metrics["verifier_labels"] == round(0.5 * answers)
 
-    @pytest.mark.long
-    def test_it_learns_from_no_task_of_an_evaluation(self, folder: Path) -> None:
-        played, evaluated = set(), set()
-        with Trainer(**paid(folder)) as trainer:
-            for step in trainer.steps(3):
-                played |= {group.task.question for group in step.groups}
-                evaluated |= {group.task.question for group in trainer.evaluate().groups}
-            remembered: Any = trainer.loop.state()["refreshed"]
-        learned = {question for question, _, _ in remembered["remembered"]}
-        assert learned
-        assert learned <= played
-        assert evaluated
-        assert not learned & evaluated
-
     def test_a_resumed_run_goes_on_bit_for_bit(self, folder: Path, tmp_path: Path) -> None:
         given = paid(folder, checkpoint={"every": 1, "keep": 9})
         whole, cut = tmp_path / "whole", tmp_path / "cut"

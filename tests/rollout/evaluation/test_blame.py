@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import count, cycle
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,7 +42,6 @@ from kapelle.runs.blamed import (
     BlamedEpisode,
     BlamedTurn,
     BlameFile,
-    blame_files,
     read_blamed,
     uncertainty,
 )
@@ -232,22 +231,6 @@ class TestFile:
         engine.asked.clear()
         assert measure_blame(setup, chosen, HOW, BlameFile(tmp_path / "a", HOW)).episodes == whole.episodes
         assert engine.asked == [], "nothing is left to play"
-
-    def test_a_stop_loses_one_batch_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(measuring, "AT_ONCE", 20)
-        number = count()
-
-        def stopped(request: Request) -> str:
-            if next(number) == 25:
-                raise KeyboardInterrupt
-            return actor(request)
-
-        setup = acting(reasoner, stopped)
-        lost = [(0, played(setup, "A", "lose", seed=k)) for k in range(3)]
-        with pytest.raises(KeyboardInterrupt):
-            measure_blame(setup, lost, HOW, BlameFile(tmp_path, HOW))
-        (path,) = blame_files(tmp_path)
-        assert [each.seed for each in read_blamed(path)[1]] == [0]
 
 
 class Living(Wins, Reporting):
