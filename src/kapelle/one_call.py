@@ -326,7 +326,7 @@ def _check_run_dir(run_dir: str | Path | RunDir | None, resume: bool, sections: 
     if not isinstance(resume, bool):
         raise ConfigError(f"`resume` is {resume!r}. Give True to continue the run in `run_dir`.")
     if resume and not isinstance(run_dir, str | Path):
-        raise ConfigError('`resume` goes on with a run. Name its directory: `run_dir="runs/…"`.')
+        raise ConfigError('`resume` continues a run. Name its directory: `run_dir="runs/…"`.')
     needing = [name for name in ("trackers", "checkpoint", "episodes") if sections.get(name)]
     if run_dir is None and needing:
         raise ConfigError(

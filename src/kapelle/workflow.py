@@ -351,7 +351,7 @@ def check_workflow(run: RunToCheck) -> Iterator[str]:
         if inspect.isasyncgenfunction(workflow.run) or inspect.isgeneratorfunction(workflow.run):
             raise Unfit("`run` has a `yield`. Write `async def run(self, scene)` without it.")
     except Unfit as error:
-        raise ConfigError(f"The workflow '{workflow.name}' cannot be played: {error}") from None
+        raise ConfigError(f"The workflow '{workflow.name}' does not fit the run: {error}") from None
     if not isinstance(workflow, CountsTurns):  # an episode ends at the first turn without weights
         return
     for agent, listed in team.turns_of.items():

@@ -68,11 +68,11 @@ def test_what_is_measured_is_not_measured_again(kapelle: Kapelle, run: Path) -> 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["none"], "There is no run of kapelle at none."),
+        (["none"], "There is no kapelle run at none."),
         (["run", "--samples", "0"], "argument --samples: 0 is less than 1."),
         (["run", "optimizer.lr=1"], "'optimizer.lr=1' would change what was trained."),
         (["run", "--json", "config.json"], "config.json exists already."),
-        (["run@9"], "has no whole checkpoint of step 9."),
+        (["run@9"], "has no complete checkpoint of step 9."),
     ],
 )
 def test_wrong_arguments_of_blame_end_before_a_model_loads(

@@ -163,7 +163,7 @@ class TestAdapterFolders:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["nowhere"], "There is no run of kapelle at nowhere."),
+        (["nowhere"], "There is no kapelle run at nowhere."),
         (["a", "b"], "Name one run directory"),
         (["RUN", "training.steps=9"], "'training.steps=9' would change what was trained."),
         (["RUN", "evaluation.problem=9"], "Unknown key 'evaluation.problem' (set on the command line). Did you mean 'problems'?"),
@@ -185,4 +185,6 @@ def test_damaged_checkpoints_are_an_error(kapelle: Kapelle, run: Path) -> None:
         state.write_bytes(state.read_bytes()[:-1] + b" ")
     said = kapelle("eval", "run")
     assert said.code == 2
-    assert said.err.splitlines()[-1].startswith("kapelle: There is no whole checkpoint in run/checkpoints.")
+    assert said.err.splitlines()[-1].startswith(
+        "kapelle: There is no complete checkpoint in run/checkpoints."
+    )

@@ -38,7 +38,7 @@ def test_a_rollback_prints_what_it_moves(run: Path, kapelle: Kapelle) -> None:
         (["rollback", "RUN"], "Name the step to go back to"),
         (["rollback", "RUN", "--to", "77"], "no checkpoint of step 77"),
         (["show", "RUN", "--to", "1"], "are for `kapelle runs rollback`"),
-        (["show", "nowhere"], "no run of kapelle at nowhere"),
+        (["show", "nowhere"], "no kapelle run at nowhere"),
     ],
 )
 def test_wrong_arguments_of_runs_end_with_one_line(

@@ -93,11 +93,11 @@ def test_a_run_continues_after_its_last_step(kapelle: Kapelle, run: Path, words:
     ("words", "problem"),
     [
         (["--resume"], "Name the run to resume: `kapelle train --resume RUN`."),
-        (["--resume", "nowhere"], "There is no run of kapelle at nowhere."),
-        (["--resume", "--run-dir", "nowhere"], "There is no run of kapelle at nowhere."),
+        (["--resume", "nowhere"], "There is no kapelle run at nowhere."),
+        (["--resume", "--run-dir", "nowhere"], "There is no kapelle run at nowhere."),
         (
             ["demo", *TINY, "--resume"],
-            "There is no run of kapelle at demo. It is a recipe",
+            "There is no kapelle run at demo. It is a recipe",
         ),
         (
             ["rows.jsonl"],

@@ -128,7 +128,7 @@ def test_episodes_are_read_from_files(tmp_path: Path) -> None:
     assert episode_steps(run.path) == [1, 2]
     assert read_groups(run.path, 1) == [group("a", 1, 2), group("b", 3)]
     assert [episode.seed for episode in read_episodes(run.path)] == [1, 2, 3, 4]
-    with pytest.raises(RunDirectoryError, match="holds no train episodes of step 3"):
+    with pytest.raises(RunDirectoryError, match="has no train episodes of step 3"):
         read_groups(run.path, 3)
     (path,) = folder.iterdir()
     path.write_bytes(b"\0" * 80 + pack(2, read(folder, 2)))

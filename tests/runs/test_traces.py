@@ -246,7 +246,7 @@ def test_agents_and_scores_are_those_of_the_nearest_span(tmp_path: Path) -> None
             {**PRESENT, "gen_ai.input.messages": json.dumps([{"role": "king", "parts": [text("x")]}])},
             "role `king`",
         ),
-        ({**LLMETRY, "gen_ai.completion.0.tool_calls.0.arguments": "{"}, "arguments are no JSON"),
+        ({**LLMETRY, "gen_ai.completion.0.tool_calls.0.arguments": "{"}, "arguments that are not JSON"),
     ],
 )
 def test_unusable_calls_are_counted(tmp_path: Path, fields: Mapping[str, Any], why: str) -> None:

@@ -34,7 +34,7 @@ def test_a_silent_process_is_lost(calls: list[Heartbeat]) -> None:
     calls[0].end()
     calls[2].end()
     assert rank == 1
-    assert why.startswith("it died")
+    assert why.startswith("it ended")
 
 
 def test_one_of_all_prints(calls: list[Heartbeat]) -> None:

@@ -62,7 +62,9 @@ def test_a_failure_reaches_those_that_wait(form: dict[str, Any], capfd: pytest.C
         third.fail(error)
     second.fail(StopRequested())  # the first failure is kept
     for each in (first, second):
-        with pytest.raises(PeerFailed, match="Rank 2 failed while it played: no memory for the KV cache"):
+        with pytest.raises(
+            PeerFailed, match="Rank 2 failed while it collected episodes: no memory for the KV cache"
+        ):
             each.all_gather("groups", bytes)
     assert capfd.readouterr().err == "", "torch prints nothing while one waits"
     meetings = [first, second, third]

@@ -120,7 +120,7 @@ def test_prompts_that_are_too_long_are_left_out_of_training_and_of_evaluation(
         assert {len(group.task.question) for group in evaluation.groups} == {4, 8, 12, 10, 6}
     assert main(["validate", recipe(tmp_path, tasks={"max_prompt_tokens": most})]) == 0
     assert (
-        f"train: 2 of 7 tasks have a first prompt of more than {most} tokens and are left out"
+        f"train: 2 of 7 tasks have a first prompt of more than {most} tokens and are excluded"
         in capsys.readouterr().out
     )
 

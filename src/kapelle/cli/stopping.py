@@ -13,7 +13,6 @@ from types import FrameType
 
 from kapelle.runtime.early_stop import end_at_once
 from kapelle.runtime.interrupts import SIGNALS, commands, ending, handled_by, hung_up, left_behind, listed
-from kapelle.runtime.machine import end_without_memory
 
 EXIT_WRONG = 2
 """The exit code of a command that ends with a reason."""
@@ -60,8 +59,7 @@ def take_signals() -> None:
 def termination() -> Iterator[None]:
     """Raise KeyboardInterrupt for a signal inside the block, so that files are closed.
 
-    A process that has not ended by the exception after `interrupts.LAST_RESORT` seconds is ended in any state. So is a process
-    in which a thread cannot start for lack of memory.
+    A process that has not ended by the exception after `interrupts.LAST_RESORT` seconds is ended in any state.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -77,5 +75,5 @@ def termination() -> Iterator[None]:
         ending.append(number)
         raise KeyboardInterrupt
 
-    with handled_by(receive), end_without_memory(), listed(receive, commands):
+    with handled_by(receive), listed(receive, commands):
         yield

@@ -208,7 +208,7 @@ class Blame:
         """Return how many episodes each agent lost, and a line for each turn of each agent."""
         lost = ", ".join(f"{agent} {count}" for agent, count in self.lost_by.items())
         lines = [
-            f"{len(self.failed)} failed and {len(self.solved)} solved episodes; lost by: {lost or 'nobody'}"
+            f"{len(self.failed)} failed and {len(self.solved)} solved episodes; lost by: {lost or 'no agent'}"
         ]
         for row in self.rows():
             own = [f"{kind} {drop_text(row[kind])}" for kind in ("failed", "solved") if row[kind]["episodes"]]

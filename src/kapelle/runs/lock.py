@@ -62,7 +62,7 @@ class RunLock:
         """
         if self._folder is None or self._file is None:
             raise RunDirectoryError(
-                f"{self._path.parent} is no longer held by this process, which may not write there."
+                f"{self._path.parent} is no longer locked by this process, which must not write there."
             )
         if not _is_same(self._path.parent.stat, self._folder):
             raise RunDirectoryError(

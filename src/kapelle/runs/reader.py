@@ -81,7 +81,7 @@ def read_config(run: Path) -> str:
     """Return the text of the resolved config; raises RunDirectoryError without a run."""
     if not is_run(run):
         raise RunDirectoryError(
-            f"There is no run of kapelle at {run}.{tag_hint(run) or ' Name a folder that holds config.yaml and lock.'}"
+            f"There is no kapelle run at {run}.{tag_hint(run) or ' Name a folder that holds config.yaml and lock.'}"
         )
     try:
         return _bytes(run / "config.yaml").decode()
@@ -200,7 +200,7 @@ def _stored(run: Path, step: int, split: Split) -> Stored:
     stored = stored_step(episode_folder(run, split), step)
     check_step(run, f"episodes/{split}", step, stored)
     if stored is None:
-        raise RunDirectoryError(f"{run} holds no {split} episodes of step {step}.")
+        raise RunDirectoryError(f"{run} has no {split} episodes of step {step}.")
     return stored
 
 
@@ -228,7 +228,7 @@ def read_lines(run: Path, step: int, lines: Collection[int], split: Split = "tra
     """Return the groups of a step with only the episodes on some lines, from 0."""
     stored = stored_step(episode_folder(run, split), step)
     if stored is None:
-        raise RunDirectoryError(f"{run} holds no {split} episodes of step {step}.")
+        raise RunDirectoryError(f"{run} has no {split} episodes of step {step}.")
     wanted = set(lines)
     with _named(stored.file):
         chosen = (json.loads(raw) for line, raw in enumerate(lines_of(stored)) if line in wanted)
@@ -264,7 +264,7 @@ def _named(path: Path) -> Iterator[None]:
     except (DataError, KeyError, TypeError, AttributeError) as error:
         if str(path) in str(error):
             raise
-        reason = error if isinstance(error, DataError) else f"a row has another form ({error!r})."
+        reason = error if isinstance(error, DataError) else f"a row has an unknown form ({error!r})."
         raise DataError(f"{path} is damaged: {reason} Restore it from a copy.") from error
 
 

@@ -215,7 +215,7 @@ def settings_of(run: Path) -> dict[str, Any]:
             f"{run / 'config.yaml'} is damaged: {error}. Restore it from a copy."
         ) from None
     if not isinstance(config, dict):
-        raise TypeError("config.yaml holds no settings")
+        raise TypeError("config.yaml contains no settings")
     return config
 
 

@@ -34,7 +34,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
-from kapelle.runtime import interrupts, machine
+from kapelle.runtime import interrupts
 from kapelle.runtime.watchdog import TICK, end_process, every_tick
 
 T = TypeVar("T")
@@ -206,7 +206,6 @@ def _handle_breaker(_number: int, _frame: FrameType | None) -> None:
 _here = threading.local()
 """Holds this thread's _Lane as `lane`."""
 _lanes: dict[_Lane, None] = {}
-_starts = machine.ThreadStarts()
 current: ContextVar[Limit | None] = ContextVar("limit", default=None)
 """The limit of the current call; tasks that the call starts inherit it."""
 on_abandoned: ContextVar[Callable[[DeadlineExceeded], None] | None] = ContextVar("on_abandoned", default=None)
@@ -233,8 +232,6 @@ def _look(passed: float) -> None:
             lane.look(passed)
         else:
             _lanes.pop(lane, None)
-    if _starts.lost(passed) and interrupts.commands:
-        machine.exit_without_memory()
 
 
 def _forget() -> None:

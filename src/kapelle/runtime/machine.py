@@ -9,11 +9,8 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import NoReturn
 
 REASONS: Mapping[int, str] = {
     errno.EIO: "the disk reports a fault (EIO). Check the disk, then try again, or continue elsewhere from a copy.",
@@ -106,22 +103,6 @@ def most_open(each: int, most: int) -> int:
     return max(1, min(most, left // each))
 
 
-# -------- Threads without memory to start
-#
-# `Thread.start` waits until the new thread runs. A thread without memory for its first lines never reports that, so the starting code
-# would wait forever (CPython, gh-140746). A command ends with a message instead.
-
-THREAD_START_S = 20.0
-"""Seconds after which a thread that has not started never will, even on a busy machine."""
-EXIT_WITHOUT_MEMORY = 2
-_STARTED_BY = "thread started by"
-"""Python's message for an error before the thread's own code."""
-_NO_MEMORY_LEFT = (
-    b"kapelle: There is no memory left to start a thread. End other programs, raise the limit of memory (`ulimit -v`), "
-    b"or use a smaller model or batch, then continue with --resume.\n"
-)  # made early, because later there is no memory for it
-
-
 run_logs: list[int] = []
 """Descriptors of the logs of this process's runs, which get the last message of a process that ends at once."""
 
@@ -131,44 +112,6 @@ def log_last(message: bytes) -> None:
     for descriptor in run_logs:
         with suppress(OSError):
             os.write(descriptor, message)
-
-
-@contextmanager
-def end_without_memory() -> Iterator[None]:
-    """End the process with a message if a thread in the block has no memory to start."""
-    before = sys.unraisablehook
-
-    def hook(raised: sys.UnraisableHookArgs) -> None:
-        if issubclass(raised.exc_type, MemoryError) and _STARTED_BY in (raised.err_msg or ""):
-            exit_without_memory()
-        before(raised)
-
-    sys.unraisablehook = hook
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
-
-
-def exit_without_memory() -> NoReturn:
-    """End the process with a message, without using memory."""
-    with suppress(OSError):
-        os.write(2, _NO_MEMORY_LEFT)
-    log_last(_NO_MEMORY_LEFT)
-    os._exit(EXIT_WITHOUT_MEMORY)
-
-
-class ThreadStarts:
-    """The threads of this process that have not completed their start."""
-
-    def __init__(self) -> None:
-        self._waited: dict[threading.Thread, float] = {}
-
-    def lost(self, passed: float) -> bool:
-        """Return whether one of them waits for longer than `THREAD_START_S`; `passed` are the seconds since the last call."""
-        waiting = [thread for thread in threading.enumerate() if not thread.is_alive()]
-        self._waited = {thread: self._waited.get(thread, 0.0) + passed for thread in waiting}
-        return any(waited > THREAD_START_S for waited in self._waited.values())
 
 
 def versions_of(packages: Sequence[str]) -> dict[str, str | None]:

@@ -42,7 +42,7 @@ class DataRow:
         value = self.fields[field]
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise DataError(
-                f"{self.place}: the field '{field}' holds {type(value).__name__}, not text or a number. "
+                f"{self.place}: the field '{field}' is {type(value).__name__}, not text or a number. "
                 f"Fix or drop the row, or set `environment.{setting}`."
             )
         return str(value)
@@ -89,7 +89,7 @@ def read_rows(file: Path, contents: MutableMapping[str, str] | None = None) -> t
                 values = _parsed(str(file), stream.read())
                 if not isinstance(values, list):
                     raise DataError(
-                        f"'{file}' holds {type(values).__name__}, not an array of rows. Use JSON lines or an array."
+                        f"'{file}' contains {type(values).__name__}, not an array of rows. Use JSON lines or an array."
                     )
                 return tuple(_row(f"{file}, row {number}", each) for number, each in enumerate(values, 1))
             for number, line in enumerate(stream, start=1):
@@ -131,5 +131,5 @@ def _parsed(place: str, text: bytes) -> Json:
 
 def _row(place: str, value: Json) -> DataRow:
     if not isinstance(value, dict):
-        raise DataError(f"{place} holds {type(value).__name__}, not an object with named fields. Fix it.")
+        raise DataError(f"{place} is {type(value).__name__}, not an object with named fields. Fix it.")
     return DataRow(place, value)

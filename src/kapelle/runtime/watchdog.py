@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import os
 import threading
 import time
@@ -26,23 +25,18 @@ _runs = False
 def every_tick(look: Callable[[float], None]) -> None:
     """Call `look` at every tick with the seconds since the last one, without those in which this process was stopped.
 
-    Has no effect for a function that is called already. Raises MemoryError if no thread can start.
+    Has no effect for a function that is called already.
     """
     global _runs  # noqa: PLW0603 - there is one thread
     with _starting:
         if look not in _looks:
             _looks.append(look)
         if not _runs:
-            # Not `Thread.start`: without memory it would wait forever, and only this thread could notice.
-            begun = threading.Event()
-            _thread.start_new_thread(_run, (begun,))
-            if not begun.wait(machine.THREAD_START_S):
-                raise MemoryError
+            threading.Thread(target=_run, name="kapelle-watchdog", daemon=True).start()
             _runs = True
 
 
-def _run(begun: threading.Event) -> None:
-    begun.set()
+def _run() -> None:
     before = time.monotonic()
     while True:
         time.sleep(TICK)

@@ -62,7 +62,7 @@ def check_rewards_kept(settings: object) -> None:
     for at, part in parts_of(settings):
         if at and offers(part, RewardsEpisodes) and not offers(settings, DrivenByPrograms):
             raise ConfigError(
-                f"`{getattr(part, 'name', at)}` rewards whole episodes, and cannot stand inside another environment (`environment.{at}`). "
+                f"`{getattr(part, 'name', at)}` rewards whole episodes, and cannot be part of another environment (`environment.{at}`). "
                 "Use it as the environment; `rewarded` has a setting `tools`."
             )
 
@@ -179,11 +179,11 @@ def check_compared(run: RunToCheck) -> Iterator[str]:
         return
     compares = f"{environment.compared[0]} compares the episodes of a group, and"
     if data.group_size < 2:
-        yield f"{compares} `{name}` plays each task once. Set `algorithm.group_size: 2` or more."
+        yield f"{compares} `{name}` collects one episode per task. Set `algorithm.group_size: 2` or more."
     if data.tree:
         yield f"{compares} `{name}` rewards the candidates of a tree one by one. Set `algorithm.tree: false`."
     if data.interventions or run.algorithm.need(PlaysAlone):
-        yield f"{compares} `{name}` plays single episodes without their group. Name another algorithm."
+        yield f"{compares} `{name}` collects single episodes without their group. Choose another algorithm."
 
 
 def check_opposed(run: RunToCheck) -> Iterator[str]:

@@ -176,8 +176,8 @@ def prepare(
     report("algorithm", f"{algorithm.name} can train this team")
     best = config.checkpoint.best
     if training and best is not None and (meant := misspelt(best)):
-        report(DOUBT, f"No metric of kapelle's is called '{best}' (`checkpoint.best`).{meant}")
-    report("workflow", f"{config.workflow.name} can be played on {config.environment.name}")
+        report(DOUBT, f"kapelle has no metric '{best}' (`checkpoint.best`).{meant}")
+    report("workflow", f"{config.workflow.name} works with {config.environment.name}")
     turns = config.workflow.most_turns(team.names) if isinstance(config.workflow, CountsTurns) else None
     for agent in team.names:
         if turns is not None and not turns[agent] and team.policy(agent).trained:
@@ -304,10 +304,10 @@ def _data(config: RunConfig) -> str:
         size = environment.size(split)
         count = "generated tasks" if size is None else f"{size} tasks"
         found.append(f"{split}: {source} ({count})")
-    return "; ".join([*found, *rows_left_out(config)])
+    return "; ".join([*found, *excluded_rows(config)])
 
 
-def rows_left_out(config: RunConfig) -> list[str]:
+def excluded_rows(config: RunConfig) -> list[str]:
     """Return a sentence for each split from which the environment excludes rows."""
     return [f"{split}: {skipped}" for split, skipped in report_of(config.environment).skipped().items()]
 

@@ -211,7 +211,7 @@ def vllm_commands(folder: Path, port: int = 8000) -> list[str]:
             room = next((each for each in VLLM_RANKS if each >= rank), None)
             if room is None:
                 raise ConfigError(
-                    f"vLLM takes adapters up to rank {VLLM_RANKS[-1]}, and this team has one of {rank}. Export whole models: "
+                    f"vLLM supports adapters up to rank {VLLM_RANKS[-1]}, and this team has one of rank {rank}. Export whole models: "
                     "`kapelle export RUN --merge`."
                 )
             names = [

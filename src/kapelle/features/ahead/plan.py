@@ -30,7 +30,7 @@ class AheadPlan(FeaturePlan[AheadSettings]):
         environment = run.config.environment
         if offers(environment, InMemory) and environment.in_memory:
             names = ", ".join(environment.in_memory)
-            yield f"`training.overlap` samples in another process, which has no access to {names} in memory. Set it to false."
+            yield f"`training.overlap` samples in another process, which cannot access {names} in memory. Set it to false."
         if offers(environment, DrivenByPrograms):
             yield "`training.overlap` samples in another process, which outside programs cannot follow. Set it to false."
 

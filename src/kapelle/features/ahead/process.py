@@ -129,7 +129,7 @@ class SamplingProcess:
         if answer is None:
             how = self._died()
             logging.getLogger(__name__).warning(
-                "kapelle: The sampling process is lost: %s. If you did not end it, check whether the machine ran out of memory. "
+                "kapelle: The sampling process has ended: %s. If you did not end it, check whether the machine ran out of memory. "
                 "Another process plays step %d.",
                 how,
                 request[0],

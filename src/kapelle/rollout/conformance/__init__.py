@@ -159,7 +159,7 @@ def declared(environment: Environment) -> Finding:
         return Finding(
             name,
             "not checked",
-            f"{', '.join(meant)} is there but not declared: inherit from it too, if it is meant",
+            f"{', '.join(meant)} is defined but not declared. If it is intended, inherit from that class",
         )
     named = ", ".join(sorted(capability.__name__ for capability in had))
     return Finding(name, "ok", f"it declares {named or 'none'}")
@@ -181,7 +181,7 @@ def _task_row(task: Task) -> list[str]:
 def settings_survive(environment: Environment) -> Finding:
     """Return whether the settings are equal after they were written to a recipe and read."""
     if not isinstance(environment, Settings):
-        return Finding("settings", "not checked", "the environment is no `kapelle.Settings`")
+        return Finding("settings", "not checked", "the environment is not a `kapelle.Settings`")
     if type(environment)(**environment.model_dump(mode="json")) != environment:
         return Finding("settings", "failed", "written as JSON and read again, they have changed")
     return Finding("settings", "ok", "they survive being written to a recipe")
@@ -211,7 +211,7 @@ def same_in_another_process(environment: Environment, chosen: Mapping[Split, Seq
     """Return whether another process makes the same tasks from the same settings."""
     name = "other process"
     if not isinstance(environment, Settings):
-        return Finding(name, "not checked", "the environment is no `kapelle.Settings`")
+        return Finding(name, "not checked", "the environment is not a `kapelle.Settings`")
     here = [_task_row(task) for split in SPLITS for task in chosen[split]]
     request = {"settings": environment.model_dump(mode="json"), "count": max(map(len, chosen.values()))}
     # Another hash seed finds a dependence on the order of a set.
@@ -241,7 +241,9 @@ def splits_apart(environment: Environment, chosen: Mapping[Split, Sequence[Task]
     questions = {split: {whole(task) for task in tasks if task.question} for split, tasks in chosen.items()}
     shared = questions["train"] & questions["test"]
     if shared:
-        game = "; in a game leave `Task.question` empty, and let the world's `observe` give the text"
+        game = (
+            "; in a game leave `Task.question` empty, and return the text from the episode state's `observe`"
+        )
         fix = game if len(questions["train"]) == 1 else ""  # a text that all tasks share is not a question
         return Finding("splits", "failed", f"train and test share the question {min(shared)[:60]!r}{fix}")
     if not questions["train"]:
@@ -260,7 +262,9 @@ async def same_states(environment: Environment, tasks: Sequence[Task], agents: S
             first, second = [await attempt(environment, task, agents, respond, seed=5) for _ in range(2)]
             if first != second:
                 return Finding(
-                    name, "failed", f"task {task.id}, played twice with one seed and the same texts, differs"
+                    name,
+                    "failed",
+                    f"task {task.id}, differs between two episodes with the same seed and texts",
                 )
     return Finding(name, "ok", "one seed and the same texts give the same episode")
 
@@ -337,7 +341,9 @@ async def rewards_in_range(environment: Environment, tasks: Sequence[Task], agen
                 continue
             for agent, total in episode.paid.items():
                 if agent not in agents:
-                    return Finding(name, "failed", f"task {task.id} pays '{agent}', who is not in the team")
+                    return Finding(
+                        name, "failed", f"task {task.id} rewards '{agent}', who is not in the team"
+                    )
                 if not math.isfinite(total) or not low - slack <= total <= high + slack:
                     return Finding(name, "failed", f"task {task.id} pays {total}, outside {[low, high]}")
             success = episode.outcome.success
@@ -352,7 +358,7 @@ async def outcomes_kept(environment: Environment, tasks: Sequence[Task], agents:
     for task in tasks[:4]:
         driven = await attempt(environment, task, agents, scripted(environment, task))
         if isinstance(driven, str):
-            return Finding("records", "failed", f"task {task.id}, played by its script, fails: {driven}")
+            return Finding("records", "failed", f"task {task.id}, driven by its script, fails: {driven}")
         o = driven.outcome
         episode = Episode(task, 0, tuple(agents), (), dict(o.rewards), o.success, dict(o.info), o.truncated)
         try:
@@ -408,7 +414,7 @@ async def gold_is_rewarded(environment: Environment, chosen: Mapping[Split, Sequ
     names = ("solver",)
     solvable = has_comparable_answers(environment) and offers(environment, Scripted)
     if offers(environment, Teachable) and environment.teacher is not None:
-        why = "`environment.teacher` gives its demonstrations, and may know the roles of one team alone, or be wrong"
+        why = "`environment.teacher` gives its demonstrations, and may fit only one team's roles, or be incorrect"
         return [Finding("gold", "not checked", why), Finding("cheating", "not checked", why)]
     if not solvable or not accepts(environment, names):
         why = "it has no script that solves a question alone"
@@ -421,9 +427,13 @@ async def gold_is_rewarded(environment: Environment, chosen: Mapping[Split, Sequ
         if episode.paid["solver"] != high or episode.outcome.success not in (None, 1.0):
             result = f"{episode.paid} (success {episode.outcome.success})"
             return [
-                Finding("gold", "failed", f"task {task.id}, solved by the script, pays {result}, not {high}")
+                Finding(
+                    "gold",
+                    "failed",
+                    f"task {task.id}, solved by the script, has the reward {result}, not {high}",
+                )
             ]
-    found = [Finding("gold", "ok", "the script's solution earns the full reward")]
+    found = [Finding("gold", "ok", "the script's solution receives the full reward")]
     for task in chosen["train"]:
         # Nonsense, the question, and solutions of other tasks with another answer.
         tasks = chosen["train"]
@@ -443,9 +453,11 @@ async def gold_is_rewarded(environment: Environment, chosen: Mapping[Split, Sequ
             ):
                 return [
                     *found,
-                    Finding("cheating", "failed", f"task {task.id} pays the full reward for {text[:60]!r}"),
+                    Finding("cheating", "failed", f"task {task.id} gives the full reward for {text[:60]!r}"),
                 ]
     return [
         *found,
-        Finding("cheating", "ok", "nonsense, the question itself and other tasks' solutions are not paid"),
+        Finding(
+            "cheating", "ok", "nonsense, the question itself and other tasks' solutions receive no reward"
+        ),
     ]

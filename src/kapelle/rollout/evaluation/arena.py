@@ -30,7 +30,6 @@ from kapelle.functional.ratings import (
     cycle,
     log_odds,
     nash_averaging,
-    openskill,
     ratings,
 )
 from kapelle.functional.statistics import finite, mean_interval
@@ -331,14 +330,6 @@ class Arena:
         rated = ratings(range(len(self.labels)), self.results, deals)
         return {self.labels[k]: each for k, each in rated.items()}
 
-    @cached_property
-    def openskill(self) -> Mapping[str, tuple[float, float, float]]:
-        """OpenSkill's μ with μ ± 1.96 σ, by label; empty as `elo` is, or without the package."""
-        if not self._rated or not _installed("openskill"):
-            return {}
-        rated = openskill(range(len(self.labels)), self.results, self.seed)
-        return {self.labels[k]: each for k, each in rated.items()}
-
     @property
     def _rated(self) -> bool:
         """Whether ratings are meaningful: not all play together, and every pair has results."""
@@ -467,7 +458,6 @@ class Arena:
                     **self.players.get(label, {}),
                     "games": games[label],
                     "elo": interval(self.elo, label),
-                    "openskill": interval(self.openskill, label),
                     **{name: shares[label] for name, shares in self.shares.items()},
                     "self_play": plain(self.self_play(label)),
                     "cross_play": plain(self.cross_play(label)),
@@ -543,8 +533,8 @@ def lines(result: Arena) -> list[str]:
         )
     elif result.elo and len(result.labels) > 2:
         found.append("no significant cycle: one line of ratings describes the results")
-    if not result.together and not result.openskill and result.elo:
-        found.append("OpenSkill, α-Rank and Nash averaging need an extra: pip install 'kapelle[games]'")
+    if not result.together and not result.shares and result.elo:
+        found.append("α-Rank and Nash averaging need an extra: pip install 'kapelle[games]'")
     if result.failed:
         found.append(f"{result.failed} episodes failed and are excluded: {', '.join(result.reasons[:1])}")
     return found
@@ -552,7 +542,7 @@ def lines(result: Arena) -> list[str]:
 
 def _players(result: Arena) -> list[str]:
     table = _table("player")
-    headings = ["self-play", "cross-play"] if result.together else ["Elo", "95 %", "OpenSkill", "payoff"]
+    headings = ["self-play", "cross-play"] if result.together else ["Elo", "95 %", "payoff"]
     cycles = bool(result.cycle and result.shares)
     for heading in (*headings, *(["Nash average", "α-Rank"] if cycles else []), "invalid moves"):
         table.add_column(heading, justify="right")
@@ -561,9 +551,8 @@ def _players(result: Arena) -> list[str]:
         if result.together:
             cells += [_plain(result.self_play(label)), _plain(result.cross_play(label))]
         else:
-            elo, skill = result.elo.get(label), result.openskill.get(label)
+            elo = result.elo.get(label)
             cells += ["–", "–"] if elo is None else [f"{elo[0]:+.0f}", f"{elo[1]:+.0f} to {elo[2]:+.0f}"]
-            cells += ["–" if skill is None else f"{skill[0]:.1f} ± {(skill[2] - skill[1]) / 2:.1f}"]
             cells += [_signed(result.cross_play(label))]
         if cycles:
             cells += [f"{result.shares[name][label]:.2f}" for name in ("nash_average", "alpha_rank")]

@@ -227,19 +227,10 @@ def decoded(setup: RolloutSetup, settings: EvaluationConfig) -> RolloutSetup:
     )
 
 
-async def evaluate_tasks(
-    setup: RolloutSetup, tasks: Sequence[Task], seed: int, returns: Returns = own_returns
-) -> Evaluation:
-    """Roll out every task once and summarise; `returns` shares the team's reward (`Algorithm.returns`)."""
-    groups = await rollout(setup, tasks, 1, derive_seed(seed, "evaluation"))
-    setup.engine.release_caches()
-    return summarise(groups, returns)
-
-
 def evaluate_shared(
     setup: RolloutSetup, tasks: Sequence[Task], seed: int, returns: Returns = own_returns, samples: int = 1
 ) -> Evaluation:
-    """Do the same from synchronous code, with `samples` episodes of each task and the tasks divided among the ranks."""
+    """Roll out each task `samples` times, with the tasks divided among the ranks, and summarise; `returns` shares the team's reward."""
     seed = derive_seed(seed, "evaluation")
     groups = shared_rollout(setup, tasks, samples, seed)
     setup.engine.release_caches()

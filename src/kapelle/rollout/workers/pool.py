@@ -311,7 +311,7 @@ class WorkerReader:
             else ""
         )
         logging.getLogger(__name__).warning(
-            "kapelle: %s (%s).%s Its episodes are played again in another one.",
+            "kapelle: %s (%s).%s Its episodes are repeated in another one.",
             worker.lost,
             worker.holder.where,
             memory,
