@@ -134,25 +134,4 @@ def first_prompt(given: dict[str, Any]) -> int:
     return len(load_renderer("embedded", config.model).start([Message("user", "")]))
 
 
-def test_tasks_without_end_are_drawn_until_they_fit(tmp_path: Path) -> None:
-    given = {
-        **settings(tmp_path),
-        "environment": {"name": "word_problems"},
-        "model": {"embedded": {"context": 2048}},
-    }
-    given |= {"training": {"tasks_per_step": 8, "steps": 2}}
-    lengths = []
-    with Trainer(resolve(given)) as trainer:
-        for step in (1, 2):
-            lengths += [len(task.question) for task in trainer.loop.rollouts.tasks.of(step)]
-    middle = sorted(lengths)[len(lengths) // 2]
-    given |= {"tasks": {"max_prompt_tokens": first_prompt(given) + middle}}
-    with Trainer(resolve(given)) as trainer:
-        drawn = [len(task.question) for step in (1, 2) for task in trainer.loop.rollouts.tasks.of(step)]
-        assert [length for length in lengths if length <= middle] == [
-            d for d, was in zip(drawn, lengths, strict=True) if was <= middle
-        ]
-        assert max(drawn) <= middle < max(lengths)
-
-
 """Characters of a question that the model reads, and after which it has no room for a whole answer."""

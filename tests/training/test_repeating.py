@@ -62,9 +62,3 @@ def test_worlds_that_wait_change_nothing(kind: str, tmp_path: Path) -> None:
         slow = trained(tmp_path / wait, wait, **KINDS[kind])
         for part, expected in quick.items():
             assert same_bits(slow[part], expected), (wait, part)
-
-
-@pytest.mark.long
-def test_eight_runs_are_one(tmp_path: Path) -> None:
-    first, *others = (trained(tmp_path / str(number), "mixed") for number in range(8))
-    assert all(same_bits(other, first) for other in others)

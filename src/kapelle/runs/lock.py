@@ -24,8 +24,6 @@ from pathlib import Path
 from kapelle.errors import RunDirectoryError
 from kapelle.runtime.files import PARTIAL, explain, replace_file, write_all
 
-_ATTEMPTS = 100
-
 
 class RunLock:
     """Exclusive use of a directory by this process, until `release` or its death.
@@ -113,31 +111,24 @@ class RunLock:
 
     def _take_file(self) -> int:
         """Open `lock`, lock it and write the owner into it; may raise OSError."""
-        for _ in range(_ATTEMPTS):
-            descriptor = self._open_file()
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_same(self._path.lstat, descriptor):  # otherwise it was replaced between the two calls
-                    os.ftruncate(descriptor, 0)
-                    owner = {
-                        "pid": os.getpid(),
-                        "host": socket.gethostname(),
-                        "since": now(),
-                        "born": _born(os.getpid()),
-                    }
-                    write_all(descriptor, json.dumps(owner).encode())
-                    return descriptor
-            except BlockingIOError as error:
-                text = os.pread(descriptor, 4096, 0)
-                os.close(descriptor)
-                raise self._in_use(text) from error
-            except BaseException:
-                os.close(descriptor)
-                raise
+        descriptor = self._open_file()
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _is_same(self._path.lstat, descriptor):
+                raise RunDirectoryError(
+                    f"Cannot lock {self._path}: another program has just replaced it. End that program."
+                )
+            os.ftruncate(descriptor, 0)
+            pid = os.getpid()
+            owner = {"pid": pid, "host": socket.gethostname(), "since": now(), "born": _born(pid)}
+            write_all(descriptor, json.dumps(owner).encode())
+        except BaseException as error:
+            text = os.pread(descriptor, 4096, 0)
             os.close(descriptor)
-        raise RunDirectoryError(
-            f"Cannot lock {self._path}: another program keeps replacing it. End that program."
-        )
+            if isinstance(error, BlockingIOError):
+                raise self._in_use(text) from error
+            raise
+        return descriptor
 
     def _open_file(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK

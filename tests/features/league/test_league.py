@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 from dataclasses import replace
@@ -179,22 +178,6 @@ def test_a_pool_is_as_diverse_as_the_table_of_its_past_selves_says(population: s
     assert len(counts) == 2 * 3 * 3
     with Trainer(**game(league=played)) as trainer:
         assert all("league/diversity" not in step.metrics for step in trainer.steps(1))
-
-
-def test_payoffs_that_were_played_say_in_how_many_games(tmp_path: Path) -> None:
-    league = {"population": {"name": "psro", "games": 3}, "enter": {"every": 1}}
-    with Trainer(**game(league=league), run_dir=tmp_path / "run") as trainer:
-        trainer.train(2)
-        pool = league_of(trainer).pool
-    homes = len({agent for agent, *_ in pool.payoffs})
-    assert len(pool.payoffs) > 1
-    assert pool.payoff_games == dict.fromkeys(pool.payoffs, 3)
-    newest = max(
-        (tmp_path / "run").rglob("standing.json"), key=lambda file: json.loads(file.read_text())["step"]
-    )
-    table = json.loads(newest.read_text())["payoffs"]
-    assert {count for line in table["games"] for count in line} == {3 * homes}
-    assert [len(line) for line in table["games"]] == [len(table["names"])] * len(table["names"])
 
 
 def test_a_broken_run_goes_on_from_members_on_the_disk(tmp_path: Path) -> None:
