@@ -56,15 +56,15 @@ class Record:
         begun: Sequence[Turn] = (),
         absent: Collection[str] = (),
         swapped: Mapping[str, str] = MappingProxyType({}),
-        anew: Collection[str] = (),
+        resampled: Collection[str] = (),
     ) -> None:
         """Take the recorded turns, one candidate of each agent that moves next, and unfinished turns of others.
 
-        After these turns `absent` agents have empty turns, and `swapped` policies (by agent) sample. Agents in `anew` also move
+        After these turns `absent` agents have empty turns, and `swapped` policies (by agent) sample. Agents in `resampled` also move
         next, and their turns are sampled.
         """
         self.absent, self.swapped = frozenset(absent), swapped
-        self._moving = frozenset(anew)
+        self._moving = frozenset(resampled)
         self._all = dict(numbered((*past, *now, *begun)))
         self.begun = {turn.agent: turn for turn in begun}
         """Agent → its unfinished turn, which is sampled further."""
@@ -381,7 +381,7 @@ def fork_of(episode: Episode, sample: int, change: Change) -> Fork:
         case "swap", str() as policy:
             record = Record(past, beside, swapped=dict.fromkeys(change.agents, policy))
         case "resample", None:
-            record = Record(past, beside, anew=change.agents)
+            record = Record(past, beside, resampled=change.agents)
         case _:
             raise ValueError(f"a change `{change.what}` has no `by` like {change.by!r:.60}")
     return Fork(episode, sample, record, (episode.seed, "intervention", len(past)))

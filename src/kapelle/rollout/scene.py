@@ -361,7 +361,7 @@ class LiveAgentSession:
         completion = await setup.timeline.during("generate", answer)
         if not all(map(math.isfinite, completion.logprobs)):
             raise EpisodeError(
-                f"Policy '{request.policy}' returned log-probs that are not finite: its weights are broken. "
+                f"Policy '{request.policy}' returned log-probs that are not finite: its weights are damaged. "
                 "Go back to an earlier checkpoint, and lower `optimizer.lr`."
             )
         return completion

@@ -13,7 +13,7 @@ from tests.cli.conftest import TINY
 import kapelle
 from kapelle.comparison.contestants import enter, load
 from kapelle.rollout.episodes import shared_rollout
-from kapelle.rollout.evaluation.arena import Arena, Encounter, payoffs, seated
+from kapelle.rollout.evaluation.arena import Arena, Encounter, assigned_team, payoffs
 from kapelle.setup.problems import choose_tasks
 from kapelle.types import Episode, Task
 
@@ -180,7 +180,7 @@ class TestRuns:
         for name in ("a", "whole", "a@1"):
             entered = enter([f"x={runs / name}", "random"], None, ())
             loaded = load(entered, lambda _: None)
-            team, _ = seated(entered.names, (loaded.contestants["x"],) * 2, (0, 0))
+            team, _ = assigned_team(entered.names, (loaded.contestants["x"],) * 2, (0, 0))
             with kapelle.Trainer.from_run(f"{runs / name}") as trainer:
                 tasks = choose_tasks(trainer.setup.environment, "test", 6)
                 theirs, ours = (

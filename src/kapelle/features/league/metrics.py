@@ -101,7 +101,7 @@ METRICS = (
     Metric(
         "league/cross_play_gap",
         "reward",
-        "Mean return of the learner's games with itself minus that of its games with members of the pool, in games in which all earn alike, "
+        "Mean return of the learner's games with itself minus that of its games with members of the pool, in games with equal rewards for all, "
         "and in steps that have both (`league.population.share` below 1).",
         "Rises: the learner develops conventions that others do not share. Use `fcp` with more partners or a `spread`, or other-play.",
         known_as="self-play minus cross-play gap",

@@ -45,9 +45,9 @@ from kapelle.rollout.conformance.driving import (
     Finding,
     accepts,
     always,
-    attempt,
     by_agent,
     drive,
+    drive_or_error,
     scripted,
 )
 from kapelle.runs.episode_json import dump_episode, load_episode
@@ -259,7 +259,9 @@ async def same_states(environment: Environment, tasks: Sequence[Task], agents: S
     name = "determinism"
     for task in tasks[:4]:
         for respond in (scripted(environment, task), always("?")):
-            first, second = [await attempt(environment, task, agents, respond, seed=5) for _ in range(2)]
+            first, second = [
+                await drive_or_error(environment, task, agents, respond, seed=5) for _ in range(2)
+            ]
             if first != second:
                 return Finding(
                     name,
@@ -335,17 +337,17 @@ async def rewards_in_range(environment: Environment, tasks: Sequence[Task], agen
     slack = 1e-9 * max(1.0, abs(low), abs(high))
     for task in tasks[:4]:
         for respond in (scripted(environment, task), *map(always, NOTHING)):
-            episode = await attempt(environment, task, agents, respond)
+            episode = await drive_or_error(environment, task, agents, respond)
             if isinstance(episode, str):
                 failed += 1
                 continue
-            for agent, total in episode.paid.items():
+            for agent, total in episode.returns.items():
                 if agent not in agents:
                     return Finding(
                         name, "failed", f"task {task.id} rewards '{agent}', who is not in the team"
                     )
                 if not math.isfinite(total) or not low - slack <= total <= high + slack:
-                    return Finding(name, "failed", f"task {task.id} pays {total}, outside {[low, high]}")
+                    return Finding(name, "failed", f"task {task.id} gives {total}, outside {[low, high]}")
             success = episode.outcome.success
             if success is not None and not 0.0 <= success <= 1.0:
                 return Finding(name, "failed", f"task {task.id} reports success {success}, outside [0, 1]")
@@ -356,7 +358,7 @@ async def rewards_in_range(environment: Environment, tasks: Sequence[Task], agen
 async def outcomes_kept(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
     """Return whether outcomes are equal after they were written and read."""
     for task in tasks[:4]:
-        driven = await attempt(environment, task, agents, scripted(environment, task))
+        driven = await drive_or_error(environment, task, agents, scripted(environment, task))
         if isinstance(driven, str):
             return Finding("records", "failed", f"task {task.id}, driven by its script, fails: {driven}")
         o = driven.outcome
@@ -392,12 +394,12 @@ async def roles_alike(environment: Environment, tasks: Sequence[Task], agents: S
     for task in tasks[:4]:
         good, bad = scripted(environment, task, "solver"), always("?")
         one, other = agents[0], agents[1]
-        straight = await attempt(environment, task, agents, by_agent({one: good}, bad))
-        crossed = await attempt(environment, task, agents, by_agent({other: good}, bad))
+        straight = await drive_or_error(environment, task, agents, by_agent({one: good}, bad))
+        crossed = await drive_or_error(environment, task, agents, by_agent({other: good}, bad))
         if isinstance(straight, str) or isinstance(crossed, str):
             continue
-        here = (straight.paid[one], straight.paid[other])
-        if here != (crossed.paid[other], crossed.paid[one]):
+        here = (straight.returns[one], straight.returns[other])
+        if here != (crossed.returns[other], crossed.returns[one]):
             return Finding(
                 name,
                 "failed",
@@ -421,11 +423,11 @@ async def gold_is_rewarded(environment: Environment, chosen: Mapping[Split, Sequ
         return [Finding("gold", "not checked", why), Finding("cheating", "not checked", why)]
     high = environment.reward_range[1]
     for task in (*chosen["train"], *chosen["test"]):
-        episode = await attempt(environment, task, names, scripted(environment, task))
+        episode = await drive_or_error(environment, task, names, scripted(environment, task))
         if isinstance(episode, str):
             return [Finding("gold", "failed", f"task {task.id}, solved by the script, fails: {episode}")]
-        if episode.paid["solver"] != high or episode.outcome.success not in (None, 1.0):
-            result = f"{episode.paid} (success {episode.outcome.success})"
+        if episode.returns["solver"] != high or episode.outcome.success not in (None, 1.0):
+            result = f"{episode.returns} (success {episode.outcome.success})"
             return [
                 Finding(
                     "gold",
@@ -447,9 +449,9 @@ async def gold_is_rewarded(environment: Environment, chosen: Mapping[Split, Sequ
             for text in (*NOTHING, task.question, *solutions)
             if call_user_code("extract", SECONDS, environment.extract, text) != gold
         ]:
-            episode = await attempt(environment, task, names, always(text))
+            episode = await drive_or_error(environment, task, names, always(text))
             if not isinstance(episode, str) and (
-                episode.paid["solver"] >= high or episode.outcome.success == 1.0
+                episode.returns["solver"] >= high or episode.outcome.success == 1.0
             ):
                 return [
                     *found,

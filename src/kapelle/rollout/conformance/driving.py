@@ -56,7 +56,7 @@ class DrivenEpisode:
 
     seen: tuple[tuple[str, str], ...]
     """(agent, observation) in order."""
-    paid: Mapping[str, float]
+    returns: Mapping[str, float]
     """Return of each agent."""
     outcome: Outcome
 
@@ -82,8 +82,8 @@ def accepts(environment: Environment, names: Sequence[str]) -> bool:
 class DrivenState:
     """An episode state with time limits and checks of every result; Unfit describes an invalid one."""
 
-    def __init__(self, world: BoundedState | RemoteState, task: Task, agents: Sequence[str]) -> None:
-        self._state, self._task, self._agents = world, task, agents
+    def __init__(self, state: BoundedState | RemoteState, task: Task, agents: Sequence[str]) -> None:
+        self._state, self._task, self._agents = state, task, agents
 
     @classmethod
     async def open(
@@ -213,10 +213,10 @@ async def drive(
     return DrivenEpisode(tuple(seen), totals, outcome)
 
 
-async def attempt(
+async def drive_or_error(
     environment: Environment, task: Task, agents: Sequence[str], say: Speaker, seed: int = 0
 ) -> DrivenEpisode | str:
-    """Play one episode, or return the text of its EpisodeError; other errors are Unfit."""
+    """Roll out one episode, or return the text of its EpisodeError; other errors are Unfit."""
     try:
         return await drive(environment, task, agents, say, seed)
     except EpisodeError as error:

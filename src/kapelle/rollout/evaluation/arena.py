@@ -126,14 +126,14 @@ def pairs_of(labels: Sequence[str], environment: Environment) -> list[tuple[str,
     return list(pairs(labels, 2))
 
 
-def role_orders(seats: int, *, alone: bool) -> tuple[tuple[int, ...], ...]:
+def role_orders(roles: int, *, alone: bool) -> tuple[tuple[int, ...], ...]:
     """Return every assignment of two players to the roles that gives each a role; `alone`, of one player to all roles."""
     if alone:
-        return ((0,) * seats,)
-    return tuple(each for each in product((0, 1), repeat=seats) if len(set(each)) == 2)
+        return ((0,) * roles,)
+    return tuple(each for each in product((0, 1), repeat=roles) if len(set(each)) == 2)
 
 
-def seated(
+def assigned_team(
     names: Sequence[str], pair: Sequence[Contestant], assignment: Sequence[int]
 ) -> tuple[Team, Mapping[str, Cast]]:
     """Return the team of one assignment, and the roles of the environment's own players."""
@@ -165,7 +165,7 @@ async def meet(
     scheduled: list[ScheduledEpisode] = []
     for task in tasks:
         for assignment in assignments:
-            team, cast = seated(names, pair, assignment)
+            team, cast = assigned_team(names, pair, assignment)
             setups.append(replace(setup, team=team))
             # One seed for all assignments of all pairs: they have the same cards, and each role has the same luck.
             own_seed = derive_seed(seed, "arena", task.id)
