@@ -118,6 +118,6 @@ class TestRows:
             asked.append(name)
             return b""
 
-        with pytest.raises(DataError, match="has another form"):
+        with pytest.raises(DataError, match="has an unknown form"):
             load_episode(row, find)
         assert not asked

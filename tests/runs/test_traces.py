@@ -233,7 +233,7 @@ def test_agents_and_scores_are_those_of_the_nearest_span(tmp_path: Path) -> None
     ("fields", "why"),
     [
         (HEAD, "not recorded (set OTEL_"),
-        ({**PRESENT, "gen_ai.output.messages": "[{"}, "no JSON (probably"),
+        ({**PRESENT, "gen_ai.output.messages": "[{"}, "not JSON (probably"),
         (
             {**PRESENT, "gen_ai.system_instructions": "[]", "gen_ai.input.messages": "[]"},
             "without a question",
