@@ -17,7 +17,7 @@ PERSON = Team.alone(Agent("you", "Play well."), Policy("person", base="", traine
 
 
 def test_an_agent_keeps_its_prompts_and_weights_in_another_role() -> None:
-    team = Team.gathered({"north": (PAIR, "solver"), "south": (PERSON, "you"), "west": (PAIR, "asker")})
+    team = Team.filling({"north": (PAIR, "solver"), "south": (PERSON, "you"), "west": (PAIR, "asker")})
     assert [(agent.name, agent.system) for agent in team.agents] == [
         ("north", None),
         ("south", "Play well."),
@@ -30,7 +30,7 @@ def test_an_agent_keeps_its_prompts_and_weights_in_another_role() -> None:
 
 
 def test_a_gathered_team_has_only_its_roles_and_no_critics() -> None:
-    team = Team.gathered({"one": (PAIR, "asker"), "two": (PAIR, "asker")})
+    team = Team.filling({"one": (PAIR, "asker"), "two": (PAIR, "asker")})
     assert set(team.policies) == {"ask"}
     assert team.agents_of("ask") == ("one", "two")
     assert not team.critics
@@ -38,5 +38,5 @@ def test_a_gathered_team_has_only_its_roles_and_no_critics() -> None:
 
 
 def test_a_team_of_another_size_uses_its_first_agent_in_all_roles() -> None:
-    assert [PAIR.sitting(seat, 2) for seat in range(2)] == ["asker", "solver"]
-    assert [PAIR.sitting(seat, 3) for seat in range(3)] == ["asker"] * 3
+    assert [PAIR.agent_for_role(seat, 2) for seat in range(2)] == ["asker", "solver"]
+    assert [PAIR.agent_for_role(seat, 3) for seat in range(3)] == ["asker"] * 3

@@ -372,7 +372,7 @@ class Algorithm:
         return self.critic is not None and self.critic.everyone
 
     @property
-    def plays(self) -> bool:
+    def collects_episodes(self) -> bool:
         """Whether it learns from the team's own episodes."""
         return self.data.source == "rollout"
 
@@ -434,7 +434,7 @@ def row_of(name: str, build: Callable[[], Algorithm]) -> Algorithm:
     if not isinstance(row, Algorithm):
         raise ConfigError(f"{who}: `build` returns {row!r:.60}. Return a kapelle.Algorithm.")
     _check_types(who, row)
-    if row.plays and row.credit is None and row.memory is None:
+    if row.collects_episodes and row.credit is None and row.memory is None:
         raise ConfigError(
             f"{who} learns from rollouts but has no `credit`. Give a function of groups and signals that returns credit by "
             "`TurnKey`."
@@ -559,7 +559,7 @@ def check_one_tokeniser(run: RunToCheck) -> Iterator[str]:
 
 def check_sampling(run: RunToCheck) -> None:
     """Raise ConfigError for a trained agent that samples with log-probs which the trainer cannot compute."""
-    for agent in run.team.agents if run.algorithm.plays else ():
+    for agent in run.team.agents if run.algorithm.collects_episodes else ():
         sampling = agent.sampling
         if not run.team.policy(agent.name).trained:
             continue

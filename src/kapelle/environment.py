@@ -26,7 +26,7 @@ from typing_extensions import TypeIs
 
 from kapelle.errors import ConfigError
 from kapelle.runtime.deadlines import DeadlineExceeded, Patience
-from kapelle.runtime.foreign_code import Unfit, asked, environment_error
+from kapelle.runtime.foreign_code import Unfit, call_user_code, environment_error
 from kapelle.runtime.plugins import catalogue, find_class
 from kapelle.types import Episode, Image, Json, Message, Split, Task
 
@@ -288,7 +288,7 @@ class Decision:
 
     key: str
     """Its name in the game."""
-    seat: int
+    player: int
     """The player to move, from 0."""
     text: str
     """The observation of this player."""
@@ -320,7 +320,7 @@ class Enumerable:
         raise NotImplementedError
 
     def best_response(
-        self, policy: Mapping[str, Mapping[int, float]], seat: int
+        self, policy: Mapping[str, Mapping[int, float]], player: int
     ) -> tuple[float, Mapping[str, int]]:
         """Return the value of a best response of one player (from 0) to the others' policy, and its move in each state."""
         raise NotImplementedError
@@ -599,9 +599,9 @@ def has_comparable_answers(environment: Environment) -> bool:
     return offers(environment, Answerable) and all(has_comparable_answers(member) for member in members)
 
 
-def enumerable(environment: object, seats: int, most: int) -> Enumerable | None:
+def enumerable(environment: object, players: int, most: int) -> Enumerable | None:
     """Return the game if it has this many players and at most `most` information states; None otherwise."""
-    if not most or not offers(environment, Enumerable) or environment.players != seats:
+    if not most or not offers(environment, Enumerable) or environment.players != players:
         return None
     try:
         decisions = sum(1 for _ in zip(environment.decisions(), range(most + 1), strict=False))
@@ -735,7 +735,7 @@ _listeners: list[Callable[[str], None]] = []
 
 
 @contextmanager
-def told_of_changes(listen: Callable[[str], None]) -> Iterator[None]:
+def on_environment_change(listen: Callable[[str], None]) -> Iterator[None]:
     """Call `listen`, while the block runs, when a server replaces its environment."""
     _listeners.append(listen)
     try:
@@ -755,12 +755,12 @@ def report_change(line: str) -> None:
 
 def check_declared(environment: Environment, seconds: float = Patience.environment) -> None:
     """Raise Unfit unless `reward_range` is two finite numbers and `sources` describes both splits."""
-    bounds: object = asked("reward_range", seconds, lambda: environment.reward_range)
+    bounds: object = call_user_code("reward_range", seconds, lambda: environment.reward_range)
     if not isinstance(bounds, Sequence) or isinstance(bounds, str) or len(bounds) != 2:
         raise Unfit(f"`reward_range` is {bounds!r:.60}; give the smallest and the largest reward.")
     if not all(isinstance(b, int | float) and math.isfinite(b) for b in bounds) or bounds[0] > bounds[1]:
         raise Unfit(f"`reward_range` is {bounds!r:.60}; declare two finite numbers, the smaller first.")
-    sources: object = asked("sources", seconds, lambda: environment.sources)
+    sources: object = call_user_code("sources", seconds, lambda: environment.sources)
     if not isinstance(sources, Mapping) or not all(
         isinstance(sources.get(split), str) for split in ("train", "test")
     ):
@@ -771,7 +771,7 @@ def check_declared(environment: Environment, seconds: float = Patience.environme
 
 def size_of(environment: Environment, split: Split, seconds: float = Patience.environment) -> int | None:
     """Return the number of tasks of a split, None for an endless supply; Unfit for anything else."""
-    size: object = asked("size", seconds, environment.size, split)
+    size: object = call_user_code("size", seconds, environment.size, split)
     if size is None:
         return None
     try:
@@ -801,9 +801,11 @@ def task_of(
         seconds = float(getattr(environment, "timeout", Patience.environment))
     task: object
     if played is not None and offers(environment, Progressive):
-        task = asked(f"task_after({played}, {index})", seconds, environment.task_after, played, index)
+        task = call_user_code(
+            f"task_after({played}, {index})", seconds, environment.task_after, played, index
+        )
     else:
-        task = asked(f"task('{split}', {index})", seconds, environment.task, split, index)
+        task = call_user_code(f"task('{split}', {index})", seconds, environment.task, split, index)
     if not isinstance(task, Task):
         raise Unfit(f"`task('{split}', {index})` returns {task!r:.60}; return a kapelle.Task.")
     for name, value in (("id", task.id), ("question", task.question)):
@@ -819,9 +821,9 @@ def check_capabilities(environment: Environment, agents: int, seconds: float = P
         capability: type, part: str, promised: tuple[type, ...], in_words: str, *given: object
     ) -> None:
         if isinstance(environment, capability):
-            found: object = asked(part, seconds, lambda: getattr(environment, part))
+            found: object = call_user_code(part, seconds, lambda: getattr(environment, part))
             if callable(vars(capability)[part]):
-                found = asked(part, seconds, cast("Callable[..., object]", found), *given)
+                found = call_user_code(part, seconds, cast("Callable[..., object]", found), *given)
             if not isinstance(found, promised) or (isinstance(found, str) and str not in promised):
                 raise Unfit(f"`{part}` gives {found!r:.60}; `{capability.__name__}` promises {in_words}.")
 

@@ -326,7 +326,7 @@ def _check_run_dir(run_dir: str | Path | RunDir | None, resume: bool, sections: 
     if not isinstance(resume, bool):
         raise ConfigError(f"`resume` is {resume!r}. Give True to continue the run in `run_dir`.")
     if resume and not isinstance(run_dir, str | Path):
-        raise ConfigError('`resume` goes on with a run. Name its directory: `run_dir="runs/…"`.')
+        raise ConfigError('`resume` continues a run. Name its directory: `run_dir="runs/…"`.')
     needing = [name for name in ("trackers", "checkpoint", "episodes") if sections.get(name)]
     if run_dir is None and needing:
         raise ConfigError(
@@ -472,13 +472,13 @@ def _rewards(
         )
     found: list[Reward | Rubric | Ranking] = []
     for (agent, each), weight in zip(pairs, given, strict=True):
-        said: dict[str, Any] = {} if agent is None else {"agent": agent}
+        changes: dict[str, Any] = {} if agent is None else {"agent": agent}
         if isinstance(each, Rubric | Ranking):
-            said |= {} if weight is None else {"weight": each.weight * weight}
-            found.append(each.model_copy(update=said))
+            changes |= {} if weight is None else {"weight": each.weight * weight}
+            found.append(each.model_copy(update=changes))
         else:
-            said |= {} if weight is None else {"weight": weight}
-            found.append(Reward(function=_target(each, functions), **said))
+            changes |= {} if weight is None else {"weight": weight}
+            found.append(Reward(function=_target(each, functions), **changes))
     return found
 
 
@@ -528,12 +528,14 @@ def _seats(agents: Any) -> tuple[list[str], int | list[Any]]:
             f"`agents` is {agents!r}. Give a number of agents, their names, or prompts by name."
         )
     if isinstance(agents, Mapping):
-        seats: list[Any] = [{"name": name, "prompt": prompt} for name, prompt in agents.items()]
+        configs: list[Any] = [{"name": name, "prompt": prompt} for name, prompt in agents.items()]
     else:
-        seats = [{"name": agent} if isinstance(agent, str) else agent for agent in agents]
-    if not seats:
+        configs = [{"name": agent} if isinstance(agent, str) else agent for agent in agents]
+    if not configs:
         raise ConfigError("`agents` is empty. A team has at least one agent.")
-    return [str(seat.name if isinstance(seat, AgentConfig) else seat.get("name")) for seat in seats], seats
+    return [
+        str(config.name if isinstance(config, AgentConfig) else config.get("name")) for config in configs
+    ], configs
 
 
 def _plain(name: str, sections: dict[str, Any]) -> dict[str, Any]:

@@ -192,15 +192,15 @@ class Team:
         return cls((agent,), {policy.name: policy}, {agent.name: policy.name}, bases)
 
     @classmethod
-    def gathered(cls, seats: Mapping[str, tuple[Team, str]]) -> Team:
+    def filling(cls, roles: Mapping[str, tuple[Team, str]]) -> Team:
         """Return the team of agents from several teams that act in one episode, without critics.
 
-        `seats` maps a role to a team and the name of its agent for that role. A policy has the same name in all teams.
+        `roles` maps a role to a team and the name of its agent for that role. A policy has the same name in all teams.
         """
         agents: list[Agent] = []
         policies: dict[str, Policy] = {}
         policy_of, bases, turns_of = dict[str, str](), dict[str, str](), dict[str, tuple[str, ...]]()
-        for role, (team, name) in seats.items():
+        for role, (team, name) in roles.items():
             agents.append(replace(team[name], name=role))
             policies |= {each: team.policies[each] for each in team.policies_of(name)}
             policy_of[role] = team.policy_of[name]
@@ -209,12 +209,12 @@ class Team:
                 turns_of[role] = team.turns_of[name]
         return cls(tuple(agents), policies, policy_of, bases, turns_of=turns_of)
 
-    def sitting(self, seat: int, seats: int) -> str:
-        """Return the agent for role number `seat` (from 0) of a game with `seats` roles.
+    def agent_for_role(self, role: int, roles: int) -> str:
+        """Return the agent for role number `role` (from 0) of a game with `roles` roles.
 
         It is the agent of the same number, or the first agent if the team has another size.
         """
-        return self.names[seat if len(self.names) == seats else 0]
+        return self.names[role if len(self.names) == roles else 0]
 
     def __getitem__(self, name: str) -> Agent:
         for agent in self.agents:

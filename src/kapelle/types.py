@@ -462,7 +462,7 @@ class Group:
 
     def __post_init__(self) -> None:
         others = [episode.task.id for episode in self.episodes if episode.task != self.task]
-        assert not others, f"a group holds one task only: {self.task.id} with {others}"
+        assert not others, f"a group has episodes of one task only: {self.task.id} with {others}"
 
     @property
     def valid(self) -> tuple[Episode, ...]:
@@ -488,30 +488,3 @@ def conversation(messages: Sequence[Message]) -> list[dict[str, Json]]:
             content = [*images, {"type": "text", "text": message.content}]
         found.append({"role": message.role, "content": content})
     return found
-
-
-def image_of_part(part: Mapping[str, Json]) -> Image:
-    """Return the image of one of OpenAI's content parts, `{"type": "image_url", "image_url": {"url": "data:…"}}`.
-
-    Only `data:` URLs are supported, for security: this machine must not fetch an address or read a path that a message names.
-    Raises ValueError for other parts and URLs, and for bytes that are not an image.
-    """
-    given = part.get("image_url") if part.get("type") == "image_url" else None
-    url = given.get("url") if isinstance(given, Mapping) else given
-    if not isinstance(url, str):
-        raise ValueError(  # noqa: TRY004 - JSON of another form is a wrong value
-            'A part of a message is not an image. Write {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}.'
-        )
-    head, _, content = url.partition(",")
-    if not head.startswith("data:image/") or not head.endswith(";base64"):
-        raise ValueError(
-            f"An image is given as '{url[:60]}', but addresses and paths in messages are not read. Send the file itself, as "
-            "`data:image/png;base64,…`."
-        )
-    if len(content) > 4 * LARGEST_IMAGE // 3 + 4:
-        raise ValueError(f"An image has more than {LARGEST_IMAGE:,} bytes. Make it smaller.")
-    try:
-        data = base64.b64decode(content, validate=True)
-    except ValueError:
-        raise ValueError("An image's `data:` URL does not contain base64. Encode the file's bytes.") from None
-    return Image.of(data)

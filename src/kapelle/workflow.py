@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from kapelle.environment import Environment, Scorable, has_comparable_answers, task_of
 from kapelle.errors import ConfigError, did_you_mean, noting
 from kapelle.runtime.event_loop import run_async
-from kapelle.runtime.foreign_code import Unfit, asked, check_parameters
+from kapelle.runtime.foreign_code import Unfit, call_user_code, check_parameters
 from kapelle.runtime.plugins import catalogue, find_class
 from kapelle.team import Agent
 from kapelle.types import Constraint, Message, Task, Turn, as_text, worded
@@ -134,7 +134,7 @@ class Scene(Protocol):
         """Generate turns of several agents at the same moment; none reads another's completion. See `AgentSession.say`."""
         ...
 
-    async def converse(self, asked: Mapping[str, Continued]) -> dict[str, Turn]:
+    async def converse(self, continued: Mapping[str, Continued]) -> dict[str, Turn]:
         """Generate turns of several agents at the same moment, each in a conversation that the workflow maintains.
 
         Calls can overlap, for the same agents too: a turn is recorded when it is complete.
@@ -344,12 +344,14 @@ def check_workflow(run: RunToCheck) -> Iterator[str]:
     try:
         check_parameters("`check`", workflow.check, "agents", "environment")
         with noting(run.absent):
-            asked("check", config.patience.environment, workflow.check, team.agents, config.environment)
+            call_user_code(
+                "check", config.patience.environment, workflow.check, team.agents, config.environment
+            )
         check_parameters("`run`", workflow.run, "scene")
         if inspect.isasyncgenfunction(workflow.run) or inspect.isgeneratorfunction(workflow.run):
             raise Unfit("`run` has a `yield`. Write `async def run(self, scene)` without it.")
     except Unfit as error:
-        raise ConfigError(f"The workflow '{workflow.name}' cannot be played: {error}") from None
+        raise ConfigError(f"The workflow '{workflow.name}' does not fit the run: {error}") from None
     if not isinstance(workflow, CountsTurns):  # an episode ends at the first turn without weights
         return
     for agent, listed in team.turns_of.items():

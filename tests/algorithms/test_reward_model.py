@@ -31,7 +31,7 @@ PAID_OTHERWISE = {
     "sft": "does not learn from such rewards",
     "verifier": "does not learn from such rewards",
     "maporl": "is rewarded by a verifier's scores alone",
-    **dict.fromkeys(("counterfactual", "ccpo", "sharp"), "learns from what episodes earn that are played on"),
+    **dict.fromkeys(("counterfactual", "ccpo", "sharp"), "learns from the rewards of continued episodes"),
 }
 """Algorithms for which a term of the reward has no meaning, and what they say."""
 LAMBDA = 0.5

@@ -122,7 +122,7 @@ def test_a_sampling_process_that_is_killed_is_replaced(tmp_path: Path, whole: An
     run = tmp_path / "run"
     code, said = train(run, LEFT, OVERLAP, disturb=after_step(run, 1, lambda ranks: children(ranks[1])[-1]))
     assert code == 0, said
-    assert "The sampling process is lost" in said
+    assert "The sampling process has ended" in said
     assert_same(run, whole)
 
 

@@ -127,4 +127,6 @@ def test_damaged_checkpoints_are_an_error(kapelle: Kapelle, run: Path) -> None:
         state.write_bytes(state.read_bytes()[:-1] + b" ")
     said = kapelle("eval", "run")
     assert said.code == 2
-    assert said.err.splitlines()[-1].startswith("kapelle: There is no whole checkpoint in run/checkpoints.")
+    assert said.err.splitlines()[-1].startswith(
+        "kapelle: There is no complete checkpoint in run/checkpoints."
+    )

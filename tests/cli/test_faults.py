@@ -47,7 +47,7 @@ CASES: dict[str, tuple[Damage, tuple[str, ...], int, str]] = {
     # Files that define the run.
     "config.yaml, no UTF-8": (bytes_in("run/config.yaml", b"name: \xff"), RESUME, ENDS, "config.yaml is damaged: it is not UTF-8 text"),
     "config.yaml, nested": (bytes_in("run/config.yaml", NESTED), RESUME, ENDS, "nested too deeply"),
-    "config.yaml, a folder": (folder_at("run/config.yaml"), RESUME, ENDS, "no run of kapelle at run"),
+    "config.yaml, a folder": (folder_at("run/config.yaml"), RESUME, ENDS, "no kapelle run at run"),
     "config.yaml, missing": (gone("run/config.yaml"), ("train", "demo", *TINY, "--run-dir", "run"), ENDS, "and no config.yaml. Put that back"),
     "metrics.jsonl, cut": (bytes_in("run/metrics.jsonl", b""), RESUME, ENDS, "metrics.jsonl has lost rows"),
     "a recipe, no UTF-8": (bytes_in("mine.yaml", b"name: caf\xe9"), ("train", "mine.yaml"), ENDS, "mine.yaml is not UTF-8 text: unexpected end of data at byte 9"),

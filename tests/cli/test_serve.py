@@ -38,7 +38,7 @@ def test_a_port_or_file_in_use_is_an_error_before_a_model_loads(
             (["serve", "reward", "run", "--port", "0", "--grpc-port", taken], f"on 127.0.0.1:{taken}"),
             (["serve", "policy", "run", "--port", "0", "--record", "file/in"], "file/in cannot be written"),
             (["chat", "run", "--agent", "acter"], "Did you mean 'actor'?"),
-            (["chat", "run@7"], "run has no whole checkpoint of step 7."),
+            (["chat", "run@7"], "run has no complete checkpoint of step 7."),
         ):
             done = kapelle(*words)
             assert done.code == 2

@@ -62,7 +62,7 @@ def test_validation_prints_doubts(kapelle: Kapelle) -> None:
     assert "fit: the model reads" in "".join(doubts)
     for name, meant in (("sucess", "success"), ("rewrd/actor", "reward/actor")):
         best = kapelle("validate", "demo", f"checkpoint.best={name}").out
-        assert f"called '{name}' (`checkpoint.best`). Did you mean '{meant}'?\n" in best
+        assert f"no metric '{name}' (`checkpoint.best`). Did you mean '{meant}'?\n" in best
     for name in ("success", "return/actor", "custom/mine", "info/carry"):
         assert "\n-   " not in kapelle("validate", "demo", f"checkpoint.best={name}").out
     alone = kapelle("validate", "demo", "workflow.name=solo").out

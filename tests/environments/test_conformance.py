@@ -232,7 +232,7 @@ FAULTS = {
     "too much": ("rewards", "2.0"),
     "success": ("rewards", "success 7.0"),
     "endless": ("determinism", "2,000 steps"),
-    "seat": ("seats", "exchanging"),
+    "seat": ("symmetry", "exchanging"),
     "script": ("gold", "1.0"),
     "empty": ("cheating", "''"),
     "question": ("cheating", "'say train0'"),
@@ -340,8 +340,8 @@ class Unequal(Matrix):
 @pytest.mark.slow
 async def test_declared_symmetry_is_checked() -> None:
     game = Unequal(game="custom", payoffs={"AA": (0, 1), "AB": (5, 2), "BA": (3, 9), "BB": (7, 6)})
-    [finding] = [f for f in await conform(game) if f.name == "seats"]
+    [finding] = [f for f in await conform(game) if f.name == "symmetry"]
     assert finding.status == "failed"
     fair = Unequal(game="prisoners_dilemma")
-    [finding] = [f for f in await conform(fair) if f.name == "seats"]
+    [finding] = [f for f in await conform(fair) if f.name == "symmetry"]
     assert finding.status == "ok"

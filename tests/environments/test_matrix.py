@@ -205,7 +205,7 @@ def test_information_states_are_the_observations() -> None:
         game="custom", payoffs={joint: (payoff, -payoff) for joint, payoff in RPS.items()}, rules="none"
     )
     decisions = list(game.decisions())
-    assert [(each.seat, each.text, each.moves) for each in decisions] == [
+    assert [(each.player, each.text, each.moves) for each in decisions] == [
         (0, "1/2 RPS", ("R", "P", "S")),
         (1, "2/2 RPS", ("R", "P", "S")),
     ]

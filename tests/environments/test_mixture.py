@@ -12,7 +12,7 @@ from tests.workflows.stage import expert, lines, team_of
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.mixture import Mixture
 from kapelle.rollout.episodes import rollout
-from kapelle.rollout.evaluation.evaluate import evaluate_tasks, summarise
+from kapelle.rollout.evaluation.evaluate import summarise
 from kapelle.rollout.setup import RolloutSetup
 from kapelle.runs.definitions import describe, rollout_metrics
 from kapelle.setup.problems import choose_tasks
@@ -75,7 +75,7 @@ async def test_finite_test_splits_contain_every_task_once(tmp_path: Path) -> Non
         *(f"two train {k}?" for k in range(5)),
     }
     setup = RolloutSetup(team_of("a"), environment, Solo(), ScriptedEngine({"a": expert(environment)}))
-    assert (await evaluate_tasks(setup, tasks, 0)).success == 1.0
+    assert summarise(await rollout(setup, tasks, 1, 0)).success == 1.0
 
 
 async def test_a_workflow_of_questions_can_score_rounds() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import ArrayLike
 
-pytest.importorskip("openskill")
+pytest.importorskip("scipy")
 
 from kapelle.errors import ConfigError
 from kapelle.functional import ratings as module
@@ -24,7 +24,6 @@ from kapelle.functional.ratings import (
     log_odds,
     meta_strategy,
     nash_averaging,
-    openskill,
     ratings,
 )
 
@@ -128,30 +127,18 @@ def test_games_of_one_deal_are_one_observation() -> None:
 def test_every_rating_recovers_a_known_order() -> None:
     strengths = [1.5, 0.5, 0.0, -0.5, -2.0]
     results = league(strengths, 200, 0.2, seed=1)
-    for rated in (ratings(range(5), results), openskill(range(5), results)):
-        assert sorted(rated, key=lambda each: -rated[each][0]) == [0, 1, 2, 3, 4]
-        assert all(low < middle < high for middle, low, high in rated.values())
+    rated = ratings(range(5), results)
+    assert sorted(rated, key=lambda each: -rated[each][0]) == [0, 1, 2, 3, 4]
+    assert all(low < middle < high for middle, low, high in rated.values())
     table = log_odds(5, results)
     assert nash_averaging(table)[0] == pytest.approx([1, 0, 0, 0, 0])
     assert int(alpha_rank(table).argmax()) == 0
 
 
-def test_openskill_by_hand() -> None:
-    """One win among two newcomers: μ moves by half of σ²/c with c² = 2σ² + 2β² and σ² grown by τ² (2401.05451, section 3)."""
-    sigma2, beta2 = (25 / 3) ** 2 + (25 / 300) ** 2, (25 / 6) ** 2
-    moved = sigma2 / math.sqrt(2 * sigma2 + 2 * beta2) / 2
-    rated = openskill([0, 1], {(0, 1): (1, 0, 0)})
-    assert rated[0][0] == pytest.approx(25 + moved, abs=1e-9)
-    assert rated[1][0] == pytest.approx(25 - moved, abs=1e-9)
-    even = openskill([0, 1], {(0, 1): (0, 1, 0)})
-    assert even[0][0] == pytest.approx(even[1][0], abs=1e-9)
-
-
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_spec", lambda name: None)
-    for call in (lambda: openskill([0, 1], {}), lambda: nash_averaging(RPS)):
-        with pytest.raises(ConfigError, match=r"kapelle\[games\]"):
-            call()
+    with pytest.raises(ConfigError, match=r"kapelle\[games\]"):
+        nash_averaging(RPS)
 
 
 class TestAlphaRank:

@@ -184,7 +184,7 @@ class TestRefusals:
     def test_a_tokeniser_without_a_chat_template(self) -> None:
         bare = build_tokenizer(64)
         bare.chat_template = None
-        with pytest.raises(ModelError, match="model.chat_template"):
+        with pytest.raises(ModelError, match="chat_template: plain"):
             ChatRenderer(bare, 64)
 
     def test_a_template_that_drops_assistant_messages(self) -> None:

@@ -34,7 +34,7 @@ def test_the_ends_of_a_conversation_stay_under_a_note() -> None:
     assert dropped == 6
     assert said(found) == [
         ("system", "s"),
-        ("user", "m0\n\n[6 messages were left out here.]"),
+        ("user", "m0\n\n[6 messages are omitted here.]"),
         ("assistant", "m7"),
         ("user", "m8"),
     ]
@@ -47,7 +47,7 @@ def test_messages_of_one_role_that_meet_become_one() -> None:
     nothing_first, _ = compacted(TALK, CompactionConfig(keep_first=0, keep_last=2), lambda _: True)
     assert said(nothing_first) == [
         ("system", "s"),
-        ("user", "[7 messages were left out here.]"),
+        ("user", "[7 messages are omitted here.]"),
         *said(TALK[-2:]),
     ]
 
@@ -98,7 +98,7 @@ def test_a_long_debate_stays_below_the_limit_and_is_trained_as_it_was_read(tmp_p
         for turn in (turn for turn in episode.turns if turn.dropped):
             renderer = trainer.setup.engine.renderer(turn.policy)
             assert renderer.start(turn.new_messages) == turn.prompt_ids, "what was read is what is recorded"
-            assert f"[{turn.dropped} messages were left out here.]" in "".join(
+            assert f"[{turn.dropped} messages are omitted here.]" in "".join(
                 m.content for m in turn.new_messages
             )
         assert load_episode(json.loads(dump_episode(episode))) == episode

@@ -16,7 +16,6 @@ from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Environment
 from kapelle.environments.grading.verdict import Grade
 from kapelle.environments.questions import QuestionState
-from kapelle.rollout import bounded_states
 from kapelle.rollout.episodes import rollout
 from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime import deadlines
@@ -141,12 +140,3 @@ async def test_an_episode_has_a_limit_over_all_its_calls() -> None:
     slow = replace(setup, environment=Stuck(way="await"))
     [group] = await rollout(slow, TASKS[:1], 1, 5)
     assert "The episode took more than 0.3 s (`episode.timeout`)" in str(group.episodes[0].error)
-
-
-def test_threads_that_never_return_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_states, "WORKERS", 1)
-    monkeypatch.setattr(bounded_states, "left_behind", [])  # without those of other tests
-    stuck = stage(Stuck(way="sleep", place="observe", blocking=True), environment=0.1)
-    errors = [run_async(lambda: rollout(stuck, TASKS[:1], 1, 5))[0].episodes[0].error or "" for _ in range(2)]
-    assert "took more than 0.1 s" in errors[0]
-    assert "abandoned calls" in errors[1]

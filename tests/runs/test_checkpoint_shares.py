@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
-import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from tests.support.ranks import Raised, run_ranks
+from tests.support.ranks import run_ranks
 from tests.support.tiny import same_bits
 from torch import Tensor
 
@@ -65,15 +63,6 @@ def test_common_tensors_are_written_once_and_read_bitwise_identical(tmp_path: Pa
     assert same_bits(bits(read_back(tmp_path)), bits(tensors()))
 
 
-def test_large_shares_have_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "LARGEST", 150)
-    files = Share(tensors(), 0, 1).write(tmp_path)
-    assert [path.name for path in files] == [
-        f"shard-00001-model-0000{k}-of-00004.safetensors" for k in (1, 2, 3, 4)
-    ]
-    assert same_bits(bits(read_back(tmp_path)), bits(tensors()))
-
-
 def test_a_rank_that_cannot_find_the_folder_raises(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="Rank 1"):
         Share(tensors(), 1, 2).write(tmp_path / "elsewhere")
@@ -122,28 +111,3 @@ def test_ranks_save_their_rows_and_one_process_reads_all(tmp_path: Path) -> None
     )
     assert (state["train"]["plain"], state["loop"]["step"]) == (1, 1)
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-
-
-def saved_with_a_full_disk(place: Path, full: int) -> None:
-    from kapelle.runtime.rank_group import ranks_here
-
-    ranks = ranks_here(60.0)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    if ranks.rank == full:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    try:
-        state = {"train": {str(k): torch.zeros(500) for k in range(2)}}
-        checkpoint.save(place, 1, Contents(state, ranks, ["train"]), ranks=ranks)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)  # what is printed goes into a file
-
-
-@pytest.mark.slow
-def test_a_full_disk_of_one_rank_raises_on_all(tmp_path: Path) -> None:
-    full = 1
-    answers = run_ranks(2, saved_with_a_full_disk, tmp_path, full)
-    assert all(isinstance(answer, Raised) for answer in answers)
-    assert all(f"CheckpointError: Rank {full}: Cannot write the checkpoint of step 1" in a for a in answers)
-    assert all("the file would exceed the size limit" in answer for answer in answers)
-    assert not list(tmp_path.iterdir())

@@ -151,7 +151,7 @@ def test_an_episode_that_cannot_be_recorded_is_named() -> None:
 @pytest.mark.parametrize("broken", [{}, {"task": 3}, {"task": {"id": "x"}}])
 def test_a_row_of_another_form_raises(broken: dict[str, Any]) -> None:
     row = json.loads(dump_episode(Episode(TASK, 0, ("actor",))))
-    with pytest.raises(DataError, match="another form"):
+    with pytest.raises(DataError, match="an unknown form"):
         load_episode(broken if not broken else {**row, **broken})
 
 

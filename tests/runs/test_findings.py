@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import json
-from functools import partial
 from pathlib import Path
 
 import pytest
-from huggingface_hub import ModelCard, try_to_load_from_cache
 
 from kapelle.errors import ConfigError, RunDirectoryError
 from kapelle.runs.findings import (
@@ -17,7 +14,6 @@ from kapelle.runs.findings import (
     read_exact,
     read_notes,
 )
-from kapelle.runs.model_card import Exported, model_card
 
 
 def test_results_are_read_in_order(tmp_path: Path) -> None:
@@ -60,35 +56,6 @@ def test_notes_are_changed_and_read(tmp_path: Path) -> None:
         assert read_notes(tmp_path) == RunNotes()
     with pytest.raises(RunDirectoryError):
         keep_notes(tmp_path / "nowhere", text="x")
-
-
-def test_the_hub_finds_data_base_and_licence_of_a_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The licence is the base's own, from its card in the cache; nothing is asked of a hub."""
-    base = tmp_path / "hub" / "models--Qwen--Qwen3-0.6B"
-    (base / "refs").mkdir(parents=True)
-    (base / "refs" / "main").write_text("a1")
-    (base / "snapshots" / "a1").mkdir(parents=True)
-    (base / "snapshots" / "a1" / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
-    monkeypatch.setattr(
-        "huggingface_hub.try_to_load_from_cache",
-        partial(try_to_load_from_cache, cache_dir=tmp_path / "hub"),
-    )
-    config = {"name": "two", "algorithm": {"name": "grpo"}}
-    for path, datasets in (("openai/gsm8k", ["openai/gsm8k"]), (str(tmp_path), None)):
-        environment = {"name": "math", "path": path}
-        (tmp_path / "config.yaml").write_text(json.dumps({**config, "environment": environment}))
-        (tmp_path / "provenance.json").write_text("{}")
-        for name in ("metrics.jsonl", "evaluations.jsonl"):
-            (tmp_path / name).touch()
-        card = model_card(tmp_path, 1, [Exported("ann", ["ann"], ".", "Qwen/Qwen3-0.6B", "peft", "bfloat16")])
-        data = ModelCard(card).data.to_dict()
-        assert (data["base_model"], data["license"], data.get("datasets")) == (
-            "Qwen/Qwen3-0.6B",
-            "apache-2.0",
-            datasets,
-        )
 
 
 def test_no_link_is_followed(tmp_path: Path) -> None:

@@ -161,33 +161,6 @@ def test_a_missing_or_unknown_token_is_reported_before_the_export(
     check_push("me/team", asking=False)
 
 
-@pytest.mark.slow
-def test_an_unreachable_hub_is_reported(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "secret")
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(EngineError, match="the hub cannot be reached") as away:
-        push(folder, "me/team")
-    assert "hf upload me/team" in str(away.value)
-
-
-@pytest.mark.parametrize(
-    "repo",
-    [
-        "team",
-        "a/b/c",
-        "me/",
-        "../x/y",
-        "../x",
-        "me/a b",
-        "me/" + "x" * 99,
-    ],
-)
-def test_an_invalid_repository_name_raises(repo: str) -> None:
-    for asking in (True, False):
-        with pytest.raises(ConfigError, match="OWNER/NAME"):
-            check_push(repo, asking=asking)
-
-
 def test_nothing_is_sent_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     check_push("me/team", asking=False)

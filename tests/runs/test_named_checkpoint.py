@@ -65,7 +65,7 @@ def test_only_the_newest_checkpoint_can_be_resumed(
     assert {resumed_run(f"{kept}{tag}") for tag in ("", "@latest", "@4")} == {kept}
     with pytest.raises(ConfigError, match=r"rollback \S+run --to 2`.*train RECIPE --start-from \S+@best"):
         resumed_run(f"{kept}@best")
-    with pytest.raises(CheckpointError, match="no whole checkpoint of step 9"):
+    with pytest.raises(CheckpointError, match="no complete checkpoint of step 9"):
         resumed_run(f"{kept}@9")
     assert resumed_run(str(tmp_path / "new")) == tmp_path / "new"
     for command in (["train", "--resume", f"{kept}@1"], ["train", "--resume", "--run-dir", f"{kept}@1"]):

@@ -172,38 +172,6 @@ def test_critics_and_verifiers_are_checked_like_policies(
     assert all(bool(tensor.isfinite().all()) for tensor in tensors(states(run)))
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("non_finite", ["stop", "skip"])
-def test_a_mixer_is_checked_after_every_fit(
-    non_finite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, taken, right = tmp_path / "run", 0, torch.optim.Adam.step
-
-    def step(self: torch.optim.Adam, *rest: Any, **named: Any) -> Any:
-        nonlocal taken
-        taken += 1
-        found = right(self, *rest, **named)
-        if taken == 6:  # three updates a step: in the second fit
-            self.param_groups[0]["params"][0].data.view(-1)[0] = math.nan
-        return found
-
-    monkeypatch.setattr(torch.optim.Adam, "step", step)
-    algorithm = {"name": "vdn", "group_size": 2, "fit": {"min_fill": 1, "updates": 3}}
-    with Trainer(**settings(non_finite, algorithm=algorithm), run_dir=run) as trainer:
-        if non_finite == "stop":
-            with pytest.raises(NumericsError, match=r"in step 2 is not finite"):
-                trainer.train()
-            assert list(states(run)) == ["00000001"]
-            return
-        trainer.train()
-    rows = read_metrics(run)
-    assert ["mixer_undone" in row for row in rows] == [False, True, False, False]
-    folders = checkpoint.list_checkpoints(run / "checkpoints")[1:]
-    fits = [checkpoint.load(folder)["credit"]["memory"]["fit"] for folder in folders]
-    assert same_bits(fits[1], fits[0])
-    assert [fit["updates"] for fit in fits] == [3, 3, 6, 9]
-
-
 def _weight(state: dict[str, Any]) -> Tensor:
     learner = next(iter(state["train"]["learners"].values()))
     return next(iter(learner["weights"].values()))  # type: ignore[no-any-return]
@@ -281,14 +249,3 @@ def test_no_policy_starts_from_infinite_weights(undisturbed: Path, tmp_path: Pat
     write_checksums(folder)
     with pytest.raises(ModelError, match=r"Training cannot continue from the weights in .*: 1 of the"):
         Trainer(**settings(), start_from={"agent_0": folder})
-
-
-def test_pruning_does_not_count_unusable_checkpoints(tmp_path: Path) -> None:
-    for step in (1, 2, 3):
-        checkpoint.save(tmp_path, step, {"loop": {"step": step}})
-    again = checkpoint.save(tmp_path, 2, {"loop": {"step": 2}})
-    assert [folder.name for folder in checkpoint.prune(tmp_path, keep=1, newest=again)] == [
-        "00000002",
-        "00000001",
-    ]
-    assert [folder.name for folder in checkpoint.list_checkpoints(tmp_path)] == ["00000002-2", "00000003"]

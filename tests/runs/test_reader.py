@@ -32,11 +32,11 @@ def test_a_damaged_row_in_the_middle_is_named(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_run_raises(tmp_path: Path) -> None:
     assert not is_run(tmp_path)
-    with pytest.raises(RunDirectoryError, match="no run of kapelle"):
+    with pytest.raises(RunDirectoryError, match="no kapelle run"):
         read_config(tmp_path)
     with pytest.raises(RunDirectoryError, match="Cannot read"):
         read_metrics(tmp_path)
-    with pytest.raises(RunDirectoryError, match="holds no train episodes of step 3"):
+    with pytest.raises(RunDirectoryError, match="has no train episodes of step 3"):
         read_groups(tmp_path, 3)
     assert episode_steps(tmp_path) == []
     assert list(read_episodes(tmp_path)) == []

@@ -166,7 +166,7 @@ class TestErrors:
         assert not (run / ASIDE).exists()
 
     def test_a_folder_without_a_run(self, tmp_path: Path) -> None:
-        with pytest.raises(RunDirectoryError, match="no run of kapelle"):
+        with pytest.raises(RunDirectoryError, match="no kapelle run"):
             roll_back(tmp_path / "nothing", 2)
         assert not (tmp_path / "nothing").exists()
 

@@ -117,17 +117,6 @@ class TestStartFrom:
             Trainer(**sections(team=team(weights={"past": str(tmp_path)})))
 
 
-def test_full_weights_with_additional_tensors_raise(tmp_path: Path) -> None:
-    whole = {"agents": 2, "sharing": "shared", "sampling": {"max_tokens": 4}}
-    with Trainer(**sections(team=whole)) as first:
-        first.save_policies(tmp_path)
-    folder = tmp_path / "policies" / "shared"
-    file = next(folder.glob("*.safetensors"))
-    save_file({**load_file(file), "model.layers.2.more.weight": torch.ones(3)}, file, {"format": "pt"})
-    with pytest.raises(ModelError, match=r"'model\.layers\.2\.more\.weight'"):
-        Trainer(**sections(team=whole), start_from={"shared": folder})
-
-
 @pytest.mark.parametrize("how", ["start_from", "past"])
 def test_an_adapter_on_another_base_raises(how: str, tmp_path: Path) -> None:
     with Trainer(**sections(team=team())) as first:
@@ -147,13 +136,6 @@ def test_a_run_with_another_alpha_raises(tmp_path: Path) -> None:
     Trainer.from_run(tmp_path / "run").close()
     with pytest.raises(CheckpointError, match=r"'agent_0'.*'alpha': 4\.0.*'alpha': 8\.0"):
         Trainer.from_run(tmp_path / "run", "team.lora.alpha=8")
-
-
-def test_a_model_in_memory_with_another_alpha_raises() -> None:
-    model = tiny_model()
-    Trainer(**sections(team=team(), model=model)).close()
-    with pytest.raises(ModelError, match="already has an adapter 'ada'"):
-        Trainer(**sections(team=team({**SAVED, "alpha": 8.0}), model=model))
 
 
 class TestVerifiers:

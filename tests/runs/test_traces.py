@@ -233,7 +233,7 @@ def test_agents_and_scores_are_those_of_the_nearest_span(tmp_path: Path) -> None
     ("fields", "why"),
     [
         (HEAD, "not recorded (set OTEL_"),
-        ({**PRESENT, "gen_ai.output.messages": "[{"}, "no JSON (probably"),
+        ({**PRESENT, "gen_ai.output.messages": "[{"}, "not JSON (probably"),
         (
             {**PRESENT, "gen_ai.system_instructions": "[]", "gen_ai.input.messages": "[]"},
             "without a question",
@@ -246,13 +246,13 @@ def test_agents_and_scores_are_those_of_the_nearest_span(tmp_path: Path) -> None
             {**PRESENT, "gen_ai.input.messages": json.dumps([{"role": "king", "parts": [text("x")]}])},
             "role `king`",
         ),
-        ({**LLMETRY, "gen_ai.completion.0.tool_calls.0.arguments": "{"}, "arguments are no JSON"),
+        ({**LLMETRY, "gen_ai.completion.0.tool_calls.0.arguments": "{"}, "arguments that are not JSON"),
     ],
 )
 def test_unusable_calls_are_counted(tmp_path: Path, fields: Mapping[str, Any], why: str) -> None:
     found = read_traces(written(tmp_path, span("a", fields), span("b", PRESENT)))
     assert len(found.calls) == 1
-    [(reason, number)] = found.left_out.items()
+    [(reason, number)] = found.excluded.items()
     assert (why in reason, number) == (True, 1)
 
 
@@ -281,7 +281,7 @@ def test_no_message_breaks_the_reader(
 ) -> None:
     file = written(tmp_path_factory.mktemp("any"), span("a", {**PRESENT, attribute: json.dumps(value)}))
     found = read_traces(file)
-    assert len(found.calls) + sum(found.left_out.values()) == 1
+    assert len(found.calls) + sum(found.excluded.values()) == 1
 
 
 class TestCollect:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.support.run_folders import files, group, open_run
 
-from kapelle.errors import NumericsError, RunDirectoryError
+from kapelle.errors import RunDirectoryError
 from kapelle.runs.reader import read_metrics, read_status
 from kapelle.runs.writer import RunDirectory
 
@@ -84,21 +84,6 @@ def test_a_full_device_is_explained(tmp_path: Path) -> None:
             run.record_metrics(1, {"loss": 0.5})
 
 
-def test_the_error_that_ended_the_run_is_raised_despite_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_arguments: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    def leave() -> None:
-        with open_run(tmp_path / "run"):
-            monkeypatch.setattr(os, "write", full)
-            raise NumericsError("the loss is nan")
-
-    with pytest.raises(NumericsError):
-        leave()
-
-
 KILLED = """
 import sys
 from pathlib import Path
@@ -128,21 +113,3 @@ def test_every_row_that_was_recorded_survives_a_kill(tmp_path: Path) -> None:
     assert read_status(tmp_path / "run").state == "killed"
     with open_run(tmp_path / "run", resume=True, config="a: 1\n") as run:
         run.rewind({})
-
-
-def test_an_unreadable_folder_of_episodes_is_not_empty(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_: Path) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    with open_run(tmp_path / "run") as run:
-        run.record_episodes(1, [group("a", 1)])
-        before = files(run.path)
-        for act in (run.positions, lambda: run.record_episodes(2, [group("a", 1)])):
-            with monkeypatch.context() as patch:
-                patch.setattr(Path, "iterdir", refuse)
-                with pytest.raises(RunDirectoryError, match=r"Cannot (read|write) .*episodes"):
-                    act()
-        assert files(run.path) == before
-        assert run.positions()["episodes/train"] == 1

@@ -4,16 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kapelle.runtime.files import replace_file, write_all
-
-
-def test_write_all_continues_after_a_short_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.write
-    monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, bytes(data[:3])))
-    descriptor = os.open(tmp_path / "file", os.O_WRONLY | os.O_CREAT)
-    write_all(descriptor, b"0123456789")
-    os.close(descriptor)
-    assert (tmp_path / "file").read_bytes() == b"0123456789"
+from kapelle.runtime.files import replace_file
 
 
 def test_a_failed_replacement_leaves_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ from kapelle.engines.rollout.endpoint import EndpointEngine
 from kapelle.errors import EpisodeError
 from kapelle.rollout.episodes import rollout
 from kapelle.rollout.setup import RolloutSetup
-from kapelle.runtime import http as chat_requests
 from kapelle.runtime.http import MAX_BYTES
 from kapelle.team import Endpoint
 
@@ -118,16 +117,3 @@ async def test_an_episode_with_a_bad_answer_fails_soon_and_the_others_continue(b
             raise EpisodeError(error)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
     assert grown < 150, f"{grown} MiB more at the peak"
-
-
-async def test_open_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_requests, "MAX_CONNECTIONS", 3)
-
-    async def slowly(writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(0.05)
-        await right(writer)
-
-    async with served(slowly) as (url, connections):
-        (group,) = await rollout(playing(url, timeout=2.0), [TASK], samples=12, seed=0)
-        assert all(episode.error is None for episode in group.episodes)
-        assert 1 < connections[1] <= 4  # one may be closing here while it is closed there

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from tests.support.plain_server import answering
 from kapelle.errors import ModelError
 from kapelle.models.paths import local_only
 from kapelle.models.renderer import load_renderer
-from kapelle.runtime import hub
 from kapelle.runtime.hub import hub_fault
 from kapelle.settings.schema import ModelConfig
 
@@ -53,21 +51,3 @@ def test_every_answer_of_the_hub_has_its_message(
             with pytest.raises(ModelError, match="hf download some/model"):
                 load_renderer("some/model", ModelConfig())
         assert len(server.asked) == 1, "asked once for each process"
-
-
-@pytest.mark.parametrize("how", ["no server", "a server that is silent"])
-def test_a_silent_hub_times_out_in_seconds(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1] if how == "a server that is silent" else 9
-        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
-        monkeypatch.setattr(hub, "SECONDS", 0.5)
-        with pytest.raises(ModelError, match="cannot be reached") as caught:
-            load_renderer("some/model", ModelConfig())
-        assert "\n" not in str(caught.value)
-
-
-def test_offline_mode_sends_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(hub, "exchange", None)
-    with pytest.raises(ModelError, match="HF_HUB_OFFLINE is set"):
-        local_only("some/model")

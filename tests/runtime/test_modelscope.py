@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 import yaml
 from tests.support.tiny import sections, tiny_model
 
-from kapelle import Trainer
 from kapelle.cli import main
 from kapelle.models.pretrained import located
 from kapelle.models.weights import save_model
 from kapelle.runtime import hub
-from kapelle.setup.recipe import resolve
 
 NAME = "Own/Tiny.1"
 LAYOUTS = (
@@ -66,27 +61,3 @@ def test_a_missing_model_is_a_one_line_error_with_a_fix(
     assert "pip install 'kapelle[modelscope]'" in answer
     assert f"modelscope download --model {NAME} --local_dir FOLDER" in answer
     assert "Traceback" not in answer
-
-
-def test_settings_are_fetched_to_be_checked_and_weights_when_they_are_loaded(
-    cache: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request: list[Any] = []
-
-    def snapshot_download(name: str, allow_patterns: list[str] | None = None) -> str:
-        request.append((name, allow_patterns))
-        folder = cache / LAYOUTS[0]
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in saved.iterdir():
-            if allow_patterns is None or any(file.match(pattern) for pattern in allow_patterns):
-                shutil.copy(file, folder)
-        return str(folder)
-
-    package = ModuleType("modelscope")
-    package.snapshot_download = snapshot_download  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "modelscope", package)
-    monkeypatch.setattr(hub, "find_spec", lambda _: object())
-    with Trainer(resolve(sections(model={"path": f"modelscope:{NAME}", "device": "cpu"}))) as trainer:
-        list(trainer.steps(1))
-        assert trainer.models["base"].name == str(cache / LAYOUTS[0])
-    assert request == [(NAME, list(hub.SETTINGS)), (NAME, None)], "each once"

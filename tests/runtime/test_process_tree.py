@@ -15,10 +15,7 @@ from kapelle.errors import ConfigError
 from kapelle.runtime.process_tree import (
     WAITING,
     LifeSigns,
-    SharedStatus,
     _state,
-    doing,
-    own_place,
     stalled_after,
 )
 
@@ -101,19 +98,3 @@ def test_the_limit_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setenv("KAPELLE_STALLED_AFTER", value)
         with pytest.raises(ConfigError, match="seconds after which"):
             stalled_after()
-
-
-def test_the_last_activity_of_a_process_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = SharedStatus()
-    theirs = SharedStatus(os.dup(ours.descriptor))
-    doing("nothing that anybody reads")
-    monkeypatch.setattr(own_place, "pulse", theirs)
-    assert ours.doing == ""
-    doing("step 12, update")
-    assert ours.doing == "step 12, update"
-    doing("é" * 200)
-    assert ours.doing.startswith("é" * 79)
-    doing("the end")
-    assert ours.doing == "the end"
-    ours.close()
-    theirs.close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import random
 import sys
 from pathlib import Path
@@ -13,7 +11,7 @@ import pytest
 import torch
 
 from kapelle.runs.checkpoint import load, save
-from kapelle.runtime.randomness import capture_random, keep_imports_from_drawing, restore_random
+from kapelle.runtime.randomness import capture_random, restore_random
 
 
 @pytest.fixture
@@ -50,32 +48,3 @@ def test_the_random_generators_continue_where_they_were(tmp_path: Path) -> None:
     restore_random(state["random"])
     own.set_state(state["own"])
     assert draw() == ahead
-
-
-def test_random_draws_of_an_import_are_undone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finders: None
-) -> None:
-    draws = "import random, numpy, torch\nDRAWN = random.random(), numpy.random.random(), torch.rand(())\n"
-    (tmp_path / "drawing_inner.py").write_text(draws)
-    (tmp_path / "drawing_outer.py").write_text(f"import drawing_inner\n{draws}")
-    (tmp_path / "drawing_broken.py").write_text(f"{draws}raise ImportError('no such library')\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    before = len(sys.meta_path)
-    keep_imports_from_drawing()
-    keep_imports_from_drawing()
-    assert len(sys.meta_path) == before + 1
-
-    def draw() -> list[float]:
-        return [random.random(), np.random.random(), torch.rand(()).item()]
-
-    start = capture_random()
-    ahead = draw()
-    restore_random(start)
-    outer = importlib.import_module("drawing_outer")
-    with pytest.raises(ImportError, match="no such library"):
-        importlib.import_module("drawing_broken")
-    assert draw() == ahead
-    assert outer.DRAWN[0] != outer.drawing_inner.DRAWN[0]  # inside, each draw is a new one
-    assert inspect.getsource(outer) == f"import drawing_inner\n{draws}"
-    importlib.reload(outer)
-    assert draw() != ahead

@@ -130,7 +130,7 @@ def test_a_killed_rank_is_named() -> None:
     first, second = run_ranks(2, one_is_lost)
     assert second == Raised("it died")
     assert isinstance(first, Raised)
-    assert first.startswith("EngineError: Rank 1 is gone: it died")
+    assert first.startswith("EngineError: Rank 1 is gone: it ended")
 
 
 def one_never_joins() -> object:

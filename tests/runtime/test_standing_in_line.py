@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-import httpx
 import pytest
 from tests.engines.rollout.local.test_joining import engine, request
 from tests.support.tiny import LORA, tiny_model
@@ -14,7 +13,6 @@ from tests.support.tiny import LORA, tiny_model
 from kapelle.environments.sandbox.contract import Limits
 from kapelle.environments.sandbox.pool import Pool
 from kapelle.environments.sandbox.unsafe_subprocess import UnsafeSubprocess
-from kapelle.runtime import http
 from kapelle.runtime.deadlines import DeadlineExceeded, pause_deadline, within
 from kapelle.runtime.event_loop import run_async
 
@@ -56,23 +54,6 @@ def test_waiting_for_a_sandbox_does_not_count() -> None:
 
     with Pool(UnsafeSubprocess(), Limits(), parallel=1, warm=0) as pool:
         assert run_async(lambda: both(pool)) == "ran"
-
-
-def test_waiting_for_a_connection_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "MAX_CONNECTIONS", 1)
-
-    async def answer(asked: httpx.Request) -> httpx.Response:
-        if asked.url.path == "/slow":
-            await asyncio.sleep(LINE)
-        return httpx.Response(200, content=b"yes")
-
-    def post(path: str) -> Awaitable[object]:
-        return http.post(f"http://x/{path}", {}, {}, 60.0, httpx.MockTransport(answer))
-
-    async def both() -> object:
-        return await at_the_same_time(lambda: post("slow"), post("quick"))
-
-    assert run_async(both) == (200, b"yes")
 
 
 def test_waiting_for_a_row_does_not_count() -> None:

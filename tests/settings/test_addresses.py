@@ -47,7 +47,7 @@ def test_an_address_with_a_secret_is_an_error_in_every_setting(make: Any, url: s
     "url", ["localhost:8000", "ftp://example.org", "http://", "http://[::1", "http://a b/"]
 )
 def test_what_is_no_address(url: str) -> None:
-    with pytest.raises(ValueError, match="no http"):
+    with pytest.raises(ValueError, match="not an http"):
         open_address(url)
 
 

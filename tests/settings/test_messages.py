@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -53,26 +51,6 @@ def test_an_error_names_the_methods_that_a_class_lacks(tmp_path: Path) -> None:
     )
     message = error_of(f"environment: {{name: '{tmp_path}/mine.py:Env'}}\n", tmp_path)
     assert "has no `reward_range`, no `sources`, no `check`, no `size`, no `start`" in message
-
-
-def test_a_module_in_the_working_directory_is_found_except_with_safe_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "stands_nearby.py").write_text(
-        "import sys\nfrom beside_that import Inv\nsys.path.append('/own/library')\n"
-    )
-    (tmp_path / "beside_that.py").write_text("Inv = 1\n")
-    with monkeypatch.context() as safe:
-        flags = {name: getattr(sys.flags, name) for name in dir(sys.flags) if not name.startswith("_")}
-        safe.setattr(sys, "flags", SimpleNamespace(**{**flags, "safe_path": True}))
-        message = error_of("environment: {name: 'stands_nearby:Env'}\n", tmp_path)
-        assert message.endswith("There is a file of that name here: write 'stands_nearby.py:Env'.")
-    message = error_of("environment: {name: 'stands_nearby:Env'}\n", tmp_path)
-    assert message == "Module 'stands_nearby' has no 'Env', named as environment. Did you mean 'Inv'?"
-    assert str(tmp_path) not in sys.path, "folders there, such as `wandb`, would pass for packages"
-    assert sys.path[-1] == "/own/library"
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ class TestWarmup:
             assert found.config.warmup is None
             assert {k: v for k, v in found.origin.items() if k.startswith("warmup")} == {"warmup": LEFT_OUT}
             (told,) = [note for note in found.notes if note.startswith("warm-up: ")]
-            assert "left out" in told
+            assert "excluded" in told
             assert "Qwen/Qwen3-0.6B" in told
         for plain in [each for _, each in load_stages(name)] or [load_recipe(name)]:
             assert plain.config.warmup is not None

@@ -40,7 +40,7 @@ def test_a_dead_endpoint_ends_in_one_line_before_models_load(
     ("status", "told"),
     [
         (200, ""),
-        (401, "refuses the key in $OPENAI_API_KEY: HTTP 401"),
+        (401, "rejects the key in $OPENAI_API_KEY: HTTP 401"),
         (503, "answers HTTP 503"),
     ],
 )

@@ -88,9 +88,9 @@ def test_a_generator_leaves_out_the_rows_that_test(
     tested = {"name": "math", "path": written(tmp_path / "set", *spelt)}
     config = resolve(settings({"name": "arithmetic"}, tested))
     now = drawn(config, 3)
-    left_out = {same_words(each) for each in spelt}
-    assert left_out.isdisjoint(now)
-    kept = [k for k, each in enumerate(would) if each not in left_out]
+    excluded = {same_words(each) for each in spelt}
+    assert excluded.isdisjoint(now)
+    kept = [k for k, each in enumerate(would) if each not in excluded]
     assert [now[k] for k in kept] == [would[k] for k in kept], "the others are drawn as without the set"
     assert len(now) == len(would)
     assert "`evaluation.sets.held` holds 3 of 2" in prepare(config).notes[0]

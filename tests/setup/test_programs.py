@@ -54,7 +54,7 @@ def test_servers_are_found_inside_of_mixtures_and_nothing_else_changes() -> None
     )
     plain = Tools(questions=Arithmetic(digits=1))
     mixed = Mixture(parts={"one": Part(environment=tools), "other": Part(environment=plain)})
-    checked, left_out = without_programs(mixed)
-    assert left_out == ["serve it", "https://tools.example/mcp"]
+    checked, excluded = without_programs(mixed)
+    assert excluded == ["serve it", "https://tools.example/mcp"]
     assert checked == Mixture(parts={name: Part(environment=plain) for name in ("one", "other")})
     assert without_programs(checked)[0] is checked

@@ -7,18 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support import plain_engine
 from tests.support.plain_engine import Plain, PlainEngine
 from tests.support.tiny import frozen_copy, sections
 
 from kapelle import Trainer
-from kapelle.engines.train.protocol import TrainSetup
 from kapelle.engines.train.settings import Torch
-from kapelle.errors import ConfigError, ModelError
+from kapelle.errors import ConfigError
 from kapelle.features.warmup.stage import train_stage
 from kapelle.models.language_model import load_language_model
 from kapelle.setup.recipe import resolve
-from kapelle.training import starting
 
 PLAIN = {"name": "tests.support.plain_engine:Plain"}
 
@@ -90,27 +87,3 @@ class TestWarmup:
         weights = train_stage(self.CONFIG, None).base_parameters()
         begun = load_language_model(self.CONFIG.model).base_parameters()
         assert any(not torch.equal(tensor, weights[key]) for key, tensor in begun.items())
-
-
-def test_an_engine_is_closed_with_its_run_and_where_the_run_never_starts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    built: list[PlainEngine] = []
-
-    class Kept(PlainEngine):
-        def __init__(self, setup: TrainSetup) -> None:
-            super().__init__(setup)
-            built.append(self)
-
-    monkeypatch.setattr(plain_engine, "PlainEngine", Kept)
-    with Trainer(**sections(train_engine=PLAIN)):
-        assert [each.closed for each in built] == [False]
-    assert [each.closed for each in built] == [True]
-
-    def fail(*_: object) -> None:
-        raise ModelError("no such weights")
-
-    monkeypatch.setattr(starting, "load_policies", fail)
-    with pytest.raises(ModelError):
-        Trainer(**sections(train_engine=PLAIN))
-    assert [each.closed for each in built] == [True, True]

@@ -120,7 +120,7 @@ def test_prompts_that_are_too_long_are_left_out_of_training_and_of_evaluation(
         assert {len(group.task.question) for group in evaluation.groups} == {4, 8, 12, 10, 6}
     assert main(["validate", recipe(tmp_path, tasks={"max_prompt_tokens": most})]) == 0
     assert (
-        f"train: 2 of 7 tasks have a first prompt of more than {most} tokens and are left out"
+        f"train: 2 of 7 tasks have a first prompt of more than {most} tokens and are excluded"
         in capsys.readouterr().out
     )
 
@@ -132,27 +132,6 @@ def first_prompt(given: dict[str, Any]) -> int:
 
     config = resolve(given)
     return len(load_renderer("embedded", config.model).start([Message("user", "")]))
-
-
-def test_tasks_without_end_are_drawn_until_they_fit(tmp_path: Path) -> None:
-    given = {
-        **settings(tmp_path),
-        "environment": {"name": "word_problems"},
-        "model": {"embedded": {"context": 2048}},
-    }
-    given |= {"training": {"tasks_per_step": 8, "steps": 2}}
-    lengths = []
-    with Trainer(resolve(given)) as trainer:
-        for step in (1, 2):
-            lengths += [len(task.question) for task in trainer.loop.rollouts.tasks.of(step)]
-    middle = sorted(lengths)[len(lengths) // 2]
-    given |= {"tasks": {"max_prompt_tokens": first_prompt(given) + middle}}
-    with Trainer(resolve(given)) as trainer:
-        drawn = [len(task.question) for step in (1, 2) for task in trainer.loop.rollouts.tasks.of(step)]
-        assert [length for length in lengths if length <= middle] == [
-            d for d, was in zip(drawn, lengths, strict=True) if was <= middle
-        ]
-        assert max(drawn) <= middle < max(lengths)
 
 
 """Characters of a question that the model reads, and after which it has no room for a whole answer."""

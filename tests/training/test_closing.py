@@ -10,7 +10,6 @@ from tests.support.tiny import sections
 
 from kapelle.engines.rollout.local.engine import LocalEngine
 from kapelle.engines.train.torch.engine import TorchTrainEngine
-from kapelle.training.loop import Loop
 from kapelle.training.trainer import Trainer
 
 
@@ -49,15 +48,6 @@ def test_whoever_gave_an_engine_closes_it(closing: Closing) -> None:
         with Trainer(**sections(), engine=given):
             pass
         assert closing.closed == ["TorchTrainEngine"]
-
-
-def test_what_a_run_that_never_starts_has_built_is_closed(
-    closing: Closing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Loop, "publish", broken)
-    with pytest.raises(OSError, match="broken"):
-        Trainer(**sections())
-    assert sorted(closing.closed) == ["LocalEngine", "TorchTrainEngine"]
 
 
 def test_an_engine_that_fails_to_close_keeps_no_run_locked(

@@ -45,8 +45,8 @@ def test_what_goes_wrong_is_said_once_and_costs_no_step() -> None:
     assert "for 'x', not a finite number" in said.pop()
     at = "(test_custom_metrics.py, line 39)"
     assert said == [
-        f"the function of `metrics=` raised ZeroDivisionError: division by zero {at}; this is left out",
-        "the function of `metrics=` returned 'inf' for 'x', not a finite number; this is left out",
+        f"the function of `metrics=` raised ZeroDivisionError: division by zero {at}; these numbers are not recorded",
+        "the function of `metrics=` returned 'inf' for 'x', not a finite number; these numbers are not recorded",
     ]
     with pytest.raises(kapelle.ConfigError, match="`metrics` is dict"):
         CustomMetrics({}, said.append)  # type: ignore[arg-type]

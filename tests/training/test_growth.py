@@ -148,15 +148,6 @@ def test_later_steps_hold_no_more_than_earlier_ones(run: Run) -> None:
     assert grown_since(before, alive) == Counter()
 
 
-@pytest.mark.long
-def test_saves_leave_nothing_that_waits_for_the_collector(tmp_path: Path) -> None:
-    settings = sections(training={"steps": 30, "tasks_per_step": 1}, checkpoint={"every": 1})
-    with Trainer(**settings, run_dir=tmp_path / "run") as trainer:
-        trainer.train()
-    assert gc.isenabled()
-    assert not [o for o in gc.get_objects() if type(o).__name__ == "LP_c_ubyte"]
-
-
 class _Heap(ctypes.Structure):
     _fields_ = tuple((f"field_{k}", ctypes.c_size_t) for k in range(10))  # struct mallinfo2 of glibc
 

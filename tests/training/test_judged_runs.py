@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -119,37 +118,3 @@ def test_a_run_whose_budget_is_spent_stops_with_the_reason_and_can_be_resumed(tm
             **SMALL,
         ) as run:
             assert run.summary.steps == done + 1
-
-
-@pytest.mark.long
-def test_a_process_that_samples_pays_its_groups_itself_and_once(tmp_path: Path) -> None:
-    rows, run_dir = tmp_path / "rows.jsonl", tmp_path / "run"
-    rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    model = {
-        "path": "embedded",
-        "embedded": {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32},
-    }
-    training = {**SMALL["training"], "overlap": True, "max_staleness": 1, "steps": 2}
-    with judging(rule) as server:
-        judged = {
-            "path": str(rows),
-            "eval_path": "none",
-            "rewards": [{"rank": "The better one.", "judge": server.settings}],
-        }
-        with kapelle.Trainer(
-            model=model,
-            environment={"name": "rewarded", **judged},
-            workflow={"name": "solo"},
-            run_dir=run_dir,
-            **{key: value for key, value in SMALL.items() if key != "training"},
-            training=training,
-            evaluation={"before_and_after": False},
-        ) as trainer:
-            trainer.train()
-        asked = server.asked
-    played = episodes(run_dir, 2)
-    assert {each.info["reward/rank"] is not None for each in played} == {True}
-    assert 0 < asked <= 2 * 2 * 3, (
-        "each group of the steps, and of those played ahead, is asked about once in each order"
-    )
-    assert not any("judge/calls" in row for row in read_metrics(run_dir)), "another process has counted"

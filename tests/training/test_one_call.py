@@ -282,11 +282,11 @@ def broken(completion: str) -> float:
         ((ROWS, vowel), {"checkpoint": {"every": 2}}, "`checkpoint` needs a run directory"),
         ((ROWS, vowel), {"success": True}, "`success` is True. Give a function"),
         ((ROWS, vowel), {"success": "exact"}, "`success` is 'exact'. Give a function"),
-        ((ROWS, vowel), {"resume": True}, "`resume` goes on with a run. Name its directory"),
+        ((ROWS, vowel), {"resume": True}, "`resume` continues a run. Name its directory"),
         ((ROWS, vowel), {"resume": "runs/a/checkpoints/1"}, "`resume` is"),
         ((ROWS, vowel), {"algorithm": 3}, "`algorithm` is 3. It is a section"),
         ((ROWS, vowel), {"observer": 3}, "`observer` is int, which has no `phase`"),
-        ((ROWS, vowel), {"engine": 3}, "`engine` is int, which samples nothing"),
+        ((ROWS, vowel), {"engine": 3}, "`engine` is int, which has no `generate`"),
         ((ROWS, vowel), {"engine": {"name": "locl"}}, "Did you mean 'local'"),
         (
             (ROWS, vowel),

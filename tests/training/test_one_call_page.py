@@ -28,16 +28,6 @@ def test_the_first_one_learns_and_prints_what_the_page_says(
     assert "step 10/10  reward planner" in "\n".join(said)
 
 
-@pytest.mark.long
-@pytest.mark.slow
-def test_each_agents_own_function_runs(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    exec(compile(BLOCKS[2], "docs/one_call.md", "exec"), {})  # noqa: S102 - it is our own page
-    assert "step 1/1" in capsys.readouterr().out
-
-
 @pytest.mark.slow
 def test_a_run_that_functions_pay_is_read_as_the_how_to_reads_one(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

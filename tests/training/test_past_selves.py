@@ -54,16 +54,6 @@ def test_it_plays_as_it_was_saved_and_stays_so(run: Path) -> None:
         assert "loss/second" not in steps[0].metrics
 
 
-def test_it_speaks_with_the_saved_weights_and_not_with_fresh_ones(run: Path) -> None:
-    checkpoints = run / "checkpoints"
-    hashes = set()
-    for step in ("00000001", "00000002"):
-        with Trainer(**against(checkpoints / step / "policies" / "second")) as trainer:
-            (one, *_) = trainer.steps(1)
-            hashes |= {t.weights_hash for g in one.groups for e in g.episodes for t in e.by("second")}
-    assert len(hashes) == 2
-
-
 def test_a_run_against_it_resumes_bit_for_bit(run: Path, tmp_path: Path) -> None:
     settings = against(run / "checkpoints" / "00000002" / "policies" / "second")
     with Trainer(**settings) as whole:

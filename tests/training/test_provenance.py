@@ -16,10 +16,8 @@ from tests.support.tiny import sections
 
 from kapelle import Trainer
 from kapelle.environments.data import source as data_source
-from kapelle.environments.data.source import DataSource
 from kapelle.models.checksums import base_of, write_checksums
 from kapelle.runs.reader import read_provenance, read_starts
-from kapelle.runtime.files import folder_content
 from kapelle.runtime.row_files import read_rows
 
 
@@ -128,19 +126,3 @@ class TestContents:
         found: dict[str, str] = {}
         assert len(read_rows(file, found)) == 2000
         assert found == {str(file): sha256(file)}
-
-    def test_a_source_says_what_it_has_read_and_no_more(self, data: Path) -> None:
-        source = DataSource(str(data), None, "train", "test", 0.1)
-        before = dict(source.contents())
-        write(data / "train.jsonl", 3)  # this process has read it already, and learns from what it read
-        assert source.contents() == before
-        assert {Path(name).name for name in before} == {"train.jsonl", "test.jsonl"}
-
-    def test_folders_are_told_apart_by_names_and_contents(self, tmp_path: Path) -> None:
-        for name, text in (("a", "xy"), ("b", "xy"), ("c", "yx")):
-            (tmp_path / name).mkdir()
-            (tmp_path / name / "one.txt").write_text(text)
-        a, b, c = (folder_content(tmp_path / name) for name in "abc")
-        assert a == b != c
-        (tmp_path / "b" / "one.txt").rename(tmp_path / "b" / "two.txt")
-        assert folder_content(tmp_path / "b") != a

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.tiny import SIZE, same_bits, sections, tiny_model
+from tests.support.tiny import same_bits, sections, tiny_model
 from tests.training.test_trainer_resume import remains
 
-from kapelle.environments import tool_questions
-from kapelle.environments.grading.text.tool_call import ReadCall
 from kapelle.setup.recipe import resolve
 from kapelle.training.trainer import Trainer
-from kapelle.types import Json
 
 BASE: dict[str, Any] = {
     # Answers outlast several pauses of the sampler and end at many different places.
@@ -66,45 +62,3 @@ def test_worlds_that_wait_change_nothing(kind: str, tmp_path: Path) -> None:
         slow = trained(tmp_path / wait, wait, **KINDS[kind])
         for part, expected in quick.items():
             assert same_bits(slow[part], expected), (wait, part)
-
-
-@pytest.mark.long
-def test_eight_runs_are_one(tmp_path: Path) -> None:
-    first, *others = (trained(tmp_path / str(number), "mixed") for number in range(8))
-    assert all(same_bits(other, first) for other in others)
-
-
-@pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.usefixtures("sandbox")
-def test_so_do_tools_that_run_in_sandboxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran = []
-
-    def calls(text: str, forms: Sequence[str], schemas: Sequence[Json] = ()) -> tuple[ReadCall, ...]:
-        """Take what an untrained model says for a program now and then."""
-        if len(text) % 4 == 0:
-            return ()
-        ran.append(text)
-        return (
-            ReadCall(
-                "python", {"program": f"import random, time; time.sleep(random.random() / 50); {len(text)}"}
-            ),
-        )
-
-    monkeypatch.setattr(tool_questions, "parse_calls", calls)
-    over: dict[str, Any] = {
-        "environment": {
-            "name": "tools",
-            "max_turns": 3,
-            "questions": {"name": "arithmetic", "digits": 2},
-            "tools": [{"tool": "python"}],
-        },
-        "workflow": {"name": "tool_use"},
-        "model": {"embedded": {**SIZE, "context": 2048}},
-        "team": {**BASE["team"], "agents": 1, "sampling": {"max_tokens": 24}},
-    }
-    first = trained(tmp_path / "first", **over)
-    assert len(ran) > 20
-    for number in range(3):
-        again = trained(tmp_path / str(number), **over)
-        assert same_bits(again, first)

@@ -46,11 +46,11 @@ def test_an_exported_team_plays_from_its_folder_alone_as_its_run_does(trained: P
     for one, other in zip(said(whole.setup), said(here.setup), strict=True):
         assert one.ids == other.ids
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
-    with pytest.raises(ConfigError, match=r"holds one checkpoint\. Leave out `@best`"):
+    with pytest.raises(ConfigError, match=r"has one checkpoint\. Remove `@best`"):
         open_served(folder, Silent(), which="best")
 
 
 def test_a_run_without_checkpoints_has_nothing_to_serve(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_bytes((trained / "config.yaml").read_bytes())
-    with pytest.raises(CheckpointError, match="no whole checkpoint"):
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
         open_served(tmp_path, Silent())

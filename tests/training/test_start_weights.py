@@ -67,7 +67,7 @@ def test_past_selves_and_teachers_are_named_by_their_run_as_well(trained: Path, 
                 first: str(newest / first),
                 second: str(newest / second),
             }
-    with pytest.raises(CheckpointError, match="no whole checkpoint of step 9"):
+    with pytest.raises(CheckpointError, match="no complete checkpoint of step 9"):
         Trainer(**{**settings(), "algorithm": {"name": "distill", "teacher": f"{trained}@9"}})
     strangers = [{"name": "ada", "weights": {"past": str(trained)}}, {"name": second}]
     with pytest.raises(
@@ -82,7 +82,7 @@ def test_what_cannot_be_is_refused_by_name(trained: Path, tmp_path: Path) -> Non
     for start, error, said in (
         ({"nobody": str(policy)}, ConfigError, "`start_from` names 'nobody'"),
         (str(tmp_path), ConfigError, "not a run, checkpoint, PEFT adapter or model"),
-        (f"{trained}@9", CheckpointError, "no whole checkpoint of step 9"),
+        (f"{trained}@9", CheckpointError, "no complete checkpoint of step 9"),
     ):
         with pytest.raises(error, match=said):
             begun(start, tmp_path)

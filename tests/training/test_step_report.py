@@ -15,7 +15,7 @@ from tests.support.tiny import sections
 from kapelle.functional.distributions import KINDS, read_histogram
 from kapelle.runs.reader import read_groups
 from kapelle.runs.step_rows import lines_of, stored_step
-from kapelle.training.step_report import chosen, episode_distributions
+from kapelle.training.step_report import chosen
 from kapelle.training.trainer import Trainer
 from kapelle.types import Group
 
@@ -71,22 +71,6 @@ def test_best_and_worst_are_credited_with_opposite_signs(run: Path) -> None:
         for each in row["turns"]:
             assert all(a * c >= 0 for a, c in zip(each["advantage"], each["credit"], strict=True))
             assert sum(map(abs, each["credit"])) <= 1.0
-
-
-def test_without_a_rate_the_ratio_is_one(tmp_path: Path) -> None:
-    with Trainer(**sections(optimizer={"lr": 1e-12}), run_dir=tmp_path / "run") as trainer:
-        list(trainer.steps(1))
-    for row in rows(tmp_path / "run", 1):
-        assert [r for each in row["turns"] for r in each["ratio"]] == pytest.approx(
-            [1.0 for each in row["turns"] for _ in each["ratio"]], abs=1e-4
-        )
-
-
-def test_an_agent_without_rewards_has_no_distribution_of_rewards() -> None:
-    one = episode(turn("thinker", 0), turn("writer", 1), rewards={"writer": 0.91})
-    found = episode_distributions([Group(one.task, (one,))])
-    assert {name for name in found if name.startswith("reward/")} == {"reward/writer"}
-    assert {"length/thinker", "length/writer"} <= found.keys()
 
 
 def test_every_step_says_how_its_numbers_are_distributed(run: Path) -> None:

@@ -107,22 +107,3 @@ def test_ctrl_c_in_a_step_of_train_lets_it_end_and_a_second_one_does_not(
                     trainer.train()
         assert trainer.train().steps == 4
     assert [row["step"] for row in read_metrics(run)] == [1, 2, 3, 4]
-
-
-def test_an_owed_evaluation_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = sections(
-        training={"steps": 9, "tasks_per_step": 1},
-        checkpoint={"every": 2, "keep": 9},
-        evaluation={"before_and_after": False, "every": 4, "problems": 2, "problems_while_training": 2},
-    )
-    run = tmp_path / "run"
-    with Trainer(**given, run_dir=run) as trainer:
-        list(trainer.steps(3))
-        trainer.save()
-    with Trainer(**given, run_dir=run, resume=True) as trainer:
-        measured: list[int] = []
-        monkeypatch.setattr(trainer, "_measure", lambda last: measured.append(trainer.done))
-        for _ in range(2):
-            next(trainer.steps(1))
-        assert measured.count(3) <= 1
-        assert not trainer._progress.owed

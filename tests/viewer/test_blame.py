@@ -107,7 +107,7 @@ def test_a_failed_episode_leads_to_its_measurement_or_to_the_command(tmp_path: P
         assert f"kapelle blame {run} --split train" in web.get(failed).text
         assert "kapelle blame" not in web.get(solved).text
         assert "/run/pair/blame" in web.get("/run/pair").text
-        same = replace(blamed(2), task=read.task, seed=8 if read.seed == 8 else 7, said=said)
+        same = replace(blamed(2), task=read.task, seed=8 if read.seed == 8 else 7, tokens_hash=said)
         BlameFile(run, HOW).append([blamed(1), same])
         (name,) = kept(run)
         page = web.get(failed).text

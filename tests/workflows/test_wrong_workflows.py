@@ -67,7 +67,7 @@ def test_an_invalid_workflow_raises_an_error_before_a_model_loads(
     wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = refused(BEFORE[wrong], tmp_path, monkeypatch, capsys)
-    assert line.startswith("kapelle: The workflow 'talk.py:Talk' cannot be played: ")
+    assert line.startswith("kapelle: The workflow 'talk.py:Talk' does not fit the run: ")
     assert BEFORE[wrong][2] in line
     assert not Path("runs").exists()
 

@@ -289,7 +289,7 @@ COMMANDS: Mapping[str, Command] = {
         *_PLAYER,
         option(
             "--for sft|dpo|verifier",
-            "sft: episodes, turn by turn; dpo (with --recorded): only turns that were answered better and worse; verifier: graded answers, right and wrong",
+            "sft: episodes, turn by turn; dpo (with --recorded): only turns that were answered better and worse; verifier: correct and incorrect graded answers",
             dest="purpose",
             default="sft",
         ),
@@ -302,7 +302,9 @@ COMMANDS: Mapping[str, Command] = {
             "sft: keep episodes with at least this reward (default: all that did not fail)",
             type=float,
         ),
-        option("--no-balance", "verifier: keep all distinct answers, not as many right as wrong ones"),
+        option(
+            "--no-balance", "verifier: keep all distinct answers, not equally many correct and incorrect ones"
+        ),
         option(
             "--recorded QUERY",
             "instead of playing, take the episodes that the run has recorded and QUERY selects, as the page of episodes of `kapelle view` "

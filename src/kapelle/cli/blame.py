@@ -86,7 +86,7 @@ def lines(result: Blame, name: str) -> list[str]:
     broken = sum(each.failed for each in result.episodes)
     if broken:
         found.append(f"{broken:,} continuations ended in an error and are in no mean")
-    for reason, episodes in result.left_out.items():
+    for reason, episodes in result.excluded.items():
         found.append(f"{episodes} episodes are excluded, because they do not repeat: {printable(reason)}")
     costly = result.costliest()
     if costly:

@@ -214,7 +214,7 @@ def _collect_answers(arguments: argparse.Namespace) -> int:
             raise DataError(f"No answer was graded: {failure or '`workflow.score_rounds` is false'}")
         if not kept.rows:
             raise DataError(
-                f"None of {kept.one_kind_questions} questions has both right and wrong answers. Raise --samples or --tasks, or keep all "
+                f"None of {kept.one_kind_questions} questions has both correct and incorrect answers. Raise --samples or --tasks, or keep all "
                 "with --no-balance."
             )
         _write(file, kept.rows, out)
@@ -230,9 +230,9 @@ def _collect_answers(arguments: argparse.Namespace) -> int:
             "stopped_by": stopped,
         },
         f"{out}: {len(kept.rows)} answers to {questions} questions"
-        + ("" if arguments.no_balance else ", as many right as wrong ones to each"),
+        + ("" if arguments.no_balance else ", equally many correct and incorrect ones for each"),
         f"dropped of {kept.graded} graded answers: {kept.repeated} repeated, {kept.one_kind} to {kept.one_kind_questions} questions "
-        f"with only right or only wrong ones, {kept.surplus} without a counterpart",
+        f"with only correct or only incorrect ones, {kept.surplus} without a counterpart",
         f"train on it: {command('train', 'verifier_file', f'environment.path={out}', f'model.path={path}')}",
     )
     return stopped
@@ -289,7 +289,7 @@ def _collect_recorded(arguments: argparse.Namespace) -> int:
         rows = list(balance(rows, 0, equal=not arguments.no_balance).rows)
         environment, nothing = (
             "labelled",
-            "no question has right and wrong graded answers (--no-balance keeps all)",
+            "no question has both correct and incorrect graded answers (--no-balance keeps all)",
         )
     elif arguments.purpose == "dpo":
         rows = preferred(rows)
@@ -315,7 +315,7 @@ def _collect_traces(arguments: argparse.Namespace) -> int:
     out = Path(arguments.out)
     found = read_traces(Path(arguments.traces), arguments.metric)
     scores = [call.score for call in found.calls if call.score is not None]
-    excluded = "; ".join(f"{number} excluded: {why}" for why, number in found.left_out.items())
+    excluded = "; ".join(f"{number} excluded: {why}" for why, number in found.excluded.items())
     if arguments.purpose == "verifier":
         rows: list[Any] = list(balance(graded_rows(found), 0, equal=not arguments.no_balance).rows)
         use = f"train on it: {command('train', 'verifier_file', f'environment.path={out}')}"
@@ -330,7 +330,7 @@ def _collect_traces(arguments: argparse.Namespace) -> int:
     if not rows:
         raise DataError(
             f"Nothing was collected from {arguments.traces}: {len(found.calls)} calls of models in {found.spans} spans, {len(scores)} with a "
-            f"score{f'; {excluded}' if excluded else ''}. A verifier needs right and wrong answers to one question."
+            f"score{f'; {excluded}' if excluded else ''}. A verifier needs correct and incorrect answers to one question."
         )
     with new_file(out, "--out") as file:
         _write(file, rows, out)
@@ -343,7 +343,7 @@ def _collect_traces(arguments: argparse.Namespace) -> int:
             "scored": len(scores),
             "spans": found.spans,
             "agents": agents,
-            "left_out": dict(found.left_out),
+            "excluded": dict(found.excluded),
         },
         f"{out}: {len(rows)} of {len(found.calls)} calls, {len(scores)} with a score, by {', '.join(agents)}",
         *([excluded] if excluded else []),
@@ -367,15 +367,15 @@ def _show(file: Path, *, as_json: bool) -> int:
 def _lines(file: Path, found: Survey) -> list[str]:
     low, middle, high = found.per_question
     lines = [
-        f"{file}: {found.answers} answers to {found.questions} questions, {found.right} right, {found.answers - found.right} wrong",
-        f"questions    {found.both} answered both ways, {found.only_right} only rightly, {found.only_wrong} only wrongly",
+        f"{file}: {found.answers} answers to {found.questions} questions, {found.right} correct, {found.answers - found.right} incorrect",
+        f"questions    {found.both} with both kinds of answers, {found.only_right} with only correct ones, {found.only_wrong} with only incorrect ones",
         f"each         {low} to {high} answers, median {middle:g}",
         f"split        {found.questions - found.held_out} questions to train on, {found.held_out} held out by `verifier_file`",
     ]
     for name, parts in (("agent", found.by_agent), ("round", found.by_round)):
         for which, part in parts.items():
-            lines.append(f"{name:12} {which}: {part.answers} answers, {100 * part.right:.1f} % right")
+            lines.append(f"{name:12} {which}: {part.answers} answers, {100 * part.right:.1f} % correct")
     for each in found.examples:
         question, right, wrong = (printable(each[key], WIDTH) for key in ("question", "right", "wrong"))
-        lines.append(f"example      {question} → right: {right} → wrong: {wrong or '(nothing)'}")
+        lines.append(f"example      {question} → correct: {right} → incorrect: {wrong or '(nothing)'}")
     return lines

@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     for split, written in manifest["splits"].items():
         say(f"{split:6}{written['rows']:>8,} rows  {prepared.folder / written['file']}")
-    for place, left in manifest["left_out"].items():
+    for place, left in manifest["excluded"].items():
         if left["count"]:
             say(
                 f"{place}: {left['count']} of {left['of']} rows are unusable and excluded: {' | '.join(left['first'])}"

@@ -221,12 +221,12 @@ def with_person(table: GameTable, role: int, read: Read) -> tuple[RolloutSetup, 
     filled_by: dict[str, tuple[Team, str]] = {}
     for k, name in enumerate(names):
         if team is not None and k != place:
-            filled_by[name] = team, team.sitting(k, len(names))
+            filled_by[name] = team, team.agent_for_role(k, len(names))
         else:
             policy = Policy(YOU if k == place or alone else SCRIPT, base="", trained=False)
             agent = table.agents[k] if table.agents else Agent(name)
             filled_by[name] = Team.alone(agent, policy), name
-    filled = Team.gathered(filled_by)
+    filled = Team.filling(filled_by)
     engines: list[RolloutEngine] = [
         Person(read, names=bool(table.agents), moves=not has_comparable_answers(table.environment))
     ]

@@ -64,11 +64,13 @@ def train(source: Source, title: str, *, as_json: bool, plain: bool) -> int:
     with _view(stream, title, _about(source), run_dir, plain=plain) as view:
         from kapelle.environment import report_of
         from kapelle.runtime.deadlines import Patience
-        from kapelle.runtime.foreign_code import asked
+        from kapelle.runtime.foreign_code import call_user_code
 
         environment = source.config.environment
         # The environment may be the user's own code, and is not checked yet.
-        opposed = asked("constant_sum", Patience.environment, lambda: report_of(environment).constant_sum)
+        opposed = call_user_code(
+            "constant_sum", Patience.environment, lambda: report_of(environment).constant_sum
+        )
         watch = Watch(view, constant_sum=opposed)
         try:
             from kapelle.training.trainer import Trainer
@@ -113,12 +115,13 @@ def train(source: Source, title: str, *, as_json: bool, plain: bool) -> int:
 
 
 def _report(watch: Watch, summary: Summary | None, run_dir: Path, parameters: int, stopped_by: int) -> Report:
+    from kapelle.runs.definitions import has_rated_feature
     from kapelle.runs.summary import verdict_of
 
     # Read from the run, because an earlier process has evaluated a resumed run before training.
     rows = [point_of(row) for row in read_evaluations(run_dir)] if is_run(run_dir) else []
     config = parse_yaml(read_config(run_dir)) if is_run(run_dir) else {}
-    checkpoints = list_checkpoints(run_dir / "checkpoints") if config.get("league") else []
+    checkpoints = list_checkpoints(run_dir / "checkpoints") if has_rated_feature(config) else []
     before = rows[0] if rows and rows[0].step == 0 else None
     finished = summary is not None and summary.after is not None
     both = (summary.before, summary.after) if summary else (None, None)
@@ -219,7 +222,7 @@ class Report:
     verdict: Verdict | None = None
     """Whether the run is healthy; None if it cannot be read."""
     earlier: int | None = None
-    """The step of the oldest checkpoint of a league; None without a league or another checkpoint."""
+    """The step of the oldest checkpoint, to be measured against in a game; None in other runs and without another checkpoint."""
 
     def row(self) -> dict[str, Any]:
         """Return it as plain JSON."""
@@ -231,7 +234,7 @@ class Report:
             else [
                 {
                     "question": each.question,
-                    "said": [{"agent": agent, "text": text} for agent, text in each.texts],
+                    "texts": [{"agent": agent, "text": text} for agent, text in each.texts],
                     "score": each.score,
                     "returns": dict(each.returns),
                 }

@@ -104,7 +104,7 @@ def _note(place: Path, arguments: argparse.Namespace) -> int:
 def _show(place: Path, *, as_json: bool) -> int:
     from kapelle.runs.failure import LOG
     from kapelle.runs.findings import read_notes
-    from kapelle.runs.reader import is_run, read_evaluations, read_left_out, read_metrics, read_status
+    from kapelle.runs.reader import is_run, read_evaluations, read_excluded, read_metrics, read_status
     from kapelle.runs.summary import (
         failures,
         in_words,
@@ -145,7 +145,7 @@ def _show(place: Path, *, as_json: bool) -> int:
             "failures": failures(place),
             "rolled_back": aside,
             "noted": asdict(read_notes(place)),
-            "left_out": read_left_out(place),
+            "excluded": read_excluded(place),
         }
         say(json.dumps(row, indent=1))
         return 0
@@ -164,7 +164,7 @@ def _show(place: Path, *, as_json: bool) -> int:
     if summary.verdict is not None and not (failure is not None and summary.verdict.word == "young"):
         for line in summary.verdict.lines():
             say(f"  {line}")
-    for line in read_left_out(place):
+    for line in read_excluded(place):
         say(f"left out: {printable(line, 400)}")
     say("settings that differ from the defaults")
     if not own:

@@ -146,8 +146,8 @@ def _looked_at(settings: S, *, start: bool) -> S:
         return settings
     from kapelle.setup.preparation import without_programs
 
-    checked, left_out = without_programs(settings)
-    for program in left_out:
+    checked, excluded = without_programs(settings)
+    for program in excluded:
         say(
             f"-   the MCP server `{program}` is not checked; `--start` starts or calls it and checks its tools"
         )

@@ -230,7 +230,7 @@ def _carried(recipe: Recipe, kind: type[Settings]) -> dict[str, Any]:
 
 def _check(contender: Contender) -> None:
     algorithm = contender.build()
-    if not algorithm.plays:
+    if not algorithm.collects_episodes:
         raise ConfigError(
             f"it learns without sampling, so that its number of tokens cannot be equal. "
             f"Use `kapelle train` with `algorithm.name={algorithm.name}`."

@@ -240,11 +240,11 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Reporting, Scripted):
         return tuple(expected), max(0.0, gain)
 
     def best_response(
-        self, policy: Mapping[str, Mapping[int, float]], seat: int
+        self, policy: Mapping[str, Mapping[int, float]], player: int
     ) -> tuple[float, Mapping[str, int]]:
         """Return the payoff of a player's best letter against the others' policy, and the letter's number."""
-        values = self._values(policy, seat)
-        return max(values), {str(seat): values.index(max(values))}
+        values = self._values(policy, player)
+        return max(values), {str(player): values.index(max(values))}
 
     def visits(self, policy: Mapping[str, Mapping[int, float]]) -> Mapping[str, float]:
         """Return 1 for every player: each moves once."""

@@ -1,17 +1,15 @@
 """Ratings of players from games between pairs, and meta-games for strengths that are not transitive.
 
-*Ratings* put each member of a pool on one line: Bradley and Terry's model (1952) on Elo's scale with intervals, and OpenSkill's
-ratings (Joshy 2024, 2401.05451), which follow the order of the games. *Meta-games* use the table of payoffs itself. If A beats B,
-B beats C and C beats A, no line is correct; α-Rank (1903.01373), Nash averaging (1806.02643) and the effective diversity of a pool
-(1901.08106) remain meaningful. The same meta-strategies choose a population's next opponents (PSRO, 1711.00832).
+*Ratings* put each member of a pool on one line: Bradley and Terry's model (1952) on Elo's scale with intervals.
+*Meta-games* use the table of payoffs itself. If A beats B, B beats C and C beats A, no line is correct; α-Rank (1903.01373), Nash averaging (1806.02643) and the effective diversity of a
+pool (1901.08106) remain meaningful. The same meta-strategies choose a population's next opponents (PSRO, 1711.00832).
 
-Numpy, scipy, OpenSpiel and OpenSkill are imported inside the functions; the last three come with the extra `games`.
+Numpy, scipy and OpenSpiel are imported inside the functions; the last two come with the extra `games`.
 """
 
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from statistics import NormalDist
@@ -172,35 +170,7 @@ def ratings(
     return rated
 
 
-def openskill(
-    members: Sequence[int], results: Results, seed: int = 0
-) -> dict[int, tuple[float, float, float]]:
-    """Return OpenSkill's rating μ of linked players with μ ± 1.96 σ, by its Plackett–Luce model with a prior of 25 ± 25/3.
-
-    The model processes games in order, and later games count more; `seed` draws an order, because results have none. σ is the
-    model's own uncertainty with a lower bound from its τ; it is not a confidence interval. Raises ConfigError without the
-    package `openskill`.
-    """
-    check_packages("openskill")
-    from openskill.models import PlackettLuce
-
-    model = PlackettLuce()
-    rated = {each: model.rating() for each in members}
-    games = [
-        (*pair, ranks)
-        for pair, counts in sorted(results.items())
-        if pair[0] in rated and pair[1] in rated
-        for count, ranks in zip(counts, ([0.0, 1.0], [0.0, 0.0], [1.0, 0.0]), strict=True)
-        for _ in range(count)
-    ]
-    random.Random(seed).shuffle(games)
-    for one, other, ranks in games:
-        ((rated[one],), (rated[other],)) = model.rate([[rated[one]], [rated[other]]], ranks=ranks)
-    z = NormalDist().inv_cdf(0.975)
-    return {each: (own.mu, own.mu - z * own.sigma, own.mu + z * own.sigma) for each, own in rated.items()}
-
-
-Package = Literal["openskill", "open_spiel", "scipy"]
+Package = Literal["open_spiel", "scipy"]
 
 
 def check_packages(*packages: Package, what: str = "This") -> None:

@@ -49,7 +49,7 @@ class MeanScore:
     reason: str = ""
     """The most frequent reason why episodes failed or were not scored; empty if all were scored."""
     fewer: str = ""
-    """Why fewer episodes than requested were run, for example `50 asked, its test split has 26`; empty if none is missing."""
+    """Why fewer episodes than requested were run, for example `50 requested, its test split has 26`; empty if none is missing."""
     stderr: float | None = None
     """Standard error of `value`: the sample standard deviation over the root of the number; None for fewer than two."""
 
@@ -63,7 +63,7 @@ class MeanScore:
 
 
 def missing_text(failed: int, fewer: str) -> str:
-    """Return the remark after a number of episodes, for example ` (50 asked, its test split has 26), 2 failed`, or nothing."""
+    """Return the remark after a number of episodes, for example ` (50 requested, its test split has 26), 2 failed`, or nothing."""
     return f"{f' ({fewer})' if fewer else ''}{f', {failed} failed' if failed else ''}"
 
 

@@ -56,15 +56,15 @@ class Record:
         begun: Sequence[Turn] = (),
         absent: Collection[str] = (),
         swapped: Mapping[str, str] = MappingProxyType({}),
-        anew: Collection[str] = (),
+        resampled: Collection[str] = (),
     ) -> None:
         """Take the recorded turns, one candidate of each agent that moves next, and unfinished turns of others.
 
-        After these turns `absent` agents have empty turns, and `swapped` policies (by agent) sample. Agents in `anew` also move
+        After these turns `absent` agents have empty turns, and `swapped` policies (by agent) sample. Agents in `resampled` also move
         next, and their turns are sampled.
         """
         self.absent, self.swapped = frozenset(absent), swapped
-        self._moving = frozenset(anew)
+        self._moving = frozenset(resampled)
         self._all = dict(numbered((*past, *now, *begun)))
         self.begun = {turn.agent: turn for turn in begun}
         """Agent → its unfinished turn, which is sampled further."""
@@ -239,7 +239,7 @@ def turns_until(episode: Episode, count: int) -> tuple[Turn, ...]:
 
 async def intervene(
     groups: Sequence[Group],
-    asked: Interventions,
+    interventions: Interventions,
     team: Team,
     step: int,
     environment: str,
@@ -255,19 +255,19 @@ async def intervene(
         for g, group in enumerate(groups)
         for e, episode in enumerate(group.episodes)
         if episode.error is None
-        for change in affordable(group, e, asked, team, step)
+        for change in affordable(group, e, interventions, team, step)
     ]
     forks = [fork_of(groups[g].episodes[e], e, change) for g, e, change in chosen]
     became: dict[tuple[int, int], list[tuple[Change, ContinuedFork]]] = {}
     for (g, e, change), found in zip(
-        chosen, await continue_forks(forks, asked.continuations, roll_out_all), strict=True
+        chosen, await continue_forks(forks, interventions.continuations, roll_out_all), strict=True
     ):
         became.setdefault((g, e), []).append((change, found))
     return [
         replace(
             group,
             episodes=tuple(
-                _with(episode, became.get((g, e), []), asked, environment)
+                _with(episode, became.get((g, e), []), interventions, environment)
                 for e, episode in enumerate(group.episodes)
             ),
         )
@@ -301,28 +301,30 @@ def _with(
     return replace(episode, interventions=made, continued=dict(Counter(episode.continued) + spent))
 
 
-def affordable(group: Group, number: int, asked: Interventions, team: Team, step: int) -> list[Change]:
+def affordable(
+    group: Group, number: int, interventions: Interventions, team: Team, step: int
+) -> list[Change]:
     """Return the changes of an episode to roll out: all, or those in slots that are expected to fit its budget."""
-    changes = list(asked.change(group, number, team))
-    if asked.share is None and asked.tokens is None:
+    changes = list(interventions.change(group, number, team))
+    if interventions.share is None and interventions.tokens is None:
         return changes
     others = Group(group.task, tuple(each for k, each in enumerate(group.episodes) if k != number))
     costs: dict[Slot, list[int]] = {}
     for k, other in enumerate(others.episodes):
-        for change in asked.change(others, k, team) if other.error is None else ():
+        for change in interventions.change(others, k, team) if other.error is None else ():
             first = _first_turn(other, change)
-            after = 0 if first is None else asked.continuations * _tokens(other.turns[first:]).total()
+            after = 0 if first is None else interventions.continuations * _tokens(other.turns[first:]).total()
             costs.setdefault(slot_of(other, change), []).append(after)
     if not costs:
         return []
     room = float("inf")
-    if asked.share is not None:
-        room = asked.share * fmean(_tokens(other.turns).total() for other in others.valid)
-    if asked.tokens is not None:
-        room = min(room, asked.tokens / (step * len(group.episodes)))
+    if interventions.share is not None:
+        room = interventions.share * fmean(_tokens(other.turns).total() for other in others.valid)
+    if interventions.tokens is not None:
+        room = min(room, interventions.tokens / (step * len(group.episodes)))
     slots = list(costs)
-    if asked.says is not None:
-        informative = asked.says(others)
+    if interventions.says is not None:
+        informative = interventions.says(others)
         slots.sort(key=lambda slot: -informative(slot))
     fitting: set[Slot] = set()
     for slot in slots:
@@ -379,7 +381,7 @@ def fork_of(episode: Episode, sample: int, change: Change) -> Fork:
         case "swap", str() as policy:
             record = Record(past, beside, swapped=dict.fromkeys(change.agents, policy))
         case "resample", None:
-            record = Record(past, beside, anew=change.agents)
+            record = Record(past, beside, resampled=change.agents)
         case _:
             raise ValueError(f"a change `{change.what}` has no `by` like {change.by!r:.60}")
     return Fork(episode, sample, record, (episode.seed, "intervention", len(past)))

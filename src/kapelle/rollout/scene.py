@@ -261,16 +261,16 @@ class LiveAgentSession:
             return written.ids, messages
         return renderer.start(messages), messages
 
-    async def draft_after(self, asked: Continued, before: Turn | None) -> tuple[Turn, list[Message]]:
+    async def draft_after(self, continued: Continued, before: Turn | None) -> tuple[Turn, list[Message]]:
         """Return a completion in the conversation that ended with the turn `before`, and all that its prompt contains.
 
         Several calls may run at once: the agent's own conversation is neither read nor changed.
         """
         if self._is_absent:
-            return self._empty_turn(), list(asked.messages)
+            return self._empty_turn(), list(continued.messages)
         policy = self._policy
         renderer = self.read_by = self._renderer(policy)
-        messages = list(asked.messages)
+        messages = list(continued.messages)
         if before is None:
             whole = messages
             prompt = renderer.start(messages)
@@ -279,11 +279,11 @@ class LiveAgentSession:
             whole = [*earlier, *messages]
             prompt, messages = _extended(renderer, before, earlier, messages)
         own = self._scene.setup.sampling_of(self.agent)
-        most = own.max_tokens if asked.max_tokens is None else min(own.max_tokens, asked.max_tokens)
-        constraint = asked.constraint or own.constraint
-        sampling = replace(own, max_tokens=most, stop=(*own.stop, *asked.stop), constraint=constraint)
+        most = own.max_tokens if continued.max_tokens is None else min(own.max_tokens, continued.max_tokens)
+        constraint = continued.constraint or own.constraint
+        sampling = replace(own, max_tokens=most, stop=(*own.stop, *continued.stop), constraint=constraint)
         [turn] = await self._sample(policy, renderer, prompt, messages, sampling, whole)
-        return replace(turn, caller=asked.caller), whole
+        return replace(turn, caller=continued.caller), whole
 
     async def _sample(
         self,
@@ -361,7 +361,7 @@ class LiveAgentSession:
         completion = await setup.timeline.during("generate", answer)
         if not all(map(math.isfinite, completion.logprobs)):
             raise EpisodeError(
-                f"Policy '{request.policy}' returned log-probs that are not finite: its weights are broken. "
+                f"Policy '{request.policy}' returned log-probs that are not finite: its weights are damaged. "
                 "Go back to an earlier checkpoint, and lower `optimizer.lr`."
             )
         return completion
@@ -543,7 +543,7 @@ class LiveScene:
             self.continued += run.record.sampled(episode)
         return episodes
 
-    async def converse(self, asked: Mapping[str, Continued]) -> dict[str, Turn]:
+    async def converse(self, continued: Mapping[str, Continued]) -> dict[str, Turn]:
         """Sample turns of several agents in conversations that the workflow keeps; see `workflow.Scene`."""
         assert self.setup.data.tree is None, "`check_run` allows no tree here"
         drafts = await asyncio.gather(
@@ -551,7 +551,7 @@ class LiveScene:
                 self._sessions[name].draft_after(
                     each, None if each.after is None else self._turns[each.after]
                 )
-                for name, each in asked.items()
+                for name, each in continued.items()
             )
         )
         turns = self.commit([turn for turn, _ in drafts])
@@ -651,7 +651,7 @@ class LiveScene:
         """Score a recorded turn's text as an answer; see `workflow.Scene`."""
         if not self._state.scorable:
             raise EpisodeError(
-                f"`{self.setup.environment.name}` scores no text before the end of an episode. Set `workflow.score_rounds: false`, or "
+                f"`{self.setup.environment.name}` scores texts only at the end of an episode. Set `workflow.score_rounds: false`, or "
                 "use another environment."
             )
         with Participant():

@@ -89,7 +89,7 @@ class BlamedEpisode:
     task: str
     sample: Count
     seed: Count
-    said: str
+    tokens_hash: str
     """Hash of the sampled tokens, which distinguishes conversations about the same task."""
     question: str
     agents: tuple[str, ...]
@@ -111,7 +111,7 @@ class BlamedEpisode:
     @property
     def key(self) -> tuple[str, int, int, str]:
         """What identifies an episode in a file."""
-        return self.task, self.sample, self.seed, self.said
+        return self.task, self.sample, self.seed, self.tokens_hash
 
     @property
     def culprit(self) -> BlamedTurn | None:
@@ -140,7 +140,7 @@ class Blame:
     """The settings: `step`, `split`, `samples`, `seed` and the rest of the file's first line."""
     episodes: tuple[BlamedEpisode, ...]
     """Failed ones first, then solved ones, each in the order of the evaluation."""
-    left_out: Mapping[str, int] = field(default_factory=dict)
+    excluded: Mapping[str, int] = field(default_factory=dict)
     """Reason → episodes that could not be replayed."""
     file: Path | None = None
     """Its file; None if nothing was written."""
@@ -193,7 +193,7 @@ class Blame:
             "tokens": sum(each.tokens for each in self.episodes),
             "failed_episodes": len(self.failed),
             "solved_episodes": len(self.solved),
-            "left_out": dict(self.left_out),
+            "excluded": dict(self.excluded),
             "lost_by": self.lost_by,
             "turns": self.rows(),
             "costliest": [
@@ -208,7 +208,7 @@ class Blame:
         """Return how many episodes each agent lost, and a line for each turn of each agent."""
         lost = ", ".join(f"{agent} {count}" for agent, count in self.lost_by.items())
         lines = [
-            f"{len(self.failed)} failed and {len(self.solved)} solved episodes; lost by: {lost or 'nobody'}"
+            f"{len(self.failed)} failed and {len(self.solved)} solved episodes; lost by: {lost or 'no agent'}"
         ]
         for row in self.rows():
             own = [f"{kind} {drop_text(row[kind])}" for kind in ("failed", "solved") if row[kind]["episodes"]]

@@ -106,7 +106,7 @@ class Share:
 
         if not folder.is_dir():
             raise CheckpointError(
-                f"Rank {self._rank} cannot find {folder}, which rank 0 has made. Choose a --run-dir on a disk that all machines "
+                f"Rank {self._rank} cannot find {folder}, which rank 0 created. Choose a --run-dir on a disk that all machines "
                 "share."
             )
         own = self.tensors

@@ -154,7 +154,7 @@ def find_checkpoint(folder: Path, warn: Callable[[str], None]) -> Path:
     if newest.folder is None:
         why = "".join(f" {rejected.reason}" for rejected in newest.rejected)
         raise CheckpointError(
-            f"There is no whole checkpoint in {folder}.{why} Restore one from a copy, or start a run in another --run-dir. "
+            f"There is no complete checkpoint in {folder}.{why} Restore one from a copy, or start a run in another --run-dir. "
             f"`kapelle runs show {shlex.quote(str(folder.parent))}` lists the files."
         )
     return newest.folder

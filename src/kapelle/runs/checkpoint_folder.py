@@ -177,7 +177,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
                 )
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
-            f"Checkpoint {folder} is damaged: manifest.json is missing or broken."
+            f"Checkpoint {folder} is damaged: manifest.json is missing or damaged."
         ) from error
     except OSError as error:
         raise CheckpointError(

@@ -37,9 +37,19 @@ class Metric:
     """Its name in papers and other trainers."""
     panel: tuple[str, str] | None = None
     """The panel that it shares with other metrics, and its label there."""
+    progress: str = ""
+    """A phrase for it, if it shows the progress of agents with opponents, which their returns do not show."""
+    is_falling: bool = False
+    """Whether progress makes it smaller."""
+    is_relative: bool = False
+    """Whether its values at different steps cannot be compared, so that a fall is not a fault."""
 
 
-FEATURES = ("league", "replay", "reward_model", "curriculum", "entropy")
+FEATURES = tuple(
+    folder.name
+    for folder in sorted(files("kapelle.features").iterdir(), key=lambda folder: folder.name)
+    if (folder / "metrics.py").is_file()
+)
 """Packages of `kapelle.features` with metrics, which are `METRICS` of their module `metrics`."""
 
 
@@ -58,6 +68,18 @@ def metrics_of(feature: str) -> tuple[Metric, ...]:
     """Return the metrics of a feature, in the order in which they are shown."""
     metrics: tuple[Metric, ...] = find_object(f"kapelle.features.{feature}.metrics:METRICS", "metrics")
     return metrics
+
+
+@cache
+def progress_metrics() -> Mapping[str, Metric]:
+    """Return the metrics of features that show progress where returns do not, the most reliable first."""
+    found = [metric for metric in chain(*map(metrics_of, FEATURES)) if metric.progress]
+    return {metric.pattern: metric for metric in sorted(found, key=lambda metric: metric.is_relative)}
+
+
+def has_rated_feature(settings: Mapping[str, Any]) -> bool:
+    """Return whether a run has a feature that measures the progress of agents with opponents."""
+    return any(isinstance(settings.get(name.partition("/")[0]), Mapping) for name in progress_metrics())
 
 
 @cache

@@ -149,7 +149,7 @@ def load_episode(row: Mapping[str, Json], find: Find | None = None) -> Episode:
         return Episode(**values, final=row.get("final"))
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise DataError(
-            f"An episode's row has another form ({error!r}). Read it with the version of kapelle that wrote it."
+            f"An episode's row has an unknown form ({error!r}). Read it with the version of kapelle that wrote it."
         ) from error
 
 

@@ -228,7 +228,7 @@ def survey(file: Path, shown: int = 3) -> Survey:
             )
         rows.append(row)
     if not rows:
-        raise DataError(f"{file} holds no answers. Write some with `kapelle collect … --for verifier`.")
+        raise DataError(f"{file} contains no answers. Collect some with `kapelle collect … --for verifier`.")
     by_question: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         by_question.setdefault(row["question"], []).append(row)

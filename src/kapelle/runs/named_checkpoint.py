@@ -115,7 +115,7 @@ def named_checkpoint(run: Path, which: str | None) -> Path | None:
     folders = [folder for folder in list_checkpoints(run / "checkpoints") if step_of(folder) == int(which)]
     whole = next((folder for folder in reversed(folders) if is_whole(folder)), None)
     if whole is None:
-        raise CheckpointError(f"{run} has no whole checkpoint of step {which}.{_nearest(run, int(which))}")
+        raise CheckpointError(f"{run} has no complete checkpoint of step {which}.{_nearest(run, int(which))}")
     return whole
 
 
@@ -174,7 +174,7 @@ def weights_of(policy: str, source: str, setting: str) -> Path:
         checkpoint = named_checkpoint(place, which) or read_latest(place)
         if checkpoint is None:
             raise CheckpointError(
-                f"`{setting}` names {place}, which has no whole checkpoint. Train it first."
+                f"`{setting}` names {place}, which has no complete checkpoint. Train it first."
             )
         return _kept(policy, checkpoint, place, setting)
     if (place / _POLICIES).is_dir():

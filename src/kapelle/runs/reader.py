@@ -81,7 +81,7 @@ def read_config(run: Path) -> str:
     """Return the text of the resolved config; raises RunDirectoryError without a run."""
     if not is_run(run):
         raise RunDirectoryError(
-            f"There is no run of kapelle at {run}.{tag_hint(run) or ' Name a folder that holds config.yaml and lock.'}"
+            f"There is no kapelle run at {run}.{tag_hint(run) or ' Name a folder that holds config.yaml and lock.'}"
         )
     try:
         return _bytes(run / "config.yaml").decode()
@@ -112,10 +112,10 @@ def read_starts(run: Path) -> list[dict[str, Any]]:
     return [row for row in rows if isinstance(row, dict)]
 
 
-def read_left_out(run: Path) -> list[str]:
+def read_excluded(run: Path) -> list[str]:
     """Return how many tasks and rows the last start has excluded, and why, as messages."""
     starts = read_starts(run)
-    found = starts[-1].get("left_out") if starts else None
+    found = starts[-1].get("excluded") if starts else None
     return [line for line in found if isinstance(line, str)] if isinstance(found, list) else []
 
 
@@ -200,7 +200,7 @@ def _stored(run: Path, step: int, split: Split) -> Stored:
     stored = stored_step(episode_folder(run, split), step)
     check_step(run, f"episodes/{split}", step, stored)
     if stored is None:
-        raise RunDirectoryError(f"{run} holds no {split} episodes of step {step}.")
+        raise RunDirectoryError(f"{run} has no {split} episodes of step {step}.")
     return stored
 
 
@@ -228,7 +228,7 @@ def read_lines(run: Path, step: int, lines: Collection[int], split: Split = "tra
     """Return the groups of a step with only the episodes on some lines, from 0."""
     stored = stored_step(episode_folder(run, split), step)
     if stored is None:
-        raise RunDirectoryError(f"{run} holds no {split} episodes of step {step}.")
+        raise RunDirectoryError(f"{run} has no {split} episodes of step {step}.")
     wanted = set(lines)
     with _named(stored.file):
         chosen = (json.loads(raw) for line, raw in enumerate(lines_of(stored)) if line in wanted)
@@ -264,7 +264,7 @@ def _named(path: Path) -> Iterator[None]:
     except (DataError, KeyError, TypeError, AttributeError) as error:
         if str(path) in str(error):
             raise
-        reason = error if isinstance(error, DataError) else f"a row has another form ({error!r})."
+        reason = error if isinstance(error, DataError) else f"a row has an unknown form ({error!r})."
         raise DataError(f"{path} is damaged: {reason} Restore it from a copy.") from error
 
 

@@ -197,11 +197,11 @@ def _check_run(run: Path) -> None:
     if not is_run(run):
         inner = sorted(folder.name for folder in run.glob("[0-9]*-*") if is_run(folder))
         stages = (
-            f" It holds stages; name one of them: {', '.join(str(run / name) for name in inner)}."
+            f" It contains stages; name one of them: {', '.join(str(run / name) for name in inner)}."
             if inner
             else ""
         )
-        raise RunDirectoryError(f"There is no run of kapelle at {run}.{stages}{tag_hint(run)}")
+        raise RunDirectoryError(f"There is no kapelle run at {run}.{stages}{tag_hint(run)}")
 
 
 def _usable(run: Path, folders: Sequence[Path], step: int) -> Path:
@@ -214,9 +214,9 @@ def _usable(run: Path, folders: Sequence[Path], step: int) -> Path:
     others = sorted({step_of(f) or 0 for f in islice((f for f in near if fault_of(f) is None), NEAREST)})
     why = " ".join(fault for fault in faults.values() if fault) or f"{run} has no checkpoint of step {step}."
     if not others:
-        raise CheckpointError(f"{why} The run has no whole checkpoint.")
+        raise CheckpointError(f"{why} The run has no complete checkpoint.")
     whole = ", ".join(map(str, others))
-    raise CheckpointError(f"{why} Set --to to a step with a whole checkpoint, the nearest: {whole}.")
+    raise CheckpointError(f"{why} Set --to to a step with a complete checkpoint, the nearest: {whole}.")
 
 
 def _after(table: Path, position: int) -> bytes:

@@ -208,7 +208,7 @@ def unpack(path: Path, frame: Frame) -> list[bytes]:
     with path.open("rb") as file:
         file.seek(frame.offset)
         packed = file.read(min(frame.packed, LARGEST))
-    differs = "it does not hold what its description says"
+    differs = "its content does not match its description"
     wrong = None
     raw = b""
     if len(packed) != frame.packed or zlib.crc32(packed) != frame.crc:

@@ -11,6 +11,7 @@ from typing import Any
 
 from kapelle.errors import CheckpointError, KapelleError, RunDirectoryError
 from kapelle.runs.checkpoint_folder import list_checkpoints, verify
+from kapelle.runs.definitions import has_rated_feature, progress_metrics
 from kapelle.runs.failure import Failure, read_failure
 from kapelle.runs.reader import (
     is_run,
@@ -32,6 +33,7 @@ SHOWN = (
     "samples",
     "failed_episodes",
     "return",
+    *progress_metrics(),
     "reward_function",
     "nll",
     "preference_margin",
@@ -179,12 +181,12 @@ def opposed(settings: Mapping[str, Any], last: Mapping[str, float], names: Itera
 
 
 def plays_against(settings: Mapping[str, Any], last: Mapping[str, float], names: Iterable[str] = ()) -> bool:
-    """Return whether settings, the last step's metrics or the names of metrics show agents that play against others or in a league."""
+    """Return whether settings, the last step's metrics or the names of metrics show agents that play against others."""
 
     def at(found: Any, name: str) -> Any:
         return found.get(name) if isinstance(found, Mapping) else None
 
-    if isinstance(at(settings, "league"), Mapping):
+    if has_rated_feature(settings):
         return True
     parts = at(at(settings, "environment"), "parts")
     rows = [at(part, "environment") for part in parts.values()] if isinstance(parts, Mapping) else []
@@ -213,7 +215,7 @@ def settings_of(run: Path) -> dict[str, Any]:
             f"{run / 'config.yaml'} is damaged: {error}. Restore it from a copy."
         ) from None
     if not isinstance(config, dict):
-        raise TypeError("config.yaml holds no settings")
+        raise TypeError("config.yaml contains no settings")
     return config
 
 

@@ -77,7 +77,7 @@ class Traces:
     calls: tuple[WatchedCall, ...]
     """In order of their start, trace by trace."""
     spans: int
-    left_out: Mapping[str, int] = field(default_factory=dict)
+    excluded: Mapping[str, int] = field(default_factory=dict)
     """Reason → number of excluded calls."""
 
 
@@ -97,7 +97,7 @@ def read_traces(path: Path, metric: str | None = None) -> Traces:
             logged += _logs(row)
     if not spans:
         raise DataError(
-            f"{path} holds no spans. Name what OpenTelemetry's file exporter wrote (OTLP as JSON), or the output of a console exporter."
+            f"{path} contains no spans. Name a file of OpenTelemetry's file exporter (OTLP as JSON), or the output of a console exporter."
         )
     for trace, name, event, fields in logged:
         if (known := spans.get((trace, name))) is not None:
@@ -347,9 +347,9 @@ def _json_or(given: Any, default: Any) -> Any:
 
 
 def _listed(given: Any) -> list[Any]:
-    found = _json(given, "messages that are no JSON (probably cut off)")
+    found = _json(given, "messages that are not JSON (probably truncated)")
     if not isinstance(found, list | None):
-        raise UnusableCall("messages that are no list")
+        raise UnusableCall("messages that are not a list")
     return found or []
 
 
@@ -401,7 +401,7 @@ def _content(message: Fields) -> str:
     """Return the text and tool calls of a message in OpenAI's form."""
     content = message.get("content")
     lines = [_text(content)] if content else []
-    for call in _list(_json(message.get("tool_calls"), "tool calls that are no JSON")):
+    for call in _list(_json(message.get("tool_calls"), "tool calls that are not JSON")):
         function = call.get("function")
         own = function if isinstance(function, Mapping) else call
         lines.append(_tool_call(own.get("name"), own.get("arguments")))
@@ -451,7 +451,7 @@ def _text(content: Any) -> str:
 def _tool_call(name: Any, arguments: Any) -> str:
     if not isinstance(name, str):
         raise UnusableCall("a tool call without a name")
-    arguments = _json(arguments, "a tool call whose arguments are no JSON")
+    arguments = _json(arguments, "a tool call with arguments that are not JSON")
     call = json.dumps({"name": name, "arguments": arguments or {}}, ensure_ascii=False)
     return f"<tool_call>\n{call}\n</tool_call>"
 

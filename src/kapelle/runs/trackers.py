@@ -318,7 +318,7 @@ def transcripts(groups: Sequence[Group]) -> list[dict[str, str]]:
         {
             "task": _short(episode.task.question or episode.task.id),
             "agent": turn.agent,
-            "said": _short(turn.text),
+            "text": _short(turn.text),
             "reward": f"{episode.rewards.get(turn.agent, 0.0):.4g}",
             "ended": _short(episode.error) if episode.error else ("cut" if episode.truncated else "whole"),
         }

@@ -14,8 +14,8 @@
 **The signal** is `success`; without it the mean return (`return/…`, else `reward/…`); for supervised steps the share of pairs
 ranked correctly, or minus the nats per token; for distillation minus the divergence from the teacher; for a verifier its AUC, or
 the share of answers judged correctly. Only runs that learn from rewards of episodes that they sample can be *collapsing* or
-*starved*. In games in which one agent wins what others lose, returns show nothing: there the signal is minus NashConv if a
-league measures it, else the rating of its newest member, else none.
+*starved*. In games in which one agent wins what others lose, returns show nothing: there the signal is a metric of a feature
+that shows progress (`Metric.progress`), else none.
 
 **Noise** σ of a step is estimated from the differences of neighbouring steps (von Neumann 1941, successive differences, which
 a trend hardly changes; for success without the two largest moves, which a collapse would cause). For success it is at least that
@@ -56,6 +56,8 @@ from importlib.resources import files
 from itertools import pairwise
 from statistics import NormalDist, fmean, median
 from typing import Any, Literal, TypeGuard
+
+from kapelle.runs.definitions import progress_metrics
 
 Word = Literal[
     "healthy",
@@ -143,8 +145,6 @@ class Verdict:
 
 
 WORDS = {
-    "league/nash_conv": "NashConv",
-    "league/rating": "the newest member's rating",
     "nll": "nats a token",
     "preference_accuracy": "the share of pairs ranked correctly",
     "return": "the mean return",
@@ -152,9 +152,10 @@ WORDS = {
     "teacher_kl": "the divergence from the teacher",
     "verifier_accuracy": "the share of answers judged correctly",
     "verifier_auc": "the verifier's AUC",
+    **{name: metric.progress for name, metric in progress_metrics().items()},
 }
 """Phrases for signals in sentences; others have their own name."""
-FALLING = ("nll", "league/nash_conv", "teacher_kl")
+FALLING = ("nll", "teacher_kl", *(name for name, metric in progress_metrics().items() if metric.is_falling))
 """Signals for which less is better."""
 YOUNG = 8
 """Fewest steps for a verdict."""
@@ -327,10 +328,10 @@ class _Found:
             return "success", self.success
         if self.returns is not None:
             return ("return" if self._family("return") else "reward"), self.returns
-        if "league/nash_conv" in self.columns:
-            return "league/nash_conv", course(self.steps, _negative(self.columns["league/nash_conv"]))
-        if "league/rating" in self.columns:
-            return "league/rating", self._course("league/rating")
+        for name, metric in progress_metrics().items():
+            if name in self.columns:
+                own = self.columns[name]
+                return name, course(self.steps, _negative(own) if metric.is_falling else own)
         if "verifier_auc" in self.columns:
             return "verifier_auc", self._course("verifier_auc")
         for name in ("preference_accuracy", "verifier_accuracy"):
@@ -344,7 +345,13 @@ class _Found:
     def _fallen(self) -> list[Evidence]:
         """Return the fall of the signal from its best stretch to its last one, if it is significant and large."""
         signal = self.signal
-        if signal is None or len(signal.values) < YOUNG or self.name in ("nll", "league/rating"):
+        known = progress_metrics().get(self.name)
+        if (
+            signal is None
+            or len(signal.values) < YOUNG
+            or self.name == "nll"
+            or (known and known.is_relative)
+        ):
             return []
         best, last, values = signal.best(), signal.mean(signal.last), signal.values
         top, low = signal.mean(best), max(last, median(values[signal.last]))

@@ -86,7 +86,9 @@ def row_line(table: str, step: int, row: Mapping[str, Json]) -> bytes:
     try:
         return json.dumps({"step": step, **row}, allow_nan=False).encode("ascii") + b"\n"
     except ValueError as error:
-        raise NumericsError(f"A row of {table} for step {step} holds a number that is not finite.") from error
+        raise NumericsError(
+            f"A row of {table} for step {step} contains a number that is not finite."
+        ) from error
 
 
 def pretty(value: Mapping[str, Json]) -> bytes:
@@ -221,7 +223,7 @@ class RunDirectory:
             )
         if others and not is_run(path):
             raise RunDirectoryError(
-                f"{path} is not empty and not a run of kapelle: it holds '{others[0]}'.{tag_hint(path) or ' Choose another --run-dir.'}"
+                f"{path} is not empty and not a kapelle run: it contains '{others[0]}'.{tag_hint(path) or ' Choose another --run-dir.'}"
             )
         # A new run must not be mixed with the files of a run without its config.
         if not is_run(path):
@@ -232,7 +234,7 @@ class RunDirectory:
                 config_there = (path / "config.yaml").is_file()
                 missing = "neither lock nor metrics.jsonl" if config_there else "no config.yaml"
                 raise RunDirectoryError(
-                    f"{path} holds files of a run ('{left[0].relative_to(path)}') and {missing}. Restore that from a copy, or "
+                    f"{path} contains files of a run ('{left[0].relative_to(path)}') and {missing}. Restore that from a copy, or "
                     "choose another --run-dir."
                 )
         lock = RunLock(path / "lock")
@@ -240,7 +242,7 @@ class RunDirectory:
             run = cls(path, lock, resumed=is_run(path))
             if run.resumed and not resume:
                 raise RunDirectoryError(
-                    f"{path} already holds a run. Continue it with --resume, or choose another --run-dir (in Python: `resume=True`, or another `run_dir`)."
+                    f"{path} already contains a run. Continue it with --resume, or choose another --run-dir (in Python: `resume=True`, or another `run_dir`)."
                 )
             changed = differences(read_config(path), config) if run.resumed else ()
             if changed:
@@ -341,7 +343,7 @@ class RunDirectory:
 
     def _append(self, table: str, step: int, row: Mapping[str, Json]) -> None:
         assert self._rewound, "a resumed run rewinds before it records"
-        assert "step" not in row, "the step is an argument of its own"
+        assert "step" not in row, "the step is a separate argument"
         line = row_line(table, step, row)
         path = self.path / table
         with self._write(path):
@@ -429,7 +431,7 @@ class RunDirectory:
         rows = any(b"\n" in (self.path / table).read_bytes() for table in TABLES)
         if rows or any(episode_steps(self.path, split) for split in _SPLITS):
             raise RunDirectoryError(
-                f"{self.path} holds rows or episodes but no checkpoint to resume from; a resume would delete them. Restore "
+                f"{self.path} contains rows or episodes but no checkpoint to resume from; a resume would delete them. Restore "
                 f"its checkpoints, or start another run: `kapelle train {shlex.quote(str(self.path / 'config.yaml'))} --run-dir OTHER`."
             )
         self.rewind(dict.fromkeys(TABLES, 0))

@@ -1,6 +1,6 @@
 """Errors of user code, and errors of other processes.
 
-An error of user code, such as an environment, becomes a message that names the line (`reason`, `asked`).
+An error of user code, such as an environment, becomes a message that names the line (`reason`, `call_user_code`).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def check_parameters(what: str, function: Callable[..., object], *names: str) ->
         raise Unfit(f"{what} takes ({own}), but is called with ({', '.join(names)}).") from None
 
 
-def asked(what: str, seconds: float, work: Callable[..., T], *given: Any) -> T:
+def call_user_code(what: str, seconds: float, work: Callable[..., T], *given: Any) -> T:
     """Return the result of a call of user code, which has `seconds` (`environment.timeout`).
 
     Raises Unfit if it raises, is late, or returns a coroutine. Kapelle's own errors (missing data, a team that does not fit) are

@@ -57,7 +57,7 @@ END_GRACE = 10.0
 EXIT_WRONG = 2
 
 
-STORE_GONE = "the processes' store is gone, and rank 0, or the launcher, with it"
+STORE_GONE = "the processes' store is gone because rank 0 or the launcher has ended"
 
 
 class StoreTimeout(RuntimeError):
@@ -153,20 +153,20 @@ class Heartbeat:
         if not now:
             return 0, STORE_GONE
         if silent:
-            return silent[0], "it died without a reason: it was killed, or its machine is gone"
+            return silent[0], "it ended without a message: it was killed, or its machine is unreachable"
         return None, "a connection between two ranks broke"
 
     def print_once(self, report: Callable[[], None], *, after_others: bool = False) -> None:
         """Call `report` unless another rank has printed why all ranks end; wait until that is printed."""
         try:
             if after_others and self._becomes("saying"):
-                self._becomes("said")
+                self._becomes("reported")
                 return
             if self._query(lambda store: store.add("saying", 1)) == 1:
                 report()
-                self._query(lambda store: store.add("said", 1))
+                self._query(lambda store: store.add("reported", 1))
             else:
-                self._becomes("said")
+                self._becomes("reported")
         except RuntimeError:  # without a store, printing twice is better than never
             report()
 
@@ -350,7 +350,7 @@ class StoreMeeting(Meeting):
             if isinstance(error, EngineError):
                 raise
             raise EngineError(
-                f"The processes that play lost one another at '{at}': {_first_line(error)}. Resume the run."
+                f"The sampling processes lost their connection at '{at}': {_first_line(error)}. Resume the run."
             ) from error
         found, start = [], 0
         for size in json.loads(sizes):
@@ -366,7 +366,9 @@ class StoreMeeting(Meeting):
         stop_if_requested()
         if self._store.check([f"{self._play}/failed"]):
             failure = json.loads(self._store.get(f"{self._play}/failed"))
-            raise PeerFailed(f"Rank {failure['rank']} failed while it played: {failure['message']}")
+            raise PeerFailed(
+                f"Rank {failure['rank']} failed while it collected episodes: {failure['message']}"
+            )
 
     def fail(self, error: BaseException) -> None:
         """See `Meeting`; the first failure is kept."""
@@ -391,7 +393,7 @@ def meeting_from(form: Mapping[str, Any]) -> StoreMeeting:
         )
     except (RuntimeError, ValueError) as error:
         raise EngineError(
-            f"A process that plays did not reach rank 0 at {form['address']}:{form['port']}: {_first_line(error)}. Check for a "
+            f"A sampling process cannot reach rank 0 at {form['address']}:{form['port']}: {_first_line(error)}. Check for a "
             "firewall between the machines."
         ) from error
     return StoreMeeting(PrefixStore(form["prefix"], store), form)
@@ -490,11 +492,11 @@ class RankGroup(Ranks):
         finally:
             self._agreement.apart = False
         # First exchange reports, so that all ranks continue, stop or fail together; then the shares.
-        report["asked"] = requested_by()
+        report["stop_signal"] = requested_by()
         begun = time.monotonic()
         reports = [json.loads(each) for each in self._exchange(at, json.dumps(report).encode())]
         self._note_wait(at, begun)
-        self._agreement.meet(next((each["asked"] for each in reports if each["asked"]), 0))
+        self._agreement.meet(next((each["stop_signal"] for each in reports if each["stop_signal"]), 0))
         stop, peer = StopRequested.__name__, PeerFailed.__name__
         stopped = any(each.get("kind") == stop for each in reports)
         # Raise an original error before those of ranks that failed because of it.

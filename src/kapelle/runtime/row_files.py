@@ -93,7 +93,7 @@ def read_rows(file: Path, contents: MutableMapping[str, str] | None = None) -> t
                 values = _parsed(str(file), stream.read())
                 if not isinstance(values, list):
                     raise DataError(
-                        f"'{file}' holds {type(values).__name__}, not an array of rows. Use JSON lines or an array."
+                        f"'{file}' contains {type(values).__name__}, not an array of rows. Use JSON lines or an array."
                     )
                 return tuple(_row(f"{file}, row {number}", each) for number, each in enumerate(values, 1))
             for number, line in enumerate(stream, start=1):
@@ -135,5 +135,5 @@ def _parsed(place: str, text: bytes) -> Json:
 
 def _row(place: str, value: Json) -> DataRow:
     if not isinstance(value, dict):
-        raise DataError(f"{place} holds {type(value).__name__}, not an object with named fields. Fix it.")
+        raise DataError(f"{place} is {type(value).__name__}, not an object with named fields. Fix it.")
     return DataRow(place, value)

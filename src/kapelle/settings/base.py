@@ -105,7 +105,7 @@ def models_in(annotation: Any) -> list[type[Settings]]:
 
 # -------- Addresses of servers in settings: without secrets, because settings are stored, shown and quoted in errors.
 
-NO_URL = "it is no http(s) URL such as http://localhost:8000/v1"
+NO_URL = "it is not an http(s) URL such as http://localhost:8000/v1"
 
 
 def open_address(value: str) -> str:

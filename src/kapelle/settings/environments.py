@@ -21,7 +21,7 @@ from kapelle.environment import (
 )
 from kapelle.errors import ConfigError, noting
 from kapelle.rows import PlaysAlone, ReadsText
-from kapelle.runtime.foreign_code import Unfit, asked
+from kapelle.runtime.foreign_code import Unfit, call_user_code
 from kapelle.settings.base import parts_of
 from kapelle.settings.checks import Check, RunToCheck
 from kapelle.settings.schema import RunConfig
@@ -33,7 +33,7 @@ def check_fit(run: RunToCheck) -> None:
     try:
         check_declared(environment, seconds)
         with noting(run.absent, *run.unneeded):
-            asked("check", seconds, environment.check, run.team.names)
+            call_user_code("check", seconds, environment.check, run.team.names)
             check_capabilities(environment, len(run.team.names), seconds)
             for split in ("train", "test"):
                 size_of(environment, split, seconds)
@@ -52,17 +52,17 @@ def check_server(run: RunToCheck) -> None:
 
 
 def check_nested(run: RunToCheck) -> None:
-    """Raise ConfigError for an environment whose rewards another one would drop; see `check_paying`."""
+    """Raise ConfigError for an environment whose rewards another one would drop; see `check_rewards_kept`."""
     with noting(run.absent, *run.unneeded):
-        check_paying(run.config.environment)
+        check_rewards_kept(run.config.environment)
 
 
-def check_paying(settings: object) -> None:
+def check_rewards_kept(settings: object) -> None:
     """Raise ConfigError for an environment that rewards whole episodes inside another one, which would drop its rewards."""
     for at, part in parts_of(settings):
         if at and offers(part, RewardsEpisodes) and not offers(settings, DrivenByPrograms):
             raise ConfigError(
-                f"`{getattr(part, 'name', at)}` rewards whole episodes, and cannot stand inside another environment (`environment.{at}`). "
+                f"`{getattr(part, 'name', at)}` rewards whole episodes, and cannot be part of another environment (`environment.{at}`). "
                 "Use it as the environment; `rewarded` has a setting `tools`."
             )
 
@@ -149,13 +149,13 @@ def check_demonstrations(run: RunToCheck) -> Iterator[str]:
     """Yield demonstrations that the environment lacks, and recorded ones that the algorithm cannot use."""
     algorithm, environment = run.algorithm, run.config.environment
     name = environment.name
-    if offers(environment, Recorded) and algorithm.plays:
+    if offers(environment, Recorded) and algorithm.collects_episodes:
         yield f"`{algorithm.name}` samples, but environment '{name}' rewards recorded answers alone. Set `algorithm.data: recorded` (dpo, verifier)."
     elif (
         offers(environment, Recorded) and algorithm.data.group_size > 1 and environment.answers_per_task() < 2
     ):
         yield f"`{algorithm.name}` compares several answers to one question, but environment '{name}' has one. Set `environment.name: preferences`."
-    elif not algorithm.plays and not demonstrates(environment):
+    elif not algorithm.collects_episodes and not demonstrates(environment):
         yield f"`{algorithm.name}` learns from demonstrations, but environment '{name}' has no script for them. Use one that has."
 
 
@@ -179,11 +179,11 @@ def check_compared(run: RunToCheck) -> Iterator[str]:
         return
     compares = f"{environment.compared[0]} compares the episodes of a group, and"
     if data.group_size < 2:
-        yield f"{compares} `{name}` plays each task once. Set `algorithm.group_size: 2` or more."
+        yield f"{compares} `{name}` collects one episode per task. Set `algorithm.group_size: 2` or more."
     if data.tree:
         yield f"{compares} `{name}` rewards the candidates of a tree one by one. Set `algorithm.tree: false`."
     if data.interventions or run.algorithm.need(PlaysAlone):
-        yield f"{compares} `{name}` plays single episodes without their group. Name another algorithm."
+        yield f"{compares} `{name}` collects single episodes without their group. Choose another algorithm."
 
 
 def check_opposed(run: RunToCheck) -> Iterator[str]:

@@ -123,7 +123,7 @@ def _once(node: yaml.MappingNode) -> None:
             line = key.start_mark.line + 1
             if key.value in seen:
                 raise ValueError(
-                    f"`{key.value}` stands twice in one mapping, in line {seen[key.value]} and in line {line}; keep one"
+                    f"`{key.value}` appears twice in one mapping, in line {seen[key.value]} and in line {line}; remove one"
                 )
             seen[key.value] = line
 
@@ -144,18 +144,18 @@ def _bound(root: yaml.Node | None, length: int) -> None:
             if most < 0:
                 break
             if node.tag in _NUMBERS and len(node.value) > MOST_DIGITS:
-                raise ValueError(f"it holds a number of more than {MOST_DIGITS:,} digits")
+                raise ValueError(f"it contains a number of more than {MOST_DIGITS:,} digits")
         if isinstance(node, yaml.SequenceNode):
             left += node.value
         elif isinstance(node, yaml.MappingNode):
             if sum(key.tag != _TEXT for key, _ in node.value) > MOST_OTHER_KEYS:
                 raise ValueError(
-                    f"it holds a mapping with more than {MOST_OTHER_KEYS:,} keys that are no texts"
+                    f"it contains a mapping with more than {MOST_OTHER_KEYS:,} keys that are not text"
                 )
             _once(node)
             left += [part for pair in node.value for part in pair]
     raise ValueError(
-        f"with its aliases written out it holds more than {MOST_VALUES:,} values or {MOST_CHARACTERS:,} characters"
+        f"with expanded aliases it contains more than {MOST_VALUES:,} values or {MOST_CHARACTERS:,} characters"
     )
 
 
@@ -203,7 +203,9 @@ def _merge_items(
 def _place(items: Sequence[Any], key: str, path: str) -> int:
     if key.isdigit():
         if int(key) >= len(items):
-            raise ConfigError(f"{path} has {len(items)} entries, counted from 0; there is no {path}.{key}.")
+            raise ConfigError(
+                f"{path} has {len(items)} entries, counted from 0, so {path}.{key} does not exist."
+            )
         return int(key)
     names = [str(item.get("name")) for item in items]
     if key not in names:

@@ -106,7 +106,7 @@ class PreparedRun:
     """Base name → the model without its weights."""
     notes: tuple[str, ...] = ()
     """Notes on the tasks: how many are excluded, and how many steps they make."""
-    left_out: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
     """How many tasks and rows are excluded, and why: one sentence for each reason and split; the run records it."""
     doubts: tuple[str, ...] = ()
     """Effects that may be unintended, such as a `max_tokens` beyond the context."""
@@ -158,7 +158,7 @@ def prepare(
     run = RunToCheck(config, algorithm, team, given, training, elsewhere, absent)
     check_run(run)
     notes: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
     with noting(absent, *run.unneeded):
         tested = check_sets(config, team)
         if training:
@@ -169,15 +169,15 @@ def prepare(
             if config.tasks.max_prompt_tokens is not None:
                 longer = excluded_tasks(run, renderers_of(run, given, renderer_of))
             config, counted = _counted(config, longer.get("train", (0, ""))[0])
-            left_out = (*tested, *(note for tasks, note in longer.values() if tasks))
-            notes = (*left_out, *counted)
+            excluded = (*tested, *(note for tasks, note in longer.values() if tasks))
+            notes = (*excluded, *counted)
     for note in notes:
         report("tasks", note)
     report("algorithm", f"{algorithm.name} can train this team")
     best = config.checkpoint.best
     if training and best is not None and (meant := misspelt(best)):
-        report(DOUBT, f"No metric of kapelle's is called '{best}' (`checkpoint.best`).{meant}")
-    report("workflow", f"{config.workflow.name} can be played on {config.environment.name}")
+        report(DOUBT, f"kapelle has no metric '{best}' (`checkpoint.best`).{meant}")
+    report("workflow", f"{config.workflow.name} works with {config.environment.name}")
     turns = config.workflow.most_turns(team.names) if isinstance(config.workflow, CountsTurns) else None
     for agent in team.names:
         if turns is not None and not turns[agent] and team.policy(agent).trained:
@@ -201,7 +201,7 @@ def prepare(
             report("weights", found)
         for address in check_endpoints(team, config.environment):
             report("endpoint", f"{address} answers")
-    return PreparedRun(config, given, algorithm, team, models, notes, left_out, tuple(doubts))
+    return PreparedRun(config, given, algorithm, team, models, notes, excluded, tuple(doubts))
 
 
 def _check_models(run: RunToCheck, models: Mapping[str, Outline], report: Passed) -> None:
@@ -304,10 +304,10 @@ def _data(config: RunConfig) -> str:
         size = environment.size(split)
         count = "generated tasks" if size is None else f"{size} tasks"
         found.append(f"{split}: {source} ({count})")
-    return "; ".join([*found, *rows_left_out(config)])
+    return "; ".join([*found, *excluded_rows(config)])
 
 
-def rows_left_out(config: RunConfig) -> list[str]:
+def excluded_rows(config: RunConfig) -> list[str]:
     """Return a sentence for each split from which the environment excludes rows."""
     return [f"{split}: {skipped}" for split, skipped in report_of(config.environment).skipped().items()]
 
@@ -319,23 +319,23 @@ S = TypeVar("S")
 
 def without_programs(settings: S) -> tuple[S, list[str]]:
     """Return settings without the MCP servers among their tools, and the command or address of each."""
-    left_out: list[str] = []
-    changed: S = _without(settings, left_out)
-    return changed, left_out
+    excluded: list[str] = []
+    changed: S = _without(settings, excluded)
+    return changed, excluded
 
 
-def _without(value: Any, left_out: list[str]) -> Any:
+def _without(value: Any, excluded: list[str]) -> Any:
     """Return a value of settings without servers; the same object if it has none."""
     if isinstance(value, Settings):
-        found = {name: _without(getattr(value, name), left_out) for name in type(value).model_fields}
+        found = {name: _without(getattr(value, name), excluded) for name in type(value).model_fields}
         changed = {name: each for name, each in found.items() if each is not getattr(value, name)}
         return value.model_copy(update=changed) if changed else value
     if isinstance(value, Mapping):
-        inner = {key: _without(each, left_out) for key, each in value.items()}
+        inner = {key: _without(each, excluded) for key, each in value.items()}
         return inner if any(inner[key] is not value[key] for key in inner) else value
     if isinstance(value, tuple):
-        left_out += [each.server for each in value if isinstance(each, StartsProgram)]
-        kept = tuple(_without(each, left_out) for each in value if not isinstance(each, StartsProgram))
+        excluded += [each.server for each in value if isinstance(each, StartsProgram)]
+        kept = tuple(_without(each, excluded) for each in value if not isinstance(each, StartsProgram))
         same = len(kept) == len(value) and all(one is other for one, other in zip(kept, value, strict=True))
         return value if same else kept
     return value

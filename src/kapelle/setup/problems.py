@@ -17,7 +17,7 @@ from itertools import islice
 
 from kapelle.environment import Environment, ShowsImages, check_declared, offers, size_of, task_of
 from kapelle.errors import ConfigError, DataError
-from kapelle.runtime.foreign_code import Unfit, asked
+from kapelle.runtime.foreign_code import Unfit, call_user_code
 from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.schema import EvaluationConfig, RunConfig
 from kapelle.team import Team
@@ -70,7 +70,7 @@ def choose_tasks(
     size = environment.size(split)
     if size == 0:
         raise ConfigError(
-            f"`{environment.name}` has no tasks of the split '{split}' to play ({environment.sources[split]}). Give it some: "
+            f"`{environment.name}` has no tasks of the split '{split}' ({environment.sources[split]}). Give it some: "
             "`eval_dataset=` of `kapelle.train`, or `environment.eval_path`."
         )
     if size is None:
@@ -142,11 +142,11 @@ def check_sets(config: RunConfig, team: Team) -> list[str]:
         where = f"`evaluation.sets.{name}`"
         try:
             check_declared(tested, seconds)
-            asked("check", seconds, tested.check, team.names)
-            asked("check", seconds, config.workflow.check, team.agents, tested)
+            call_user_code("check", seconds, tested.check, team.names)
+            call_user_code("check", seconds, config.workflow.check, team.agents, tested)
             size = size_of(tested, "test", seconds)
         except (Unfit, ConfigError, DataError) as error:
-            raise ConfigError(f"{where} (`{tested.name}`) cannot be played: {error}") from None
+            raise ConfigError(f"{where} (`{tested.name}`) does not fit the team: {error}") from None
         if size == 0:
             raise ConfigError(f"{where} has no tasks of the split 'test' ({tested.sources['test']}).")
     notes: list[str] = []

@@ -81,7 +81,7 @@ def excluded_tasks(run: RunToCheck, renderers: Renderers) -> dict[Split, tuple[i
             )
         found[split] = (
             longer,
-            f"{split}: {longer} of {size} tasks have a first prompt of {limit} and are left out",
+            f"{split}: {longer} of {size} tasks have a first prompt of {limit} and are excluded",
         )
     return found
 

@@ -44,11 +44,11 @@ from kapelle.workflow import Workflow, workflow_class, workflow_files
 
 REAL = "real"
 """The section of a recipe that `--real` merges over the rest."""
-LEFT_OUT = "left out: the recipe's own is for the embedded model"
+LEFT_OUT = "excluded: the recipe's warm-up is for the embedded model"
 """Origin of a warm-up that is removed because of another model."""
 
 
-def own_warmup_left_out(
+def without_own_warmup(
     values: dict[str, Any], origin: dict[str, str], own: frozenset[str]
 ) -> tuple[str, ...]:
     """Remove a warm-up that only the recipe itself sets if the base is another model, in place; return notes for the user.
@@ -68,7 +68,7 @@ def own_warmup_left_out(
     values["warmup"] = None
     replace_origin(origin, "warmup", None, LEFT_OUT)
     return (
-        f"warm-up: left out; the recipe's is for the embedded model, and would change all weights of {path}. To have one, set warmup.steps=N.",
+        f"warm-up: excluded, because the recipe's warm-up is for the embedded model and would change all weights of {path}. To add one, set warmup.steps=N.",
     )
 
 
@@ -353,7 +353,7 @@ def _resolved(
     """Return the recipe of merged values; `layers` are what was merged, in order."""
     reading = read_aliases(merged, origin, [source for source, _ in layers], SECTIONS)
     notes = reading.notes
-    notes += own_warmup_left_out(merged, origin, own)
+    notes += without_own_warmup(merged, origin, own)
     path = _path(merged)
     if unused_real and path != "embedded":
         note = f"model: these learning rates and lengths are for the embedded model, not for {path}"

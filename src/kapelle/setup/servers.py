@@ -62,7 +62,7 @@ async def _fault(server: ExternalServer) -> str | None:
         return f"does not answer: {reason}. Start it, or correct its address."
     if answer.status in (401, 403):
         held = f"in ${server.key_env}" if headers else f"(${server.key_env} is empty)"
-        return f"refuses the key {held}: HTTP {answer.status}. Put its key into that variable."
+        return f"rejects the key {held}: HTTP {answer.status}. Put its key into that variable."
     if answer.status >= 500:
         return f"answers HTTP {answer.status}{error_message(answer.body)}. Wait until it is ready, or restart it."
     return None

@@ -127,31 +127,31 @@ def _policies(role: AgentConfig, team: TeamConfig, bases: Bases) -> tuple[Policy
     return tuple(replace(policy, rate=_rate(role.optimizer, role.optimizer.lr)) for policy in made)
 
 
-def policy_for(seat: AgentConfig, weights: OneForAll, team: TeamConfig, bases: Bases) -> Policy:
+def policy_for(role: AgentConfig, weights: OneForAll, team: TeamConfig, bases: Bases) -> Policy:
     """Return the policy of an agent's weights, and add the model that they name to `bases`."""
-    lora = _lora(seat.lora or team.lora)
+    lora = _lora(role.lora or team.lora)
     if isinstance(weights, EndpointConfig):
         endpoint = Endpoint(weights.endpoint, weights.model, weights.api_key_env)
-        return Policy(seat.name, base="", trained=False, endpoint=endpoint)
+        return Policy(role.name, base="", trained=False, endpoint=endpoint)
     if isinstance(weights, NamedAdapter):
         return Policy(weights.adapter, BASE, lora)
     if isinstance(weights, PastAdapter):
         from kapelle.models.adapters import read_lora
 
-        return Policy(seat.name, BASE, read_lora(Path(weights.past)), past=weights.past, trained=False)
+        return Policy(role.name, BASE, read_lora(Path(weights.past)), past=weights.past, trained=False)
     if isinstance(weights, OwnModel):
         # A model that trains in full belongs to its agent; others are loaded once for all agents. The prefixes keep both
         # names different from `base`.
         kind = "".join(f"@{each}" for each in (weights.dtype, weights.device) if each is not None)
-        base = f"own:{seat.name}" if weights.train == "full" else f"model:{weights.model}{kind}"
-        setting = f"weights.device` of agent `{seat.name}"
+        base = f"own:{role.name}" if weights.train == "full" else f"model:{weights.model}{kind}"
+        setting = f"weights.device` of agent `{role.name}"
         bases.add(base, weights.model, weights.dtype, weights.device, setting)
         if weights.train == "lora":
-            return Policy(seat.name, base, lora)
-        name = seat.name if weights.train == "full" else f"frozen:{weights.model}{kind}"
+            return Policy(role.name, base, lora)
+        name = role.name if weights.train == "full" else f"frozen:{weights.model}{kind}"
         return Policy(name, base, None, trained=weights.train == "full")
     if weights == "lora":
-        return Policy(seat.name, BASE, lora)
+        return Policy(role.name, BASE, lora)
     return Policy(weights, BASE, None, trained=weights == "shared")
 
 
@@ -217,7 +217,7 @@ def _critic_owner(role: AgentConfig, roles: tuple[AgentConfig, ...]) -> str:
         if isinstance(wanted, int):
             if not 0 <= wanted < len(roles):
                 raise ConfigError(
-                    f"`share_critic_with: {wanted}` of agent '{role.name}': seats go from 0 to {len(roles) - 1}."
+                    f"`share_critic_with: {wanted}` of agent '{role.name}': agents are numbered from 0 to {len(roles) - 1}."
                 )
             wanted = names[wanted]
         if wanted not in names:

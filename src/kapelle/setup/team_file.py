@@ -123,9 +123,9 @@ def write_team(
     """
     folder_of = {each.policy: f"./{each.folder}" for each in exported}
     form_of = {each.policy: each.form for each in exported}
-    left_out = [name for name in team.trained if name not in folder_of]
-    if left_out:
-        return f"the weights of {', '.join(left_out)} are missing"
+    excluded = [name for name in team.trained if name not in folder_of]
+    if excluded:
+        return f"the weights of {', '.join(excluded)} are missing"
     whole = [name for name in folder_of if form_of[name] != "peft"]
     roles = []
     for role in agent_configs(config.team):
@@ -211,7 +211,7 @@ def vllm_commands(folder: Path, port: int = 8000) -> list[str]:
             room = next((each for each in VLLM_RANKS if each >= rank), None)
             if room is None:
                 raise ConfigError(
-                    f"vLLM takes adapters up to rank {VLLM_RANKS[-1]}, and this team has one of {rank}. Export whole models: "
+                    f"vLLM supports adapters up to rank {VLLM_RANKS[-1]}, and this team has one of rank {rank}. Export whole models: "
                     "`kapelle export RUN --merge`."
                 )
             names = [

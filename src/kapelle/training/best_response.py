@@ -143,7 +143,7 @@ def _respond(
             returns = _returns_of(step.groups, agent)
             episodes += sum(len(group.episodes) for group in step.groups)
             curve.append(fmean(returns.values()) if returns else 0.0)
-            report(f"{agent}: step {step.number} of {config.training.steps}, earns {curve[-1]:+.3f} a game")
+            report(f"{agent}: step {step.number} of {config.training.steps}, return {curve[-1]:+.3f} a game")
         after = _returns_of(trainer.evaluate(games).groups, agent)
         steps = trainer.done
     # Both evaluations have the same deals, so that luck cancels in the difference.

@@ -48,7 +48,7 @@ def blame_team(
         )
     if trainer.ranks.size > 1 or isinstance(trainer.setup.engine, CollectsGroups):
         raise ConfigError(
-            "Blame needs a single process, and this run has several. Call `kapelle blame RUN` for its checkpoint in another process."
+            "Blame needs a single process, but this run has several. Call `kapelle blame RUN` for its checkpoint in another process."
         )
     drawn = capture_random()
     try:
@@ -96,7 +96,7 @@ def _groups(trainer: Trainer, run: Path | None, split: str) -> Sequence[Group]:
     problems = config.evaluation.problems
     fits = short_enough(config, setup.team, setup.engine.renderer)
     tasks = choose_tasks(setup.environment, "test" if split == "eval" else "train", problems, fits=fits)
-    trainer.observer.phase("blame", f"playing {len(tasks)} problems of the {split} split")
+    trainer.observer.phase("blame", f"evaluating {len(tasks)} problems of the {split} split")
     if split == "eval":
         setup = decoded(setup, config.evaluation)
     samples = config.evaluation.samples if split == "eval" else 1

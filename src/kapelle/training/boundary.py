@@ -111,7 +111,7 @@ def give_credit(
         pair: object = given.pair
         if pair is not None and (isinstance(pair, bool) or not isinstance(pair, int)):
             raise AlgorithmError(
-                f"Algorithm '{algorithm.name}' gave {_name(key, turn)} the pair {_described(pair)}. Give a whole number, or None."
+                f"Algorithm '{algorithm.name}' returned for {_name(key, turn)} the pair {_described(pair)}. Give a whole number, or None."
             )
         if stop and weight > 0:
             for name, tensor, _ in shaped:

@@ -291,8 +291,8 @@ LEARNING = {
     "nll": "nats a token",
     "nll_heard": "nats a heard token",
     "preference_margin": "margin",
-    "preference_accuracy": "pairs right",
-    "verifier_accuracy": "verifier right",
+    "preference_accuracy": "pairs correct",
+    "verifier_accuracy": "verifier correct",
     "verifier_auc": "verifier AUC",
 }
 """Metrics of a loss → their names in the terminal."""
@@ -453,12 +453,12 @@ def one_line(shown: ShownConversation, width: int = 100) -> str:
 
 
 def verdict(shown: ShownConversation) -> str:
-    """Return the result of a conversation: `right`, `wrong` or the score between; in games the agents' returns."""
+    """Return the result of a conversation: `correct`, `incorrect` or the score between; in games the agents' returns."""
     if shown.note:
         return shown.note
     if shown.score is None:
         return returns(shown.returns) if shown.returns else "no score"
-    return {1.0: "right", 0.0: "wrong"}.get(shown.score, f"{shown.score:.2f}")
+    return {1.0: "correct", 0.0: "incorrect"}.get(shown.score, f"{shown.score:.2f}")
 
 
 def returns(values: Mapping[str, float]) -> str:

@@ -217,7 +217,9 @@ def judge_held_out(
         failed=sum(episode.error is not None for episode in episodes),
         groups=tuple(groups),
         verifier=asdict(judgement_of(judged, calibration)),
-        fewer=f"{problems} asked, no more held-out questions are left" if len(tasks) < problems else "",
+        fewer=f"{problems} requested, and no more held-out questions are left"
+        if len(tasks) < problems
+        else "",
     )
 
 

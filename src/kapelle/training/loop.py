@@ -108,7 +108,7 @@ class Loop:
             update.entropy,
             update.epochs,
             update.minibatches,
-            parity=algorithm.plays and rollouts.on_policy,
+            parity=algorithm.collects_episodes and rollouts.on_policy,
         )
 
     def step(self, number: int) -> Step:
@@ -149,7 +149,7 @@ class Loop:
         step.groups = self.rollouts.collect(step)
         halt_on_failures(step.groups, self._config.training.max_failed_share)
         metrics = rollout_metrics(step.groups, algorithm.returns or own_returns)
-        step.metrics = (metrics if algorithm.plays else demonstrated(metrics)) | step.metrics
+        step.metrics = (metrics if algorithm.collects_episodes else demonstrated(metrics)) | step.metrics
 
     def _score(self, step: StepInProgress) -> tuple[Sampled, Signals]:
         """Return the batch, and the signals of its turns: values, reference log-probs, scores."""

@@ -215,7 +215,7 @@ class Progress:
     def _is_best(self) -> bool:
         kept = self._config.checkpoint
         assert self._run is not None, "the first rank has the run directory"
-        assert kept.best is not None, "`is_best` asks only with a metric"
+        assert kept.best is not None, "`is_best` is called only with a metric"
         values = values_of(self._run.path, kept.best)
         best = self.best()
         if self.done not in values or best is None:

@@ -8,7 +8,7 @@ Each start and each resume is a row under `starts` in `provenance.json`:
      "began_from": {"first (runs/…)": "9a…"},                weights that training started from
      "versions": {"torch": "2.13.0", …},
      "machine": {"threads": 2, "processor": "…", …},
-     "left_out": ["train: 1 of 9 tasks have …"]}            excluded tasks and rows, with the reason
+     "excluded": ["train: 1 of 9 tasks have …"]}            excluded tasks and rows, with the reason
 
 A run with changes can be resumed, and reports them: the tasks of a step depend only on its number and the size of the data.
 """
@@ -71,7 +71,7 @@ def note_start(
     steps: int,
     began_from: Mapping[str, Path],
     observer: Observer,
-    left_out: Sequence[str] = (),
+    excluded: Sequence[str] = (),
     *,
     warns: bool = False,
 ) -> None:
@@ -80,7 +80,7 @@ def note_start(
     This reads the data. If it `warns`, changed data or weights cause a Python warning.
     """
     start = {"at": now(), "steps": steps, **provenance_of(config, team, began_from)}
-    start["left_out"] = list(left_out)
+    start["excluded"] = list(excluded)
     if run.resumed:
         for kind, line in changes(read_starts(run.path), start):
             observer.phase("resume", line)

@@ -220,9 +220,7 @@ def open_records(
     def open_here() -> None:
         if path is None:
             if resume:
-                raise ConfigError(
-                    "There is nothing to resume without a run directory. Name it with --run-dir."
-                )
+                raise ConfigError("A resume needs a run directory. Name it with --run-dir.")
             return
         keep_imports_from_drawing()
         opened.append(open_run(Path(path), config, origin, partial(observer.phase, "resume"), resume=resume))

@@ -135,7 +135,7 @@ class CurrentRollouts(Rollouts):
         config, algorithm, engine = self._run.config, self._run.algorithm, self._run.engine
         setup, versions = replace(step.setup, data=algorithm.data), dict(engine.versions)
         groups = Collector(config, algorithm, setup, self.tasks).collect(step.number)
-        if algorithm.plays:
+        if algorithm.collects_episodes:
             check_versions(groups, [versions])
             if not self.on_policy:
                 compare_turns(engine, step, [turn for _, turn in turns_of(groups)])

@@ -41,7 +41,9 @@ def checkpoint_of(run: Path, which: str | None, observer: Observer) -> tuple[Pat
             observer.phase("checkpoint", f"passed over: {rejected.reason}")
         named = newest.folder
     if named is None:
-        raise CheckpointError(f"There is no whole checkpoint in {run / 'checkpoints'}. Train the run first.")
+        raise CheckpointError(
+            f"There is no complete checkpoint in {run / 'checkpoints'}. Train the run first."
+        )
     return named, step_of(named) or 0
 
 
@@ -73,7 +75,7 @@ def open_served(
     absent: list[str] = []
     if is_team(run):
         if which is not None:
-            raise ConfigError(f"{run} is an exported team, which holds one checkpoint. Leave out `@{which}`.")
+            raise ConfigError(f"{run} is an exported team, which has one checkpoint. Remove `@{which}`.")
         exported = read_team(run, settings)
         config, step, trained = exported.config, exported.step, exported.adapters
         ready = prepare(config, training=False, absent=absent)

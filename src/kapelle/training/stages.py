@@ -90,17 +90,17 @@ def open_stages(run_dir: Path, stages: Sequence[Stage], *, resume: bool) -> RunL
     file = run_dir / FILE
     if file.is_file() and not resume:
         raise RunDirectoryError(
-            f"{run_dir} holds stages already. Continue with `kapelle train --resume {shlex.quote(str(run_dir))}`, or name another --run-dir."
+            f"{run_dir} already contains stages. Continue with `kapelle train --resume {shlex.quote(str(run_dir))}`, or name another --run-dir."
         )
     left = {f".{FILE}{PARTIAL}", *LEFT_BEHIND}  # of a run that was killed at its start
     if run_dir.is_dir() and not file.is_file() and {entry.name for entry in run_dir.iterdir()} - left:
-        raise RunDirectoryError(f"{run_dir} is not empty and holds no stages. Name another --run-dir.")
+        raise RunDirectoryError(f"{run_dir} is not empty and contains no stages. Name another --run-dir.")
     with writing(file), ExitStack() as held:
         run_dir.mkdir(parents=True, exist_ok=True)
         lock = RunLock(run_dir / "lock")
         held.callback(lock.release)
         if file.is_file() and not resume:
-            raise RunDirectoryError(f"{run_dir} was taken by other stages just now. Name another --run-dir.")
+            raise RunDirectoryError(f"{run_dir} is now in use by other stages. Name another --run-dir.")
         if not file.is_file():
             replace_file(file, stages_yaml(stages).encode())
         held.pop_all()
@@ -145,7 +145,7 @@ def start_of(stage: Stage, stages: Sequence[Stage], run_dir: Path) -> Start:
         newest = read_latest(run_dir / each.folder)
         if newest is None:
             raise RunDirectoryError(
-                f"The stage in {run_dir / each.folder} holds no whole checkpoint. Remove that folder and resume."
+                f"The stage in {run_dir / each.folder} has no complete checkpoint. Remove that folder and resume."
             )
         kept[each.name] = newest
     config = _with_verifier(stage, earlier, kept)

@@ -17,7 +17,7 @@ from kapelle.engines.rollout import protocol as rollout_protocol
 from kapelle.engines.rollout.protocol import RolloutEngine, check_abilities, notes_of
 from kapelle.engines.train import protocol as train_protocol
 from kapelle.engines.train.protocol import TrainEngine
-from kapelle.environment import DrivenByPrograms, offers, told_of_changes
+from kapelle.environment import DrivenByPrograms, offers, on_environment_change
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.weights import hash_of_base
 from kapelle.rollout.outcomes import FirstFailures
@@ -93,7 +93,7 @@ def load_pieces(
     bases = first_then_others(ranks, "warm-up", lambda: bases_of(config, team, warmup, say, held))
     warmed = prepared.on_bases(bases, held)
     say("loading", ", ".join(dict.fromkeys(team.bases.values())))
-    cluster = next((plays for variable, plays in CLUSTERS.items() if variable in os.environ), None)
+    cluster = next((begin for variable, begin in CLUSTERS.items() if variable in os.environ), None)
     here = warmed.team
     if cluster is not None and rollout_engine is None and config.ray.scoring_workers:
         here, _ = split_scored(here)
@@ -141,11 +141,11 @@ def load_pieces(
             first_failures=FirstFailures(config.training.max_failed_share),
         )
         failing.callback(setup.close)
-        if not algorithm.plays:
+        if not algorithm.collects_episodes:
             acting = replace(setup, engine=teacher(config, team, models))
         for mode in find_object(SANDBOX_MODES, "sandbox")():
             say("sandbox", mode)
-        failing.enter_context(told_of_changes(lambda line: say("environment", line)))
+        failing.enter_context(on_environment_change(lambda line: say("environment", line)))
         if offers(config.environment, DrivenByPrograms):
             failing.enter_context(config.environment.serve(setup, say))
 

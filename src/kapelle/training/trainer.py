@@ -43,7 +43,7 @@ from kapelle.settings.schema import (
     RunConfig,
 )
 from kapelle.setup.model_loading import name_model
-from kapelle.setup.preparation import in_training, prepare, rows_left_out
+from kapelle.setup.preparation import excluded_rows, in_training, prepare
 from kapelle.setup.recipe import Recipe, derived, from_keywords, given_origin, laid_origin, load_recipe
 from kapelle.training.blaming import blame_team
 from kapelle.training.console import Logged
@@ -76,7 +76,7 @@ def engine_of(sections: dict[str, Any], engine: Any, run_dir: Any, observer: Any
         return None
     if engine is not None and not hasattr(engine, "generate"):
         raise ConfigError(
-            f"`engine` is {type(engine).__name__}, which samples nothing. Give an engine, or its settings: {{'name': 'local'}}."
+            f"`engine` is {type(engine).__name__}, which has no `generate`. Give an engine, or its settings: {{'name': 'local'}}."
         )
     return engine
 
@@ -169,7 +169,7 @@ class CustomMetrics:
     def _once(self, what: str) -> None:
         if what not in self._reported:
             self._reported.add(what)
-            self._report(f"the function of `metrics=` {what}; this is left out")
+            self._report(f"the function of `metrics=` {what}; these numbers are not recorded")
 
 
 def _recipe(
@@ -180,7 +180,9 @@ def _recipe(
 ) -> Recipe:
     """Return the settings of a run from a config or from its sections, with their origins; ConfigError for both or neither."""
     if isinstance(config, str):
-        raise ConfigError(f"Trainer takes no name of a recipe. Write Trainer.from_recipe({config!r}).")
+        raise ConfigError(
+            f"`Trainer` does not take the name of a recipe. Write Trainer.from_recipe({config!r})."
+        )
     if config is not None and not isinstance(config, RunConfig):
         raise ConfigError(
             f"Trainer takes the settings of a run, not {type(config).__name__}. Sections are keywords: "
@@ -225,9 +227,7 @@ def _refuse(call: str, word: str, known: Sequence[str]) -> NoReturn:
 def _check_count(name: str, count: object, least: int) -> None:
     """Raise ConfigError for an argument that is neither None nor a whole number of at least `least`."""
     if count is not None and (type(count) is not int or count < least):
-        raise ConfigError(
-            f"`{name}` is {count!r:.40}. Give a whole number of at least {least}, or leave it out."
-        )
+        raise ConfigError(f"`{name}` is {count!r:.40}. Give a whole number of at least {least}, or omit it.")
 
 
 P = ParamSpec("P")
@@ -278,7 +278,7 @@ class Trainer:
             if run_dir is None and self.config.trackers:
                 raise ConfigError(
                     f"The tracker '{self.config.trackers[0].name}' needs a run directory, whose metrics it shows. Name one, "
-                    '`run_dir="runs/mine"`, or leave out `trackers`.'
+                    '`run_dir="runs/mine"`, or remove `trackers`.'
                 )
             self._idle = IdleSteps(self._tell)
             self._custom = CustomMetrics(metrics, partial(self.observer.phase, "metrics"))
@@ -292,7 +292,7 @@ class Trainer:
                 self.observer.phase("tasks", line)
             for line in prepared.doubts:
                 self.observer.phase("note", line)
-            rows = rows_left_out(self.config)
+            rows = excluded_rows(self.config)
             for line in rows:
                 self.observer.phase("data", line)
             starts = check_weights(prepared, start_from, run_dir)
@@ -330,7 +330,7 @@ class Trainer:
                     for _, part in parts_of(self.config.environment):
                         if offers(part, InMemory):
                             part.keep(run.path)
-                    left_out = (*prepared.left_out, *rows)
+                    excluded = (*prepared.excluded, *rows)
                     note_start(
                         run,
                         self.config,
@@ -338,7 +338,7 @@ class Trainer:
                         self.done,
                         starts,
                         self.observer,
-                        left_out,
+                        excluded,
                         warns=observer is None,
                     )
             except BaseException as error:

@@ -49,7 +49,7 @@ def offered(run: Path, split: str, step: int, episode: ShownEpisode) -> dict[str
     said = tokens_hash((turn.agent, turn.ids) for turn in episode.turns)
     for name, result in kept(run).items():
         for number, each in enumerate(result.episodes):
-            if (each.task, each.seed, each.said) == (episode.task, episode.seed, said):
+            if (each.task, each.seed, each.tokens_hash) == (episode.task, episode.seed, said):
                 return {"file": name, "number": number}
     steps = [step_of(folder) for folder in list_checkpoints(run / "checkpoints")]
     if not steps:

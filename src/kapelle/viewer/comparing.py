@@ -169,7 +169,7 @@ class DrawnRuns:
         return html(
             "compare.html",
             runs=[run.key for run in runs],
-            left_out=given - len(runs),
+            excluded=given - len(runs),
             rows=rows,
             wide=len(rows) <= WIDE,
             settings=[row["name"] for row in settings],

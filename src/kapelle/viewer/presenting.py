@@ -16,7 +16,7 @@ from kapelle.runs.blamed import blame_files
 from kapelle.runs.checkpoint_folder import list_checkpoints
 from kapelle.runs.failure import LOG
 from kapelle.runs.findings import read_evaluated, read_notes
-from kapelle.runs.reader import read_left_out
+from kapelle.runs.reader import read_excluded
 from kapelle.runs.recorded import all_losses
 from kapelle.runs.summary import flat, opposed, plays_against, troubles
 from kapelle.runs.verdict import Verdict, judge
@@ -72,7 +72,7 @@ def listed(run: ViewedRun) -> dict[str, Any]:
             "remedy": remedy(found, str(status["state"])),
             "panels": {curves.panel_of(name) for name in columns},
             "notes": read_notes(run.path),
-            "left_out": read_left_out(run.path),
+            "excluded": read_excluded(run.path),
             "blame": bool(blame_files(run.path)) or ("success" in last and len(run.agents()) > 1 and bool(list_checkpoints(run.path / "checkpoints"))),
         }  # fmt: skip
 

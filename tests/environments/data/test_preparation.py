@@ -100,7 +100,7 @@ def test_unusable_rows_are_excluded_up_to_a_share(tmp_path: Path, monkeypatch: p
     with pytest.raises(DataError, match="2 of 32 rows"):
         prepare("gsm8k", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    left = prepare("gsm8k", tmp_path / "out", max_unusable=0.1).manifest["left_out"]["train"]
+    left = prepare("gsm8k", tmp_path / "out", max_unusable=0.1).manifest["excluded"]["train"]
     assert (left["count"], left["of"]) == (2, 32)
     assert "row 31" in left["first"][0]
 

@@ -19,7 +19,7 @@ from tests.services.environments.conftest import eventually
 from tests.support.tiny import sections
 from tests.support.tls import certificate_here
 
-from kapelle.environment import Environment, environment_class, task_of, told_of_changes
+from kapelle.environment import Environment, environment_class, on_environment_change, task_of
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.remote import Remote
 from kapelle.errors import ConfigError, EngineError
@@ -124,7 +124,7 @@ def test_servers_with_different_environments_are_rejected() -> None:
 
 def test_another_version_is_reported_once() -> None:
     reports: list[str] = []
-    with told_of_changes(reports.append), serve(Arithmetic(seed=1)) as server:
+    with on_environment_change(reports.append), serve(Arithmetic(seed=1)) as server:
         remote = Remote(address=(server.address,))
         connect(remote)
         before = remote.contents()

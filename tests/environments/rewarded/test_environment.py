@@ -15,7 +15,7 @@ from kapelle.cli.serve import named
 from kapelle.environments import Mixture, Part, Rewarded
 from kapelle.environments.rewarded import Reward, RowsInMemory, name_of, rows_in_memory
 from kapelle.errors import ConfigError, DataError
-from kapelle.settings.environments import check_paying
+from kapelle.settings.environments import check_rewards_kept
 from kapelle.types import Episode
 from kapelle.workflows import Chain, Parallel, Solo, ToolUse
 
@@ -305,8 +305,8 @@ def test_a_recipe_names_functions_of_modules_and_files(tmp_path: Path) -> None:
 def test_it_cannot_be_inside_another_environment_or_served(tmp_path: Path) -> None:
     environment = paying({"function": "exact"})
     with pytest.raises(ConfigError, match=r"environment\.parts\.rows\.environment"):
-        check_paying(Mixture(parts={"rows": Part(environment=environment)}))
-    check_paying(environment)
+        check_rewards_kept(Mixture(parts={"rows": Part(environment=environment)}))
+    check_rewards_kept(environment)
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     with pytest.raises(ConfigError, match="whole episodes"):
         named(

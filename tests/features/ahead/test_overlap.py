@@ -26,7 +26,6 @@ from kapelle.features.ahead.process import SERVER, SamplingProcess
 from kapelle.runtime.foreign_code import received_error
 from kapelle.runtime.process_tree import SharedStatus, is_stopped, start_server
 from kapelle.runtime.randomness import capture_random, random_as_lists, random_from_lists, restore_random
-from kapelle.runtime.tensors import SharedTensors, layout_of
 
 
 def settings(overlap: bool, max_staleness: int = 1) -> dict[str, Any]:
@@ -122,19 +121,6 @@ def _pressed(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.long
-def test_on_policy_and_in_half_precision_it_is_the_same_too(tmp_path: Path) -> None:
-    ends = []
-    for overlap in (False, True):
-        run = tmp_path / str(overlap)
-        half = {**settings(overlap, max_staleness=0), "model": {**SMALL["model"], "dtype": "bfloat16"}}
-        with Trainer(**half, run_dir=run) as trainer:
-            trainer.train(2)
-            ends.append((end_of(trainer), rows(run)))
-    assert ends[0][1] == ends[1][1]
-    assert all(same_bits(ends[0][0][name], ends[1][0][name]) for name in ends[0][0])
-
-
 @pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.slow
@@ -149,36 +135,6 @@ def test_episodes_that_are_played_on_or_branch_are_the_same_too(name: str, tmp_p
             ends.append((end_of(trainer), rows(run), lines_in(run)))
     assert ends[0][1:] == ends[1][1:]
     assert all(same_bits(ends[0][0][key], ends[1][0][key]) for key in ends[0][0])
-
-
-def test_a_process_that_dies_again_and_other_weights_stop_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Trainer(**settings(overlap=True)) as trainer:
-        steps = trainer.steps()
-        next(steps)
-        sampler = sampler_of(trainer)
-        begin = sampler.begin
-
-        def begin_and_disturb(*what: Any) -> Any:
-            played = begin(*what)
-            assert sampler.pipe is not None
-            assert sampler.pipe.poll(60)  # it has sampled with the weights as they were
-            for name in sampler.weights:
-                for tensor in sampler.weights[name].values():
-                    tensor.add_(0.5)
-            return played
-
-        monkeypatch.setattr(sampler, "begin", begin_and_disturb)
-        with pytest.raises(ParityError, match="differ by"):
-            next(steps)
-    Moment(monkeypatch, 1, signal.SIGKILL, times=2)
-    with (
-        Trainer(**settings(overlap=True)) as trainer,
-        pytest.raises(
-            EngineError,
-            match=r"lost twice at step 1: process \d+ was killed by signal 9 \(SIGKILL\), then process \d+ was killed",
-        ),
-    ):
-        next(trainer.steps())
 
 
 def test_the_other_process_leaves_when_nobody_is_left() -> None:
@@ -234,22 +190,3 @@ def test_what_runs_there_comes_back_as_it_was() -> None:
     )
     assert isinstance(unknown, EngineError)
     assert "in line 7" in str(unknown)
-
-
-def test_memory_is_shared_by_its_descriptor() -> None:
-    tensors = {
-        "a": {"x": torch.randn(3, 5), "y": torch.randn(7).bfloat16()},
-        "b": {"z": torch.empty(0, 2), "w": torch.arange(4, dtype=torch.int8)},
-    }
-    one = SharedTensors(layout_of(tensors))
-    other = SharedTensors(layout_of(tensors), os.dup(one.descriptor))
-    for policy, own in tensors.items():
-        for key, tensor in own.items():
-            one[policy][key].copy_(tensor)
-            assert torch.equal(other[policy][key], tensor)
-            assert other[policy][key].dtype == tensor.dtype
-    assert "a" in one
-    assert "c" not in one
-    one.close()
-    one.close()
-    other.close()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -24,7 +22,7 @@ from kapelle.features.league.policies import slot_name
 from kapelle.features.league.pool import MAIN
 from kapelle.functional.ratings import effective_diversity
 from kapelle.models.weights import read_adapter, weights_hash
-from kapelle.rollout.evaluation.exploitability import TabularPolicies, average, evaluate_table, language_table
+from kapelle.rollout.evaluation.exploitability import TabularPolicies, average, evaluate_table
 
 ONE = {"adapter": "player"}
 TINY = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32}
@@ -180,37 +178,6 @@ def test_a_pool_is_as_diverse_as_the_table_of_its_past_selves_says(population: s
     assert len(counts) == 2 * 3 * 3
     with Trainer(**game(league=played)) as trainer:
         assert all("league/diversity" not in step.metrics for step in trainer.steps(1))
-
-
-def test_payoffs_that_were_played_say_in_how_many_games(tmp_path: Path) -> None:
-    league = {"population": {"name": "psro", "games": 3}, "enter": {"every": 1}}
-    with Trainer(**game(league=league), run_dir=tmp_path / "run") as trainer:
-        trainer.train(2)
-        pool = league_of(trainer).pool
-    homes = len({agent for agent, *_ in pool.payoffs})
-    assert len(pool.payoffs) > 1
-    assert pool.payoff_games == dict.fromkeys(pool.payoffs, 3)
-    newest = max(
-        (tmp_path / "run").rglob("standing.json"), key=lambda file: json.loads(file.read_text())["step"]
-    )
-    table = json.loads(newest.read_text())["payoffs"]
-    assert {count for line in table["games"] for count in line} == {3 * homes}
-    assert [len(line) for line in table["games"]] == [len(table["names"])] * len(table["names"])
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("league", [game()["league"], line(2, every=2, refresh=1)], ids=["one", "pipeline"])
-def test_it_is_the_same_run_where_another_process_plays(tmp_path: Path, league: dict[str, Any]) -> None:
-    def trained(*, overlap: bool) -> tuple[Any, list[Any]]:
-        training = {"steps": 4, "tasks_per_step": 4, "max_staleness": 1, "overlap": overlap}
-        settings = game(training=training, league=league)
-        with Trainer(**settings, run_dir=tmp_path / str(overlap)) as trainer:
-            casts = [[group.task.cast for group in step.groups] for step in trainer.steps()]
-            return frozen_copy(trainer.engine.weights("player")), casts
-
-    (here, casts), (there, others) = trained(overlap=False), trained(overlap=True)
-    assert casts == others
-    assert same_bits(here, there)
 
 
 def test_a_broken_run_goes_on_from_members_on_the_disk(tmp_path: Path) -> None:
@@ -402,10 +369,10 @@ def test_the_mixture_of_a_seat_is_what_the_others_expect_of_it() -> None:
         1: average(world, tables, shares["c"]),
         2: average(world, tables, shares["b"]),
     }
-    chances = {each.key: mixed[each.seat].chances[each.key] for each in world.decisions()}
+    chances = {each.key: mixed[each.player].chances[each.key] for each in world.decisions()}
     assert found == pytest.approx(evaluate_table(world, replace(mixed[0], chances=chances)).nash_conv)
     turned = {
-        each.key: mixed[3 - each.seat if each.seat else 0].chances[each.key] for each in world.decisions()
+        each.key: mixed[3 - each.player if each.player else 0].chances[each.key] for each in world.decisions()
     }
     assert found != pytest.approx(evaluate_table(world, replace(mixed[0], chances=turned)).nash_conv)
 
@@ -490,42 +457,6 @@ def learners_of(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-@pytest.mark.long
-def test_a_line_of_adapters_per_agent_beside_fixed_members_plays_itself_too() -> None:
-    """Each agent's adapter meets the mixture of those opposite; in the other half of its tasks a learner plays itself."""
-    pytest.importorskip("pyspiel")
-    league = {**line(2, every=2, refresh=1, share=0.5), "members": {"solver": "nash", "base": "frozen"}}
-    team = {"sharing": "lora", "agents": 2, "sampling": {"max_tokens": 3}}
-    training = {"steps": 3, "tasks_per_step": 8}
-    with Trainer(**game(**KUHN, league=league, team=team, training=training)) as trainer:
-        for step in trainer.steps():
-            casts = [
-                {agent: (each.policy, each.player) for agent, each in group.task.cast.items()}
-                for group in step.groups
-            ]
-            alone = {agent: (f"follower:0:{agent}", "follower_0") for agent in trainer.setup.team.names}
-            assert casts.count({}) == 2, "the first learner plays itself"
-            assert casts.count(alone) == 2
-            for cast in casts:
-                for agent, (policy, player) in cast.items():
-                    assert policy in ("", "member:base") or policy.rpartition(":")[2] == agent, player
-        names = league_of(trainer).pool.names
-    assert names == ["solver", "base", "self@0", "self@2"]
-
-
-@pytest.mark.long
-def test_the_process_that_plays_ahead_has_the_weights_of_who_restarted() -> None:
-    """An exploiter has samples in some steps alone: in the others no update gives its weights another number when it begins again."""
-    training = {"steps": 12, "tasks_per_step": 2, "max_staleness": 1, "overlap": True}
-    league = {"population": "fictitious", "enter": {"every": 2}, "slots": 2, "exploiter": {"share": 0.25}}
-    with Trainer(**game(league=league, training=training)) as trainer:
-        played = [
-            {turn.policy for group in step.groups for each in group.episodes for turn in each.turns}
-            for step in trainer.steps()  # a sampler with other weights would end it with a ParityError
-        ]
-    assert any("exploiter:player" in policies for policies in played)
-
-
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_who_begins_anew_learns_from_no_game_that_it_played_before(overlap: bool) -> None:
@@ -583,13 +514,13 @@ def test_members_of_a_step_that_is_repeated_are_seated_with_their_own_weights() 
     with Trainer(**game(league=line(2, every=1, refresh=1))) as trainer:
         league = league_of(trainer)
         assert league is not None
-        league.seat(1)
+        league.assignments(1)
         before = league.state()
         trainer.train(1)
         league.load_state(before)
         changed = {key: own + 1.0 for key, own in trainer.engine.weights("player").items()}
         league.snapshots.put("self@0", {"player": changed})
-        league.seat(1)
+        league.assignments(1)
         slot = next(slot for slot, name in league.in_slot.items() if name == "self@0")
         assert same_bits(frozen_copy(trainer.engine.weights(slot_name(slot, "player"))), frozen_copy(changed))
 
@@ -609,38 +540,6 @@ def test_a_step_whose_table_could_not_be_played_is_taken_again(
             with pytest.raises(EpisodeError, match="games of"):
                 trainer.train(1)
         assert [step.number for step in trainer.steps(2)] == [2, 3]
-
-
-@pytest.mark.long
-def test_a_line_in_a_small_game_is_drawn_by_exact_tables() -> None:
-    """Each learner's chances are the equilibrium of the table of those before it; its draft is measured as it was then."""
-    pytest.importorskip("pyspiel")
-    league = {**line(3, every=2, refresh=1), "slots": 4, "keep": 4}
-    with Trainer(**game(**KUHN, league=league), seed=1) as trainer:
-        trainer.train(3)
-        own = league_of(trainer)
-        assert own is not None
-        pool, homes = own.pool, ("first", "second")
-        assert pool.payoff_games == dict.fromkeys(pool.payoffs, 0)
-        for level in range(3):
-            members = [member.name for member in pool.before(level)]
-            assert len(members) == 2 + level
-            table = np.array(
-                [
-                    [fmean(pool.payoffs[home, one, other] for home in homes) for other in members]
-                    for one in members
-                ]
-            )
-            assert table == pytest.approx(-table.T)
-            drawn = own.chances("first", level)
-            assert drawn.keys() == set(members)
-            worst = max(table @ [drawn[name] for name in members])
-            assert worst == pytest.approx(0.0, abs=1e-6), "nobody among them gains against the mixture"
-        draft = pool.drafts[0]
-        first = dict.fromkeys(homes, own.learners[own.line[0]]["player"])
-        now = replace(trainer.setup, team=replace(trainer.setup.team, policy_of=first))
-        exact = evaluate_table(now.environment, language_table(now, trainer.engine.score))
-        assert evaluate_table(now.environment, own.table(draft)).nash_conv == exact.nash_conv
 
 
 def spread(by: float, **over: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,6 @@ from kapelle.algorithms.signals.verifier import calibration_of, verifier_samples
 from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.features.reward_model.feature import RefreshedVerifier
 from kapelle.features.reward_model.settings import RefreshConfig
-from kapelle.functional.statistics import area_under_curve
 from kapelle.models.adapters import read_lora
 from kapelle.runs.checkpoint_contents import load_verifier
 from kapelle.runs.reader import read_metrics
@@ -53,35 +51,6 @@ def refreshed(settings: RefreshConfig, engine: TorchTrainEngine) -> RefreshedVer
 
 class TestLearning:
     """The team says a word that begins with `a` or `b`; once it has found out that `a` pays, it says `a` alone."""
-
-    @pytest.mark.long
-    def test_it_learns_to_judge_what_the_team_says_by_now(self) -> None:
-        drawn = random.Random(0)
-
-        def words(right: str, wrong: str, count: int) -> list[Said]:
-            found: list[Said] = []
-            for _ in range(count):
-                good = drawn.random() < 0.5
-                found.append(((right if good else wrong) + "".join(drawn.choices("uvw", k=2)), float(good)))
-            return found
-
-        def area(said: Sequence[Said]) -> float:
-            samples = verifier_samples(groups_of(said), engine.renderer(VERIFIER))
-            scores = [float(score) for score in engine.score(list(samples.values()))]
-            found = area_under_curve(scores, [label == 1.0 for _, label in said])
-            assert found is not None
-            return found
-
-        engine = judge()
-        verifier = refreshed(RefreshConfig(share=0.25, updates=4, memory=64), engine)
-        for number in range(1, 31):
-            verifier.learn(number, groups_of(words("a", "b", 32)))
-        then, now = words("a", "b", 100), words("ac", "ad", 100)
-        assert area(then) > 0.95
-        assert area(now) < 0.8
-        rows = [verifier.learn(number, groups_of(words("ac", "ad", 32))) for number in range(31, 71)]
-        assert area(now) > 0.95
-        assert rows[-1]["verifier_labels"] == 70 * 8
 
     def test_right_and_wrong_weigh_the_same(self) -> None:
         # Nine right answers and a wrong one, alike to it: what it believes of them is one half.
@@ -152,20 +121,6 @@ class TestRuns:
             assert told(other.metrics).items() <= told(step.metrics).items()
             answers = sum(len(e.turns) for group in step.groups for e in group.episodes)
             assert step.metrics["verifier_labels"] == round(0.5 * answers)
-
-    @pytest.mark.long
-    def test_it_learns_from_no_task_of_an_evaluation(self, folder: Path) -> None:
-        played, evaluated = set(), set()
-        with Trainer(**paid(folder)) as trainer:
-            for step in trainer.steps(3):
-                played |= {group.task.question for group in step.groups}
-                evaluated |= {group.task.question for group in trainer.evaluate().groups}
-            remembered: Any = trainer.loop.state()["refreshed"]
-        learned = {question for question, _, _ in remembered["remembered"]}
-        assert learned
-        assert learned <= played
-        assert evaluated
-        assert not learned & evaluated
 
     def test_a_resumed_run_goes_on_bit_for_bit(self, folder: Path, tmp_path: Path) -> None:
         given = paid(folder, checkpoint={"every": 1, "keep": 9})

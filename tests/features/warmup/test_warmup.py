@@ -13,7 +13,7 @@ import torch
 from tests.cli.conftest import TINY
 from tests.support.copies import Copies
 from tests.support.episodes import episode, group, turn
-from tests.support.tiny import SIZE, frozen_copy, same_bits, sections, tiny_model
+from tests.support.tiny import frozen_copy, same_bits
 from torch import Tensor
 
 import kapelle.algorithms.sft
@@ -22,13 +22,10 @@ from kapelle.algorithms.sft import negative_log_likelihood
 from kapelle.environment import Scripted
 from kapelle.errors import EpisodeError, TrainingHalted
 from kapelle.features.warmup.key import stage_of
-from kapelle.features.warmup.stage import MADE, DrawnTurns, train_stage, warmed_bases, warmed_up
-from kapelle.models.language_model import LanguageModel
+from kapelle.features.warmup.stage import DrawnTurns, train_stage, warmed_up
 from kapelle.runtime.interrupts import StopRequested, catch_interrupts
 from kapelle.settings.schema import RunConfig
-from kapelle.setup.recipe import load_recipe, resolve
-from kapelle.setup.team_builder import build_team
-from kapelle.training.observer import Silent
+from kapelle.setup.recipe import load_recipe
 from kapelle.training.trainer import Trainer
 from kapelle.types import Group, Message, Task
 
@@ -134,51 +131,3 @@ class TestDrawnTurns:
     def test_what_a_workflow_leaves_out_of_training_is_shown_all_the_same(self) -> None:
         [step] = drawing([group(episode(turn("a", 0, trained=False)))], 1)()
         assert [each.trained for each in step.episodes[0].turns] == [True]
-
-
-def test_a_run_says_that_its_cached_model_was_made_with_other_threads(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The same settings, the same cache: what the team can do at first is then that of the other number of threads."""
-    monkeypatch.setenv("KAPELLE_CACHE", str(tmp_path))
-    said: list[tuple[str, str]] = []
-
-    class Hears(Silent):
-        def phase(self, name: str, detail: str) -> None:
-            said.append((name, detail))
-
-    def new_messages() -> list[str]:
-        said.clear()
-        with Trainer(config_of(), observer=Hears()):
-            return [detail for name, detail in said if name == "cache"]
-
-    before = torch.get_num_threads()
-    assert new_messages() == [], "made now"
-    assert new_messages() == [], "found, and made alike"
-    try:
-        torch.set_num_threads(before + 1)
-        [note] = new_messages()
-    finally:
-        torch.set_num_threads(before)
-    assert f"was trained under other conditions (threads {before}, here {before + 1})" in note
-    assert str(tmp_path) in note
-    [made] = tmp_path.rglob(MADE)
-    made.unlink()
-    assert new_messages() == [], "made by an earlier version: nothing is known of it"
-
-
-@pytest.mark.parametrize(("sharing", "kind"), [("lora", torch.bfloat16), ("shared", torch.float32)])
-def test_one_that_the_disk_has_no_room_for_is_held_as_if_it_were_loaded(
-    sharing: str, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(_config: object, _progress: object, _say: object, hold: dict[str, LanguageModel]) -> Path:
-        hold["folder"] = tiny_model(dtype="bfloat16")
-        return Path("folder")
-
-    monkeypatch.setattr("kapelle.features.warmup.stage.warmed_up", full)
-    team = {"agents": 2, "sharing": sharing}
-    model = {"embedded": SIZE, "dtype": "bfloat16"}
-    config = resolve(sections(team=team, model=model, warmup={"steps": 1}))
-    held: dict[str, LanguageModel] = {}
-    warmed_bases(config, build_team(config, config.algorithm.build()), lambda *_: None, lambda *_: None, held)
-    assert {weight.dtype for weight in held["folder"].base_parameters().values()} == {kind}

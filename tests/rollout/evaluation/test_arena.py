@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
-import random
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -15,9 +12,8 @@ from tests.cli.conftest import TINY
 
 import kapelle
 from kapelle.comparison.contestants import enter, load
-from kapelle.functional.ratings import Results, ratings
 from kapelle.rollout.episodes import shared_rollout
-from kapelle.rollout.evaluation.arena import Arena, Encounter, payoffs, seated
+from kapelle.rollout.evaluation.arena import Arena, Encounter, assigned_team, payoffs
 from kapelle.setup.problems import choose_tasks
 from kapelle.types import Episode, Task
 
@@ -149,18 +145,6 @@ class TestGames:
         assert (model["invalid"], other["invalid"], other["turns"]) == (1.0, None, None)
         assert model["turns"] == found.turns[0], "the share is of so many turns"
 
-    @pytest.mark.slow
-    def test_rock_paper_scissors_cycles(self) -> None:
-        """Nash averaging omits who plays at random: it beats no one. To α-Rank, which counts no lead within chance, it is their equal."""
-        moves = [f"{name}=scripted(moves={name})" for name in ("Rock", "Paper", "Scissors")]
-        result = kapelle.arena(*moves, "random", environment="matrix_rps", games=30)
-        assert set(result.cycle) == {"Rock", "Paper", "Scissors"}
-        average = result.shares["nash_average"]
-        assert average["random"] < 0.05
-        assert [average[name] for name in result.cycle] == pytest.approx([1 / 3] * 3, abs=0.1)
-        assert list(result.shares["alpha_rank"].values()) == pytest.approx([1 / 4] * 4, abs=1e-6)
-        assert max(rating for rating, _, _ in result.elo.values()) < 40
-
 
 class TestRuns:
     """Runs of recipes with tiny models: `a` and `b` share a base, `whole` trains all weights on a mixture of games."""
@@ -196,7 +180,7 @@ class TestRuns:
         for name in ("a", "whole", "a@1"):
             entered = enter([f"x={runs / name}", "random"], None, ())
             loaded = load(entered, lambda _: None)
-            team, _ = seated(entered.names, (loaded.contestants["x"],) * 2, (0, 0))
+            team, _ = assigned_team(entered.names, (loaded.contestants["x"],) * 2, (0, 0))
             with kapelle.Trainer.from_run(f"{runs / name}") as trainer:
                 tasks = choose_tasks(trainer.setup.environment, "test", 6)
                 theirs, ours = (
@@ -206,28 +190,3 @@ class TestRuns:
                 assert [turn.completion_ids for turn in ours] == [turn.completion_ids for turn in theirs]
                 for one, other in zip(ours, theirs, strict=True):
                     assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("luck", [0.0, 1.5])
-def test_ratings_from_common_deals_are_as_sure_as_they_say(luck: float) -> None:
-    """A deal favours some players over all others: 120 leagues of five players and 40 deals.
-
-    If games counted as independent, intervals would cover 87 of 100 with luck.
-    """
-    inside = []
-    for seed in range(120):
-        generator = random.Random(seed)
-        deals: list[Results] = []
-        for _ in range(40):
-            favour = [generator.gauss(0, luck) for _ in range(5)]
-            chances = {
-                (k, n): 1 / (1 + math.exp(favour[n] - favour[k])) for k, n in combinations(range(5), 2)
-            }
-            deals.append(
-                {pair: (1, 0, 0) if generator.random() < p else (0, 0, 1) for pair, p in chances.items()}
-            )
-        total = {pair: tuple(sum(deal[pair][k] for deal in deals) for k in range(3)) for pair in deals[0]}
-        rated = ratings(range(5), total, deals)  # type: ignore[arg-type]
-        inside += [low <= 0 <= high for _, low, high in rated.values()]
-    assert sum(inside) / len(inside) == pytest.approx(0.95, abs=0.03)

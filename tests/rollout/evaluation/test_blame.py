@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import count, cycle
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,7 +42,6 @@ from kapelle.runs.blamed import (
     BlamedEpisode,
     BlamedTurn,
     BlameFile,
-    blame_files,
     read_blamed,
     uncertainty,
 )
@@ -199,7 +198,7 @@ class TestAtOnce:
         episode = run_async(lambda: roll_out_episode(setup, TASK, 1))
         assert [turn.reward for turn in episode.turns] == [2.0, 0.0, 0.0]
         result = blamed(setup, episode)
-        assert result.left_out == {}
+        assert result.excluded == {}
         assert [turn.moment for turn in result.episodes[0].turns] == [0, 1, 1]
 
 
@@ -232,22 +231,6 @@ class TestFile:
         engine.asked.clear()
         assert measure_blame(setup, chosen, HOW, BlameFile(tmp_path / "a", HOW)).episodes == whole.episodes
         assert engine.asked == [], "nothing is left to play"
-
-    def test_a_stop_loses_one_batch_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(measuring, "AT_ONCE", 20)
-        number = count()
-
-        def stopped(request: Request) -> str:
-            if next(number) == 25:
-                raise KeyboardInterrupt
-            return actor(request)
-
-        setup = acting(reasoner, stopped)
-        lost = [(0, played(setup, "A", "lose", seed=k)) for k in range(3)]
-        with pytest.raises(KeyboardInterrupt):
-            measure_blame(setup, lost, HOW, BlameFile(tmp_path, HOW))
-        (path,) = blame_files(tmp_path)
-        assert [each.seed for each in read_blamed(path)[1]] == [0]
 
 
 class Living(Wins, Reporting):
@@ -311,7 +294,7 @@ class TestTrainer:
     def test_every_turn_of_every_workflow_can_be_continued_from(self, workflow: str) -> None:
         with Trainer(**sections(workflow={"name": workflow})) as trainer:
             result = trainer.blame(episodes=2, samples=2)
-            assert result.left_out == {}
+            assert result.excluded == {}
             for episode in result.episodes:
                 assert episode.failed == 0
                 assert all(turn.drop is not None and turn.instead for turn in episode.turns)

@@ -5,9 +5,8 @@ from pathlib import Path
 from tests.support.tiny import tiny_model
 
 from kapelle.models.weights import save_model
-from kapelle.rollout.evaluation.evaluate import evaluate_tasks
+from kapelle.rollout.evaluation.evaluate import evaluate_shared
 from kapelle.rollout.evaluation.playing import model_config, open_rollout_setup
-from kapelle.runtime.event_loop import run_async
 from kapelle.settings.weights import EndpointConfig
 
 
@@ -56,7 +55,7 @@ def test_a_model_folder_plays_as_it_is(tmp_path: Path) -> None:
         model_config(str(tmp_path / "model"), "arithmetic", ("team.sampling.max_tokens=4",))
     )
     tasks = [setup.environment.task("test", k) for k in range(3)]
-    result = run_async(lambda: evaluate_tasks(setup, tasks, seed=0))
+    result = evaluate_shared(setup, tasks, seed=0)
     assert result.problems == 3
     assert result.failed == 0
     assert not any(turn.trained for group in result.groups for turn in group.episodes[0].turns)

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 from tests.rollout.workers.test_same_episodes import FAR, play_of
-from tests.support.deadly import Deadly, Late, Rude
+from tests.support.deadly import Deadly, Rude
 from tests.support.patience import grown_since
 from tests.support.plugins import Digest, Echo
 from tests.support.stuck import Stuck
@@ -25,9 +25,8 @@ from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.environment import Environment
 from kapelle.errors import EngineError
 from kapelle.rollout.episodes import rollout
-from kapelle.rollout.workers import pool as pools
 from kapelle.rollout.workers.pool import EnvironmentWorkers, HeldHere
-from kapelle.runtime.deadlines import DeadlineExceeded, Patience
+from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.process_tree import is_stopped
 from kapelle.types import Episode, Task
@@ -59,22 +58,6 @@ def test_whatever_an_environment_does_reads_the_same() -> None:
     for one, other in zip(there, here, strict=True):
         assert (one.task.id, one.error) == (other.task.id, other.error)
         assert repr(one) == repr(other)  # values that are no numbers do not equal themselves
-
-
-@pytest.mark.slow
-def test_a_world_that_opens_after_it_was_given_up_is_closed(tmp_path: Path) -> None:
-    late = cast("Environment", Late(folder=str(tmp_path)))
-
-    async def given_up(pool: EnvironmentWorkers) -> None:
-        with pytest.raises(DeadlineExceeded, match=r"`start` of environment .*`episode\.timeout`"):
-            await pool.open_state(late, TASKS[0], NAMES, 1, Patience(environment=FAR, episode=0.2))
-
-    with EnvironmentWorkers(late, 1, Patience(environment=10)) as pool:
-        run_async(lambda: given_up(pool))
-        until = time.monotonic() + FAR
-        while not (tmp_path / "closed").exists() and time.monotonic() < until:
-            time.sleep(0.05)
-        assert (tmp_path / "closed").exists()
 
 
 @pytest.mark.slow
@@ -118,28 +101,6 @@ class TestDeath:
                 assert "SIGKILL, 3 times while its environment was computing" in episode.error
             else:
                 assert episode.error is None
-
-    @pytest.mark.long
-    def test_where_all_die_the_run_stops_with_the_reason(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(pools, "DEATHS", 3)
-        deadly = Deadly(one_in=1, times=99, place="start", folder=str(tmp_path))
-        with (
-            pool_for(deadly) as pool,
-            pytest.raises(EngineError, match=r"3 environment workers in a row have died .* SIGKILL"),
-        ):
-            played(cast("Environment", deadly), pool)
-
-    def test_one_that_gives_no_sign_of_life_is_ended(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(pools, "UNBREAKABLE", 1.0)
-        deadly = Deadly(way="stop", one_in=5, folder=str(tmp_path))
-        with pool_for(deadly, patience=2.0) as pool:
-            found = played(cast("Environment", deadly), pool)
-        assert list(tmp_path.iterdir())
-        assert [episode.error for episode in found] == [None] * len(TASKS)
 
 
 @pytest.mark.slow

@@ -89,8 +89,3 @@ def test_an_answer_without_a_grader_is_rejected(setup: RolloutSetup, tmp_path: P
     with staged(setup, Reciting(echo), entry=f"{file}:episode") as stage:
         pass
     assert "This run has no grader of answers" in str(stage.episodes[0].error)
-
-
-def test_games_are_no_questions() -> None:
-    with pytest.raises(ConfigError, match="a game"):
-        External.model_validate({"command": ["x"], "questions": {"name": "matrix"}}).check(["first"])

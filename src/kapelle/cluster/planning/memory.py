@@ -133,7 +133,7 @@ def _training(run: PlannedRun, bases: Sequence[str], device: str) -> Iterator[Ph
             if any(run.team.policies[turn.policy].base == base for turn in run.work.turns)
         ]
         left = {"merged weights": sum(merged)} if merged else {}
-    if run.algorithm.plays and not run.overlap:
+    if run.algorithm.collects_episodes and not run.overlap:
         yield Phase("sampling", _vllm(run, bases, _added(resident, *_sampling(run, bases, run.own_tasks))))
     yield Phase("update", _worst(_added(learning, left, kinds) for kinds in _update(run, bases, device)))
     if run.problems:

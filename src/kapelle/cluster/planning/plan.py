@@ -204,7 +204,7 @@ def _changes(run: PlannedRun, memory: int) -> Iterator[tuple[str, str, PlannedRu
     tokens = _largest(most_tokens, lambda count: peak(with_passes(run, count)) <= enough)
     smaller = with_passes(run, max(tokens, least))
     yield "training.microbatch_tokens={microbatch}", "more passes; the same gradients", smaller
-    if run.engine == "local" and run.algorithm.plays:
+    if run.engine == "local" and run.algorithm.collects_episodes:
         # The most rows that fit, or the fewest that are needed for other phases to be the worst.
         most = max(memory, peak(replace(run, max_rows=1)))
         rows = _largest(run.max_rows, lambda count: peak(replace(run, max_rows=count)) <= most)

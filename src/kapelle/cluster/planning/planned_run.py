@@ -113,7 +113,7 @@ class PlannedRun:
     @property
     def overlap(self) -> bool:
         """Whether a second process samples."""
-        return self.config.training.overlap and self.algorithm.plays
+        return self.config.training.overlap and self.algorithm.collects_episodes
 
     @property
     def engine(self) -> str:

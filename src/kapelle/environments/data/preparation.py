@@ -206,7 +206,7 @@ def prepare(
         "licence": chosen.licence,
         "environment": chosen.environment,
         "splits": {},
-        "left_out": {
+        "excluded": {
             place: {"count": found.count, "of": found.total, "first": list(found.named)}
             for place, found in skipped.items()
         },

@@ -297,10 +297,10 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Reporting, HasPlayers, Pro
         return returns, sum(max(0.0, most - own) for most, own in zip(best, returns, strict=True))
 
     def best_response(
-        self, policy: Mapping[str, Mapping[int, float]], seat: int
+        self, policy: Mapping[str, Mapping[int, float]], player: int
     ) -> tuple[float, Mapping[str, int]]:
         """Return the value of a best response of a player (from 0) to the others' policy, and its move in each state."""
-        return self._tree.best_response(policy, seat)
+        return self._tree.best_response(policy, player)
 
     def visits(self, policy: Mapping[str, Mapping[int, float]]) -> Mapping[str, float]:
         """Return the expected number of visits of each information state per game."""

@@ -83,7 +83,7 @@ class FolderSettings(Settings, Reads, Reporting):
     def skipped(self) -> Mapping[Split, str]:
         """Return by split how many folders are excluded, and why the first one is."""
         splits: tuple[Split, ...] = ("train", "test")
-        found = {split: self._split(split).left_out for split in splits}
+        found = {split: self._split(split).excluded for split in splits}
         return {split: f"{len(why)} task folders; the first: {why[0]}" for split, why in found.items() if why}
 
     def size(self, split: Split) -> int | None:
@@ -147,7 +147,7 @@ class FolderSplit:
     """The tasks of one split."""
 
     tasks: tuple[TaskFolder, ...]
-    left_out: tuple[str, ...]
+    excluded: tuple[str, ...]
     """The reason for each excluded folder."""
 
 

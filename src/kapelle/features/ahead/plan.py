@@ -18,7 +18,7 @@ class AheadPlan(FeaturePlan[AheadSettings]):
         """Yield why episodes cannot be collected by the settings."""
         algorithm = run.algorithm
         exchanges = any(hook.moves_weights for hook in algorithm.after_update)
-        if self.settings.max_staleness and (exchanges or not algorithm.plays):
+        if self.settings.max_staleness and (exchanges or not algorithm.collects_episodes):
             reason = "exchanges weights" if exchanges else "does not learn from rollouts"
             yield f"`training.max_staleness` lets rollouts run ahead, but `{algorithm.name}` {reason}. Set it to 0."
         if self.settings.overlap:
@@ -30,7 +30,7 @@ class AheadPlan(FeaturePlan[AheadSettings]):
         environment = run.config.environment
         if offers(environment, InMemory) and environment.in_memory:
             names = ", ".join(environment.in_memory)
-            yield f"`training.overlap` samples in another process, which has no access to {names} in memory. Set it to false."
+            yield f"`training.overlap` samples in another process, which cannot access {names} in memory. Set it to false."
         if offers(environment, DrivenByPrograms):
             yield "`training.overlap` samples in another process, which outside programs cannot follow. Set it to false."
 

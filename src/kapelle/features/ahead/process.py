@@ -121,7 +121,7 @@ class SamplingProcess:
             else [{agent: astuple(cast) for agent, cast in each.items()} for each in roles]
         )
         request = (number, dict(self._versions), random, dump_partial(left), place, casts)
-        self.ask(request)
+        self.send(request)
         return partial(together, self._ranks, self._meeting, partial(self._share, request))
 
     def _share(self, request: tuple[object, ...]) -> bytes:
@@ -129,12 +129,12 @@ class SamplingProcess:
         if answer is None:
             how = self._died()
             logging.getLogger(__name__).warning(
-                "kapelle: The sampling process is lost: %s. If you did not end it, check whether the machine ran out of memory. "
-                "Another process plays step %d.",
+                "kapelle: The sampling process has ended: %s. If you did not end it, check whether the machine ran out of memory. "
+                "Another process collects step %d.",
                 how,
                 request[0],
             )
-            self.ask(request)
+            self.send(request)
             answer = self._answer()
             if answer is None:
                 raise EngineError(
@@ -150,7 +150,7 @@ class SamplingProcess:
         self.seconds = answer["seconds"]
         return bytes(answer["share"], "ascii")
 
-    def ask(self, request: tuple[object, ...]) -> None:
+    def send(self, request: tuple[object, ...]) -> None:
         """Send a request. `_answer` notices if the process has died."""
         if self.process is None:
             self._start()
@@ -262,7 +262,7 @@ def rollouts_ahead(
     Raises ConfigError for an engine that cannot return unfinished completions, or that another process cannot build.
     """
     config, bases, player = run.config, loaded.team.bases, run.setup.engine
-    if not run.algorithm.plays:
+    if not run.algorithm.collects_episodes:
         return CurrentRollouts(run, acting)
     if config.training.partial_rollouts and not isinstance(player, Interruptible | CollectsGroups):
         raise ConfigError(

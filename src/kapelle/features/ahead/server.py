@@ -35,16 +35,16 @@ def main(descriptor: int, pulse: int, parent: int) -> None:
     pipe = Connection(descriptor)
     requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, requests), daemon=True).start()
-    built: _Player | None = None
+    built: _Sampler | None = None
     start_with = requests.get()
     apart = ExitStack()
     while True:
         request = requests.get()
         try:
             if built is None:
-                built = _Player(start_with)
+                built = _Sampler(start_with)
                 apart.enter_context(long_lived_apart())
-            answer = built.play(*request)
+            answer = built.collect(*request)
         except Exception as error:  # noqa: BLE001 - raised in the other process
             answer = {"error": sent_error(error)}
         pipe.send_bytes(json.dumps(answer).encode())
@@ -62,7 +62,7 @@ def _listen(pipe: Connection, requests: queue.SimpleQueue[Any]) -> None:
             os._exit(1)
 
 
-class _Player:
+class _Sampler:
     """A copy of the team with the weights of the other process."""
 
     def __init__(self, start_with: Mapping[str, Any]) -> None:
@@ -82,7 +82,7 @@ class _Player:
 
             self._meeting = meeting_from(start_with["meeting"])
 
-    def play(
+    def collect(
         self,
         number: int,
         versions: Mapping[str, int],

@@ -21,7 +21,7 @@ class CompactionConfig(FeatureSettings):
     """Messages that stay from the beginning, after the system message."""
     keep_last: int = Field(default=8, ge=1)
     """Maximum number of messages that stay from the end; fewer if they do not fit."""
-    note: str = "[{dropped} messages were left out here.]"
+    note: str = "[{dropped} messages are omitted here.]"
     """Text in place of the dropped messages, with `{dropped}` for their number; empty for none."""
 
     @field_validator("note")

@@ -20,8 +20,8 @@ class DifficultyPlan(FeaturePlan[DifficultyConfig]):
         environment, training = run.config.environment, run.config.training
         if environment.size("train") is None:
             yield f"`tasks.difficulty` measures every training task, and `{environment.name}` generates them. Remove it."
-        if not run.algorithm.plays:
-            yield f"`tasks.difficulty` measures the team, and `{run.algorithm.name}` does not play. Remove it."
+        if not run.algorithm.collects_episodes:
+            yield f"`tasks.difficulty` measures the team, and `{run.algorithm.name}` collects no episodes. Remove it."
         if training.overlap:
             yield "`tasks.difficulty` is measured by this process. Set `training.overlap: false`."
         if training.epochs is not None:

@@ -28,7 +28,7 @@ class WithBonus:
 
     def __call__(self, outputs: Outputs, targets: Targets) -> Loss:
         """Return the loss; `outputs` has entropies."""
-        assert outputs.entropy_K is not None, "the objective asks for entropies"
+        assert outputs.entropy_K is not None, "the objective needs entropies"
         found = self.loss(outputs, targets)
         bonus_K = targets[BONUS] * outputs.entropy_K * targets.mask_K
         return found._replace(total=found.total - bonus_K.sum())

@@ -21,5 +21,5 @@ class EntropyPlan(FeaturePlan[EntropyConfig]):
                 yield f"`entropy.agents` names '{agent}', which is not an agent of the team.{did_you_mean(agent, names)}"
             elif not run.team.policy(agent).trained:
                 yield f"`entropy.agents` names '{agent}', which is not trained. Remove it."
-        if not run.algorithm.plays:
+        if not run.algorithm.collects_episodes:
             yield f"`entropy` rewards varied samples, and `{run.algorithm.name}` samples none. Remove it."

@@ -25,6 +25,15 @@ from torch import Tensor
 from kapelle.algorithms.signals.samples import policy_sample
 from kapelle.environment import Enumerable, enumerable
 from kapelle.errors import ConfigError, EpisodeError
+from kapelle.features.league.assignment import (
+    Assignments,
+    Chances,
+    Follower,
+    OpponentEntry,
+    chances,
+    met_in,
+    sampled_for_slots,
+)
 from kapelle.features.league.policies import added_learners, fixed_members, slot_name
 from kapelle.features.league.pool import (
     EXPLOITER,
@@ -34,15 +43,6 @@ from kapelle.features.league.pool import (
     LeagueMember,
     MemberPool,
     dependence,
-)
-from kapelle.features.league.seating import (
-    Assignments,
-    Chances,
-    Follower,
-    OpponentEntry,
-    chances,
-    met_in,
-    seated,
 )
 from kapelle.features.league.settings import FcpPopulation, LeagueConfig, PsroPopulation
 from kapelle.functional.ratings import (
@@ -188,7 +188,7 @@ class League(Feature):
         """The next learner to enter, and those behind it. Each one meets the members and the drafts of the learners before it."""
         self._spread()
         self.pool = MemberPool(self._settings, fixed_members(self._settings, team))
-        self._players = {member.plays: member.name for member in self.pool.members if member.plays}
+        self._players = {member.player: member.name for member in self.pool.members if member.player}
         self.snapshots = SnapshotStore(folder, self._settings.in_memory, setup.ranks, partial(_save, run))
         self._kept = folder is not None
         self.in_slot: dict[int, str] = {}
@@ -227,8 +227,8 @@ class League(Feature):
 
     def before_rollouts(self, step: StepInProgress) -> None:
         """Assign roles to members in the tasks of the steps that are collected next."""
-        seating = self.seat(step.number)
-        step.tasks.assign = lambda number, count: seating.casts(self._seed, number, count)
+        assignments = self.assignments(step.number)
+        step.tasks.assign = lambda number, count: assignments.casts(self._seed, number, count)
 
     def after_rollouts(self, step: StepInProgress) -> None:
         """Compare the log-probs of members' turns with the train engine's: no update would notice incorrect weights of a member."""
@@ -242,7 +242,7 @@ class League(Feature):
 
     # -------- Before a step
 
-    def seat(self, number: int) -> Assignments:
+    def assignments(self, number: int) -> Assignments:
         """Load members into the slots, and return how roles are assigned in the next steps, of which `number` is the first."""
         if not self._begun:
             self._begin()
@@ -257,14 +257,14 @@ class League(Feature):
             name for each in drawn for own in each.values() for name, chance in own.items() if chance > 0.0
         }
         names = [each.name for each in self._everybody if each.kind == "past" and each.name in met]
-        self.sit(names, self.players_of_steps)
+        self.load_members(names, self.players_of_steps)
         entries: dict[str, tuple[OpponentEntry, ...]] = {}
         for level, (learner, each) in enumerate(zip(self.line, drawn, strict=True)):
             found = []
             for member in self.pool.before(level):
                 chance = {home: own.get(member.name, 0.0) for home, own in each.items()}
                 if any(chance.values()):
-                    found.append(OpponentEntry(member.name, chance, self._policies(member), member.plays))
+                    found.append(OpponentEntry(member.name, chance, self._policies(member), member.player))
             entries[learner] = tuple(found)
         exploiter = self._settings.exploiter
         return Assignments(
@@ -289,7 +289,7 @@ class League(Feature):
         return self.pool.before(len(self.line))
 
     def thinned(self, drawn: Mapping[str, Chances], number: int) -> Mapping[str, Chances]:
-        """Return the probabilities, by learning agent, of members that fit into the slots; see `seated`.
+        """Return the probabilities, by learning agent, of members that fit into the slots; see `sampled_for_slots`.
 
         Agents with different mixtures share the slots equally.
         """
@@ -298,7 +298,7 @@ class League(Feature):
             return drawn
         alike = all(own == drawn[self._homes[0]] for own in drawn.values())
         room, seed = slots if alike else slots // len(drawn), derive_seed(self._seed, "seated", number)
-        return {home: seated(own, past, room, seed) for home, own in drawn.items()}
+        return {home: sampled_for_slots(own, past, room, seed) for home, own in drawn.items()}
 
     def _own_roles(self, learner: str) -> dict[str, str]:
         """Return the learner's policy in the role of each learning agent."""
@@ -331,7 +331,7 @@ class League(Feature):
         """Return the probabilities with which the agent `home` meets the members below a level."""
         return chances(self._settings, self.pool, MAIN, self._strategy(level).get(home))
 
-    def sit(self, names: Sequence[str], players: Iterable[SlotHolder] = ()) -> None:
+    def load_members(self, names: Sequence[str], players: Iterable[SlotHolder] = ()) -> None:
         """Load these players' snapshots into the slots of the train engine, in this order."""
         for slot, name in enumerate(names):
             if self.in_slot.get(slot) != name:
@@ -529,15 +529,15 @@ class League(Feature):
             table, rest = self.table(one), self.table(other)
             role = team.names.index(home)
             joint = {
-                decision.key: (table if decision.seat == role else rest).chances[decision.key]
+                decision.key: (table if decision.player == role else rest).chances[decision.key]
                 for decision in self._exact.decisions()
             }
             return self._exact.exact_values(joint)[0][role], 0
         past = [each.name for each in (one, other) if each.kind == "past"]
-        self.sit(list(dict.fromkeys(past)), self.players_of_steps[:1])
+        self.load_members(list(dict.fromkeys(past)), self.players_of_steps[:1])
         owned = {agent: one if agent == home else other for agent in team.names}
         cast = {
-            agent: Cast(self._policies(each).get(agent, ""), each.plays or each.name)
+            agent: Cast(self._policies(each).get(agent, ""), each.player or each.name)
             for agent, each in owned.items()
         }
         population = self._settings.population
@@ -666,7 +666,7 @@ class League(Feature):
     def table(self, member: LeagueMember) -> TabularPolicies:
         """Return the exact action probabilities of a member; each member is evaluated once."""
         if member.name not in self.tables:
-            self.sit([member.name])
+            self.load_members([member.name])
             team = self._setup.team
             owned = {**team.policy_of, **self._policies(member)}
             self.tables[member.name] = language_table(
@@ -697,7 +697,7 @@ class League(Feature):
             mixed = replace(
                 mixed,
                 chances={
-                    decision.key: by_role.get(decision.seat, mixed).chances[decision.key]
+                    decision.key: by_role.get(decision.player, mixed).chances[decision.key]
                     for decision in self._exact.decisions()
                 },
             )

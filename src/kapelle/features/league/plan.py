@@ -82,7 +82,7 @@ def games(league: LeagueConfig, run: RunToCheck) -> Iterator[str]:
     config, algorithm, team = run.config, run.algorithm, run.team
     if len(team.names) < 2:
         yield "`league`: the team has one agent, so there is no opponent's role. Name two agents."
-    if not algorithm.plays:
+    if not algorithm.collects_episodes:
         yield f"`league`: `{algorithm.name}` collects no episodes. Name an algorithm that does, for example `grpo`."
     if league.enter is None and not league.members and league.population.name != "self_play":
         yield "`league` has no members and none enter. Set `league.enter`, or name `league.members`."

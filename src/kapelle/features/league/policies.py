@@ -95,7 +95,7 @@ def fixed_members(league: LeagueConfig, team: Team) -> list[LeagueMember]:
     found = []
     for name, weights in league.members.items():
         if isinstance(weights, str) and weights != "frozen":
-            found.append(LeagueMember(name, kind="player", plays=weights))
+            found.append(LeagueMember(name, kind="player", player=weights))
             continue
         own = {
             agent: _member_name(name, team.policy_of[agent] if isinstance(weights, PastAdapter) else "")

@@ -49,7 +49,7 @@ class LeagueMember:
     """Its number among all snapshots of the run, from 1: the version of its weights."""
     kind: Literal["past", "policy", "player"] = "past"
     """A snapshot; a policy of the team map; a player of the environment."""
-    plays: str = ""
+    player: str = ""
     """The player of the environment."""
     policies: Mapping[str, str] = field(default_factory=dict)
     """Agent → the policy of the team map that plays its role, for a member of kind `policy`."""

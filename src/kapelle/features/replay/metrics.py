@@ -15,7 +15,7 @@ METRICS = (
     Metric(
         "replay_age",
         "steps",
-        "How many steps ago those groups were played; other metrics of episodes leave them out.",
+        "Age of those groups in steps; other metrics of episodes exclude them.",
         "Rises together with replay_log_ratio: set `tasks.replay.max_age`.",
         known_as="age of the replay buffer",
     ),

@@ -15,7 +15,7 @@ class ReplayPlan(FeaturePlan[ReplayConfig]):
     def check(self, run: RunToCheck) -> Iterator[str]:
         """Yield why past episodes cannot be trained on."""
         algorithm = run.algorithm
-        if not algorithm.plays:
+        if not algorithm.collects_episodes:
             yield f"`tasks.replay` learns from past episodes of the team, and `{algorithm.name}` collects none. Remove it."
         if any(hook.moves_weights for hook in algorithm.after_update):
             yield f"`tasks.replay` compares with the weights that sampled, and `{algorithm.name}` exchanges weights. Remove it."

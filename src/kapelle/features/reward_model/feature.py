@@ -49,7 +49,7 @@ class ScoredRewards(Feature):
 class GradedAnswer(NamedTuple):
     """An answer and its label."""
 
-    asked: tuple[Message, ...]
+    prompt: tuple[Message, ...]
     text: str
     label: float
     """Its correctness, in [0, 1]."""
@@ -92,7 +92,7 @@ class RefreshedVerifier(Feature):
                 conversation_sample(
                     VERIFIER,
                     self._engine.renderer(VERIFIER),
-                    each.asked,
+                    each.prompt,
                     each.text,
                     {Column.RETURN: torch.tensor([each.label]), Column.WEIGHT: torch.tensor([weight])},
                 )
@@ -108,7 +108,7 @@ class RefreshedVerifier(Feature):
     def state(self) -> dict[str, Any]:
         """Return the remembered answers and the number of labels."""
         remembered = [
-            [[[m.role, m.content, m.structured] for m in each.asked], each.text, each.label]
+            [[[m.role, m.content, m.structured] for m in each.prompt], each.text, each.label]
             for each in self._remembered
         ]
         return {"remembered": remembered, "labels": self._labels}

@@ -8,7 +8,7 @@ METRICS = (
     Metric(
         "verifier_labels",
         "answers",
-        "Answers graded so far for a verifier that goes on learning.",
+        "Answers graded so far for a verifier that continues learning.",
         "No growth: nothing grades this environment's turns.",
         known_as="reward model labels",
     ),

@@ -21,7 +21,7 @@ class RewardModelPlan(FeaturePlan[RewardModelConfig]):
                 f"`reward_model` is added to the environment's reward, but `{row.name}` is rewarded by a verifier's scores alone. "
                 f"Remove it, and set `algorithm.verifier: {self.settings.path}`."
             )
-        if row.returns is None or not row.plays:
+        if row.returns is None or not row.collects_episodes:
             raise ConfigError(
                 f"`reward_model` is added to the reward of a turn, but `{row.name}` does not learn from such rewards. Remove it, or "
                 "set an algorithm that does, for example "
@@ -29,13 +29,13 @@ class RewardModelPlan(FeaturePlan[RewardModelConfig]):
             )
         if row.data.tree is not None:
             raise ConfigError(
-                f"`reward_model` scores the turns of an episode, but `{row.name}` with a tree learns from what its candidates "
-                "earn. Remove it, or set `algorithm.tree: false`."
+                f"`reward_model` scores the turns of an episode, but `{row.name}` with a tree learns from the rewards of "
+                "candidates. Remove it, or set `algorithm.tree: false`."
             )
         if row.data.interventions is not None:
             raise ConfigError(
-                f"`reward_model` scores the turns of an episode, but `{row.name}` learns from what episodes earn that are played on. Remove "
-                "it, or set an algorithm that plays none again, for example `algorithm.name: grpo`."
+                f"`reward_model` scores the turns of an episode, but `{row.name}` learns from the rewards of continued episodes. Remove "
+                "it, or set an algorithm without continuations, for example `algorithm.name: grpo`."
             )
         return replace(
             row, needs=(*row.needs, VerifierScores(self.settings.path, refresh=self.settings.refresh))

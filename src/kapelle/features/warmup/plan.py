@@ -21,12 +21,12 @@ class WarmupPlan(FeaturePlan[WarmupConfig]):
         environment, path = run.config.environment, run.config.model.path
         if not demonstrates(environment):
             yield (
-                f"`warmup` plays the environment's script, but '{environment.name}' has none. Remove `warmup`."
+                f"`warmup` needs the environment's script, but '{environment.name}' has none. Remove `warmup`."
                 + (" Or name one: `environment.teacher`." if offers(environment, Teachable) else "")
             )
         if path in run.given:
             yield (
-                f"`warmup` makes a model of its own from `model.path`, but '{path}' is in memory already. Remove `warmup`, or pass no "
+                f"`warmup` trains a copy of the model in `model.path`, but '{path}' is in memory already. Remove `warmup`, or pass no "
                 "model."
             )
 

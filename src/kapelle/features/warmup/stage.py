@@ -132,7 +132,7 @@ def demonstrations(setup: RolloutSetup, config: RunConfig, count: int) -> list[G
             tasks.append(task)
         elif (excluded := excluded + 1) > REDRAWN * count:
             raise TrainingHalted(
-                f"`evaluation.sets` holds {excluded} tasks of `{environment.name}` that the warm-up would train on. Evaluate on other "
+                f"`evaluation.sets` contains {excluded} tasks of `{environment.name}` that the warm-up would train on. Evaluate on other "
                 "problems."
             )
     groups = run_async(lambda: rollout(setup, tasks, 1, derive_seed(config.seed, "demonstrations")))

@@ -45,14 +45,14 @@ from kapelle.rollout.conformance.driving import (
     Finding,
     accepts,
     always,
-    attempt,
     by_agent,
     drive,
+    drive_or_error,
     scripted,
 )
 from kapelle.runs.episode_json import dump_episode, load_episode
 from kapelle.runtime.deadlines import DeadlineExceeded
-from kapelle.runtime.foreign_code import Unfit, asked, reason
+from kapelle.runtime.foreign_code import Unfit, call_user_code, reason
 from kapelle.settings.base import Settings
 from kapelle.types import Episode, Split, Task
 
@@ -83,7 +83,7 @@ async def conform(
         teams = [tuple(f"agent_{k}" for k in range(size)) for size in range(1, 9)]
         # If it accepts none of these, its own `check` below raises an error with the team it needs.
         roles = tuple(agents or next((names for names in teams if accepts(environment, names)), teams[0]))
-        asked("check", SECONDS, environment.check, roles)
+        call_user_code("check", SECONDS, environment.check, roles)
         check_capabilities(environment, len(roles), SECONDS)
         chosen = {split: first_tasks(environment, split, tasks) for split in SPLITS}
     except (Unfit, EpisodeError) as error:
@@ -103,7 +103,7 @@ async def conform(
         "private views": lambda: private_views(environment, train, roles),
         "rewards": lambda: rewards_in_range(environment, train, roles),
         "records": lambda: outcomes_kept(environment, train, roles),
-        "seats": lambda: roles_alike(environment, train, roles),
+        "symmetry": lambda: roles_alike(environment, train, roles),
         "gold": lambda: gold_is_rewarded(environment, chosen),
     }
     for name, each in work.items():
@@ -159,7 +159,7 @@ def declared(environment: Environment) -> Finding:
         return Finding(
             name,
             "not checked",
-            f"{', '.join(meant)} is there but not declared: inherit from it too, if it is meant",
+            f"{', '.join(meant)} is defined but not declared. If it is intended, inherit from that class",
         )
     named = ", ".join(sorted(capability.__name__ for capability in had))
     return Finding(name, "ok", f"it declares {named or 'none'}")
@@ -181,7 +181,7 @@ def _task_row(task: Task) -> list[str]:
 def settings_survive(environment: Environment) -> Finding:
     """Return whether the settings are equal after they were written to a recipe and read."""
     if not isinstance(environment, Settings):
-        return Finding("settings", "not checked", "the environment is no `kapelle.Settings`")
+        return Finding("settings", "not checked", "the environment is not a `kapelle.Settings`")
     if type(environment)(**environment.model_dump(mode="json")) != environment:
         return Finding("settings", "failed", "written as JSON and read again, they have changed")
     return Finding("settings", "ok", "they survive being written to a recipe")
@@ -194,7 +194,7 @@ def same_tasks(environment: Environment, chosen: Mapping[Split, Sequence[Task]])
         repeated = [task_of(environment, split, k, SECONDS) for k in reversed(range(len(tasks)))][::-1]
         for before, after in zip(tasks, repeated, strict=True):
             if before != after:
-                return Finding(name, "failed", f"task {before.id} has changed when it is asked for again")
+                return Finding(name, "failed", f"task {before.id} differs when it is requested again")
         ids = [task.id for task in tasks]
         if len(set(ids)) < len(ids):
             return Finding(name, "failed", f"two tasks of the {split} split have one id")
@@ -204,14 +204,14 @@ def same_tasks(environment: Environment, chosen: Mapping[Split, Sequence[Task]])
                     return Finding(name, "failed", f"the data of task {task.id} change when written as JSON")
             except (TypeError, ValueError, RecursionError) as error:
                 return Finding(name, "failed", f"the data of task {task.id} are not JSON: {error}")
-    return Finding(name, "ok", f"{sum(map(len, chosen.values()))} tasks, the same when asked for again")
+    return Finding(name, "ok", f"{sum(map(len, chosen.values()))} tasks, the same when requested again")
 
 
 def same_in_another_process(environment: Environment, chosen: Mapping[Split, Sequence[Task]]) -> Finding:
     """Return whether another process makes the same tasks from the same settings."""
     name = "other process"
     if not isinstance(environment, Settings):
-        return Finding(name, "not checked", "the environment is no `kapelle.Settings`")
+        return Finding(name, "not checked", "the environment is not a `kapelle.Settings`")
     here = [_task_row(task) for split in SPLITS for task in chosen[split]]
     request = {"settings": environment.model_dump(mode="json"), "count": max(map(len, chosen.values()))}
     # Another hash seed finds a dependence on the order of a set.
@@ -241,7 +241,9 @@ def splits_apart(environment: Environment, chosen: Mapping[Split, Sequence[Task]
     questions = {split: {whole(task) for task in tasks if task.question} for split, tasks in chosen.items()}
     shared = questions["train"] & questions["test"]
     if shared:
-        game = "; in a game leave `Task.question` empty, and let the world's `observe` give the text"
+        game = (
+            "; in a game leave `Task.question` empty, and return the text from the episode state's `observe`"
+        )
         fix = game if len(questions["train"]) == 1 else ""  # a text that all tasks share is not a question
         return Finding("splits", "failed", f"train and test share the question {min(shared)[:60]!r}{fix}")
     if not questions["train"]:
@@ -257,10 +259,14 @@ async def same_states(environment: Environment, tasks: Sequence[Task], agents: S
     name = "determinism"
     for task in tasks[:4]:
         for respond in (scripted(environment, task), always("?")):
-            first, second = [await attempt(environment, task, agents, respond, seed=5) for _ in range(2)]
+            first, second = [
+                await drive_or_error(environment, task, agents, respond, seed=5) for _ in range(2)
+            ]
             if first != second:
                 return Finding(
-                    name, "failed", f"task {task.id}, played twice with one seed and the same texts, differs"
+                    name,
+                    "failed",
+                    f"task {task.id}, differs between two episodes with the same seed and texts",
                 )
     return Finding(name, "ok", "one seed and the same texts give the same episode")
 
@@ -279,7 +285,7 @@ async def private_views(environment: Environment, tasks: Sequence[Task], agents:
         secrets: list[tuple[str, str]] = []
         if offers(environment, Private):
             for owner in agents:
-                own: object = asked("private", SECONDS, environment.private, task, owner, agents)
+                own: object = call_user_code("private", SECONDS, environment.private, task, owner, agents)
                 if isinstance(own, str) or not isinstance(own, Sequence):
                     raise Unfit(f"`private` returns {own!r:.60}; return a tuple of texts.")
                 if wrong := [each for each in own if not isinstance(each, str) or not each]:
@@ -331,15 +337,17 @@ async def rewards_in_range(environment: Environment, tasks: Sequence[Task], agen
     slack = 1e-9 * max(1.0, abs(low), abs(high))
     for task in tasks[:4]:
         for respond in (scripted(environment, task), *map(always, NOTHING)):
-            episode = await attempt(environment, task, agents, respond)
+            episode = await drive_or_error(environment, task, agents, respond)
             if isinstance(episode, str):
                 failed += 1
                 continue
-            for agent, total in episode.paid.items():
+            for agent, total in episode.returns.items():
                 if agent not in agents:
-                    return Finding(name, "failed", f"task {task.id} pays '{agent}', who is not in the team")
+                    return Finding(
+                        name, "failed", f"task {task.id} rewards '{agent}', who is not in the team"
+                    )
                 if not math.isfinite(total) or not low - slack <= total <= high + slack:
-                    return Finding(name, "failed", f"task {task.id} pays {total}, outside {[low, high]}")
+                    return Finding(name, "failed", f"task {task.id} gives {total}, outside {[low, high]}")
             success = episode.outcome.success
             if success is not None and not 0.0 <= success <= 1.0:
                 return Finding(name, "failed", f"task {task.id} reports success {success}, outside [0, 1]")
@@ -350,9 +358,9 @@ async def rewards_in_range(environment: Environment, tasks: Sequence[Task], agen
 async def outcomes_kept(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
     """Return whether outcomes are equal after they were written and read."""
     for task in tasks[:4]:
-        driven = await attempt(environment, task, agents, scripted(environment, task))
+        driven = await drive_or_error(environment, task, agents, scripted(environment, task))
         if isinstance(driven, str):
-            return Finding("records", "failed", f"task {task.id}, played by its script, fails: {driven}")
+            return Finding("records", "failed", f"task {task.id}, driven by its script, fails: {driven}")
         o = driven.outcome
         episode = Episode(task, 0, tuple(agents), (), dict(o.rewards), o.success, dict(o.info), o.truncated)
         try:
@@ -368,34 +376,36 @@ async def outcomes_kept(environment: Environment, tasks: Sequence[Task], agents:
 
 async def roles_alike(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
     """Return whether exchanging the texts of two symmetric roles exchanges their rewards."""
-    name = "seats"
+    name = "symmetry"
     if offers(environment, TeamMoves):
         note = (
-            "it has one seat, so agents have no views and no pay of their own. Several work on each move by `workflow.name: chain`; "
+            "all agents share one role, so they have the same observations and rewards. Let several work on each move with `workflow.name: chain`; "
             "`play` and `tool_use` train one"
         )
         return Finding(name, "not checked", note)
     if len(agents) < 2 and has_comparable_answers(environment):
         agents = ("agent_0", "agent_1")
         if not accepts(environment, agents):
-            return Finding(name, "not checked", "it is played alone")
+            return Finding(name, "not checked", "it has one agent")
     alike = report_of(environment).symmetric
     alike = has_comparable_answers(environment) if alike is None else alike
     if not alike or len(agents) < 2:
-        return Finding(name, "not checked", "it does not declare its seats alike (`symmetric`)")
+        return Finding(name, "not checked", "it does not declare symmetric roles (`symmetric`)")
     for task in tasks[:4]:
         good, bad = scripted(environment, task, "solver"), always("?")
         one, other = agents[0], agents[1]
-        straight = await attempt(environment, task, agents, by_agent({one: good}, bad))
-        crossed = await attempt(environment, task, agents, by_agent({other: good}, bad))
+        straight = await drive_or_error(environment, task, agents, by_agent({one: good}, bad))
+        crossed = await drive_or_error(environment, task, agents, by_agent({other: good}, bad))
         if isinstance(straight, str) or isinstance(crossed, str):
             continue
-        here = (straight.paid[one], straight.paid[other])
-        if here != (crossed.paid[other], crossed.paid[one]):
+        here = (straight.returns[one], straight.returns[other])
+        if here != (crossed.returns[other], crossed.returns[one]):
             return Finding(
-                name, "failed", f"in task {task.id} exchanging the texts of two seats changes what they earn"
+                name,
+                "failed",
+                f"in task {task.id} exchanging the texts of two roles does not exchange their rewards",
             )
-    return Finding(name, "ok", "exchanging the texts of two seats exchanges what they earn")
+    return Finding(name, "ok", "exchanging the texts of two roles exchanges their rewards")
 
 
 # -------- Check that only a correct answer gets the full reward
@@ -406,44 +416,50 @@ async def gold_is_rewarded(environment: Environment, chosen: Mapping[Split, Sequ
     names = ("solver",)
     solvable = has_comparable_answers(environment) and offers(environment, Scripted)
     if offers(environment, Teachable) and environment.teacher is not None:
-        why = "`environment.teacher` gives its demonstrations, and may know the roles of one team alone, or be wrong"
+        why = "`environment.teacher` gives its demonstrations, and may fit only one team's roles, or be incorrect"
         return [Finding("gold", "not checked", why), Finding("cheating", "not checked", why)]
     if not solvable or not accepts(environment, names):
         why = "it has no script that solves a question alone"
         return [Finding("gold", "not checked", why), Finding("cheating", "not checked", why)]
     high = environment.reward_range[1]
     for task in (*chosen["train"], *chosen["test"]):
-        episode = await attempt(environment, task, names, scripted(environment, task))
+        episode = await drive_or_error(environment, task, names, scripted(environment, task))
         if isinstance(episode, str):
             return [Finding("gold", "failed", f"task {task.id}, solved by the script, fails: {episode}")]
-        if episode.paid["solver"] != high or episode.outcome.success not in (None, 1.0):
-            result = f"{episode.paid} (success {episode.outcome.success})"
+        if episode.returns["solver"] != high or episode.outcome.success not in (None, 1.0):
+            result = f"{episode.returns} (success {episode.outcome.success})"
             return [
-                Finding("gold", "failed", f"task {task.id}, solved by the script, pays {result}, not {high}")
+                Finding(
+                    "gold",
+                    "failed",
+                    f"task {task.id}, solved by the script, has the reward {result}, not {high}",
+                )
             ]
-    found = [Finding("gold", "ok", "the script's solution earns the full reward")]
+    found = [Finding("gold", "ok", "the script's solution receives the full reward")]
     for task in chosen["train"]:
         # Nonsense, the question, and solutions of other tasks with another answer.
         tasks = chosen["train"]
         assert offers(environment, Answerable), "others have no solutions to try"
-        gold = asked(
+        gold = call_user_code(
             "extract", SECONDS, environment.extract, scripted(environment, task)("solver", task.question, 0)
         )
         solutions = [scripted(environment, other)("solver", other.question, 0) for other in tasks]
         for text in [
             text
             for text in (*NOTHING, task.question, *solutions)
-            if asked("extract", SECONDS, environment.extract, text) != gold
+            if call_user_code("extract", SECONDS, environment.extract, text) != gold
         ]:
-            episode = await attempt(environment, task, names, always(text))
+            episode = await drive_or_error(environment, task, names, always(text))
             if not isinstance(episode, str) and (
-                episode.paid["solver"] >= high or episode.outcome.success == 1.0
+                episode.returns["solver"] >= high or episode.outcome.success == 1.0
             ):
                 return [
                     *found,
-                    Finding("cheating", "failed", f"task {task.id} pays the full reward for {text[:60]!r}"),
+                    Finding("cheating", "failed", f"task {task.id} gives the full reward for {text[:60]!r}"),
                 ]
     return [
         *found,
-        Finding("cheating", "ok", "nonsense, the question itself and other tasks' solutions are not paid"),
+        Finding(
+            "cheating", "ok", "nonsense, the question itself and other tasks' solutions receive no reward"
+        ),
     ]

@@ -12,7 +12,7 @@ from kapelle.errors import ConfigError, DataError, EpisodeError
 from kapelle.rollout.bounded_states import BoundedState, BrokenContract, open_state
 from kapelle.rollout.outcomes import checked_rewards, pending_cancellations, plain_outcome, text
 from kapelle.runtime.deadlines import DeadlineExceeded, Patience
-from kapelle.runtime.foreign_code import Unfit, asked, reason
+from kapelle.runtime.foreign_code import Unfit, call_user_code, reason
 from kapelle.types import Message, Task
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class DrivenEpisode:
 
     seen: tuple[tuple[str, str], ...]
     """(agent, observation) in order."""
-    paid: Mapping[str, float]
+    returns: Mapping[str, float]
     """Return of each agent."""
     outcome: Outcome
 
@@ -71,7 +71,7 @@ def patience(environment: Environment) -> Patience:
 def accepts(environment: Environment, names: Sequence[str]) -> bool:
     """Return whether an environment accepts a team of these names; missing data raise."""
     try:
-        asked("check", SECONDS, environment.check, names)
+        call_user_code("check", SECONDS, environment.check, names)
     except Unfit:
         raise
     except ConfigError:
@@ -82,8 +82,8 @@ def accepts(environment: Environment, names: Sequence[str]) -> bool:
 class DrivenState:
     """An episode state with time limits and checks of every result; Unfit describes an invalid one."""
 
-    def __init__(self, world: BoundedState | RemoteState, task: Task, agents: Sequence[str]) -> None:
-        self._state, self._task, self._agents = world, task, agents
+    def __init__(self, state: BoundedState | RemoteState, task: Task, agents: Sequence[str]) -> None:
+        self._state, self._task, self._agents = state, task, agents
 
     @classmethod
     async def open(
@@ -213,10 +213,10 @@ async def drive(
     return DrivenEpisode(tuple(seen), totals, outcome)
 
 
-async def attempt(
+async def drive_or_error(
     environment: Environment, task: Task, agents: Sequence[str], say: Speaker, seed: int = 0
 ) -> DrivenEpisode | str:
-    """Play one episode, or return the text of its EpisodeError; other errors are Unfit."""
+    """Roll out one episode, or return the text of its EpisodeError; other errors are Unfit."""
     try:
         return await drive(environment, task, agents, say, seed)
     except EpisodeError as error:
@@ -239,7 +239,7 @@ def scripted(environment: Environment, task: Task, role: str | None = None) -> S
         return always("?")
 
     def respond(agent: str, view: str, move: int) -> str:
-        text: object = asked(
+        text: object = call_user_code(
             "script", SECONDS, environment.script, role or agent, task, [Message("user", view)], move
         )
         if not isinstance(text, str):

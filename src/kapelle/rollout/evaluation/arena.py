@@ -30,7 +30,6 @@ from kapelle.functional.ratings import (
     cycle,
     log_odds,
     nash_averaging,
-    openskill,
     ratings,
 )
 from kapelle.functional.statistics import finite, mean_interval
@@ -104,17 +103,17 @@ class Encounter:
     @property
     def deals(self) -> tuple[Payoffs | None, ...]:
         """Mean payoffs of each deal over its games; None if one of them failed."""
-        return tuple(_over_seatings(deal) for deal in self.games)
+        return tuple(_mean_over_roles(deal) for deal in self.games)
 
     def counts(self, deal: int | None = None) -> tuple[int, int, int]:
         """Return how many deals `one` won, drew and lost over all assignments, as in duplicate bridge; for one deal or for all."""
-        results = self.deals if deal is None else (_over_seatings(self.games[deal]),)
+        results = self.deals if deal is None else (_mean_over_roles(self.games[deal]),)
         ahead = [pair[0] - pair[1] for pair in results if pair is not None]
         wins, losses = sum(each > CLOSE for each in ahead), sum(each < -CLOSE for each in ahead)
         return wins, len(ahead) - wins - losses, losses
 
 
-def _over_seatings(deal: Sequence[Payoffs | None]) -> Payoffs | None:
+def _mean_over_roles(deal: Sequence[Payoffs | None]) -> Payoffs | None:
     pairs = [pair for pair in deal if pair is not None]
     if len(pairs) < len(deal):
         return None
@@ -127,27 +126,27 @@ def pairs_of(labels: Sequence[str], environment: Environment) -> list[tuple[str,
     return list(pairs(labels, 2))
 
 
-def role_orders(seats: int, *, alone: bool) -> tuple[tuple[int, ...], ...]:
+def role_orders(roles: int, *, alone: bool) -> tuple[tuple[int, ...], ...]:
     """Return every assignment of two players to the roles that gives each a role; `alone`, of one player to all roles."""
     if alone:
-        return ((0,) * seats,)
-    return tuple(each for each in product((0, 1), repeat=seats) if len(set(each)) == 2)
+        return ((0,) * roles,)
+    return tuple(each for each in product((0, 1), repeat=roles) if len(set(each)) == 2)
 
 
-def seated(
-    names: Sequence[str], pair: Sequence[Contestant], seating: Sequence[int]
+def assigned_team(
+    names: Sequence[str], pair: Sequence[Contestant], assignment: Sequence[int]
 ) -> tuple[Team, Mapping[str, Cast]]:
     """Return the team of one assignment, and the roles of the environment's own players."""
     roles: dict[str, tuple[Team, str]] = {}
     cast: dict[str, Cast] = {}
     for k, name in enumerate(names):
-        player = pair[seating[k]]
+        player = pair[assignment[k]]
         if player.team is None:
             unused = Policy(f"world:{player.label}", base="", trained=False)
             roles[name], cast[name] = (Team.alone(Agent(name), unused), name), Cast("", player.player)
         else:
-            roles[name] = player.team, player.team.sitting(k, len(names))
-    return Team.gathered(roles), cast
+            roles[name] = player.team, player.team.agent_for_role(k, len(names))
+    return Team.filling(roles), cast
 
 
 async def meet(
@@ -162,20 +161,20 @@ async def meet(
     `setup` has the environment, and the engine with the policies of all players; its team is not used.
     """
     assignments = role_orders(len(names), alone=pair[0].label == pair[1].label)
-    plays: list[RolloutSetup] = []
+    setups: list[RolloutSetup] = []
     scheduled: list[ScheduledEpisode] = []
     for task in tasks:
         for assignment in assignments:
-            team, cast = seated(names, pair, assignment)
-            plays.append(replace(setup, team=team))
+            team, cast = assigned_team(names, pair, assignment)
+            setups.append(replace(setup, team=team))
             # One seed for all assignments of all pairs: they have the same cards, and each role has the same luck.
             own_seed = derive_seed(seed, "arena", task.id)
             scheduled.append(ScheduledEpisode(replace(task, cast=cast), 0, own_seed))
 
     async def one(number: int, each: ScheduledEpisode) -> Episode:
-        return await roll_out_episode(plays[number], each.task, each.seed)
+        return await roll_out_episode(setups[number], each.task, each.seed)
 
-    episodes = await collect_scheduled(plays[0], scheduled, one)
+    episodes = await collect_scheduled(setups[0], scheduled, one)
     setup.engine.release_caches()
     games: list[Payoffs | None] = []
     turns, tokens = [0, 0], [0, 0]
@@ -331,14 +330,6 @@ class Arena:
         rated = ratings(range(len(self.labels)), self.results, deals)
         return {self.labels[k]: each for k, each in rated.items()}
 
-    @cached_property
-    def openskill(self) -> Mapping[str, tuple[float, float, float]]:
-        """OpenSkill's μ with μ ± 1.96 σ, by label; empty as `elo` is, or without the package."""
-        if not self._rated or not _installed("openskill"):
-            return {}
-        rated = openskill(range(len(self.labels)), self.results, self.seed)
-        return {self.labels[k]: each for k, each in rated.items()}
-
     @property
     def _rated(self) -> bool:
         """Whether ratings are meaningful: not all play together, and every pair has results."""
@@ -467,7 +458,6 @@ class Arena:
                     **self.players.get(label, {}),
                     "games": games[label],
                     "elo": interval(self.elo, label),
-                    "openskill": interval(self.openskill, label),
                     **{name: shares[label] for name, shares in self.shares.items()},
                     "self_play": plain(self.self_play(label)),
                     "cross_play": plain(self.cross_play(label)),
@@ -543,8 +533,8 @@ def lines(result: Arena) -> list[str]:
         )
     elif result.elo and len(result.labels) > 2:
         found.append("no significant cycle: one line of ratings describes the results")
-    if not result.together and not result.openskill and result.elo:
-        found.append("OpenSkill, α-Rank and Nash averaging need an extra: pip install 'kapelle[games]'")
+    if not result.together and not result.shares and result.elo:
+        found.append("α-Rank and Nash averaging need an extra: pip install 'kapelle[games]'")
     if result.failed:
         found.append(f"{result.failed} episodes failed and are excluded: {', '.join(result.reasons[:1])}")
     return found
@@ -552,7 +542,7 @@ def lines(result: Arena) -> list[str]:
 
 def _players(result: Arena) -> list[str]:
     table = _table("player")
-    headings = ["self-play", "cross-play"] if result.together else ["Elo", "95 %", "OpenSkill", "payoff"]
+    headings = ["self-play", "cross-play"] if result.together else ["Elo", "95 %", "payoff"]
     cycles = bool(result.cycle and result.shares)
     for heading in (*headings, *(["Nash average", "α-Rank"] if cycles else []), "invalid moves"):
         table.add_column(heading, justify="right")
@@ -561,9 +551,8 @@ def _players(result: Arena) -> list[str]:
         if result.together:
             cells += [_plain(result.self_play(label)), _plain(result.cross_play(label))]
         else:
-            elo, skill = result.elo.get(label), result.openskill.get(label)
+            elo = result.elo.get(label)
             cells += ["–", "–"] if elo is None else [f"{elo[0]:+.0f}", f"{elo[1]:+.0f} to {elo[2]:+.0f}"]
-            cells += ["–" if skill is None else f"{skill[0]:.1f} ± {(skill[2] - skill[1]) / 2:.1f}"]
             cells += [_signed(result.cross_play(label))]
         if cycles:
             cells += [f"{result.shares[name][label]:.2f}" for name in ("nash_average", "alpha_rank")]

@@ -176,7 +176,7 @@ def measure_blame(
 
     began = reported = time.monotonic()
     done = sampled = 0
-    left_out: Counter[str] = Counter()
+    excluded: Counter[str] = Counter()
 
     def ended(run: Continuation, episode: Episode) -> None:
         nonlocal done, sampled, reported
@@ -199,7 +199,7 @@ def measure_blame(
             became = {key: next(found) for key in forks[place]}
             how = next((each.diverged for each in became.values() if each.diverged is not None), None)
             if how is not None:
-                left_out[how] += 1
+                excluded[how] += 1
                 continue
             summed = _summed(keys[place], chosen[place][1], became)
             known[summed.key] = summed
@@ -208,13 +208,13 @@ def measure_blame(
             file.append(added)
         if not known:
             raise EpisodeError(
-                f"No episode of '{setup.environment.name}' repeats with the same seed and turns: {left_out.most_common(1)[0][0]}. Derive all "
+                f"No episode of '{setup.environment.name}' repeats with the same seed and turns: {excluded.most_common(1)[0][0]}. Derive all "
                 "randomness of environment and workflow from their seeds."
             )
     return Blame(
         dict(measured),
         tuple(known[key] for key in keys if key in known),
-        dict(left_out),
+        dict(excluded),
         None if file is None else file.path,
     )
 
@@ -272,7 +272,7 @@ def _summed(
         task=task,
         sample=sample,
         seed=seed,
-        said=completions,
+        tokens_hash=completions,
         question=episode.task.question[:LONGEST],
         agents=episode.agents,
         success=episode.success,

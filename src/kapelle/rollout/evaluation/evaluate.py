@@ -184,19 +184,19 @@ class Evaluation:
         return found
 
 
-def why_fewer(environment: Environment, split: Split, asked: int, found: int) -> str:
+def why_fewer(environment: Environment, split: Split, requested: int, found: int) -> str:
     """Return why `choose_tasks` found fewer tasks than requested; empty if it found all.
 
     The requested number is omitted if it is the default, which the user did not choose.
     """
-    if found >= asked:
+    if found >= requested:
         return ""
     size, settings = environment.size(split), EvaluationConfig()
-    if asked in (settings.problems, settings.problems_while_training):
+    if requested in (settings.problems, settings.problems_while_training):
         return f"all of its {split} split" if size is not None else f"all different ones of its {split} split"
     if size is not None:
-        return f"{asked} asked, its {split} split has {size}"
-    return f"{asked} asked, and {20 * asked} draws of its {split} split gave no more that differ"
+        return f"{requested} requested, its {split} split has {size}"
+    return f"{requested} requested, and {20 * requested} draws of its {split} split gave no more that differ"
 
 
 def greedy_setup(setup: RolloutSetup) -> RolloutSetup:
@@ -227,19 +227,10 @@ def decoded(setup: RolloutSetup, settings: EvaluationConfig) -> RolloutSetup:
     )
 
 
-async def evaluate_tasks(
-    setup: RolloutSetup, tasks: Sequence[Task], seed: int, returns: Returns = own_returns
-) -> Evaluation:
-    """Roll out every task once and summarise; `returns` shares the team's reward (`Algorithm.returns`)."""
-    groups = await rollout(setup, tasks, 1, derive_seed(seed, "evaluation"))
-    setup.engine.release_caches()
-    return summarise(groups, returns)
-
-
 def evaluate_shared(
     setup: RolloutSetup, tasks: Sequence[Task], seed: int, returns: Returns = own_returns, samples: int = 1
 ) -> Evaluation:
-    """Do the same from synchronous code, with `samples` episodes of each task and the tasks divided among the ranks."""
+    """Roll out each task `samples` times, with the tasks divided among the ranks, and summarise; `returns` shares the team's reward."""
     seed = derive_seed(seed, "evaluation")
     groups = shared_rollout(setup, tasks, samples, seed)
     setup.engine.release_caches()

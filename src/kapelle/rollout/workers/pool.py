@@ -141,7 +141,7 @@ class Worker:
         """Open episode states, and answered requests."""
         self.lost: str | None = None
         """How it ended."""
-        self.refused: EngineError | None = None
+        self.failure: EngineError | None = None
         """Why it could not start."""
         self.blamed: frozenset[int] = frozenset()
         """Sessions that were computing at its end."""
@@ -153,8 +153,8 @@ class Worker:
 
     def check(self, session: int) -> None:
         """Raise EngineError if the worker could not start, WorkerLost if it has ended."""
-        if self.refused is not None:
-            raise self.refused
+        if self.failure is not None:
+            raise self.failure
         if self.lost is not None:
             raise WorkerLost(self.lost, blamed=session in self.blamed)
 
@@ -283,7 +283,7 @@ class WorkerReader:
             data = worker.connection.recv(CHUNK)
             for answer in worker.frames.feed(data):
                 if answer["id"] == 0 and "error" in answer:
-                    worker.refused = EngineError(
+                    worker.failure = EngineError(
                         f"An environment worker could not begin: {': '.join(answer['error'])} Set "
                         "`episode.environment_workers: 0` to test the environment in this process."
                     )
@@ -311,7 +311,7 @@ class WorkerReader:
             else ""
         )
         logging.getLogger(__name__).warning(
-            "kapelle: %s (%s).%s Its episodes are played again in another one.",
+            "kapelle: %s (%s).%s Its episodes are repeated in another one.",
             worker.lost,
             worker.holder.where,
             memory,

@@ -79,7 +79,7 @@ class WorkerSession:
         return self._state is not None
 
     @property
-    def world(self) -> BoundedState | RemoteState:
+    def state(self) -> BoundedState | RemoteState:
         """The open state."""
         assert self._state is not None, "`reset` is called first"
         return self._state
@@ -89,39 +89,39 @@ class WorkerSession:
         patience_here.set(self.patience)
         with listed(asyncio.current_task(), self._calls):
             self._state = await self._opened(self.environment, task, self._agents, seed, self.patience)
-        return {"scorable": self.world.scorable, "view": self.view()}
+        return {"scorable": self.state.scorable, "view": self.view()}
 
     async def answer(self, question: Mapping[str, Any]) -> Any:
         """Answer a request `act`, `observe`, `score` or `outcome`."""
         patience_here.set(self.patience)
         with listed(asyncio.current_task(), self._calls):
             if (most := question.get("allow_answers")) is not None:
-                self.world.allow_answers(most)
+                self.state.allow_answers(most)
             if question["call"] == "act":
-                rewards = await self.world.step(question["actions"], question["final"])
+                rewards = await self.state.step(question["actions"], question["final"])
                 return {"rewards": checked_rewards(rewards, self._agents), "view": self.view()}
             if question["call"] == "observe":
                 return {**self.view(), "shown": dict(self.shown)}
             if question["call"] == "score":
                 agent = question["agent"]
-                score = await self.world.score(agent, question["text"])
+                score = await self.state.score(agent, question["text"])
                 return share(score, f"The environment's score of a text of '{agent}'")
-            found = await self.world.outcome()
+            found = await self.state.outcome()
             outcome = plain_outcome(found, checked_rewards(found.rewards, self._agents))
             return {field.name: getattr(outcome, field.name) for field in fields(outcome)}
 
     def view(self) -> dict[str, Any]:
         """Return the agents that may move, and changed observations; an error replaces a value that could not be computed."""
         shown = {
-            agent: _called(lambda who: text(self.world.observe(who), f"The observation of '{who}'"), agent)
+            agent: _called(lambda who: text(self.state.observe(who), f"The observation of '{who}'"), agent)
             for agent in self._agents
         }
         for agent, each in shown.items():
-            if "value" in each and (moves := self.world.legal(agent)):
+            if "value" in each and (moves := self.state.legal(agent)):
                 shown[agent] = {**each, "legal": list(moves)}
         changed = {agent: each for agent, each in shown.items() if self.shown.get(agent) != each}
         self.shown.update(shown)
-        return {"movers": _called(lambda: list(self.world.movers())), "shown": changed}
+        return {"movers": _called(lambda: list(self.state.movers())), "shown": changed}
 
     async def close(self) -> None:
         """Cancel running calls and close the state."""

@@ -45,7 +45,7 @@ def chances(
     return {name: weight / total for name, weight in zip(names, weights, strict=True)}
 
 
-def seated(drawn: Chances, past: Sequence[str], slots: int, seed: int) -> dict[str, float]:
+def sampled_for_slots(drawn: Chances, past: Sequence[str], slots: int, seed: int) -> dict[str, float]:
     """Return the members that are loaded, with their probabilities; at most `slots` of the `past` ones.
 
     If there are more, systematic sampling chooses among them, and the chosen ones share the probability of all: on average over
@@ -74,8 +74,8 @@ class OpponentEntry:
     chances: Mapping[str, float]
     """Learning agent → the probability that it meets this member in a task against the pool."""
     policies: Mapping[str, str]
-    """Agent → the policy that plays its role; empty for the environment's own player `plays`."""
-    plays: str = ""
+    """Agent → the policy that plays its role; empty for the environment's own player `player`."""
+    player: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Follower:
     learner: str
     policies: Mapping[str, str]
     """Agent → the policy that learns in its role."""
-    seats: tuple[OpponentEntry, ...]
+    opponents: tuple[OpponentEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Assignments:
 
     homes: tuple[str, ...]
     """The learning agents; each has its own role in equally many tasks."""
-    seats: tuple[OpponentEntry, ...]
+    opponents: tuple[OpponentEntry, ...]
     share: float
     """Share of the tasks against the pool."""
     agents: tuple[str, ...]
@@ -135,13 +135,13 @@ class Assignments:
             return {home: Cast(self.exploiters[home], EXPLOITER)}
         point = (point - self.exploited) / (1.0 - self.exploited)
         if not self.followers:
-            return self._opposite(point, home, self.seats)
+            return self._opposite(point, home, self.opponents)
         level, point = divmod(point * (len(self.followers) + 1), 1.0)
         if not level:
-            return self._opposite(point, home, self.seats)
+            return self._opposite(point, home, self.opponents)
         follower = self.followers[int(level) - 1]
         own = {agent: Cast(policy, follower.learner) for agent, policy in follower.policies.items()}
-        met = self._opposite(point, home, follower.seats)
+        met = self._opposite(point, home, follower.opponents)
         return {home: own[home], **met} if met else own
 
     def _opposite(self, point: float, home: str, entries: Sequence[OpponentEntry]) -> dict[str, Cast]:
@@ -155,7 +155,7 @@ class Assignments:
                 break
         others = [agent for agent in self.agents if agent != home]
         return {
-            agent: Cast(entry.policies.get(agent, ""), entry.member if entry.policies else entry.plays)
+            agent: Cast(entry.policies.get(agent, ""), entry.member if entry.policies else entry.player)
             for agent in others
         }
 
@@ -168,7 +168,7 @@ class Pairing:
     home: str
     """The agent that the learner acts as."""
     opponent: str
-    """A member, or a player of the environment by its `plays`."""
+    """A member, or a player of the environment by its `player`."""
     speaks: bool = True
     """Whether the opponent is a policy."""
 

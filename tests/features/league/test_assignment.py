@@ -6,8 +6,15 @@ from statistics import fmean
 
 import pytest
 
+from kapelle.features.league.assignment import (
+    Assignments,
+    Follower,
+    OpponentEntry,
+    chances,
+    met_in,
+    sampled_for_slots,
+)
 from kapelle.features.league.pool import EXPLOITER, MAIN, LeagueMember, MemberPool
-from kapelle.features.league.seating import Assignments, Follower, OpponentEntry, chances, met_in, seated
 from kapelle.features.league.settings import LeagueConfig
 
 AGENTS = ("a", "b", "c")
@@ -15,7 +22,7 @@ AGENTS = ("a", "b", "c")
 
 def pool_with(points: dict[str, tuple[int, int]], **settings: object) -> tuple[LeagueConfig, MemberPool]:
     config = LeagueConfig.model_validate(settings)
-    found = MemberPool(config, [LeagueMember(name, kind="player", plays=name) for name in points])
+    found = MemberPool(config, [LeagueMember(name, kind="player", player=name) for name in points])
     for name, (wins, losses) in points.items():
         for won in [1.0] * wins + [-1.0] * losses:
             found.played(MAIN, name, [won])
@@ -45,11 +52,11 @@ def test_fictitious_play_draws_all_alike_whatever_happened() -> None:
 
 
 def test_few_slots_are_shared_without_bias() -> None:
-    """Over many steps each member is seated, times its chance then, as often as it should be drawn."""
+    """Over many steps each member is sampled, times its chance then, as often as it should be drawn."""
     wanted = {"a": 0.4, "b": 0.05, "c": 0.15, "d": 0.2, "fixed": 0.2}
     met: dict[str, list[float]] = {name: [] for name in wanted}
     for seed in range(4000):
-        found = seated(wanted, ["a", "b", "c", "d"], 2, seed)
+        found = sampled_for_slots(wanted, ["a", "b", "c", "d"], 2, seed)
         assert sum(found.values()) == pytest.approx(1.0)
         assert len(found.keys() - {"fixed"}) <= 2
         for name, own in met.items():
@@ -58,7 +65,7 @@ def test_few_slots_are_shared_without_bias() -> None:
         assert fmean(met[name]) == pytest.approx(chance, abs=0.02)
 
 
-def seating(share: float = 0.75, exploited: float = 0.0) -> Assignments:
+def assignments(share: float = 0.75, exploited: float = 0.0) -> Assignments:
     seats = (
         OpponentEntry("old", dict.fromkeys(AGENTS, 0.5), {agent: f"league:0:{agent}" for agent in AGENTS}),
         OpponentEntry("solver", dict.fromkeys(AGENTS, 0.5), {}, "nash"),
@@ -68,7 +75,7 @@ def seating(share: float = 0.75, exploited: float = 0.0) -> Assignments:
 
 
 def test_shares_chances_and_homes_hold_within_a_step() -> None:
-    casts = seating().casts(seed=1, step=7, count=48)
+    casts = assignments().casts(seed=1, step=7, count=48)
     met = Counter(met_in(cast, AGENTS, AGENTS) for cast in casts)
     assert met.pop(None) == 12
     assert Counter(each.opponent for each in filter(None, met.elements())) == {"old": 18, "nash": 18}
@@ -77,7 +84,7 @@ def test_shares_chances_and_homes_hold_within_a_step() -> None:
 
 
 def test_everybody_but_the_one_at_home_is_played_by_the_member() -> None:
-    for cast in seating(share=1.0).casts(0, 1, 12):
+    for cast in assignments(share=1.0).casts(0, 1, 12):
         met = met_in(cast, AGENTS, AGENTS)
         learner, home, member = (met.learner, met.home, met.opponent) if met else ("", "", "")
         assert learner == MAIN
@@ -89,7 +96,7 @@ def test_everybody_but_the_one_at_home_is_played_by_the_member() -> None:
 
 
 def test_the_exploiter_sits_alone_among_the_learners() -> None:
-    casts = seating(exploited=0.25).casts(3, 2, 16)
+    casts = assignments(exploited=0.25).casts(3, 2, 16)
     own = [cast for cast in casts if (met := met_in(cast, AGENTS, AGENTS)) and met.learner == EXPLOITER]
     assert len(own) == 4
     assert all(
@@ -101,8 +108,8 @@ def test_the_exploiter_sits_alone_among_the_learners() -> None:
 
 def test_partners_learn_equally_where_a_step_has_fewer_tasks_than_partners() -> None:
     partners = tuple({agent: f"partner:{k}:{agent}" for agent in AGENTS} for k in range(5))
-    seating = Assignments(AGENTS, (), 1.0, AGENTS, {}, partners=partners, partners_until=10)
-    cast = [each for step in range(1, 11) for each in seating.casts(3, step, 2)]
+    assigned = Assignments(AGENTS, (), 1.0, AGENTS, {}, partners=partners, partners_until=10)
+    cast = [each for step in range(1, 11) for each in assigned.casts(3, step, 2)]
     assert Counter(each["a"].player for each in cast) == {f"partner_{k}": 4 for k in range(5)}
     assert all({own.player for own in each.values()} == {each["a"].player} for each in cast)
 
