@@ -53,6 +53,19 @@ def test_a_function_that_says_nothing_has_no_reward_and_ends_the_run(algorithm: 
     assert summary.idle == "no episode was scored"
 
 
+def test_the_first_failures_of_episodes_are_reported_with_their_reason() -> None:
+    calls = iter(range(100))
+
+    def breaks_once(completion: str) -> float:
+        if next(calls) == 2:
+            raise ValueError("no such column")
+        return 1.0
+
+    _, shown = run(breaks_once, GRPO(group_size=4), steps=2)
+    assert shown.count("ValueError: no such column") == 1
+    assert "1 of 8 episodes of step 1 failed" in shown
+
+
 def test_a_run_that_nobody_scores_ends_after_a_stretch_with_the_reason() -> None:
     with pytest.raises(
         TrainingHalted, match=f"No episode of the last {LONG} steps was scored.*Return a number"

@@ -60,6 +60,10 @@ def test_a_killed_run_is_killed(tmp_path: Path) -> None:
         page, listed = web.get("/run/run").text, web.get("/").text
         assert '<span class="state killed' in page
         assert "ended without a message" in page
+        (run / "run.log").write_text(
+            "2026-01-01T00:00:00.000+00:00 stopping: finishing step 3, then saving\n"
+        )
+        assert "stopped by a second Ctrl-C" in web.get("/run/run").text
         assert '<span class="state killed' in listed
         (run / "status.json").write_text(
             json.dumps(

@@ -287,7 +287,8 @@ class Report:
                 ("play it", command("play", run)),
                 ("measure", command("arena", run, f"{run}@{self.earlier}")),
             ]
-        rows.append(("go on", f"{command('train', '--resume', run)} training.{self.length}=N"))
+        if self.verdict is None or self.verdict.word != "diverging":  # whose remedy is a lower rate
+            rows.append(("go on", f"{command('train', '--resume', run)} training.{self.length}=N"))
         return ["", *self._scores(), *(_row(*row) for row in rows)]
 
     def _scores(self) -> list[str]:

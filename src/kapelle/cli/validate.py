@@ -107,7 +107,7 @@ MOCK = "1"
 
 
 def _program(prepared: PreparedRun) -> Iterator[tuple[str, str]]:
-    """Run the command of an environment of outside programs for one episode, and yield the result.
+    """Run the program of an environment of outside programs for one episode, and yield the result.
 
     Raises ConfigError if the program fails before it calls an agent. Later it may fail because of the mock answers.
     """
@@ -119,8 +119,9 @@ def _program(prepared: PreparedRun) -> Iterator[tuple[str, str]]:
     from kapelle.setup.preparation import DOUBT
 
     own = prepared.config.environment
-    if not isinstance(own, External) or not own.command:
+    if not isinstance(own, External) or not (own.command or own.entry):
         return
+    setting, program = ("entry", own.entry) if own.entry else ("command", " ".join(own.command or ()))
     environment = own.model_copy(update={"port": 0})  # a run may have the port
     config, team = prepared.config.model_copy(update={"environment": environment}), prepared.team
     setup = make_rollout_setup(config, team, ScriptedEngine(dict.fromkeys(team.policies, lambda _: MOCK)))
@@ -130,13 +131,13 @@ def _program(prepared: PreparedRun) -> Iterator[tuple[str, str]]:
     calls = f"it called agents {len(episode.turns)} times, and every answer was '{MOCK}'"
     if episode.error is None:
         rewards = ", ".join(f"{agent} {reward:g}" for agent, reward in episode.rewards.items())
-        yield "program", f"`{' '.join(own.command)}` ran once and posted the reward {rewards}; {calls}"
+        yield "program", f"`{program}` ran once and posted the reward {rewards}; {calls}"
     elif episode.turns:
-        yield DOUBT, f"The program of `environment.command` ran once and failed; {calls}: {episode.error}"
+        yield DOUBT, f"The program of `environment.{setting}` ran once and failed; {calls}: {episode.error}"
     else:
         raise ConfigError(
-            f"The program of `environment.command` ran once and failed before it called an agent: {episode.error.rstrip('.')}. Fix it, or the "
-            "command."
+            f"The program of `environment.{setting}` ran once and failed before it called an agent: {episode.error.rstrip('.')}. "
+            f"Fix it, or the {setting}."
         )
 
 

@@ -125,6 +125,8 @@ def _health(run: Path) -> tuple[str, ...]:
 
 
 STARTS = "starts the run in process"
+STOPS = " stopping: "
+"""What the lines of `run.log` have in common that a stop request writes."""
 
 
 def start_line(status: Status) -> str:
@@ -152,10 +154,12 @@ def read_failure(run: Path) -> Failure | None:
 
 def _why_killed(run: Path, status: Status) -> str:
     """Return the last message of a process that has ended at once, or what is likely without one."""
+    where = f"after step {status.step}, in phase '{status.phase}'"
     for line in takewhile(lambda line: STARTS not in line, reversed(_tail(run / LOG))):
         if line.startswith("kapelle: "):
             return line.removeprefix("kapelle: ")
-    where = f"after step {status.step}, in phase '{status.phase}'"
+        if STOPS in line:
+            return f"It was stopped by a second Ctrl-C or killed, before it had saved and ended as requested ({where})."
     if has_restarted(run / "lock"):
         return f"{status.host} was restarted while process {status.pid} trained this run ({where})."
     return (

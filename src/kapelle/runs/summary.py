@@ -238,7 +238,7 @@ def in_words(row: Mapping[str, float], most: int | None = None) -> str:
         failed = round(row.get("failed_episodes", 0.0) * row["samples"])
         counts = (
             f"scored {row['scored']:.0f} of {row['samples']:.0f}"
-            if "success" in row and "scored" in row
+            if "scored" in row and ("success" in row or not row["scored"])
             else ""
         )
         lost = f"{failed} of {row['samples']:.0f} episodes failed" if failed else ""

@@ -5,7 +5,7 @@ This module does not affect training. Shapes: T completion tokens of one turn, K
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -73,13 +73,14 @@ def why_idle(algorithm: Algorithm, metrics: Mapping[str, float], *, updated: boo
 
 
 class IdleSteps:
-    """Counts idle steps, and values of reward functions; `say` receives each line once."""
+    """Counts idle steps, failed episodes and values of reward functions; `say` receives each line once."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._report = say
         self._row = 0
         self._unscored = 0
         self._named: set[str] = set()
+        self._failed = False
 
     def note(self, step: Step) -> None:
         """Count a step; TrainingHalted if `LONG` steps in a row scored no episode."""
@@ -89,6 +90,14 @@ class IdleSteps:
                 self._report(
                     f"the reward function `{name}` scored {scored} of {requested} episodes of step {step.number}, and returned None for the others"
                 )
+        errors = Counter(e.error for group in step.groups for e in group.episodes if e.error is not None)
+        if errors and not self._failed:
+            self._failed = True
+            reason, times = errors.most_common(1)[0]
+            self._report(
+                f"{errors.total()} of {sum(len(group.episodes) for group in step.groups)} episodes of step {step.number} failed. "
+                f"Most often ({times} times): {reason}"
+            )
         self._row = self._row + 1 if step.idle else 0
         self._unscored = self._unscored + 1 if step.idle == NOT_SCORED else 0
         if self._unscored == LONG:
