@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -28,13 +29,15 @@ def nothing(completion: str) -> None:
     return None
 
 
-def run(reward: Any, algorithm: Any, steps: int = 1) -> tuple[kapelle.Summary, str]:
+def run(
+    reward: Any, algorithm: Any, steps: int = 1, sampling: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[kapelle.Summary, str]:
     stream = io.StringIO()
     with kapelle.train(
         tiny_model(),
         ROWS,
         reward,
-        team={"sampling": {"max_tokens": 2}, "lora": {"rank": 2}},
+        team={"sampling": {"max_tokens": 2, **sampling}, "lora": {"rank": 2}},
         training={"tasks_per_step": 2},
         algorithm=algorithm,
         steps=steps,
@@ -42,6 +45,26 @@ def run(reward: Any, algorithm: Any, steps: int = 1) -> tuple[kapelle.Summary, s
         observer=Watch(Lines(stream)),
     ) as trained:
         return trained.summary, stream.getvalue()
+
+
+@pytest.mark.parametrize("algorithm", [GRPO(group_size=2), MAPPO(group_size=2)])
+def test_a_run_without_any_reward_says_so_within_ten_steps_and_what_to_try(algorithm: Any) -> None:
+    _, shown = run(lambda completion: 0.0, algorithm, LONG + 1)
+    early = shown[: shown.index(f"step {LONG}/")]
+    assert early.count("starved: no completion has received a reward above 0 in 8 steps") == 1
+    advice = early[early.index("what to do: ") :]
+    assert all(word in advice for word in ("`warmup`", "`examples`", "easier split"))
+    assert "steps in a row" not in shown
+    _, shown = run(lambda completion: float(sum(map(ord, completion)) % 2), algorithm, LONG)
+    assert "starved" not in shown
+
+
+def test_constrained_completions_that_are_cut_are_reported_once() -> None:
+    _, shown = run(same, GRPO(group_size=8), 2, sampling={"max_tokens": 3, "regex": "a{1,9}"})
+    assert shown.count("constrained completions of agent 'agent_0' in step") == 1
+    assert "were cut after 3 tokens. Set a higher `sampling.max_tokens`" in shown
+    _, shown = run(same, GRPO(group_size=8), 2, sampling={"max_tokens": 3, "regex": "a{1,2}"})
+    assert "constrained completions" not in shown
 
 
 @pytest.mark.parametrize("algorithm", [GRPO(group_size=2), MAPPO(group_size=2)])
@@ -98,7 +121,7 @@ def test_why(made: Callable[[], Any], row: dict[str, float], updated: bool, said
 
 def test_a_stretch_is_told_once_until_a_step_learns() -> None:
     said: list[str] = []
-    steps = IdleSteps(said.append)
+    steps = IdleSteps(said.append, {})
     idle = Step(1, (), {}, idle="all episodes of each task have the same return")
     for number in range(1, 3 * LONG):
         steps.note(replace(idle, number=number))

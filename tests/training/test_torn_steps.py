@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 from collections.abc import Iterator
 from copy import deepcopy
@@ -14,6 +15,7 @@ from tests.support.tiny import same_bits, sections
 from kapelle.engines.train.torch.learner import Learner
 from kapelle.errors import CheckpointError, NumericsError
 from kapelle.runs.reader import read_metrics
+from kapelle.training.console import Lines, Watch
 from kapelle.training.trainer import Trainer
 
 
@@ -87,8 +89,8 @@ def test_ctrl_c_in_a_step_of_train_lets_it_end_and_a_second_one_does_not(
     times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = sections(training={"steps": 4, "tasks_per_step": 1}, checkpoint={"every": 9, "keep": 9})
-    run = tmp_path / "run"
-    with Trainer(**given, run_dir=run) as trainer:
+    run, shown = tmp_path / "run", io.StringIO()
+    with Trainer(**given, run_dir=run, observer=Watch(Lines(shown))) as trainer:
         update = trainer.engine.update
 
         def pressed(*arguments: Any) -> dict[str, float]:
@@ -101,6 +103,7 @@ def test_ctrl_c_in_a_step_of_train_lets_it_end_and_a_second_one_does_not(
             if times == 1:
                 summary = trainer.train()
                 assert (summary.steps, summary.stopped_by) == (1, 130)
+                assert "stopping: finishing step 1 (now: update), then saving" in shown.getvalue()
                 assert (run / "latest").read_text() == "checkpoints/00000001\n"
             else:
                 with pytest.raises(KeyboardInterrupt):

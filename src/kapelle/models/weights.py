@@ -91,6 +91,10 @@ def _mixed(words: Tensor, place: int) -> Tensor:
     return mixed
 
 
+HASHED = 1 << 22
+"""Numbers of a weight that are hashed at once."""
+
+
 def hash_of_base(base: LanguageModel) -> str:
     """Return a hash of 16 hex digits of a base's own weights as float32, independent of their stored type.
 
@@ -99,10 +103,11 @@ def hash_of_base(base: LanguageModel) -> str:
     digest = hashlib.blake2b(digest_size=8)
     weights = base.base_parameters()
     for name in sorted(weights):
-        tensor = as_float(weights[name].detach().cpu().contiguous())
-        digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-        # A copy is hashed: memory that NumPy has seen cannot be freed, as FSDP does with gathered weights.
-        digest.update(tensor.reshape(-1).view(torch.uint8).clone().numpy().data)
+        tensor = weights[name].detach().cpu().contiguous()
+        digest.update(f"{name}{as_float(tensor.new_empty(0)).dtype}{tuple(tensor.shape)}".encode())
+        for part in tensor.reshape(-1).split(HASHED):  # a large embedding would be copied twice in float32
+            # A copy is hashed: memory that NumPy has seen cannot be freed, as FSDP does with gathered weights.
+            digest.update(as_float(part).view(torch.uint8).clone().numpy().data)
     return digest.hexdigest()
 
 

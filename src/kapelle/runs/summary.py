@@ -129,7 +129,7 @@ def summarise(run: Path) -> RunSummary:
             int(config["training"]["steps"]),
             {} if not rows else telling(rows[-1]),
             size,
-            verdict=_judged(run, rows, config),
+            verdict=judged(rows, config, read_evaluations(run)),
             failure=read_failure(run),
         )
     except (KapelleError, OSError, ValueError, TypeError, KeyError) as error:
@@ -140,17 +140,22 @@ def summarise(run: Path) -> RunSummary:
 def verdict_of(run: Path) -> Verdict | None:
     """Return whether a run is healthy, flat, diverging, …; None if it cannot be read."""
     try:
-        return _judged(run, read_metrics(run), settings_of(run))
+        return judged(read_metrics(run), settings_of(run), read_evaluations(run))
     except (KapelleError, OSError, ValueError, TypeError, KeyError):
         return None
 
 
-def _judged(run: Path, rows: Sequence[Mapping[str, float]], settings: Mapping[str, Any]) -> Verdict:
+def judged(
+    rows: Sequence[Mapping[str, float]],
+    settings: Mapping[str, Any],
+    evaluations: Sequence[Mapping[str, Any]] = (),
+) -> Verdict:
+    """Return the verdict on the metrics of steps, each with its number as `step`, of a run with these settings."""
     columns = _columns(rows)
     return judge(
         [row["step"] for row in rows],
         columns,
-        read_evaluations(run),
+        evaluations,
         opposed=opposed(settings, rows[-1] if rows else {}, columns),
     )
 

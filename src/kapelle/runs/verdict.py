@@ -7,7 +7,7 @@
     hacked       the return rises while success falls
     memorising   success on unseen problems falls while success in training does not
     failing      a fifth of the episodes or more end in an error
-    starved      almost all groups are dead, so that there is no gradient
+    starved      no completion has received a reward, or almost all groups are dead, so that there is no gradient
     unrated      the metrics do not show progress: agents win what others lose, or nothing is scored
     young        too few steps, or too much noise, for any other verdict
 
@@ -41,8 +41,9 @@ is large.
   as much or to half) or is unknown, else *memorising*. A proxy reward that rises while the true reward falls is figure 1 of
   2210.10760.
 - *hacked* without evaluations: the return rises and success in training falls, each by z ≥ 3.
-- *starved*: the mean of `dead_groups` in the last third is 0.9 or more, success is below 0.95 and there is no critic. Groups of
-  episodes with equal returns have no gradient (2503.14476, section 3.2).
+- *starved*: every completion of every step had the same reward, which is not above 0, and there is no reward model or verifier.
+  Or: the mean of `dead_groups` in the last third is 0.9 or more, success is below 0.95 and there is no critic. Groups of episodes
+  with equal returns have no gradient (2503.14476, section 3.2).
 - *flat*: 20 steps or more, no rise, and the upper 95 % end excludes a rise of 0.1 (for returns: of σ).
 """
 
@@ -529,7 +530,24 @@ class _Found:
             return None
         return own.mean(early), own.mean(late), own.z(early, late)
 
+    def _unrewarded(self) -> bool:
+        """Return whether no completion has received a reward above 0, and none less than another."""
+        rewards = [*self._family("reward"), *self._family("reward_max")]
+        others = [*self._family("return"), self.columns.get("success", ())]
+        known = {value for column in rewards for value in column if value is not None}
+        judged = any(name.startswith(("reward_model/", "verifier_")) for name in self.columns)
+        return (
+            self.by_rewards
+            and not (self.opposed or judged)
+            and len(known) == 1
+            and max(known) <= 0
+            and all(value is None or value <= 0 for column in others for value in column)
+        )
+
     def starved(self) -> list[Evidence]:
+        if self._unrewarded():
+            sentence = f"no completion has received a reward above 0 in {len(self.steps)} steps"
+            return [Evidence("starved", sentence, "reward", int(self.steps[0]))]
         dead = self._course("dead_groups")
         if dead is None or self.by_critic or not self.by_rewards:
             return []

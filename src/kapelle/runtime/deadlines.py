@@ -220,7 +220,7 @@ def _lane() -> _Lane:
         lane = _here.lane = _Lane()
         _lanes[lane] = None
         if lane.main:
-            interrupts.holder = lambda: lane.running.what if lane.running else interrupts.UNKNOWN
+            interrupts.holder = lambda: lane.running.what if lane.running else interrupts.work
             if signal.getsignal(BREAKER) in (signal.SIG_DFL, signal.SIG_IGN):
                 signal.signal(BREAKER, _handle_breaker)
         every_tick(_look)

@@ -226,7 +226,7 @@ class _Arrived:
         self.waited += passed
         if self.waited > (stop_within() if requests else LAST_RESORT):
             end_process(
-                f"{holder()} did not stop in time. A training run resumes from its last checkpoint.",
+                f"The command did not stop in time; it was at: {holder()}. A training run resumes from its last checkpoint.",
                 128 + self.numbers[0],
             )
 
@@ -234,9 +234,10 @@ class _Arrived:
 _arrived = _Arrived()
 
 
-UNKNOWN = "The current step"
-holder: Callable[[], str] = lambda: UNKNOWN  # noqa: E731 - a variable that `deadlines.py` sets
-"""Names the call that runs on the main thread."""
+work = "its start"
+"""The current work of this process; `process_tree.doing` sets it."""
+holder: Callable[[], str] = lambda: work  # noqa: E731 - a variable that `deadlines.py` sets
+"""Names the call that runs on the main thread, or the current work."""
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from kapelle.errors import ConfigError
+from kapelle.runtime import interrupts
 from kapelle.runtime.machine import log_last
 
 _FORM = struct.Struct("=QQB")
@@ -309,8 +310,9 @@ RANK_LOG.addHandler(logging.NullHandler())
 
 
 def doing(what: str) -> None:
-    """Note the current work of this process, for its watcher and in its log."""
+    """Note the current work of this process, for its watcher, in its log, and for the message of a stop."""
     RANK_LOG.info(what)
+    interrupts.work = what
     if own_place.pulse is not None:
         own_place.pulse.say(what)
 

@@ -28,6 +28,7 @@ from kapelle.runs.checkpoint_folder import list_checkpoints
 from kapelle.runs.named_checkpoint import best_checkpoint, values_of, why_no_best
 from kapelle.runs.reader import read_evaluations
 from kapelle.runs.writer import RunDirectory
+from kapelle.runtime import interrupts
 from kapelle.runtime.event_loop import AbandonableThreads
 from kapelle.runtime.files import step_of
 from kapelle.runtime.interrupts import finishing, stop_requested, stop_within, unbroken
@@ -176,10 +177,11 @@ class Progress:
         """Return a description of what happens now, after a signal that requests a stop."""
         if not self._in_step:
             return "then saving"
+        now = interrupts.work.rpartition(", ")[2]
         pressed = number == signal.SIGINT
         sooner = "Ctrl-C again stops at once" if pressed else f"after {stop_within():g} s it stops at once"
         return (
-            f"finishing step {self.done + 1}, then saving; {sooner}, and the run then continues from step "
+            f"finishing step {self.done + 1} (now: {now}), then saving; {sooner}, and the run then continues from step "
             f"{self._saved or 0}"
         )
 

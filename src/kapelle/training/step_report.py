@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +23,8 @@ from kapelle.functional.value_losses import explained_variance
 from kapelle.rows import Column, Sample, TurnKey
 from kapelle.runs.definitions import UNSCORED, acted, none_scored, own_returns, rewarded_counts
 from kapelle.runs.episode_json import Trace, TracedTurn
+from kapelle.runs.summary import judged
+from kapelle.runs.verdict import YOUNG
 from kapelle.types import Group, Turn
 
 
@@ -72,11 +75,21 @@ def why_idle(algorithm: Algorithm, metrics: Mapping[str, float], *, updated: boo
     return "all episodes of each task have the same return" if no_variance else "every advantage is 0"
 
 
-class IdleSteps:
-    """Counts idle steps, failed episodes and values of reward functions; `say` receives each line once."""
+CUT = 0.05
+"""Share of an agent's constrained completions above which those that are cut are reported."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+
+class IdleSteps:
+    """Counts idle steps, failed episodes, completions that are cut, and values of reward functions; `say` receives each line once."""
+
+    def __init__(self, say: Callable[[str], None], settings: Mapping[str, Any]) -> None:
+        """`settings` are those of the run."""
         self._report = say
+        self._settings = settings
+        self._first: list[dict[str, float]] = []
+        """Metrics of the first `YOUNG` steps."""
+        self._cut: set[str] = set()
+        """Agents whose completions were reported as cut."""
         self._row = 0
         self._unscored = 0
         self._named: set[str] = set()
@@ -90,14 +103,7 @@ class IdleSteps:
                 self._report(
                     f"the reward function `{name}` scored {scored} of {requested} episodes of step {step.number}, and returned None for the others"
                 )
-        errors = Counter(e.error for group in step.groups for e in group.episodes if e.error is not None)
-        if errors and not self._failed:
-            self._failed = True
-            reason, times = errors.most_common(1)[0]
-            self._report(
-                f"{errors.total()} of {sum(len(group.episodes) for group in step.groups)} episodes of step {step.number} failed. "
-                f"Most often ({times} times): {reason}"
-            )
+        self._note_cut(step)
         self._row = self._row + 1 if step.idle else 0
         self._unscored = self._unscored + 1 if step.idle == NOT_SCORED else 0
         if self._unscored == LONG:
@@ -110,6 +116,26 @@ class IdleSteps:
             )
         if self._row == LONG:
             self._report(f"{LONG} steps in a row had nothing to learn from: {step.idle}. See {WHERE}")
+        if len(self._first) < YOUNG:
+            self._first.append({"step": float(step.number), **step.metrics})
+            health = judged(self._first, self._settings)
+            if health.word == "starved":
+                for line in health.lines():
+                    self._report(line)
+                self._row = LONG  # these idle steps are reported
+
+    def _note_cut(self, step: Step) -> None:
+        """Report agents whose constrained completions are cut by `max_tokens`, each once."""
+        turns = [turn for group in step.groups for episode in group.episodes for turn in episode.turns]
+        for agent in sorted({turn.agent for turn in turns if turn.trained and turn.constraint} - self._cut):
+            own = [turn for turn in turns if turn.agent == agent and turn.constraint]
+            cut = [turn for turn in own if turn.finish_reason == "length"]
+            if len(cut) > CUT * len(own):
+                self._cut.add(agent)
+                self._report(
+                    f"{len(cut)} of {len(own)} constrained completions of agent '{agent}' in step {step.number} were cut after "
+                    f"{max(len(turn.completion_ids) for turn in cut)} tokens. Set a higher `sampling.max_tokens` for this agent."
+                )
 
 
 # -------- Metrics of credit and critics

@@ -30,7 +30,7 @@ from kapelle.engines.train import parity
 from kapelle.engines.train.parity import exact_logprobs, rounding_of
 from kapelle.engines.train.protocol import Objective, UpdateLimits
 from kapelle.engines.train.torch.engine import TorchTrainEngine
-from kapelle.engines.train.torch.sharing import Gaps
+from kapelle.engines.train.torch.sharing import Gaps, means
 from kapelle.errors import ParityError
 from kapelle.models.fast import fused
 from kapelle.models.language_model import LanguageModel
@@ -275,6 +275,19 @@ class TestWhatRoundingMakes:
         totals: dict[str, list[float]] = {}
         parity.check_parity(gaps, samples, torch.bfloat16, BOUND, totals, models)
         assert totals["parity/max"][0] == pytest.approx(0.005)
+
+    def test_kl_is_reported_by_the_tokens_of_context(self) -> None:
+        """For d = ln 2 it is 1 − ln 2 = 0.306853, for d = −ln 2 it is ln 2 − 1/2 = 0.193147."""
+        long = Sample("a", (0,) * 2049, (1, 127, 128, 600, 2048), mask=torch.tensor([1.0, 1, 1, 0, 1]))
+        gaps = [
+            Gaps("a", math.log(2) * torch.tensor([1.0, -1, -1, 0]), (0,)),
+            Gaps("a", math.log(2) * torch.tensor([1.0]), (1,)),
+        ]
+        totals: dict[str, list[float]] = {}
+        parity.check_parity(gaps, [long, Sample("a", (0,) * 6, (5,))], torch.float32, 1.0, totals, {})
+        assert {name: value for name, value in means(totals).items() if "/kl/" in name} == pytest.approx(
+            {"parity/kl/0-127": 0.268951, "parity/kl/128-511": 0.193147, "parity/kl/2048-": 0.0}, abs=1e-6
+        )
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,9 @@ from kapelle.cluster.planning.update_memory import update_moments
 
 PROCESS = 470_000_000
 """Bytes of a process with Python, torch and transformers without a model; measured on a CPU."""
+TOKENIZER, MASKS = 1400, 1200
+"""Further bytes of a process on a CPU for each token of a model's vocabulary: its tokeniser, and what computes masks of constrained
+completions; measured with a vocabulary of 262,144. kapelle's small embedded model has neither."""
 CONTEXT = 600_000_000
 """Bytes of a device for CUDA and its libraries; an assumption."""
 COPIED_AT_MOST = 1 << 30
@@ -157,12 +160,24 @@ def _judges(run: PlannedRun, device: str) -> Kinds:
 def _resident(run: PlannedRun, bases: Sequence[str], device: str, *, learns: bool) -> Kinds:
     """Return the memory that is resident all the time; a process that only samples has weights alone."""
     return {
-        "process": PROCESS if device == "cpu" else CONTEXT,
+        "process": PROCESS + vocabulary_bytes(run, bases) if device == "cpu" else CONTEXT,
         "weights": sum(_sampled_bytes(run, base, size) for base, size in base_copies(run) if base in bases),
         "adapters": sum(adapter_bytes(run, base) for base in bases),
         "references": sum(reference_bytes(run, base) for base in bases) if learns else 0,
         "optimiser": sum(moment_bytes(run, base) for base in bases) if learns else 0,
     }
+
+
+def vocabulary_bytes(run: PlannedRun, bases: Sequence[str]) -> int:
+    """Return the bytes of the tokenisers of some bases, and of their masks if agents are constrained."""
+    found = 0
+    for path in {run.team.bases[base] for base in bases} - {"embedded"}:
+        own = [base for base in bases if run.team.bases[base] == path]
+        constrained = any(
+            agent.sampling.constraint and run.team.policy(agent.name).base in own for agent in run.team.agents
+        )
+        found += (TOKENIZER + MASKS * constrained) * run.shapes[own[0]].vocabulary
+    return found
 
 
 def _update(run: PlannedRun, bases: Sequence[str], device: str) -> Iterator[Kinds]:

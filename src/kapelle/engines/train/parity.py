@@ -91,6 +91,10 @@ HUGE = 1.0
 Measured for adapters: 0.02 to 0.07 after learning, 1.7 after ten steps at fifty times the rate."""
 
 
+DEPTHS = (128, 512, 2048)
+"""Numbers of tokens of context at which the ranges of `parity/kl` begin, after the first."""
+
+
 LearnerModels = Mapping[str, tuple[LanguageModel, str | None]]
 """Learner → its model, and its adapter."""
 
@@ -173,8 +177,10 @@ def check_parity(
     totals: dict[str, list[float]],
     models: LearnerModels,
 ) -> None:
-    """Record the largest and the mean gap of models of one compute type; without gaps do nothing.
+    """Record the largest and the mean gap of models of one compute type, and their KL by depth; without gaps do nothing.
 
+    The KL from trainer to sampler is estimated as the mean of exp(d) − 1 − d, with d the trainer's less the sampler's log-prob
+    (k3 of Schulman, "Approximating KL divergence", 2020).
     If rounding is unlikely to explain them, some of the samples are compared with float64: ParityError if rounding does not
     explain them. Otherwise the number of tokens above the bound is recorded too, if there are any. `samples` are those of the step,
     which `gaps` refer to.
@@ -185,11 +191,12 @@ def check_parity(
     gap_K = off_K.abs()
     worst, total = torch.stack([gap_K.double().max(), gap_K.double().sum()]).tolist()  # one synchronisation
     mean, rough = total / len(gap_K), compute in ROUGH
+    members = [k for each in gaps for k in each.samples]
+    depths = [_counted(samples[k]) for k in members]
     above = 0
     if rough or not worst <= bound:
         gap_K = gap_K.cpu()
-        members = [k for each in gaps for k in each.samples]
-        counts = torch.tensor([_counted(samples[k]) for k in members])
+        counts = torch.tensor([len(depth_T) for depth_T in depths])
         sample_K = torch.arange(len(members)).repeat_interleave(counts)
         above_K = ~(gap_K <= bound)
         above = int(above_K.sum())
@@ -227,6 +234,13 @@ def check_parity(
         totals["parity/rounded"] = [above + totals.get("parity/rounded", [0.0])[0], 1.0]
     totals["parity/max"] = [max(worst, totals.get("parity/max", [0.0])[0]), 1.0]
     add_metric(totals, "parity/mean", total, float(len(gap_K)))
+    range_K = torch.bucketize(torch.cat(depths), torch.tensor(DEPTHS), right=True)
+    kl_K = (off_K.double().expm1() - off_K.double()).cpu()
+    for number in range_K.unique().tolist():
+        first, end = (0, *DEPTHS)[number], (*DEPTHS, None)[number]
+        chosen_K = kl_K[range_K == number]
+        name = f"parity/kl/{first}-{'' if end is None else end - 1}"
+        add_metric(totals, name, float(chosen_K.sum()), float(len(chosen_K)))
 
 
 LOWER_RATE = "Go back to an earlier step with `kapelle runs rollback RUN --to STEP`, and resume with a lower `optimizer.lr`."
@@ -268,9 +282,10 @@ def improbability_of_step(gap_K: Tensor, sample_K: Tensor, learners: Sequence[st
     return 2 * min(len(each) * float(each.min()) for each in (of_learners, of_samples))
 
 
-def _counted(sample: Sample) -> int:
-    """Return the number of counted targets of a sample."""
-    return len(sample.targets) if sample.mask is None else int(sample.mask.sum())
+def _counted(sample: Sample) -> Tensor:
+    """Return the indices `_T` of a sample's counted targets: the number of tokens before each."""
+    targets = torch.tensor(sample.targets)
+    return targets if sample.mask is None else targets[sample.mask.bool().cpu()]
 
 
 def _chosen(largest_S: Tensor, samples: Sequence[Sample], least: float) -> list[int]:
