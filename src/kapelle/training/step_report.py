@@ -5,7 +5,7 @@ This module does not affect training. Shapes: T completion tokens of one turn, K
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
