@@ -152,7 +152,7 @@ class TestRow:
         pair = team_of("a", "b")
         check_pair(pair)
         unlike = {**pair.policies, "b": Policy("b", lora=Lora(rank=3))}
-        with pytest.raises(ConfigError, match="differ in model or `lora`"):
+        with pytest.raises(ConfigError, match="`lora` settings differ"):
             check_pair(Team(pair.agents, unlike, pair.policy_of))
 
 

@@ -288,7 +288,7 @@ def test_several_verifiers_judge_together(tmp_path: Path) -> None:
 
 def test_several_verifiers_are_not_refreshed() -> None:
     MAPoRL.model_validate({"verifier": ["one"], "refresh": {"share": 0.5}})
-    with pytest.raises(ValueError, match="names several"):
+    with pytest.raises(ValueError, match="lists several"):
         MAPoRL.model_validate({"verifier": ["one", "other"], "refresh": {"share": 0.5}})
     with pytest.raises(ValueError, match=r"`verifier` is an empty list"):
         MAPoRL.model_validate({"verifier": []})

@@ -320,7 +320,7 @@ def test_an_end_that_is_reached_once_more_is_measured_once(tmp_path: Path) -> No
 
 def test_an_answer_too_long_for_the_verifier_raises_an_error() -> None:
     run = run_of(model={"embedded": SIZE})
-    with pytest.raises(ContextError, match="verifier's model reads 256"):
+    with pytest.raises(ContextError, match="verifier's model is 256"):
         conversation_sample(
             VERIFIER, run.engine.renderer(VERIFIER), [Message("user", "q" * 200)], "a" * 80, {}
         )

@@ -64,10 +64,10 @@ def arena(
     """
     for name, value, least in (("games", games, 1), ("jobs", jobs, 1), ("seed", seed, 0)):
         if type(value) is not int or value < least:
-            raise ConfigError(f"`{name}` of the arena is {value!r}. Give a whole number of at least {least}.")
+            raise ConfigError(f"`{name}` of the arena is {value!r}. Use a whole number of at least {least}.")
     if isinstance(settings, str):
         raise ConfigError(
-            f"`settings` is the text {settings!r}. Give a list of texts: settings=[{settings!r}]."
+            f"`settings` is the string {settings!r}. Pass a list of strings: settings=[{settings!r}]."
         )
     entries = enter(players, environment, settings)
     for note in entries.notes:
@@ -106,7 +106,7 @@ def _played(
     met = {pair: _read(folder, pair, len(tasks)) for pair in pairs if _file(folder, pair).is_file()}
     left = [pair for pair in pairs if pair not in met]
     if met:
-        report(f"{len(met)} of {len(pairs)} pairs were played before")
+        report(f"{len(met)} of {len(pairs)} pairs are already finished")
     if left and jobs == 1:
         with ExitStack() as closing:
             play_one = _player(entries, tasks, seed, folder, report, closing)
@@ -207,33 +207,37 @@ def _keep_settings(folder: Path, about: Mapping[str, Json], players: Mapping[str
             kept = json.loads(file.read_bytes())
             before = {str(key): kept["players"][key] for key in kept["players"]}
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise DataError(f"{file} cannot be read: {error}. Name another --output.") from error
+            raise DataError(f"{file} cannot be read: {error}. Choose another --output.") from error
         for key, value in about.items():
             if kept.get(key) != value:
                 if key == "tasks":
                     raise ConfigError(
-                        f"{folder} holds an arena with other tasks. Name another --output, or restore the data."
+                        f"{folder} contains an arena with other tasks. Choose another --output, or restore the data."
                     )
                 changed = sorted(_differences(key, kept.get(key), value))
                 raise ConfigError(
-                    f"{folder} holds an arena with {changed[0]}. Name another --output, or restore the setting."
+                    f"{folder} contains an arena with other settings: {changed[0]}. Choose another --output, or restore the setting."
                 )
         for label, identity in players.items():
             if before.get(label, identity) != identity:
                 raise ConfigError(
-                    f"'{label}' in {folder} was {before[label]}, and is {identity} now. Give it another name (NAME=PLAYER), or name "
+                    f"'{label}' in {folder} was {before[label]}, but is now {identity}. Give the player another name (NAME=PLAYER), or choose "
                     "another --output."
                 )
     elif folder.exists() and not folder.is_dir():
-        raise OutputError(f"{folder} is a file, but an arena needs a folder. Name another --output.")
+        raise OutputError(f"{folder} is a file, but an arena needs a folder. Choose another --output.")
     elif folder.exists() and any(folder.iterdir()):
-        raise OutputError(f"{folder} holds other files than an arena. Name another --output.")
+        raise OutputError(
+            f"{folder} contains other files, but an arena needs an empty folder. Choose another --output."
+        )
     try:
         (folder / PAIRS).mkdir(parents=True, exist_ok=True)
         kept = {**about, **kept, "players": {**kept["players"], **players}}
         replace_file(file, json.dumps(kept, indent=2).encode("ascii") + b"\n")
     except OSError as error:
-        raise OutputError(f"{folder} cannot be written: {error.strerror}. Name another --output.") from error
+        raise OutputError(
+            f"{folder} cannot be written: {error.strerror}. Choose another --output."
+        ) from error
 
 
 def _digest(tasks: Sequence[Task]) -> str:
@@ -253,7 +257,7 @@ def _differences(key: str, before: Json, now: Json) -> list[str]:
             if before.get(name) != now.get(name)
             for line in _differences(f"{key}.{name}", before.get(name), now.get(name))
         ]
-    return [f"{key} {json.dumps(before)}, not {json.dumps(now)}"]
+    return [f"{key} was {json.dumps(before)}, but is now {json.dumps(now)}"]
 
 
 def _read(folder: Path, pair: tuple[str, str], deals: int) -> Encounter:
@@ -266,7 +270,7 @@ def _read(folder: Path, pair: tuple[str, str], deals: int) -> Encounter:
         raise DataError(f"{file} cannot be read: {error}. Remove it to play the pair again.") from error
     if labels != set(pair) or count != deals:
         raise DataError(
-            f"{file} holds {count} deals of {' and '.join(sorted(labels))}, not {deals} of {' and '.join(pair)}. Remove it to "
+            f"{file} contains {count} deals of {' and '.join(sorted(labels))}, not {deals} of {' and '.join(pair)}. Remove it to "
             "play the pair again."
         )
     return found
@@ -290,7 +294,9 @@ def _write_results(folder: Path, result: Arena) -> None:
         replace_file(folder / "arena.json", json.dumps(row, indent=2).encode("ascii") + b"\n")
         replace_file(folder / "arena.csv", table.getvalue().encode("utf-8"))
     except OSError as error:
-        raise OutputError(f"{folder} cannot be written: {error.strerror}. Name another --output.") from error
+        raise OutputError(
+            f"{folder} cannot be written: {error.strerror}. Choose another --output."
+        ) from error
 
 
 def draw(folder: Path, result: Arena) -> Path:
