@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from experiments.tables import Words
-from tests.algorithms.test_every_algorithm import learned, run_of
 from tests.support.episodes import group, turn
 from tests.support.expected import ARMS, Game, Run, Tables
-from tests.support.tiny import frozen_copy, same_bits
 from torch import Tensor
 
-from kapelle import Trainer
 from kapelle.algorithm import Outputs, Targets
 from kapelle.algorithms.grpo import GRPO
 from kapelle.algorithms.mmd import MMD
 from kapelle.algorithms.rloo import RLOO
 from kapelle.algorithms.rnad import RNaD, check_two_players
-from kapelle.engines.train.protocol import Objective
-from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.errors import ConfigError
-from kapelle.rows import Column, Sample, Signals, TurnKey
+from kapelle.rows import Column, Signals, TurnKey
 from kapelle.team import Agent, Policy, Team, reference_name
 from kapelle.types import Episode, Task
 
@@ -194,76 +188,6 @@ class TestRegularisedNash:
             )
             with pytest.raises(ConfigError, match="two players"):
                 check_two_players(team)
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        {"name": "rnad", "group_size": 2, "reference_every": 2},
-        {"name": "mmd", "group_size": 2, "magnet": "moving", "reference_every": 2, "temperature": 0.5},
-    ],
-    ids=lambda settings: str(settings["name"]),
-)
-def test_a_moving_reference_is_in_the_checkpoint(algorithm: dict[str, Any], tmp_path: Path) -> None:
-    settings = run_of("grpo")
-    settings |= {"algorithm": algorithm, "training": {"steps": 5, "tasks_per_step": 2}}
-
-    def references(trainer: Trainer) -> dict[str, Any]:
-        return {
-            name: frozen_copy(trainer.engine.weights(reference_name(name))) for name in trainer.team.trained
-        }
-
-    with Trainer(**settings) as whole:
-        start = references(whole)
-        whole.train()
-        expected, held = learned(whole), references(whole)
-    # Two steps after it moved, and one before it moves again: neither the start nor the policy.
-    with Trainer(**settings, run_dir=tmp_path / "run") as first:
-        first.train(3)
-        then = references(first)
-    with Trainer(**settings, run_dir=tmp_path / "run", resume=True) as second:
-        for name, weights in references(second).items():
-            assert same_bits(weights, then[name])
-            assert not same_bits(weights, start[name])
-            assert not same_bits(weights, frozen_copy(second.engine.weights(name)))
-        second.train()
-        assert same_bits(learned(second), expected)
-        assert all(same_bits(held[name], weights) for name, weights in references(second).items())
-
-
-@pytest.mark.sample(3)
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        {"name": "grpo", "loss": {"entropy_coefficient": 0.4, "entropy_end": 0.0}},
-        {"name": "ippo", "loss": {"entropy_coefficient": 0.4, "entropy_end": 0.0}},
-        {"name": "mmd", "temperature": 0.4, "temperature_end": 0.0},
-    ],
-    ids=lambda settings: str(settings["name"]),
-)
-def test_the_temperature_is_annealed_over_a_resumed_run(
-    algorithm: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = run_of(algorithm["name"])
-    settings["algorithm"] |= algorithm
-    settings["training"] = {"steps": 4, "tasks_per_step": 2}
-    pulls: list[float] = []
-    update = TorchTrainEngine.update
-
-    def recorded(engine: TorchTrainEngine, samples: Sequence[Sample], objective: Objective) -> Any:
-        # Where the policy has not moved and nothing is gained, a nat is worth its weight.
-        still = targets(torch.zeros(1), torch.zeros(1))
-        loss = objective.policy_loss(Outputs(torch.zeros(1, requires_grad=True), torch.ones(1)), still)
-        pulls.append(-loss.total.item())
-        return update(engine, samples, objective)
-
-    monkeypatch.setattr(TorchTrainEngine, "update", recorded)
-    with Trainer(**settings, run_dir=tmp_path / "run") as first:
-        first.train(2)
-    with Trainer(**settings, run_dir=tmp_path / "run", resume=True) as second:
-        second.train()
-    assert pulls == pytest.approx([0.4, 0.3, 0.2, 0.1])
 
 
 def _paid(said: Sequence[Words]) -> float:

@@ -30,7 +30,6 @@ from kapelle.functional.statistics import area_under_curve
 from kapelle.models.checksums import write_checksums
 from kapelle.rows import Signals, TurnKey, label_of
 from kapelle.runs.checkpoint_contents import load_verifier
-from kapelle.runs.reader import read_evaluations
 from kapelle.team import VERIFIER
 from kapelle.training.trainer import Trainer
 from kapelle.types import Group, Message, Task
@@ -87,13 +86,6 @@ class TestTargets:
         assert given[TurnKey(0, 0, 0)].weight == pytest.approx(1.5)
         assert given[TurnKey(0, 1, 0)].weight == pytest.approx(0.75)
         assert given[TurnKey(1, 0, 0)].return_T is None
-
-    def test_without_balance_every_answer_weighs_one(self) -> None:
-        groups = [answers(1.0, 1.0)]
-        given = VerifierTargets(Verifier(balance="none"))(groups, judged(groups))
-        assert [(c.weight, float(c.return_T)) for c in given.values() if c.return_T is not None] == [
-            (1.0, 1.0)
-        ] * 2
 
     def test_pairs_are_made_of_one_question(self) -> None:
         groups = [answers(1.0, 0.0, 0.0, 1.0), answers(0.0, 1.0, 1.0)]
@@ -303,19 +295,6 @@ def test_a_frozen_team_may_train_a_verifier_from_its_own_rollouts() -> None:
     )
     row = next(run.steps(1)).metrics
     assert row[f"loss/{VERIFIER}"] == pytest.approx(math.log(2), abs=1e-6)
-
-
-def test_an_end_that_is_reached_once_more_is_measured_once(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {
-        "training": {"steps": 2, "tasks_per_step": 4},
-        "evaluation": {"problems": 4, "before_and_after": True},
-        "checkpoint": {"every": 2},
-        "run_dir": tmp_path / "run",
-    }
-    for resume in (False, True):
-        with run_of(**settings, resume=resume) as run:
-            run.train()
-        assert [row["step"] for row in read_evaluations(tmp_path / "run")] == [0, 2]
 
 
 def test_an_answer_too_long_for_the_verifier_raises_an_error() -> None:

@@ -131,13 +131,6 @@ def test_episodes_ahead_of_an_unfinished_step_are_dropped(
         assert made.started == 2
 
 
-def test_repeated_deaths_of_workers_stop_the_run(cluster: Callable[..., Cluster]) -> None:
-    made = cluster(workers(1), lambda _, request: request == "play")
-    with pytest.raises(EngineError, match=r"5 rollout workers in a row have died before.*it was killed"):
-        learned()
-    assert made.started == actors.DEATHS
-
-
 def test_an_error_of_a_worker_is_raised_in_the_caller(
     cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:

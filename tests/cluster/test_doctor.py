@@ -20,7 +20,6 @@ VERSIONS = {
     "torch": "2.13.0",
     "ray": None,
     "CUDA": "13.0",
-    "driver": "580",
 }
 
 

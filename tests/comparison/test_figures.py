@@ -147,7 +147,7 @@ def test_errors_of_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         plot(tmp_path / "other.json", tmp_path / "figure.svg")
     with pytest.raises(DataError, match="no finished run"):
         plot(compared(tmp_path / "two", {"grpo": [None]}), tmp_path / "figure.svg")
-    with pytest.raises(OutputError, match="Choose another --output"):
+    with pytest.raises(OutputError, match="Use another --output"):
         plot(folder, tmp_path / "other.json" / "figure.svg")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match=r"pip install 'kapelle\[plot\]'"):
