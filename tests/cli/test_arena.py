@@ -94,7 +94,7 @@ def test_results_that_cannot_be_written_lose_no_game(kapelle: Kapelle) -> None:
 @pytest.mark.parametrize(
     ("edit", "reason"),
     [
-        ({"games": []}, "holds 0 deals of nash and random, not 12 of"),
+        ({"games": []}, "contains 0 deals of nash and random, not 12 of"),
         ({"failed": -1}, "are not all counts"),
         ({"seatings": []}, "`role_orders` are []"),
     ],

@@ -13,7 +13,6 @@ import json
 import os
 import secrets
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -120,7 +119,7 @@ def _facts(ranks: Ranks) -> RankFacts:
         free, total = torch.cuda.mem_get_info(local)
         identity = str(getattr(properties, "uuid", local))  # builds for other makers' cards have none
         gpu = Gpu(properties.name, f"{socket.gethostname()} {identity}", total, free)
-    versions = versions_of(PACKAGES) | {"CUDA": torch.version.cuda, "driver": _driver()}
+    versions = versions_of(PACKAGES) | {"CUDA": torch.version.cuda}
     if found and torch.distributed.is_nccl_available():
         versions["NCCL"] = ".".join(str(part) for part in torch.cuda.nccl.version())
     memory, memory_free = _memory()
@@ -149,15 +148,6 @@ def _source() -> str:
     for path in sorted(root.rglob("*.py")):
         found.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return found.hexdigest()[:12]
-
-
-def _driver() -> str | None:
-    """Return the version of NVIDIA's driver; None without a driver."""
-    with suppress(OSError, subprocess.SubprocessError):
-        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)  # noqa: S603 - a fixed command
-        return answer.stdout.split("\n")[0].strip() or None
-    return None
 
 
 def _address() -> str:
@@ -263,8 +253,6 @@ def diagnose(every: Sequence[RankFacts]) -> list[MachineFault]:
 
 def _of_versions(every: Sequence[RankFacts]) -> Iterator[MachineFault]:
     for package in dict.fromkeys(name for each in every for name in each.versions):
-        if package == "driver":
-            continue  # CUDA supports different driver versions in one cluster
         differing = _by_value(every, lambda each, of=package: str(each.versions.get(of)))  # type: ignore[misc]
         if differing:
             yield MachineFault(

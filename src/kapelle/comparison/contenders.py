@@ -94,9 +94,7 @@ def read_contenders(
     labels = [label for label, _ in named]
     for label in labels:
         if labels.count(label) > 1:
-            raise ConfigError(
-                f"'{label}' is listed twice. Write LABEL={label} to give one of them another label."
-            )
+            raise ConfigError(f"'{label}' is listed twice. Write LABEL={label} to rename one of them.")
     for label, _ in own:
         if label not in labels:
             raise ConfigError(
@@ -132,9 +130,7 @@ def plan(contenders: Sequence[Contender], seeds: int, folder: Path) -> tuple[Run
     Raises RunDirectoryError if the folder holds other files, or a run with other settings.
     """
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "compare.json").is_file():
-        raise RunDirectoryError(
-            f"{folder} is not empty, and it contains no comparison. Choose another --run-dir."
-        )
+        raise RunDirectoryError(f"{folder} is not empty and contains no comparison. Use another --run-dir.")
     runs = tuple(
         Run(c.label, c.recipe.with_seed(seed), folder / c.label / f"seed-{seed}")
         for c in contenders
@@ -145,7 +141,7 @@ def plan(contenders: Sequence[Contender], seeds: int, folder: Path) -> tuple[Run
             changed = changed_settings(read_config(run.path), run.recipe.yaml())
             if changed:
                 raise RunDirectoryError(
-                    f"{run.path} was trained with other settings: {changed[0]}. Choose another --run-dir, or delete this run."
+                    f"{run.path} was trained with other settings: {changed[0]}. Use another --run-dir, or delete this run."
                 )
     return runs
 

@@ -120,9 +120,7 @@ def plot(
     paths = tuple(Path(each) for each in ([output] if isinstance(output, str | Path) else list(output)))
     for path in paths:
         if path.suffix.lower().lstrip(".") not in FORMATS:
-            raise ConfigError(
-                f"--output {path} has an unsupported format. Use a name that ends in .pdf, .png or .svg."
-            )
+            raise ConfigError(f"--output {path}: the name must end in .pdf, .png or .svg.")
     if against not in ("tokens", "step"):
         raise ConfigError(f"`against` is {against!r}. Use `tokens` or `step`.")
     runs = read_scores(given)
@@ -133,7 +131,7 @@ def plot(
         _draw(found, paths, against)
     except OSError as error:
         where = error.filename or paths[0]
-        raise OutputError(f"{where} cannot be written: {error.strerror}. Choose another --output.") from error
+        raise OutputError(f"{where} cannot be written: {error.strerror}. Use another --output.") from error
     return Plotted(paths, found, _measures(runs, metric)[1])
 
 

@@ -179,15 +179,13 @@ class Processing:
 
     def _text(self, result: object, function: str) -> str:
         if not isinstance(result, str):
-            raise EpisodeError(
-                f"`{function}` of {self.path} returned {type(result).__name__} instead of a string."
-            )
+            raise EpisodeError(f"`{function}` of {self.path} returned {type(result).__name__}, not a string.")
         return result
 
     def _ids(self, result: object, function: str, vocabulary: int) -> tuple[int, ...]:
         if not isinstance(result, list | tuple) or not result or not all(isinstance(k, int) for k in result):
             raise EpisodeError(
-                f"`{function}` of {self.path} returned {type(result).__name__} instead of a list of token ids."
+                f"`{function}` of {self.path} returned {type(result).__name__}, not a list of token ids."
             )
         for k in result:
             if not 0 <= k < vocabulary:
@@ -310,9 +308,7 @@ class Dag(Settings, Drawable, ScoresRounds):
     def _check_nodes(self) -> None:
         ids = [node.id for node in self.nodes]
         if repeated := sorted({name for name in ids if ids.count(name) > 1}):
-            raise ConfigError(
-                f"workflow.nodes contains the id '{repeated[0]}' twice. Give each node a unique id."
-            )
+            raise ConfigError(f"workflow.nodes has the id '{repeated[0]}' twice. Use unique ids.")
         check_graph(self.graph, "workflow.nodes")
         ends = sinks(self.graph)
         if self.answer is None and len(ends) > 1:

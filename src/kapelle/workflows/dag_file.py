@@ -331,14 +331,12 @@ def _checked_node(node: Mapping[str, Any], options: Any, where: str, name: str) 
         )
     if not isinstance(options, Mapping):
         raise ConfigError(
-            f"`agent_options` of node '{name}' of {where} is not a mapping. Write `key: value` lines."
+            f"`agent_options` of node '{name}' of {where} is not a mapping. Write `key: value`."
         )
     _check_known(options, _SPEECH | _TRAINING - {"only_forward_compute"}, where, name)
     number = node.get("agent_group", 0)
     if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-        raise ConfigError(
-            f"Node '{name}' of {where} has agent_group {number!r}. Use a whole number of at least 0."
-        )
+        raise ConfigError(f"Node '{name}' of {where} has agent_group {number!r}. Use a number of at least 0.")
     return number
 
 
@@ -434,9 +432,7 @@ def _assemble(
         section = environment_of(path, where)
         named[str(section.get("env_path", section["name"]))] = section
     if len(named) > 1:
-        raise ConfigError(
-            f"{where} sets two environments, {' and '.join(sorted(named)[:2])}. Keep one of them."
-        )
+        raise ConfigError(f"{where} sets two environments, {' and '.join(sorted(named)[:2])}. Keep one.")
     environment = next(iter(named.values()), {})
     if environment.get("name") == SIIRL_ENV:
         graph = {str(node["id"]): _as_list(node.get("dependencies")) for node in nodes}
