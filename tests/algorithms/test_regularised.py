@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from experiments.tables import Words
+from tests.algorithms.test_every_algorithm import learned, run_of
 from tests.support.episodes import group, turn
 from tests.support.expected import ARMS, Game, Run, Tables
+from tests.support.tiny import frozen_copy, same_bits
 from torch import Tensor
 
+from kapelle import Trainer
 from kapelle.algorithm import Outputs, Targets
 from kapelle.algorithms.grpo import GRPO
 from kapelle.algorithms.mmd import MMD
@@ -188,6 +192,42 @@ class TestRegularisedNash:
             )
             with pytest.raises(ConfigError, match="two players"):
                 check_two_players(team)
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"name": "rnad", "group_size": 2, "reference_every": 2},
+        {"name": "mmd", "group_size": 2, "magnet": "moving", "reference_every": 2, "temperature": 0.5},
+    ],
+    ids=lambda settings: str(settings["name"]),
+)
+def test_a_moving_reference_is_in_the_checkpoint(algorithm: dict[str, Any], tmp_path: Path) -> None:
+    settings = run_of("grpo")
+    settings |= {"algorithm": algorithm, "training": {"steps": 5, "tasks_per_step": 2}}
+
+    def references(trainer: Trainer) -> dict[str, Any]:
+        return {
+            name: frozen_copy(trainer.engine.weights(reference_name(name))) for name in trainer.team.trained
+        }
+
+    with Trainer(**settings) as whole:
+        start = references(whole)
+        whole.train()
+        expected, held = learned(whole), references(whole)
+    # Two steps after it moved, and one before it moves again: neither the start nor the policy.
+    with Trainer(**settings, run_dir=tmp_path / "run") as first:
+        first.train(3)
+        then = references(first)
+    with Trainer(**settings, run_dir=tmp_path / "run", resume=True) as second:
+        for name, weights in references(second).items():
+            assert same_bits(weights, then[name])
+            assert not same_bits(weights, start[name])
+            assert not same_bits(weights, frozen_copy(second.engine.weights(name)))
+        second.train()
+        assert same_bits(learned(second), expected)
+        assert all(same_bits(held[name], weights) for name, weights in references(second).items())
 
 
 def _paid(said: Sequence[Words]) -> float:
