@@ -87,6 +87,13 @@ class TestTargets:
         assert given[TurnKey(0, 1, 0)].weight == pytest.approx(0.75)
         assert given[TurnKey(1, 0, 0)].return_T is None
 
+    def test_without_balance_every_answer_weighs_one(self) -> None:
+        groups = [answers(1.0, 1.0)]
+        given = VerifierTargets(Verifier(balance="none"))(groups, judged(groups))
+        assert [(c.weight, float(c.return_T)) for c in given.values() if c.return_T is not None] == [
+            (1.0, 1.0)
+        ] * 2
+
     def test_pairs_are_made_of_one_question(self) -> None:
         groups = [answers(1.0, 0.0, 0.0, 1.0), answers(0.0, 1.0, 1.0)]
         given = VerifierTargets(Verifier(objective="pairs"))(groups, judged(groups))
