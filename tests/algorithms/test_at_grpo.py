@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from kapelle.errors import ConfigError
 from kapelle.rollout.episodes import rollout
 from kapelle.rollout.setup import RolloutSetup
 from kapelle.rows import Signals, TurnKey
-from kapelle.runs.episode_json import dump_episode, load_episode
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode, Group
 from kapelle.workflows.debate import Debate
@@ -96,36 +94,6 @@ class TestTree:
             worth = {turn.text: turn.continuation_return for turn in last if turn.agent == agent}
             assert {gold, "no"} == set(worth)
             assert (worth[gold] or 0.0) - (worth["no"] or 0.0) == 0.5
-
-    def test_one_candidate_is_an_episode_as_ever(self) -> None:
-        (one,) = played(1).episodes
-        assert one.branches == ()
-        assert one.continued == {}
-        assert {t.continuation_return for t in one.turns} == {None}
-
-    @pytest.mark.slow
-    def test_in_a_chain_every_agent_gets_something_to_learn_from(self) -> None:
-        settings = {
-            **SMALL,
-            "environment": {"name": "tests.support.plugins:Digest"},
-            "workflow": {"name": "chain"},
-            "team": {
-                "agents": [{"name": "reasoner"}, {"name": "actor", "prompt": "{reasoner}"}],
-                "sampling": {"max_tokens": 2},
-            },
-        }
-        with Trainer(**settings) as trainer:
-            (step, *_) = trainer.steps()
-        assert step.metrics["failed_episodes"] == 0.0
-        assert step.metrics["advantage_std/reasoner"] > 0.1
-        assert step.metrics["advantage_std/actor"] > 0.1
-        assert step.metrics["grad_norm/reasoner"] > 0.0
-
-    def test_branches_are_recorded(self) -> None:
-        import json
-
-        (one,) = played(3).episodes
-        assert load_episode(json.loads(dump_episode(one))) == replace(one)
 
     @pytest.mark.parametrize(
         ("environment", "what"),

@@ -102,7 +102,7 @@ def test_beyond_the_last_branch_the_turns_of_that_moment_are_what_counts() -> No
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"variant": "value_only", "replay": False}, "siblings"),
+        ({"variant": "value_only", "replay": False}, "sibling turns"),
         ({"alpha": 0.5}, "value_assisted"),
         ({"alpha": 0.5, "variant": "value_only"}, "value_assisted"),
     ],

@@ -205,14 +205,6 @@ def test_the_gradient_is_that_of_the_formula_however_passes_are_cut(max_tokens: 
         assert float((got - scale * want).norm() / (scale * want).norm()) < 1e-4
 
 
-def test_at_the_start_policy_and_reference_agree() -> None:
-    run = Trainer(**sections(algorithm={"name": "dpo", "group_size": 3}))
-    first = next(run.steps(1))
-    # Whatever the pairs are: −log σ(0) = ln 2, margin 0, no one ahead.
-    assert first.metrics["loss/agent_0"] == pytest.approx(math.log(2), abs=1e-6)
-    assert first.metrics["preference_margin/agent_1"] == pytest.approx(0.0, abs=1e-5)
-
-
 def test_a_group_of_one_raises_an_error_with_a_fix() -> None:
     with pytest.raises(ConfigError, match=r"group_size: 2.*preferences"):
         resolve(sections(algorithm={"name": "dpo", "group_size": 1}))

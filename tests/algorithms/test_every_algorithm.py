@@ -84,31 +84,6 @@ def test_it_learns_and_a_resumed_run_is_bitwise_identical(name: str, tmp_path: P
         _says_how_it_learns(row, name)
 
 
-@pytest.mark.slow
-def test_a_sub_agent_s_calls_are_credited_by_their_number() -> None:
-    """M-GRPO through the whole library: the planner calls the searcher as often as its own text has it."""
-    settings = run_of("m_grpo")
-    settings["workflow"] = {"name": "tests.support.plugins:Delegate"}
-    settings["team"]["agents"] = [{"name": "planner"}, {"name": "searcher"}]
-    settings["algorithm"] = {"name": "m_grpo", "group_size": 8, "levels": [["planner"], ["searcher"]]}
-    settings["training"] = {"steps": 1, "tasks_per_step": 1}
-    settings["record"] = {"credit_episodes": 8}
-    with Trainer(**settings) as trainer:
-        [step] = list(trainer.steps())
-    [group] = step.groups
-    calls = [len(episode.by("searcher")) for episode in group.episodes]
-    mean = sum(calls) / len(calls)
-    assert len(set(calls)) > 1
-    assert len(step.traces) > 1
-    for trace in step.traces:
-        turns = group.episodes[trace.line].turns
-        advantage = {"planner": set[float](), "searcher": set[float]()}
-        for turn in trace.turns:
-            advantage[turns[turn.index].agent] |= set(turn.advantage)
-        [planners], [searchers] = advantage.values()
-        assert searchers == pytest.approx(planners * mean / calls[trace.line], rel=1e-4)
-
-
 def _says_how_it_learns(row: Mapping[str, float], name: str) -> None:
     """Every row holds each learner's vital signs, whatever the algorithm's coefficients."""
     learners = [key.removeprefix("grad_norm/") for key in row if key.startswith("grad_norm/")]

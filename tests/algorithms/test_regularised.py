@@ -22,10 +22,8 @@ from kapelle.algorithms.grpo import GRPO
 from kapelle.algorithms.mmd import MMD
 from kapelle.algorithms.rloo import RLOO
 from kapelle.algorithms.rnad import RNaD, check_two_players
-from kapelle.engines.train.protocol import Objective
-from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.errors import ConfigError
-from kapelle.rows import Column, Sample, Signals, TurnKey
+from kapelle.rows import Column, Signals, TurnKey
 from kapelle.team import Agent, Policy, Team, reference_name
 from kapelle.types import Episode, Task
 
@@ -230,40 +228,6 @@ def test_a_moving_reference_is_in_the_checkpoint(algorithm: dict[str, Any], tmp_
         second.train()
         assert same_bits(learned(second), expected)
         assert all(same_bits(held[name], weights) for name, weights in references(second).items())
-
-
-@pytest.mark.sample(3)
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        {"name": "grpo", "loss": {"entropy_coefficient": 0.4, "entropy_end": 0.0}},
-        {"name": "ippo", "loss": {"entropy_coefficient": 0.4, "entropy_end": 0.0}},
-        {"name": "mmd", "temperature": 0.4, "temperature_end": 0.0},
-    ],
-    ids=lambda settings: str(settings["name"]),
-)
-def test_the_temperature_is_annealed_over_a_resumed_run(
-    algorithm: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = run_of(algorithm["name"])
-    settings["algorithm"] |= algorithm
-    settings["training"] = {"steps": 4, "tasks_per_step": 2}
-    pulls: list[float] = []
-    update = TorchTrainEngine.update
-
-    def recorded(engine: TorchTrainEngine, samples: Sequence[Sample], objective: Objective) -> Any:
-        # Where the policy has not moved and nothing is gained, a nat is worth its weight.
-        still = targets(torch.zeros(1), torch.zeros(1))
-        loss = objective.policy_loss(Outputs(torch.zeros(1, requires_grad=True), torch.ones(1)), still)
-        pulls.append(-loss.total.item())
-        return update(engine, samples, objective)
-
-    monkeypatch.setattr(TorchTrainEngine, "update", recorded)
-    with Trainer(**settings, run_dir=tmp_path / "run") as first:
-        first.train(2)
-    with Trainer(**settings, run_dir=tmp_path / "run", resume=True) as second:
-        second.train()
-    assert pulls == pytest.approx([0.4, 0.3, 0.2, 0.1])
 
 
 def _paid(said: Sequence[Words]) -> float:

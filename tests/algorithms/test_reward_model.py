@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tests.algorithms.test_every_algorithm import learned, run_of
 from tests.support.episodes import episode, group, turn
 from tests.support.tiny import learners_of, same_bits
@@ -18,12 +17,9 @@ from kapelle.algorithm import Credit, CreditFunction
 from kapelle.algorithms import BUILTIN as ALGORITHMS
 from kapelle.algorithms.shared.rewards import turn_rewards, with_scores
 from kapelle.algorithms.signals.verifier import verifier_samples
-from kapelle.errors import ConfigError, ModelError
+from kapelle.errors import ConfigError
 from kapelle.rows import Signals, TurnKey
-from kapelle.setup.recipe import resolve
-from kapelle.setup.team_builder import REWARD_BASE
 from kapelle.team import VERIFIER
-from kapelle.training.stages import checkable, read_stages
 from kapelle.types import Group
 
 PAID_OTHERWISE = {
@@ -109,23 +105,6 @@ def test_the_term_is_shared_by_the_team_as_every_reward_is() -> None:
     assert turn_rewards(paid.episodes[0], "sum") == pytest.approx({0: 1.6, 1: 1.6})
 
 
-class TestPlace:
-    @pytest.mark.slow
-    def test_a_half_precision_reward_model_scores_beside_a_float32_team(self, tmp_path: Path) -> None:
-        half = {"model": {**run_of("verifier")["model"], "dtype": "bfloat16"}}
-        with Trainer(**run_of("verifier") | half) as judge:
-            judge.train(1)
-            judge.save_policies(tmp_path)
-        model = {"path": str(tmp_path / "verifier"), "dtype": "bfloat16"}
-        with Trainer(**run_of("grpo"), reward_model=model) as trainer:
-            held = {base: each.dtype for base, each in trainer.models.items()}
-            step = next(trainer.steps(1))
-        assert held == {"base": torch.float32, REWARD_BASE: torch.bfloat16}
-        assert 0.0 < step.metrics[f"verifier_score/{trainer.team.names[0]}"] < 1.0
-        with pytest.raises(ModelError, match=r"trained on another base model .*its `dtype` too"):
-            Trainer(**run_of("grpo"), reward_model={**model, "dtype": "float32"})
-
-
 class TestRefused:
     @pytest.mark.parametrize("name", PAID_OTHERWISE)
     def test_where_no_reward_is_learned_from(self, name: str, folder: Path) -> None:
@@ -137,26 +116,3 @@ class TestRefused:
         settings["algorithm"] |= {"tree": True}
         with pytest.raises(ConfigError, match=r"`at_grpo` with a tree"):
             Trainer(**settings, reward_model={"path": str(folder)})
-
-
-def test_a_stage_is_rewarded_by_the_previous_stage_s_reward_model(tmp_path: Path) -> None:
-    import yaml
-
-    shared = run_of("grpo")
-    stages = [
-        {"name": "judge", "algorithm": {"name": "verifier", "group_size": 2}, "team": {"sharing": "frozen"}},
-        {"name": "play", "reward_model": {"path": "stage:judge"}},
-    ]
-    file = tmp_path / "both.yaml"
-    file.write_text(yaml.safe_dump({**shared, "stages": stages}), "utf-8")
-    with checkable(read_stages(str(file))) as configs:
-        model = resolve(configs[1].model_dump()).reward_model
-    assert model is not None
-    assert model.path.endswith("01-judge/verifier")
-    stages[1]["reward_model"] = {"path": "stage:jugde"}
-    file.write_text(yaml.safe_dump({**shared, "stages": stages}), "utf-8")
-    with (
-        pytest.raises(ConfigError, match=r"reward_model.path.*stage:jugde"),
-        checkable(read_stages(str(file))),
-    ):
-        pass

@@ -62,18 +62,53 @@ def test_a_stopped_arena_continues(kapelle: Kapelle, monkeypatch: pytest.MonkeyP
     assert len(list(Path("a/pairs").iterdir())) == 1
     assert not Path("a/arena.json").exists()
     again = kapelle("arena", "nash", "random", "scripted", *GAME, "--output", "a")
-    assert "1 of 3 pairs were played before" in again.err
+    assert "1 of 3 pairs are already finished" in again.err
     assert times == 4
     for name in ("arena.json", "arena.csv", "arena.svg"):
         assert Path("a", name).read_bytes() == Path("whole", name).read_bytes()
     whole = json.loads(Path("whole/arena.json").read_bytes())
     turned = kapelle("arena", "scripted", "random", "nash", *GAME, "--output", "a", "--json")
-    assert "3 of 3 pairs were played before" in turned.err
+    assert "3 of 3 pairs are already finished" in turned.err
     assert turned.json["payoffs"][2][0] == whole["payoffs"][0][2]
     assert turned.json["results"][2][0] == whole["results"][0][2]
     more = kapelle("arena", "nash", "random", "scripted", "cfr", *GAME, "--output", "a")
-    assert "3 of 6 pairs were played before" in more.err, "a player may join later"
+    assert "3 of 6 pairs are already finished" in more.err, "a player may join later"
     assert times == 7
+
+
+def test_results_that_cannot_be_written_lose_no_game(kapelle: Kapelle) -> None:
+    kapelle("arena", "nash", "random", *GAME, "--output", "a")
+    Path("a/arena.json").unlink()
+    Path("a/arena.json").mkdir()
+    words = ("arena", "nash", "random", "scripted", *GAME, "--output", "a")
+    said = kapelle(*words)
+    assert said.code == 2
+    assert "Finished pairs are kept. Repeat the command with --output a to continue." in said.err
+    Path("a/arena.json").rmdir()
+    assert "3 of 3 pairs are already finished" in kapelle(*words).err
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        ({"games": []}, "contains 0 deals of nash and random, not 12 of"),
+        ({"failed": -1}, "are not all counts"),
+        ({"seatings": []}, "`role_orders` are []"),
+    ],
+)
+def test_a_damaged_pair_is_named_before_anything_is_played(
+    kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, edit: dict[str, Any], reason: str
+) -> None:
+    kapelle("arena", "nash", "random", *GAME, "--output", "a")
+    file = Path("a/pairs/nash~random.json")
+    file.write_text(json.dumps({**json.loads(file.read_bytes()), **edit}))
+    monkeypatch.setattr("kapelle.comparison.arena.load", lambda *_: pytest.fail("loaded"))
+    said = kapelle("arena", "nash", "random", "scripted", *GAME, "--output", "a")
+    assert (said.code, said.err.count("\n")) == (2, 1), said.err
+    assert f"kapelle: {file}" in said.err
+    assert reason in said.err
+    assert "Remove it to play the pair again" in said.err
 
 
 @pytest.mark.parametrize(
@@ -86,8 +121,11 @@ def test_a_stopped_arena_continues(kapelle: Kapelle, monkeypatch: pytest.MonkeyP
         (("nash", "mcts", *GAME), "The opponent `mcts` sees the whole state"),
         (("run", "nash", *GAME), "'run' was trained on arithmetic"),
         (("./rum@2", "nash"), "'./rum@2' is not a run: rum has no config.yaml"),
-        (("nash", "http://localhost:1/v1", *GAME), "names no model. Write http://localhost:1/v1#MODEL"),
-        (("nash", "random", "training.steps=3", *GAME), "'training.steps=3' is not a setting of an arena"),
+        (
+            ("nash", "http://localhost:1/v1", *GAME),
+            "contains no model name. Write http://localhost:1/v1#MODEL",
+        ),
+        (("nash", "random", "training.steps=3", *GAME), "'training.steps=3' cannot be set in an arena"),
         (("nash", "random", "envronment.invalid=forfeit", *GAME), "Did you mean 'environment'?"),
     ],
 )

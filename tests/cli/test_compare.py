@@ -65,7 +65,7 @@ def test_algorithms_are_compared_over_seeds(kapelle: Kapelle, tmp_path: Path) ->
     kept = {name: (folder / "grpo" / name / "status.json").read_bytes() for name in ("seed-0", "seed-1")}
     more = kapelle(*words, "--algorithms", "grpo,rloo")
     assert more.code == 0, more.err
-    assert "2 of 4 runs were done before" in more.err
+    assert "2 of 4 runs are already finished" in more.err
     assert kept == {name: (folder / "grpo" / name / "status.json").read_bytes() for name in kept}
     with (folder / "compare.csv").open() as file:
         assert [(row["label"], row["seed"]) for row in csv.DictReader(file)] == [

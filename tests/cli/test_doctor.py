@@ -46,7 +46,7 @@ def test_ranks_with_other_caches_and_variables(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (code, out, _), (other, silent, _) = doctors(tmp_path, 2, 2, *here)
     assert (code, other, silent) == (2, 2, "")
-    assert out.startswith(f"wrong     {tmp_path / 'a'} is another folder on rank 1")
+    assert out.startswith(f"wrong     {tmp_path / 'a'} is not shared with rank 1")
     assert "doubtful  NCCL_ALGO differs: Ring on rank 0" in out
     assert out.count("seen after") == 2
 

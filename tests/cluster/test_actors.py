@@ -26,7 +26,9 @@ def test_a_slow_start_of_ray_is_a_one_line_error(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(ray, "init", slow)
     with pytest.raises(EngineError, match=f"Ray did not start on this machine: {SLOW[:-1]}. Try again"):
         ActorConnection.start(tmp_path)
-    with pytest.raises(EngineError, match=f"`ray.address: auto` did not answer in time: {SLOW[:-1]}. Is"):
+    with pytest.raises(
+        EngineError, match=f"`ray.address: auto` did not answer in time: {SLOW[:-1]}. Try again"
+    ):
         ActorConnection.join("auto")
 
 
@@ -56,7 +58,7 @@ def test_a_worker_without_room_times_out(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(
         actors, "first_answered", lambda request, _: next((c for c in request if c.done), None)
     )
-    waiting = Waiting("scoring worker", "scored", "ray.scoring", timeout=5.0)
+    waiting = Waiting("scoring worker", "ray.scoring", timeout=5.0)
     now = time.monotonic()
     answer = Call()
     there, late = started(up=True, begun=now - 9), started(up=False, begun=now - 4)
@@ -64,20 +66,17 @@ def test_a_worker_without_room_times_out(monkeypatch: pytest.MonkeyPatch) -> Non
     assert there.up is None, "it has answered, and may work for as long as it needs"
     assert waiting.first([there, late], [Call(done=False)]) is None
     late.begun -= 2
-    with pytest.raises(EngineError, match=r"A scoring worker has not started within 5 s \(`ray.timeout`\)"):
+    with pytest.raises(EngineError, match=r"A scoring worker did not start within 5 s \(`ray.timeout`\)"):
         waiting.first([there, late], [answer])
 
 
 def test_deaths_are_counted_in_a_row() -> None:
-    waiting = Waiting("sampling worker", "sampled", "ray.pools.big", 5.0, of=" of the pool 'big'")
+    waiting = Waiting("sampling worker", "ray.pools.big", 5.0, of=" of the pool 'big'")
     for _ in range(2):
         for _ in range(actors.DEATHS - 1):
             waiting.died(ActorLost("it was killed"))
         waiting.answered()
     for _ in range(actors.DEATHS - 1):
         waiting.died(ActorLost("it was killed"))
-    with pytest.raises(
-        EngineError,
-        match=r"5 sampling workers of the pool 'big' in a row .* sampled anything.*`ray.pools.big`",
-    ):
+    with pytest.raises(EngineError, match=r"5 sampling workers of the pool 'big' .*`ray\.pools\.big`"):
         waiting.died(ActorLost("it was killed"))

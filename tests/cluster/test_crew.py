@@ -84,7 +84,9 @@ def test_workers_that_join_and_leave_change_nothing(
     assert request.count(1) == 2
     assert made.started == 4, "another one is waited for in the place of the one that left"
     assert "a worker has joined; of 3 there are 2" in caplog.text
-    assert "a worker that had joined has left (it was killed); others play its groups" in caplog.text
+    assert (
+        "a worker that had joined has left (it was killed); other workers take over its groups" in caplog.text
+    )
     assert disturbed.is_same(all_there)
 
 
@@ -129,13 +131,6 @@ def test_episodes_ahead_of_an_unfinished_step_are_dropped(
         assert made.started == 2
 
 
-def test_repeated_deaths_of_workers_stop_the_run(cluster: Callable[..., Cluster]) -> None:
-    made = cluster(workers(1), lambda _, request: request == "play")
-    with pytest.raises(EngineError, match=r"5 rollout workers in a row have died before.*it was killed"):
-        learned()
-    assert made.started == actors.DEATHS
-
-
 def test_an_error_of_a_worker_is_raised_in_the_caller(
     cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,5 +149,5 @@ def test_other_weights_on_disk_are_an_error(
 ) -> None:
     cluster(workers(1))
     monkeypatch.setattr(RayPlayer, "_begin", lambda *_: json.dumps({"hashes": {"base": "another"}}).encode())
-    with pytest.raises(ConfigError, match="has read other weights for 'embedded' \\(another\\)"):
+    with pytest.raises(ConfigError, match="loaded different weights from 'embedded'"):
         learned()

@@ -156,7 +156,7 @@ ENDS = {
     "rank": "Rank 0 was killed by signal 9",
     "host": "The actor of rank 0 died",
     "driver": "The driver, which uses Ray, was killed by signal 9",
-    "gcs": "Ray's control service is gone",
+    "gcs": "Ray's control service has ended",
     "raylet": "",
     "guard": "",
 }

@@ -54,7 +54,7 @@ def test_scoring_workers_are_assigned_in_turn() -> None:
 
 def test_scoring_workers_without_work_are_an_error() -> None:
     idle = prepare(resolve(sections(ray={"scoring_workers": 2})))
-    with pytest.raises(ConfigError, match="only scored"):
+    with pytest.raises(ConfigError, match="no model that only scores"):
         check_pools([idle])
     check_pools([prepare(resolve(sections()))])
     works = resolve(

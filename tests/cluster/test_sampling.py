@@ -80,22 +80,6 @@ def test_a_team_in_pools_samples_as_one_in_one_process(
     assert held == [{"base"}, {"own:ben"}][-len(pools) :], "each has a part of the team"
 
 
-@pytest.mark.parametrize("sampling", [{"max_tokens": 3, "regex": "[a-d]{2}"}])
-def test_rollout_workers_share_the_workers_of_a_pool(
-    sampling: dict[str, Any], model: str, cluster: Callable[..., Cluster]
-) -> None:
-    team = {**settings(model)["team"], "sampling": sampling}
-    cluster({})
-    together = learned(settings(model, team=team))
-    ray = {"rollout_workers": 3, "pools": {"big": {"agents": ["ben"], "workers": 2}}}
-    made = cluster(ray)
-    apart = learned(settings(model, ray, team=team))
-    assert apart.tokens == together.tokens
-    assert furthest(apart.weights, together.weights) <= 1e-5
-    assert made.started == 3 + 2
-    assert len(made.named) == 2
-
-
 @pytest.mark.parametrize(("method", "when"), [("begin", 1), ("sample", 5)])
 def test_a_sampling_worker_that_dies_is_replaced_and_nothing_changes(
     method: str, when: int, model: str, cluster: Callable[..., Cluster]

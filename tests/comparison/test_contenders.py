@@ -59,9 +59,9 @@ class TestContenders:
         ("algorithms", "message"),
         [
             (["grpo", "happoo"], "Did you mean 'happo'"),
-            (["grpo", "grpo"], "'grpo' is named twice"),
+            (["grpo", "grpo"], "'grpo' is listed twice"),
             (["grpo", "ppo"], "`ppo` cannot be compared here: .*one policy"),
-            (["sft"], "`sft` cannot be compared here: .*without sampling"),
+            (["sft"], "`sft` cannot be compared here: it does not sample"),
             (["a b=grpo"], "'a b' is not a valid label"),
         ],
     )
@@ -95,7 +95,7 @@ class TestContenders:
     [
         ("qmix:training.steps=3", "`training.steps` cannot be set for 'qmix' alone"),
         ("qmix:team.sampling.max_tokens=3", "cannot be set for 'qmix' alone"),
-        ("optimizer.lr=3", "is not a setting of one contender"),
+        ("optimizer.lr=3", "is not a setting for one algorithm"),
         ("qmix:optimizer.lr=[", "not YAML"),
         ("gone.yaml", "cannot be read"),
     ],
@@ -120,7 +120,7 @@ class TestPlan:
 
     def test_a_folder_with_other_files_raises(self, tmp_path: Path) -> None:
         found = read_contenders(recipe(tmp_path), ["grpo"])
-        with pytest.raises(RunDirectoryError, match="holds no comparison"):
+        with pytest.raises(RunDirectoryError, match="no comparison"):
             plan(found, 1, tmp_path)
         (tmp_path / "compare.json").write_text(json.dumps({}))
         assert len(plan(found, 1, tmp_path)) == 1

@@ -143,11 +143,11 @@ def test_errors_of_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(ConfigError, match="jpg"):
         plot(folder, tmp_path / "figure.jpg")
     (tmp_path / "other.json").write_text("[1]")
-    with pytest.raises(DataError, match="holds no results"):
+    with pytest.raises(DataError, match="contains no results"):
         plot(tmp_path / "other.json", tmp_path / "figure.svg")
-    with pytest.raises(DataError, match="no run that ended well"):
+    with pytest.raises(DataError, match="no finished run"):
         plot(compared(tmp_path / "two", {"grpo": [None]}), tmp_path / "figure.svg")
-    with pytest.raises(OutputError, match="Name another --output"):
+    with pytest.raises(OutputError, match="Use another --output"):
         plot(folder, tmp_path / "other.json" / "figure.svg")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match=r"pip install 'kapelle\[plot\]'"):

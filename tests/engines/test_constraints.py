@@ -18,10 +18,8 @@ from kapelle.engines.rollout.local.decode_batch import Decoder, decode
 from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
 from kapelle.engines.rollout.local.engine import LocalEngine
 from kapelle.engines.rollout.protocol import Completion, Request
-from kapelle.engines.train.batch import pack
 from kapelle.engines.train.protocol import Objective
 from kapelle.engines.train.torch.engine import TorchTrainEngine
-from kapelle.engines.train.torch.large_head import statistics_in_pieces
 from kapelle.errors import ParityError
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.token_masks import TokenMasks
@@ -136,36 +134,6 @@ def test_rows_without_a_constraint_are_bitwise_unaffected() -> None:
         assert each.logprobs[:shortest] == with_others.logprobs[:shortest]
 
 
-def test_log_probs_are_over_the_allowed_tokens() -> None:
-    model = tiny_model()
-    [output] = decode(model, [job(model, "?", 3, constraint=YES_NO, temperature=0.7)])
-    word = {"yes": b"yes", "no": b"no", "nobody": b"nobody"}[text_of(model, output)]
-    total = 0.0
-    for place in range(len(output.ids)):
-        said = word[:place]
-        follow = {
-            choice[place]
-            for choice in (b"yes", b"no", b"nobody")
-            if choice[:place] == said and len(choice) > place
-        }
-        ids = [model.renderer.start([Message("user", "?")]), tuple(output.ids[:place])]
-        logits = logits_after(model, (*ids[0], *ids[1]))
-        allowed = [byte_id(model, byte) for byte in follow] + (
-            [1] if said in (b"yes", b"no", b"nobody") else []
-        )
-        logp = torch.log_softmax(logits[allowed] / 0.7, 0)
-        expected = logp[allowed.index(output.ids[place])].item()
-        assert output.logprobs[place] == pytest.approx(expected, abs=1e-5)
-        total += expected
-    assert total < 0
-
-
-def logits_after(model: LanguageModel, tokens: Sequence[int]) -> Tensor:
-    with torch.no_grad():
-        found: Tensor = model.model(torch.tensor([list(tokens)])).logits[0, -1].double()
-        return found
-
-
 def byte_id(model: LanguageModel, byte: int) -> int:
     [found] = model.renderer._ids(chr(byte))
     return found
@@ -255,38 +223,6 @@ def test_the_trainer_scores_sampled_completions() -> None:
     assert max(value for name, value in gap.items() if "max" in name or "gap" in name) < 1e-4
     with pytest.raises(ParityError, match="from another distribution"):
         engine.check_parity([replace(sample, constraint=None) for sample in samples])
-
-
-def test_pieces_of_a_large_vocabulary_have_the_same_numbers_and_gradients() -> None:
-    model = tiny_model()
-    jobs = [job(model, "?", seed, constraint=EVERY["schema"]) for seed in range(3)]
-    samples = samples_of(model, decode(model, jobs), jobs, "p")
-    [batch] = pack(samples, 4096, share=False, masks=model.masks)
-    generator = torch.Generator().manual_seed(0)
-    targets, size = len(batch.token_K), model.hidden_size
-    found = []
-    for learns in (False, True):
-        hidden_KD = torch.randn(
-            targets, size, generator=generator.manual_seed(0), dtype=torch.float64
-        ).requires_grad_()
-        weight_VD = model.head.weight_VD.detach().double().requires_grad_(learns)
-        head = model.head._replace(weight_VD=weight_VD)
-        assert batch.allowed is not None
-        logits_KV = batch.allowed.cut(head.finish(hidden_KD @ weight_VD.T) / batch.temperature_K[:, None])
-        logp_K = torch.log_softmax(logits_KV, -1).gather(1, batch.token_K[:, None])[:, 0]
-        entropy_K = torch.special.entr(logits_KV.softmax(-1)).sum(-1)
-        inputs = [hidden_KD, weight_VD] if learns else [hidden_KD]
-        plain = torch.autograd.grad((logp_K * torch.arange(targets)).sum(), inputs, retain_graph=True)
-        pieces = statistics_in_pieces(
-            head, hidden_KD, batch.token_K, batch.temperature_K, batch.allowed, entropy=True, learned=False
-        )
-        torch.testing.assert_close(pieces[0], logp_K, rtol=0, atol=1e-10)
-        torch.testing.assert_close(pieces[1], entropy_K, rtol=0, atol=1e-10)
-        made = torch.autograd.grad((pieces[0] * torch.arange(targets)).sum(), inputs)
-        for one, other in zip(made, plain, strict=True):
-            torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
-        found.append(made[0])
-    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-9)
 
 
 def test_the_expected_gradient_is_that_of_the_expected_return() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.resumed import resumed
 from tests.support.tiny import (
     LORA,
     SIZE,
@@ -92,11 +91,6 @@ class TestNumbers:
         hold_in(narrow.model, torch.float32)
         assert hash_of_base(narrow) == hash_of_base(load_language_model(config, trained=False))
 
-    def test_an_adapter_of_a_base_in_float32_fits_the_same_base_in_half(self) -> None:
-        """Its folder names the base by a hash, which must not depend on how the numbers are held."""
-        wide, narrow = pair("bfloat16")
-        assert hash_of_base(wide) == hash_of_base(narrow)
-
 
 class TestRounded:
     """Weights in float32 that sampling rounds once."""
@@ -130,15 +124,6 @@ class TestRounded:
             decoder.advance(4)
         assert not sizes & casts.sizes
 
-    def test_new_weights_are_rounded_again(self, model: LanguageModel) -> None:
-        decoder = Decoder(model)
-        first = self.said(decoder)
-        with torch.no_grad():
-            for weight in model.base_parameters().values():
-                weight.mul_(1.2)
-        decoder.forget(None)
-        assert first != self.said(decoder) == self.said(Decoder(model))
-
 
 class Casts(TorchDispatchMode):
     """Notes the sizes of tensors that change their type."""
@@ -163,14 +148,6 @@ def settings(dtype: str, **over: Any) -> dict[str, Any]:
 
 
 class TestARun:
-    @pytest.mark.slow
-    def test_it_resumes_exactly(self, tmp_path: Path) -> None:
-        with Trainer(**settings("bfloat16")) as trainer:
-            trainer.train()
-            through = trainer.engine.state()
-            with resumed(settings("bfloat16"), tmp_path / "run", after=1) as other:
-                assert same_bits(other.engine.state(), through)
-
     @pytest.mark.slow
     def test_peft_computes_the_same_with_the_saved_adapter(self, tmp_path: Path) -> None:
         peft = pytest.importorskip("peft")

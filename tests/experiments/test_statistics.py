@@ -7,26 +7,8 @@ from experiments.claim import (
     Judged,
     Prediction,
     better,
-    interquartile_mean,
     overall,
-    summed_up,
 )
-
-
-def test_the_interquartile_mean_is_that_of_the_middle_half() -> None:
-    assert interquartile_mean([100.0, 1.0, 2.0, 3.0]) == 2.5
-    assert (
-        interquartile_mean([9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 1000.0]) == 5.5
-    )  # scipy's trim_mean(…, 0.25)
-    assert interquartile_mean([4.0, 1.0, 1.0]) == 2.0  # nothing to omit of three
-
-
-def test_an_interval_holds_its_middle_and_narrows_with_seeds() -> None:
-    middle, low, high = summed_up([0.0, 1.0] * 5)
-    assert low < middle < high
-    _, narrower, wider = summed_up([0.0, 1.0] * 50)
-    assert low < narrower < wider < high
-    assert summed_up([0.5] * 10) == (0.5, 0.5, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from experiments.lab import Anatomy, Arm, Curve, TableRun, exact_gradient, moves, recipe_of
-from experiments.relays import Calls
+from experiments.lab import Arm, TableRun, exact_gradient, moves, recipe_of
 
 GRPO: Mapping[str, Any] = {"name": "rloo", "group_size": 4, "team_reward": "sum"}
 
@@ -52,32 +51,6 @@ def test_an_update_is_the_exact_gradient_on_average() -> None:
         assert bool(((mean - gradient).abs() <= 5 * error + 1e-6).all()), name
 
 
-def test_a_curve_holds_each_worth_until_the_next() -> None:
-    curve = Curve([0, 10, 30], [0.0, 0.5, 1.0])
-    assert curve.area(40) == (0 * 10 + 0.5 * 20 + 1.0 * 10) / 40
-    assert curve.area(20) == 0.25
-
-
-def test_a_step_is_taken_apart_by_hand() -> None:
-    steps = torch.tensor([[[2.0, 1.0], [0.0, 3.0]], [[2.0, -1.0], [0.0, 1.0]]])
-    found = Anatomy({"a": torch.tensor([[1.0, 0.0], [0.0, 1.0]])}, {"a": steps}, tokens=8.0)
-    assert found.multiples("a", [0, 1]) == [2.0, 2.0]
-    # Over 2, each step is off by 1/2 in both rows; the gradient's square is 2.
-    assert found.noise == pytest.approx((0.25 + 0.25) / 2 * 8)
-    # ⟨mean, gradient⟩ = 4, and ⟨step 1, step 2⟩ = 4 − 1 + 3 is an unbiased square of the expected step.
-    assert found.cosine == pytest.approx(4.0 / math.sqrt(2.0 * 6.0))
-
-
-def test_a_row_is_that_of_what_was_read_and_said() -> None:
-    run = run_of({"name": "essay", "seats": 1, "letters": 2, "longest": 2})
-    rows = [run.row("1/1"), run.row("1/1", "A"), run.row("1/1", "B")]
-    assert len(set(rows)) == 3
-    assert run.rows == 3
-    gradient = exact_gradient(run)["agent_0"][rows]
-    assert gradient[0].abs().max() > 0.1
-    assert gradient[1:].abs().max() < 1e-9  # the first letter decides
-
-
 def test_a_teacher_of_tables_stays_as_it_starts_and_demonstrations_are_the_experts() -> None:
     game = {"name": "experiments.relays:ShownRelay", "seats": 2, "letters": 3}
     for algorithm in ({"name": "distill", "teacher": "teacher"}, {"name": "sft"}):
@@ -89,15 +62,3 @@ def test_a_teacher_of_tables_stays_as_it_starts_and_demonstrations_are_the_exper
         assert run.say(1, "2/2 A")["B"] > 0.8
         # Fine-tuning sees no wrong letter; distillation does, because the first agent gives any letter.
         assert (run.say(1, "2/2 C")["B"] == pytest.approx(1 / 3)) == (algorithm["name"] == "sft")
-
-
-def test_calls_are_worth_their_share_of_an_attempt() -> None:
-    game = Calls(counts=(1, 3), told=True)
-
-    def say(seat: int, seen: str) -> Mapping[str, float]:
-        right = 0.5 if seen.endswith("0") else 0.25
-        return {"A": right, "B": 1.0 - right}
-
-    assert game.expected(say) == pytest.approx(super(Calls, game).expected(say))
-    assert sum(game.expected(say)) == pytest.approx((0.5 + 0.25) / 2)
-    assert game.landmarks()["optimum"] == 1.0

@@ -100,18 +100,6 @@ def test_adapters_on_codes_sample_and_learn_as_on_the_weights() -> None:
         torch.testing.assert_close(codes[key], weight, rtol=0, atol=1e-5)
 
 
-def test_codes_are_not_trained() -> None:
-    with pytest.raises(ModelError, match=r"trains all weights of 'model', but .* is held in uint8"):
-        train_engine([Policy("whole")], models={"base": pair()[0]})
-
-
-def test_a_head_of_codes_is_rejected() -> None:
-    bare = tiny_model().model
-    bare.lm_head = Codes(bare.lm_head)
-    with pytest.raises(ModelError, match="output head of the model 'coded' is quantised"):
-        LanguageModel(bare, tiny_model().tokenizer, name="coded")
-
-
 class TestSettings:
     def test_a_frozen_base_is_requested_as_nf4_and_one_that_trains_is_not(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from kapelle.errors import ModelError
 from kapelle.models.embedded import SPECIAL, build_tokenizer
-from kapelle.models.light_tokenizer import LightTokenizer, light_tokenizer, read_folder
+from kapelle.models.light_tokenizer import LightTokenizer, light_tokenizer
 from kapelle.models.renderer import ChatRenderer, light_renderer, load_renderer
 from kapelle.settings.schema import ModelConfig
 from kapelle.types import Message, conversation
@@ -174,12 +174,6 @@ class TestSampledIds:
         assert following[len(prompt) : len(prompt) + 3] == broken
 
 
-class TestWritten:
-    def test_a_completion_by_hand_ends_its_turn(self, family: tuple[PreTrainedTokenizerFast, str]) -> None:
-        tokens, end = family
-        assert ChatRenderer(tokens, 512).completion("42") == (*ids(tokens, "42"), *ids(tokens, end))
-
-
 class TestRefusals:
     def test_a_tokeniser_without_a_chat_template(self) -> None:
         bare = build_tokenizer(64)
@@ -249,10 +243,6 @@ class TestFolders:
         if family != "rich":
             assert light.completion("four") == whole.completion("four")
             assert light.extend((3,), (70, 1), HEARD) == whole.extend((3,), (70, 1), HEARD)
-
-    def test_an_unreadable_template_is_read_by_transformers(self, tmp_path: Path) -> None:
-        self.save(tmp_path, tokenizer("{% generation %}x{% endgeneration %}" + CHATML, "<|im_end|>"))
-        assert read_folder(tmp_path) is None
 
 
 def test_the_bytes_of_a_token_of_a_byte_level_and_of_a_byte_fallback_vocabulary() -> None:

@@ -10,16 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from kapelle.environments.grading.text.tool_call import ReadCall, parse_calls
 from kapelle.errors import ConfigError
-from kapelle.models import token_masks
 from kapelle.models.light_tokenizer import light_tokenizer
-from kapelle.models.token_masks import TokenMasks, Walk
-from kapelle.runtime.constraints import LLAMA, forced_call
+from kapelle.models.token_masks import TokenMasks
+from kapelle.runtime.constraints import forced_call
 from kapelle.types import Constraint
 
 END = "<|end|>"
@@ -106,49 +102,6 @@ def test_every_spelling_of_a_choice_is_allowed_and_nothing_else(kind: str) -> No
         assert len({tuple(ids) for ids, text in zip(found, texts, strict=True) if text == "nobody"}) > 1
 
 
-@pytest.mark.parametrize("most", [4096, 2], ids=["kept", "dropped all the time"])
-@pytest.mark.parametrize("kind", TOKENISERS)
-def test_walks_with_a_common_beginning_have_their_own_masks(
-    kind: str, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(token_masks, "SHARED", most)
-    raw = TOKENISERS[kind]()
-    masks, end = masks_of(raw), raw.token_to_id(END)
-    assert end is not None
-    constraint = Constraint.choices(["yes", "no", "nobody", "Köln"])
-    draw = np.random.default_rng(0)
-    for _ in range(3):
-        walks = [masks.begin(constraint) for _ in range(12)]
-        alone = [Walk(masks._compiled[constraint].deep_copy()) for _ in walks]
-        while walks:
-            found = masks.next(walks)
-            assert (found == np.stack([masks.next([each])[0] for each in alone])).all()
-            taken = [int(draw.choice(allowed(bits_W))) for bits_W in found]
-            for own, other, token in zip(walks, alone, taken, strict=True):
-                own.take(token)
-                other.take(token)
-                assert own.complete == other.complete
-            walks = [each for each, token in zip(walks, taken, strict=True) if token != end]
-            alone = [each for each, token in zip(alone, taken, strict=True) if token != end]
-
-
-def test_an_ending_is_the_only_continuation_and_long_choices_have_none() -> None:
-    raw = byte_level()
-    masks, end = masks_of(raw), raw.token_to_id(END)
-    assert end is not None
-    walk = masks.begin(Constraint.choices(["a" * 40, "ab", "b"]))
-    assert masks.ending(walk) == ()
-    for token in raw.encode("a").ids:
-        walk.take(token)
-    assert masks.ending(walk) == ()
-    for token in raw.encode("b").ids:
-        walk.take(token)
-    assert masks.ending(walk) == (end,)
-    long = masks.begin(Constraint.choices(["a" * 3000, "b"]))
-    assert long.beginning is None
-    assert masks.ending(long) == ()
-
-
 @pytest.mark.parametrize("kind", TOKENISERS)
 def test_the_end_is_allowed_exactly_where_the_text_is_complete(kind: str) -> None:
     raw = TOKENISERS[kind]()
@@ -194,17 +147,6 @@ def test_special_tokens_are_never_allowed(kind: str, constraint: Constraint) -> 
             walk.take(token)
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=4, unique=True), st.integers(0, 9))
-def test_any_texts_can_be_chosen(texts: list[str], seed: int) -> None:
-    texts = [text.encode("utf-8", "replace").decode() for text in texts]
-    raw = BYTE_LEVEL
-    end = raw.token_to_id(END)
-    assert end is not None
-    ids = drawn(BYTE_LEVEL_MASKS, Constraint.choices(texts), end, seed)
-    assert BYTE_LEVEL_MASKS._read[0].decode_bytes(ids[:-1]).decode() in texts
-
-
 BYTE_LEVEL = byte_level()
 BYTE_LEVEL_MASKS = masks_of(BYTE_LEVEL)
 
@@ -229,58 +171,6 @@ def test_masks_of_a_whole_completion_are_those_of_its_steps() -> None:
 
 
 # -------- Calls of tools
-
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "city": {"enum": ["Bern", "Köln"]},
-                "days": {"type": "integer", "minimum": 1, "maximum": 9},
-            },
-            "required": ["city"],
-            "additionalProperties": False,
-        },
-    },
-}
-TIME = {"name": "time"}
-
-
-def spoken(constraint: Constraint, seed: int) -> str:
-    end = BYTE_LEVEL.token_to_id(END)
-    assert end is not None
-    ids = drawn(BYTE_LEVEL_MASKS, constraint, end, seed, most=400)
-    assert ids[-1] == end
-    return BYTE_LEVEL.decode(ids[:-1], skip_special_tokens=False)
-
-
-def test_a_forced_call_can_be_parsed() -> None:
-    texts = [spoken(forced_call([WEATHER, TIME]), seed) for seed in range(20)]
-    calls = [parse_calls(text, ["hermes"]) for text in texts]
-    assert all(len(each) == 1 for each in calls)
-    assert {each[0].name for each in calls} == {"weather", "time"}
-    assert all(legal_call(each[0]) for each in calls)
-
-
-def legal_call(call: ReadCall) -> bool:
-    given = call.arguments
-    if call.name == "time":
-        return given == {}
-    return (
-        given["city"] in ("Bern", "Köln")
-        and given.get("days", 1) in range(1, 10)
-        and given.keys() <= {"city", "days"}
-    )
-
-
-def test_a_call_of_a_named_tool_in_another_form() -> None:
-    texts = [spoken(forced_call([WEATHER, TIME], "weather", LLAMA), seed) for seed in range(6)]
-    for text in texts:
-        [call] = parse_calls(text, ["llama"])
-        assert call.name == "weather"
-        assert legal_call(call)
 
 
 # -------- What cannot be, and what means harm

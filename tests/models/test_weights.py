@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from tests.support.tiny import stir, tiny_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kapelle.errors import ModelError
 from kapelle.models.adapters import named
 from kapelle.models.lora_bank import layers_of
-from kapelle.models.weights import read_adapter, save_adapter, save_model, weights_hash
+from kapelle.models.weights import read_adapter, save_adapter, weights_hash
 from kapelle.runtime.tensors import copy_together
 from kapelle.team import Lora
 
@@ -92,35 +91,6 @@ class TestAdapters:
         with theirs.disable_adapter():
             assert float((ours - theirs(input_ids=TOKENS).logits).abs().max()) > 0.01
 
-    @pytest.mark.parametrize("lora", KINDS)
-    @torch.no_grad()
-    def test_kapelle_loads_adapters_that_peft_saved(self, lora: Lora, tmp_path: Path) -> None:
-        peft = pytest.importorskip("peft")
-        model = tiny_model()
-        lora = named(layers_of(model.model), lora)
-        settings = peft.LoraConfig(
-            r=lora.rank,
-            lora_alpha=lora.alpha,
-            target_modules=list(lora.targets),
-            lora_dropout=lora.dropout,
-            init_lora_weights=False,
-            task_type="CAUSAL_LM",
-        )
-        theirs = peft.get_peft_model(copy.deepcopy(model.model), settings).eval()
-        theirs.save_pretrained(str(tmp_path))
-        tensors, found = read_adapter(tmp_path)
-        assert (found.rank, found.alpha, set(found.targets), found.dropout) == (
-            lora.rank,
-            lora.alpha,
-            set(lora.targets),
-            lora.dropout,
-        )
-        model.bank.add("agent", found, seed=0)
-        model.bank.fill("agent", tensors)
-        with model.bank.routed([("agent", 0, 2)]):
-            ours = model.model(input_ids=TOKENS, use_cache=False).logits
-        assert float((ours - theirs(input_ids=TOKENS).logits).abs().max()) < 1e-5
-
     def test_a_folder_that_is_none_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(
             ModelError,
@@ -134,19 +104,6 @@ class TestAdapters:
         (tmp_path / "adapter_model.safetensors").write_bytes(b"\x00" * 20)
         with pytest.raises(ModelError, match="not a PEFT adapter folder"):
             read_adapter(tmp_path)
-
-
-class TestModels:
-    @torch.no_grad()
-    def test_transformers_loads_a_saved_base(self, tmp_path: Path) -> None:
-        model = tiny_model()
-        save_model(tmp_path, model)
-        theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
-        tokens = AutoTokenizer.from_pretrained(tmp_path)
-        expected = model.model(input_ids=TOKENS).logits
-        assert torch.equal(theirs(input_ids=TOKENS).logits, expected)
-        assert tokens.chat_template == model.tokenizer.chat_template
-        assert tokens("Zoë\n")["input_ids"] == model.tokenizer("Zoë\n")["input_ids"]
 
 
 def test_copies_on_the_cpu_are_of_the_same_bits_and_share_no_memory() -> None:

@@ -44,12 +44,5 @@ def test_no_file_names_a_path_of_one_machine(tracked: list[Path]) -> None:
     assert found == {}
 
 
-@pytest.mark.parametrize(
-    "planted", ["see /home/ada/kapelle", "open('/Users/ada/x.json')", f"cd {ROOT}/src", "ls /root/.cache"]
-)
-def test_a_planted_path_is_found(planted: str) -> None:
-    assert machine_paths(planted)
-
-
 def test_nothing_large_is_committed(tracked: list[Path]) -> None:
     assert [str(path) for path in tracked if path.stat().st_size > LARGEST] == []

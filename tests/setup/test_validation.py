@@ -47,7 +47,7 @@ def checked(**sections: Any) -> RunConfig:
             for name in ("grpo", "rloo", "opo", "magrpo", "dr_mas", "at_grpo")
         ),
         ({"algorithm": {"name": "ppo"}}, "Set `algorithm.name: ippo`"),
-        ({"algorithm": {"name": "cory", "base": {"name": "grpo"}}, "team": {"agents": 3}}, "Name a pioneer and an observer"),
+        ({"algorithm": {"name": "cory", "base": {"name": "grpo"}}, "team": {"agents": 3}}, "Define a pioneer and an observer"),
         ({"algorithm": {"name": "magrpo", "joint": "cross"}}, "joint: cross"),
         ({"algorithm": {"name": "m_grpo"}, "team": {"agents": 1}}, r"set `algorithm\.name: grpo`"),
         (

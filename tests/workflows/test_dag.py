@@ -138,7 +138,7 @@ async def test_a_function_that_returns_something_else_makes_a_failed_episode(tmp
     workflow = dag({"id": "x", "agent": "a", "process_path": str(tmp_path / "process.py")})
     [episode] = await play(Arithmetic(), workflow, ["a"], {"a": lines("132")}, TASK)
     assert episode.error is not None
-    assert "returned int, not a text" in episode.error
+    assert "returned int, not a string" in episode.error
 
 
 class Patient(Arithmetic):
@@ -202,10 +202,10 @@ def test_unsupported_combinations_raise_an_error() -> None:
         (dag({"id": "x"}), "set one of them"),
         (
             dag(x, {"id": "y", "agent_group": 2, "dependencies": ("x",)}),
-            "agent_group 2",
+            "agent_group: 2",
         ),
         (dag(x), "Agent 'b' has no node"),
-        (dag(x, x, y), r"two nodes 'x'"),
+        (dag(x, x, y), r"has the id 'x' twice"),
         (dag(x, {"id": "y", "agent": "b"}), "workflow.answer"),
         (dag(x, y, answer="yy"), r"answer names the unknown node 'yy'. Did you mean 'y'"),
         (dag(x, {**y, "prompt": "${x.outptu}"}), r"uses \$\{x.outptu\}.*Did you mean 'x.output'"),
@@ -227,7 +227,7 @@ def test_unsupported_combinations_raise_an_error() -> None:
             workflow.check(two, Arithmetic())
     with pytest.raises(ConfigError, match="is a game of moves"):
         dag(x, y).check(two, Matrix())
-    with pytest.raises(ConfigError, match="remove `prompt` of agent 'b'"):
+    with pytest.raises(ConfigError, match="Remove `prompt` of agent 'b'"):
         dag(x, y).check([Agent("a"), Agent("b", prompt="{question}")], Arithmetic())
 
 

@@ -198,8 +198,8 @@ def test_a_critics_own_model_is_that_of_all_critics(key: str) -> None:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"nodes": []}, "no list of `nodes`"),
-        ({"nodes": [3]}, "no list of `nodes`"),
+        ({"nodes": []}, "no list `nodes`"),
+        ({"nodes": [3]}, "no list `nodes`"),
         ({**siirl(), "epochs": 3}, "`epochs`"),
         (
             changed("reward", node_role="DYNAMIC_SAMPLING"),
@@ -226,11 +226,11 @@ def test_a_critics_own_model_is_that_of_all_critics(key: str) -> None:
         ),
         (
             changed("rollout_reasoner", options={"env_path": ["mine:Env"]}),
-            "names two environments, math and mine:Env",
+            "sets two environments, math and mine:Env",
         ),
-        ({**siirl(), "use_all_traj": "no"}, "Write true or false"),
-        ({**siirl(), "share_reward_in_agent": 1}, "Write true or false"),
-        ({**siirl(), "rewards_with_env": 0}, "Write true or false"),
+        ({**siirl(), "use_all_traj": "no"}, "true or false"),
+        ({**siirl(), "share_reward_in_agent": 1}, "true or false"),
+        ({**siirl(), "rewards_with_env": 0}, "true or false"),
         ({"nodes": [{"id": "a", "agent": "x", "agent_group": 0}]}, "set one of them"),
         ({"nodes": [{"agent": "x"}]}, "has no `id`"),
         ({"nodes": [{"id": "a", "agent": "x", "promt": ""}]}, "Did you mean 'prompt'"),

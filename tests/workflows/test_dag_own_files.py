@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from kapelle import Trainer
 from kapelle.errors import ConfigError
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import load_recipe, resolve
-from kapelle.team import Agent
 from kapelle.types import Episode
 
 SIIRLS = '''
@@ -188,41 +186,6 @@ async def test_reset_is_called_and_its_observation_is_in_the_first_prompt(tmp_pa
     )
 
 
-async def test_each_agent_and_its_pre_process_get_its_own_first_observation(tmp_path: Path) -> None:
-    shows = "def reset(self, ground_truth, seed):\n        return [f'for the first ({ground_truth})', '']"
-    (tmp_path / "judge.py").write_text(SIIRLS.replace("def reset(self):\n        pass", shows))
-    (tmp_path / "said.py").write_text(
-        "def pre_process(prompt, obs=None, **kwargs):\n    return f'[{obs}] {prompt}'\n"
-    )
-    file = with_class("judge.py:Judge")
-    for node in file["nodes"][:2]:
-        node["agent_options"] |= {"process_path": "said.py"}
-    episode = await episode_of(laid(tmp_path, file), "long #### 132")
-    assert [turn.new_messages[-1].content for turn in episode.turns] == [
-        "[for the first (132)] What is 47 + 85?\n\nfor the first (132)",
-        "[None] What is 47 + 85?\n\nrollout_reasoner: p",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("reset", "says"),
-    [
-        (
-            "def reset(self):\n        return 3",
-            r"`reset` of .* returned 3\.",
-        ),
-        ("def reset(self):\n        return ['one']", "2 texts"),
-        ("def reset(self):\n        raise KeyError('board')", "KeyError: 'board'"),
-    ],
-)
-async def test_a_failing_reset_fails_the_episode_with_the_reason(
-    tmp_path: Path, reset: str, says: str
-) -> None:
-    (tmp_path / "judge.py").write_text(SIIRLS.replace("def reset(self):\n        pass", reset))
-    episode = await episode_of(laid(tmp_path, with_class("judge.py:Judge")), "a")
-    assert re.search(says, str(episode.error))
-
-
 def test_a_reset_with_unknown_arguments_raises_an_error_before_a_model_loads(tmp_path: Path) -> None:
     (tmp_path / "judge.py").write_text(SIIRLS.replace("def reset(self)", "def reset(self, board)"))
     config = laid(tmp_path, with_class("judge.py:Judge"))
@@ -244,17 +207,6 @@ def test_what_is_set_of_the_environment_is_set_of_its_questions(tmp_path: Path) 
     assert config.algorithm.base.order.interval == 1
 
 
-async def test_rewards_without_the_class_are_those_of_the_questions(tmp_path: Path) -> None:
-    (tmp_path / "judge.py").write_text(SIIRLS)
-    config = laid(tmp_path, with_class("judge.py:Judge", rewards_with_env=False))
-    episode = await episode_of(config, "#### 132", "long #### 132", "never")
-    assert [turn.reward for turn in episode.turns] == [0.0] * 4
-    assert episode.rewards == {"actor": 1.0}
-    assert "[turn 1, -1]" in episode.turns[2].new_messages[-1].content, (
-        "siiRL tells its classes no answer then"
-    )
-
-
 async def test_an_environment_of_kapelles_own_form_from_a_file_for_two_agents(tmp_path: Path) -> None:
     (tmp_path / "env").mkdir()
     (tmp_path / "env" / "count.py").write_text(OURS)
@@ -265,12 +217,6 @@ async def test_an_environment_of_kapelles_own_form_from_a_file_for_two_agents(tm
     assert (len(episode.turns), episode.info["said"]) == (4, ["one", "two"])
     assert [turn.reward for turn in episode.by("actor")] == [0.25, 0.25]
     assert resolve(yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json")))) == config
-
-
-async def test_rewards_outside_the_declared_range_are_an_error(tmp_path: Path) -> None:
-    (tmp_path / "judge.py").write_text(SIIRLS.replace("0.1", "0.3"))
-    episode = await episode_of(laid(tmp_path, with_class("judge.py:Judge")), "a", "b", "c")
-    assert "outside the declared range" in str(episode.error)
 
 
 @pytest.mark.parametrize(
@@ -365,28 +311,19 @@ async def test_the_public_process_file_runs_as_it_is(tmp_path: Path, where: str)
     assert episode.rewards == {"actor": 1.0}
 
 
-async def test_without_the_file_what_is_built_in_does_the_same(tmp_path: Path) -> None:
-    where = "examples/experimental/marft/config/process.py"
-    file = chat(tmp_path, where=where)
-    with_it = await episode_of(laid(tmp_path, file), "#### 1", "#### 132", "never")
-    (tmp_path / where).unlink()
-    without = await episode_of(laid(tmp_path, file), "#### 1", "#### 132", "never")
-    assert [turn.new_messages for turn in without.turns] == [turn.new_messages for turn in with_it.turns]
-
-
 @pytest.mark.parametrize(
     ("change", "post", "says"),
     [
         (
             ("tokenize=True", "tokenize=False"),
             {},
-            "`pre_process` of .* returned str, not a list of token ids",
+            "`pre_process` of .* returned str, not a list",
         ),
         (("tokenizer.decode(prompt_id)", "tokenizer.eos_tokn"), {}, "has no attribute '?eos_tokn"),
         (
             ("return tokenizer.apply", "return [len(tokenizer)] + tokenizer.apply"),
             {},
-            "returned the id 262; the tokenizer has 262",
+            "returned the token id 262",
         ),
         (("prompt=tokenizer", "promt=tokenizer"), {}, "KeyError: 'prompt'"),
         (("", ""), {"post_chat_template": None}, "NoneType"),
@@ -405,10 +342,3 @@ def test_a_failing_process_file_raises_an_error_before_a_model_loads(
     )
     with pytest.raises(ConfigError, match=says):
         Trainer(config)
-
-
-def test_an_environment_without_answers_names_the_missing_base_class(tmp_path: Path) -> None:
-    (tmp_path / "count.py").write_text(OURS.replace("Count(Settings, Answerable)", "Count(Settings)"))
-    config: Any = laid(tmp_path, with_class("count.py:Count"))
-    with pytest.raises(ConfigError, match=r"is a game of moves.* inherit from `kapelle.Answerable`"):
-        config.workflow.check([Agent("reasoner"), Agent("actor")], config.environment)

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from tests.support.tiny import frozen_copy, learners_of, same_bits
-from tests.workflows.stage import play
-from tests.workflows.test_dag_turns import in_turn
 
 from kapelle import Trainer
 from kapelle.algorithms import BUILTIN as ALGORITHMS
-from kapelle.algorithms.marft import MARFT
-from kapelle.rows import Signals, TurnKey
 from kapelle.runs.reader import read_metrics
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import lay_over, load_recipe
-from kapelle.types import Group
 from kapelle.workflows.dag_file import read_workflow
 
 NEED: dict[str, dict[str, Any]] = {
@@ -169,22 +161,6 @@ def three_turns(tmp_path: Path, env_path: str, file: dict[str, Any] | None = Non
     return load_recipe(str(tmp_path / "recipe.yaml"), [str(tmp_path / "workflow.yaml")]).config
 
 
-@pytest.mark.sample(9)
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("agents", "shared", "obs", "mean"),
-    list(itertools.product((1, 2, 3), (None, 0), (True, False), (True, False))),
-)
-def test_train_cycle_goes_with_every_other_key(
-    agents: int, shared: int | None, obs: bool, mean: bool, tmp_path: Path
-) -> None:
-    file = siirl(agents, cycle=2, shared=shared, obs=obs, share_reward_in_agent=mean)
-    names = ["a", "b", "c"][:agents]
-    with Trainer(three_turns(tmp_path, "noise.py:Noise", file)) as trainer:
-        steps = moved(trainer, 3)
-    assert steps == [[names[k // 2 % agents]] for k in range(3)]
-
-
 @pytest.mark.slow
 def test_three_turns_are_trained_on_and_a_resumed_run_is_bitwise_identical(tmp_path: Path) -> None:
     settings = three_turns(tmp_path, "noise.py:Noise")
@@ -267,24 +243,3 @@ def test_process_functions_get_and_write_the_models_own_token_ids(tmp_path: Path
     assert sampled == {tuple(k for k in turn.completion_ids if k != end) for turn in turns}
     question = tokenizer.encode(step.groups[0].task.question)
     assert question in [each["given"] for each in noted], "the prompt comes as ids, too"
-
-
-async def test_a_turn_s_reward_is_discounted_over_later_turns(tmp_path: Path) -> None:
-    paid = NOISE.replace("(paid % 5) / 12, paid % 7 == 0", "0.2, 'end' in actions[-1]")
-    settings = three_turns(tmp_path, "noise.py:Noise")
-    (tmp_path / "noise.py").write_text(paid)
-    world: Any = settings.environment
-    workflow: Any = settings.workflow
-    scripts: dict[str, Any] = {"a": lambda _: "?", "b": in_turn("more", "end")}
-    [episode] = await play(world, workflow, ["a", "b"], scripts, world.task("train", 0))
-    learned_from = tuple(replace(turn, trained=True) for turn in episode.turns)
-    group = Group(episode.task, (replace(episode, turns=learned_from),))
-    row = MARFT.model_validate(
-        {"name": "marft", "gae": {"gamma_turn": 0.5, "lam": 1.0, "normalise": "none"}, "team_reward": "sum"}
-    ).build()
-    keys = [TurnKey(0, 0, k) for k in range(4)]
-    assert row.credit is not None
-    credit = row.credit([group], Signals(values={key: torch.zeros(1) for key in keys}))
-    # b is paid 0.2 in each of its turns: 0.2; 0.5 x 0.2; 0.2 + 0.5 x 0.1; 0.5 x 0.25.
-    found = [float(credit[key].advantage_T[0]) for key in keys]
-    assert found == pytest.approx([0.125, 0.25, 0.1, 0.2])

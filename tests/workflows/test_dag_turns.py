@@ -14,13 +14,12 @@ from tests.workflows.stage import play, transcript
 
 from kapelle.engines.rollout.protocol import Request
 from kapelle.environment import Environment, environment_class
-from kapelle.environments.code import Code
 from kapelle.environments.matrix import Matrix
 from kapelle.environments.sandbox.bubblewrap import Bubblewrap
 from kapelle.errors import ConfigError
 from kapelle.setup.recipe import load_recipe
 from kapelle.team import Agent
-from kapelle.types import Episode, Task
+from kapelle.types import Episode
 from kapelle.workflows.dag import Dag, Node
 
 FILE = """
@@ -100,15 +99,6 @@ async def test_three_turns_of_mathematics_in_siirls_form(tmp_path: Path) -> None
     assert (episode.success, episode.truncated, episode.info["answers_given"]) == (1.0, False, 2)
 
 
-async def test_a_team_that_is_never_right_stops_after_its_turns(tmp_path: Path) -> None:
-    scripts = {"reasoner": lambda _: "?", "actor": lambda _: "#### 7"}
-    episode = await played(tmp_path, yaml.safe_load(FILE), sums(tmp_path), scripts)
-    assert episode.error is None
-    assert len(episode.turns) == 6
-    assert (episode.rewards, episode.success, episode.info["answers_given"]) == ({"actor": 0.0}, 0.0, 3)
-    assert not any("132" in message.content for turn in episode.turns for message in turn.new_messages)
-
-
 async def test_three_turns_of_code_show_the_shown_test_and_one_bit_of_the_others(
     sandbox: Bubblewrap, tmp_path: Path
 ) -> None:
@@ -172,32 +162,6 @@ async def test_every_question_environment_continues_after_an_incorrect_answer(
     asked = task.question
     assert episode.turns[2].new_messages[0].content.endswith("y: no idea at all\n\nThis answer is wrong.")
     assert episode.turns[3].new_messages[0].content == f"{asked}\n\nThis answer is wrong.|?"
-
-
-async def test_a_call_is_answered_with_its_result_and_then_the_answer_counts() -> None:
-    environment: Any = environment_class("tools")(questions=SUMS)
-    call = '<tool_call>{"name": "calculator", "arguments": {"expression": "47+85"}}</tool_call>'
-    scripts = {"a": lambda _: "?", "b": in_turn(call, "132")}
-    [episode] = await play(
-        environment, TWO, ["a", "b"], scripts, Task("train-0", "47+85", {"answer": 132, "difficulty": 2})
-    )
-    assert episode.error is None
-    assert episode.turns[2].new_messages[0].content.endswith(f"y: {call}\n\n132")
-    assert episode.turns[3].new_messages[0].content == "47+85\n\n132|?"
-    assert (episode.rewards, episode.info["calls"]) == ({"b": 1.0}, {"b": ["calculator"]})
-
-
-async def test_partial_marks_of_several_turns_never_add_up_to_more_than_one_answer(
-    sandbox: Bubblewrap, tmp_path: Path
-) -> None:
-    environment = Code(path=folder(tmp_path, DOUBLE, OTHER), partial_credit=True)
-    half = fenced("def double(x):\n    return 4 if x == 2 else 0")
-    [episode] = await play(
-        environment, TWO, ["a", "b"], {"a": lambda _: "", "b": lambda _: half}, environment.task("train", 0)
-    )
-    assert episode.error is None
-    assert len(episode.turns) == 6
-    assert episode.rewards["b"] == pytest.approx(1 / 3)
 
 
 def test_environments_without_responses_raise_an_error(tmp_path: Path) -> None:

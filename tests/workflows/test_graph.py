@@ -23,7 +23,7 @@ def test_invalid_graphs_raise_an_error_with_names() -> None:
         ConfigError, match=r"Node 'b' of it depends on the unknown node 'aa'. Did you mean 'a'"
     ):
         check_graph({"a": [], "b": ["aa"]}, "it")
-    with pytest.raises(ConfigError, match="names a dependency twice: a, a"):
+    with pytest.raises(ConfigError, match="lists a dependency twice: a, a"):
         check_graph({"a": [], "b": ["a", "a"]}, "it")
     with pytest.raises(ConfigError, match=r"a <- a\."):
         check_graph({"a": ["a"]}, "it")

@@ -67,7 +67,7 @@ def test_unsupported_combinations_raise_an_error() -> None:
         (Summary(layers=(("a",), ())), "a layer without drafters"),
         (Summary(layers=(("a", "bb"),)), r"layers names the unknown agent 'bb'"),
         (Summary(layers=(("a", "a"),)), "an agent twice"),
-        (Summary(layers=(("a", "chief"),)), "is the aggregator too"),
+        (Summary(layers=(("a", "chief"),)), "is also the aggregator"),
         (Summary(layers=(("a",), ("b",)), reply="{b}"), r"`workflow.reply`"),
     ):
         with pytest.raises(ConfigError, match=says):

@@ -83,7 +83,7 @@ class C3(MonteCarlo):
             return {**given, "widths": (count // second, second) if second > 1 else (count,)}
         widths = given.get("widths", (4, 3))
         if not all(type(width) is int and width >= 1 for width in widths):
-            raise ValueError(f"`widths` is {list(widths)!r}; give whole numbers of 1 or more")
+            raise ValueError(f"`widths` is {list(widths)!r}; use whole numbers of at least 1")
         return {"group_size": math.prod(widths), **given}
 
     @model_validator(mode="after")
@@ -98,11 +98,11 @@ class C3(MonteCarlo):
             )
         if self.umad.active:
             raise ValueError(
-                "`umad` compares whole episodes, but a tree compares turns of one prompt; remove it"
+                "`umad` compares whole episodes, but a tree compares turns of one prompt; remove `umad`"
             )
         if self.variant != "reward_only" and not self.replay:
             raise ValueError(
-                f"`variant: {self.variant}` needs siblings, but `replay: false` has none; remove one of them"
+                f"`variant: {self.variant}` compares sibling turns, which `replay: false` does not sample; remove one of the two"
             )
         if self.alpha != 1.0 and self.variant != "value_assisted":
             raise ValueError("`alpha` needs `variant: value_assisted`; set both or neither")

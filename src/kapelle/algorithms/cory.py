@@ -49,7 +49,7 @@ class CORY(Settings):
             raise ValueError("CORY gives both agents the sum of their rewards; remove `base.team_reward`")
         found = algorithm_class(str(given["name"]))
         if "team_reward" not in found.model_fields:  # type: ignore[attr-defined]
-            raise ValueError(f"`base: {given['name']}` does not learn from rollouts; set grpo, rloo or ippo")
+            raise ValueError(f"`base: {given['name']}` does not learn from rollouts; use grpo, rloo or ippo")
         return found.model_validate({**given, "team_reward": "sum"})  # type: ignore[attr-defined]
 
     def build(self) -> Algorithm:
@@ -76,12 +76,12 @@ def check_pair(team: Team) -> None:
     """Raise ConfigError unless the team has two trained agents whose weights have the same shapes."""
     if len(team.names) != 2 or len(team.trained) != 2:
         raise ConfigError(
-            f"`cory` exchanges the weights of two agents; this team has {len(team.names)} agents and "
-            f"{len(team.trained)} trained policies. Name a pioneer and an observer, with `team.sharing: lora`."
+            f"`cory` exchanges the weights of two agents, but this team has {len(team.names)} agents and "
+            f"{len(team.trained)} trained policies. Define a pioneer and an observer, and set `team.sharing: lora`."
         )
     first, second = (team.policies[name] for name in team.trained)
     if (first.lora, team.bases[first.base]) != (second.lora, team.bases[second.base]):
         raise ConfigError(
-            f"`cory` exchanges the weights of '{first.name}' and '{second.name}', which differ in model or `lora`. "
-            "Give both the same."
+            f"`cory` exchanges the weights of '{first.name}' and '{second.name}', but their models or `lora` settings differ. "
+            "Use the same for both."
         )

@@ -70,8 +70,8 @@ class DPO(Settings):
     def _makes_pairs(self) -> DPO:
         if self.group_size < 2:
             raise ValueError(
-                "a group of one has no pair; set `algorithm.group_size: 2` or more. Recorded pairs need it too: "
-                "`algorithm.data: recorded` with `environment.name: preferences`"
+                "DPO needs two episodes per task to form a pair; set `algorithm.group_size: 2` or more, for recorded pairs too ("
+                "`algorithm.data: recorded` with `environment.name: preferences`)"
             )
         if self.kind == "ipo" and self.label_smoothing:
             raise ValueError("`label_smoothing` needs `kind: dpo`; remove it for `kind: ipo`")

@@ -67,7 +67,7 @@ class MGRPO(MonteCarlo):
                 "`[[planner], [search, code]]`"
             )
         if repeated := [name for name in named if named.count(name) > 1]:
-            raise ValueError(f"`levels` names '{repeated[0]}' twice; give each agent one level")
+            raise ValueError(f"`levels` names '{repeated[0]}' twice; list each agent once")
         return self
 
     def build(self) -> Algorithm:

@@ -89,13 +89,13 @@ class MAPoRL(ActorCritic):
             raise ValueError("`maporl` does not use `team_reward`; remove it, and set `algorithm.sharing`")
         if self.refresh is not None and self.verifier is None:
             raise ValueError(
-                "`refresh` trains a verifier, but none is named. Name one with `verifier`, or remove `refresh`"
+                "`refresh` trains a verifier, but `verifier` is not set. Set it to a folder, or remove `refresh`"
             )
         if isinstance(self.verifier, tuple) and not self.verifier:
-            raise ValueError("`verifier` is an empty list. Name a folder in it, or set it to null")
+            raise ValueError("`verifier` is an empty list. Add a folder, or set it to null")
         if self.refresh is not None and len(self.folders) > 1:
             raise ValueError(
-                "`refresh` trains one verifier, but `verifier` names several. Name one, or remove `refresh`"
+                "`refresh` trains one verifier, but `verifier` lists several. Keep one, or remove `refresh`"
             )
         return self
 
@@ -173,7 +173,7 @@ def _by_turn(own: Mapping[str, tuple[Turn, ...]], value: Callable[[Turn], float]
 def _label(turn: Turn) -> float:
     if turn.score is None:
         raise ConfigError(
-            f"Turn {turn.index} of agent '{turn.agent}' has no score. Set `workflow.score_rounds: true`, or name a "
-            "trained verifier with `algorithm.verifier` (and `correctness: score`)."
+            f"Turn {turn.index} of agent '{turn.agent}' has no score. Set `workflow.score_rounds: true`, or set `algorithm.verifier` "
+            "to the folder of a trained verifier (with `correctness: score`)."
         )
     return turn.score

@@ -48,7 +48,7 @@ class MARFT(ActorCritic):
     def _one_level(self) -> MARFT:
         for section, key, given in (("loss", "level", self.loss.level), ("gae", "unit", self.gae.unit)):
             if given != "token":  # the default, which resolved settings contain
-                raise ValueError(f"`{section}.{key}` follows from `level: {self.level}`; remove it")
+                raise ValueError(f"`{section}.{key}` is already set by `level: {self.level}`; remove it")
         self._leveled()
         return self
 
@@ -57,7 +57,7 @@ class MARFT(ActorCritic):
         action = self.level == "action"
         if action and self.loss.aggregation not in (None, "sequence_mean"):
             raise ValueError(
-                f"`loss.aggregation: {self.loss.aggregation}` weights the one loss per turn of `level: action` by its "
+                f"`level: action` has one loss per turn, which `loss.aggregation: {self.loss.aggregation}` would weight by the turn's "
                 "length; remove `loss.aggregation`, or set `level: token`"
             )
         loss = self.loss.model_dump() | {"level": "turn" if action else "token"}

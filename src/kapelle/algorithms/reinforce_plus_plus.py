@@ -54,7 +54,9 @@ class ReinforcePlusPlus(MonteCarlo):
                 "its own return; set `loss.level: token`, or remove them"
             )
         if self.whiten == "tokens" and self.baseline != "group":
-            raise ValueError("`whiten` needs `baseline: group`; without it, whitening is always over tokens")
+            raise ValueError(
+                "`whiten` needs `baseline: group`; without a group baseline, advantages are always whitened over tokens"
+            )
         if self.baseline == "group" and (self.kl_in_reward or self.gamma != 1.0):
             raise ValueError(
                 "`baseline: group` gives a trajectory one advantage; remove `gamma` and `kl_in_reward`, and use "

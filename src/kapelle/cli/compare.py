@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     say(f"{len(comparison.runs)} runs, kept in {comparison.folder}", stream)
     if not can_draw():
         later = command("plot", str(comparison.folder), "--output", "figure.pdf")
-        say(f"No figures will be drawn: {MISSING}. Later, `{later}` draws them.", stream)
+        say(f"No figures will be drawn. {MISSING} Later, `{later}` draws them.", stream)
     try:
         try:
             cores = len(os.sched_getaffinity(0))

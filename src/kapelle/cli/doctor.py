@@ -68,11 +68,11 @@ def run(arguments: argparse.Namespace) -> int:
 def show(every: Sequence[RankFacts], findings: Sequence[MachineFault], *, as_json: bool) -> None:
     """Print the faults, a row for each rank, and the entries that all ranks have in common."""
     if as_json:
-        found = [{"wrong": each.wrong, "what": each.what, "mend": each.mend} for each in findings]
+        found = [{"wrong": each.wrong, "what": each.what, "fix": each.fix} for each in findings]
         say(json.dumps({"findings": found, "ranks": [each.to_json() for each in every]}, indent=1))
         return
     for each in findings:
-        say(f"{'wrong' if each.wrong else 'doubtful':10}{each.what}. {each.mend}")
+        say(f"{'wrong' if each.wrong else 'doubtful':10}{each.what}. {each.fix}")
     if not findings:
         say("Nothing is wrong.")
     say()

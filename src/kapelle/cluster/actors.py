@@ -147,12 +147,12 @@ class StartedWorker:
 class Waiting:
     """Waits for workers of one kind, and counts their deaths in a row."""
 
-    def __init__(self, kind: str, work: str, setting: str, timeout: float, of: str = "") -> None:
+    def __init__(self, kind: str, setting: str, timeout: float, of: str = "") -> None:
         """Wait for workers that are called `kind`, each of which starts within `timeout` seconds.
 
-        Messages say that they have done `work` (such as `played`), and name the `setting` of their resources.
+        Messages name the `setting` of their resources.
         """
-        self._kind, self._work, self._setting, self._timeout, self._of = kind, work, setting, timeout, of
+        self._kind, self._setting, self._timeout, self._of = kind, setting, timeout, of
         self._deaths = 0
 
     def first(self, workers: Iterable[StartedWorker], calls: Sequence[ActorCall]) -> ActorCall | None:
@@ -169,8 +169,8 @@ class Waiting:
             elif time.monotonic() - worker.begun > self._timeout:
                 # An actor for which the cluster has no room never answers.
                 raise EngineError(
-                    f"A {self._kind} has not started within {self._timeout:g} s (`ray.timeout`): its machine is gone or full. "
-                    "Resume the run."
+                    f"A {self._kind} did not start within {self._timeout:g} s (`ray.timeout`), because its machine is gone or has no "
+                    "free resources. Resume the run."
                 )
         return first_answered(calls, LOOK)
 
@@ -183,8 +183,8 @@ class Waiting:
         self._deaths += 1
         if self._deaths >= DEATHS:
             raise EngineError(
-                f"{self._deaths} {self._kind}s{self._of} in a row have died before they had {self._work} anything; the last one: "
-                f"{lost}. Read their output above, and check the memory of their machines (`{self._setting}`)."
+                f"{self._deaths} {self._kind}s{self._of} in a row died before they returned a result; the last one: {lost}. "
+                f"Read their output above, and check the memory of their machines (`{self._setting}`)."
             ) from None
 
 
@@ -195,8 +195,8 @@ def check_hashes(
     for base, own in found.items():
         if known.setdefault(base, own) != own:
             raise ConfigError(
-                f"A {kind} has read other weights for '{paths[base]}' ({own}) than {other} ({known[base]}). Put the same files under "
-                "this path on all machines."
+                f"A {kind} and {other} loaded different weights from '{paths[base]}' (hashes {own} and {known[base]}). Copy the same files to "
+                "this path on every machine."
             )
 
 
@@ -260,7 +260,7 @@ class ActorConnection:
             ) from error
         except Exception as error:  # as in `start`
             raise EngineError(
-                f"The Ray at `ray.address: {address}` did not answer in time: {_line(error)}. Is its machine busy? Try again."
+                f"The Ray at `ray.address: {address}` did not answer in time: {_line(error)}. Try again when its machine is less busy."
             ) from error
 
     @classmethod
@@ -311,12 +311,12 @@ class ActorConnection:
                 remove_placement_group(self._group)
             except Exception as error:  # as in `start`
                 raise EngineError(
-                    f"Ray could not place the run: {_line(error)}. Is the cluster still there?"
+                    f"Ray could not reserve resources for the run: {_line(error)}. Check that the cluster is still running."
                 ) from error
         free = _resources("available_resources", wanted)
         raise ConfigError(
             f"The cluster has no room for {len(bundles)} actors: they need {_amounts(wanted)}, and there are {_amounts(there)}, of "
-            f"which {_amounts(free)} are free. Start fewer workers (`ray.rollout_workers`, `--processes`), or give each less "
+            f"which {_amounts(free)} are free. Start fewer workers (`ray.rollout_workers`, `--processes`), or reserve less for each "
             "(`ray.trainer.cpus`, `ray.rollout.cpus`, …)."
         )
 

@@ -13,7 +13,6 @@ import json
 import os
 import secrets
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -120,7 +119,7 @@ def _facts(ranks: Ranks) -> RankFacts:
         free, total = torch.cuda.mem_get_info(local)
         identity = str(getattr(properties, "uuid", local))  # builds for other makers' cards have none
         gpu = Gpu(properties.name, f"{socket.gethostname()} {identity}", total, free)
-    versions = versions_of(PACKAGES) | {"CUDA": torch.version.cuda, "driver": _driver()}
+    versions = versions_of(PACKAGES) | {"CUDA": torch.version.cuda}
     if found and torch.distributed.is_nccl_available():
         versions["NCCL"] = ".".join(str(part) for part in torch.cuda.nccl.version())
     memory, memory_free = _memory()
@@ -149,15 +148,6 @@ def _source() -> str:
     for path in sorted(root.rglob("*.py")):
         found.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return found.hexdigest()[:12]
-
-
-def _driver() -> str | None:
-    """Return the version of NVIDIA's driver; None without a driver."""
-    with suppress(OSError, subprocess.SubprocessError):
-        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)  # noqa: S603 - a fixed command
-        return answer.stdout.split("\n")[0].strip() or None
-    return None
 
 
 def _address() -> str:
@@ -239,7 +229,7 @@ class MachineFault:
 
     wrong: bool
     what: str
-    mend: str
+    fix: str
 
 
 LEAST_DISK = 5 * GB
@@ -263,8 +253,6 @@ def diagnose(every: Sequence[RankFacts]) -> list[MachineFault]:
 
 def _of_versions(every: Sequence[RankFacts]) -> Iterator[MachineFault]:
     for package in dict.fromkeys(name for each in every for name in each.versions):
-        if package == "driver":
-            continue  # CUDA supports different driver versions in one cluster
         differing = _by_value(every, lambda each, of=package: str(each.versions.get(of)))  # type: ignore[misc]
         if differing:
             yield MachineFault(
@@ -281,15 +269,15 @@ def _of_gpus(every: Sequence[RankFacts]) -> Iterator[MachineFault]:
     if some and none:
         yield MachineFault(
             True,
-            f"{_ranks(none)} see no GPU, {_ranks(some)} do",
-            "Look at `nvidia-smi` and CUDA_VISIBLE_DEVICES there, and whether torch is a build for CUDA.",
+            f"no GPU is visible to {_ranks(none)}, but one is visible to {_ranks(some)}",
+            "Check `nvidia-smi`, CUDA_VISIBLE_DEVICES, and whether torch was built for CUDA on these machines.",
         )
     for each in some:
         if each.gpu is None:
             yield MachineFault(
                 True,
-                f"rank {each.rank} is number {each.local} on {each.host}, which has {each.gpus} GPUs",
-                "Start one process for each GPU (`--nproc-per-node`), or show more of them in CUDA_VISIBLE_DEVICES.",
+                f"rank {each.rank} has the local rank {each.local} on {each.host}, but it sees only {each.gpus} GPUs",
+                "Start one process for each GPU (`--nproc-per-node`), or list more GPUs in CUDA_VISIBLE_DEVICES.",
             )
     shared: dict[str, list[RankFacts]] = {}
     for each in some:
@@ -307,7 +295,7 @@ def _of_gpus(every: Sequence[RankFacts]) -> Iterator[MachineFault]:
             yield MachineFault(
                 True,
                 f"{_ranks(together)} use the same GPU of {together[0].host}",
-                "Give each rank its own: LOCAL_RANK counts the processes of a machine.",
+                "Give each rank its own GPU: LOCAL_RANK must number the processes of a machine from 0.",
             )
 
 
@@ -315,11 +303,11 @@ def _of_network(every: Sequence[RankFacts]) -> Iterator[MachineFault]:
     several = len({each.host for each in every}) > 1
     for each in _one_of_each_machine(every):
         if several and (not each.address or each.address.startswith("127.")):
-            where = f"to {each.address}, itself" if each.address else "to nothing"
+            where = f"to {each.address}" if each.address else "to no address"
             yield MachineFault(
                 "GLOO_SOCKET_IFNAME" not in each.variables,
-                f"the name {each.host} resolves {where} on its own machine, so other machines may get an incorrect address",
-                "Fix /etc/hosts there, or name the network interface in GLOO_SOCKET_IFNAME.",
+                f"{each.host} resolves its own name {where}, so other machines may get an incorrect address",
+                "Fix /etc/hosts there, or set GLOO_SOCKET_IFNAME to the network interface.",
             )
     for name in sorted({name for each in every for name in each.variables}):
         if not name.startswith(_QUIET):
@@ -335,28 +323,30 @@ def _of_folders(every: Sequence[RankFacts]) -> Iterator[MachineFault]:
         unusable = [each for each in every if each.folders[number].problem]
         if folder.seen is None:
             yield MachineFault(
-                True, f"{folder.path}: {folder.problem}", "Let this user write there, or name another folder."
+                True,
+                f"{folder.path}: {folder.problem}",
+                "Give this user write permission, or choose another folder.",
             )
             continue
         for each in unusable:
             yield MachineFault(
                 True,
                 f"{folder.path}: on rank {each.rank} ({each.host}) {each.folders[number].problem}",
-                "Let the same user write there from every machine.",
+                "Give the same user write permission on every machine.",
             )
         unseen = [each for each in every if each.folders[number].seen is None]
         if unseen:
             yield MachineFault(
                 True,
-                f"{folder.path} is another folder on {_ranks(unseen)}: what rank 0 wrote there did not appear in "
+                f"{folder.path} is not shared with {_ranks(unseen)}: a file that rank 0 wrote there did not appear in "
                 f"{unseen[0].folders[number].path}",
-                "Mount the same file system under the same path on every machine, or name a folder on one.",
+                "Mount a shared file system under the same path on every machine, or choose a folder on one.",
             )
         if 0 <= folder.free < LEAST_DISK:
             yield MachineFault(
                 False,
                 f"{folder.path} has {_size(folder.free)} left",
-                "Make room for checkpoints and episodes.",
+                "Free disk space for checkpoints and episodes.",
             )
 
 
@@ -373,13 +363,13 @@ def _of_machines(every: Sequence[RankFacts]) -> Iterator[MachineFault]:
         if each.memory and each.memory_free < LEAST_MEMORY * len(here):
             yield MachineFault(
                 False,
-                f"{each.host} has {_size(each.memory_free)} of {_size(each.memory)} of memory left for {len(here)} ranks",
-                "End other programs, or raise the container's limit; `kapelle plan` says what a run needs.",
+                f"{each.host} has {_size(each.memory_free)} of {_size(each.memory)} memory left for {len(here)} ranks",
+                "End other programs, or raise the container's limit; `kapelle plan` shows how much a run needs.",
             )
         if 0 <= each.shared_memory < LEAST_SHARED and (len(here) > 1 or each.versions.get("ray")):
             yield MachineFault(
                 each.gpus > 1 and len(here) > 1,
-                f"the shared memory (/dev/shm) of {each.host} has {_size(each.shared_memory)} left, which ranks of one machine share data through",
+                f"the shared memory (/dev/shm) of {each.host}, through which its ranks exchange data, has {_size(each.shared_memory)} left",
                 "Start the container with `--shm-size=8g` or `--ipc=host`.",
             )
 

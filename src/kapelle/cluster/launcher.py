@@ -99,7 +99,7 @@ def launch(config: RayConfig, processes: int, worlds: int, words: Sequence[str])
     if code < 0:
         raise EngineError(f"The driver, which uses Ray, was killed by signal {-code}. Resume the run.")
     if code == LOST:
-        raise EngineError("The cluster is lost: Ray's control service is gone. Resume the run.")
+        raise EngineError("The cluster is lost because Ray's control service has ended. Resume the run.")
     return code
 
 
@@ -218,7 +218,7 @@ def check_versions(where: list[dict[str, Any]]) -> None:
         for package, found in each["versions"].items():
             if found != here[package]:
                 raise ConfigError(
-                    f"The machine of rank {rank} ({each['host']}) has {package} {found}, this one {here[package]}. Install equal versions."
+                    f"The machine of rank {rank} ({each['host']}) has {package} {found}, but this machine has {here[package]}. Install the same version."
                 )
 
 

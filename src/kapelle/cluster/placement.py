@@ -102,8 +102,8 @@ def check_pools(stages: Sequence[PreparedRun]) -> None:
     workers = stages[0].config.ray.scoring_workers
     if workers and not any(split_scored(stage.team)[1].bases for stage in stages):
         raise ConfigError(
-            f"`ray.scoring_workers` is {workers}, but no model of this run is only scored: set a verifier (`reward_model`, "
-            "`algorithm.verifier`), a teacher or an embedding model, or remove it."
+            f"`ray.scoring_workers` is {workers}, but this run has no model that only scores. Add a verifier (`reward_model`, "
+            "`algorithm.verifier`), a teacher or an embedding model, or remove the setting."
         )
 
 

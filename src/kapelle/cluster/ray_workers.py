@@ -112,7 +112,7 @@ def players_on(
     in_memory = [path for path in team.bases.values() if path in prepared.given]
     if bundles.rollout and in_memory:
         raise ConfigError(
-            f"Rollout workers read models from the disk, but the model '{in_memory[0]}' is in the trainer's memory. Save it and "
+            f"Rollout workers read models from disk, but the model '{in_memory[0]}' is in the trainer's memory. Save it and "
             "set `model.path` to its folder, or set `ray.rollout_workers: 0`."
         )
     if bundles.rollout or bundles.worlds or bundles.scoring:
@@ -153,7 +153,7 @@ class RayWorkers(CollectsGroups):
         self._connection = connection
         self._weights: dict[str, tuple[int, object]] = {}
         """Policy → number, from 1, and the stored weights."""
-        self._waiting = Waiting("rollout worker", "played", "ray.rollout", config.ray.timeout)
+        self._waiting = Waiting("rollout worker", "ray.rollout", config.ray.timeout)
         self._under_way: list[_Share] = []
         """Shares that were requested and not collected yet."""
         self._partial_steps = 0
@@ -349,13 +349,13 @@ class RayWorkers(CollectsGroups):
                 self._check_bases(started)
                 self._log("a worker has joined")
             except ActorLost as lost:  # wait for another one
-                self._log(f"a worker has left before it had played ({lost})")
+                self._log(f"a worker left before its first episode ({lost})")
                 self._start(worker)
             except KapelleError as error:  # the run continues without this machine
                 started.actor.end()
                 worker.started = None
                 worker.not_before = time.monotonic() + self._config.ray.timeout
-                self._log(f"a worker that has joined cannot play: {error}")
+                self._log(f"a worker that joined cannot roll out episodes: {error}")
         return worker.started is not None and worker.started.beginning is None
 
     def _log(self, what: str) -> None:
@@ -363,7 +363,7 @@ class RayWorkers(CollectsGroups):
             worker.started is not None and worker.started.beginning is None for worker in self._workers
         )
         logging.getLogger(__name__).warning(
-            "kapelle: Rollout workers: %s; of %d there are %d.", what, len(self._workers), there
+            "kapelle: Rollout workers: %s; %d of %d are ready.", what, there, len(self._workers)
         )
 
     def _check_bases(self, started: StartedWorker) -> None:
@@ -397,7 +397,9 @@ class RayWorkers(CollectsGroups):
                         continue
                     worker.started = None
                     if worker.place.bundle is None:
-                        self._log(f"a worker that had joined has left ({lost}); others play its groups")
+                        self._log(
+                            f"a worker that had joined has left ({lost}); other workers take over its groups"
+                        )
                     self._waiting.died(lost)
 
     def _start(self, worker: _RayWorker) -> None:

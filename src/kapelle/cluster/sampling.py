@@ -92,7 +92,7 @@ class PooledEngine(RolloutEngine):
         self._pools = []
         for name, bundle in settings["samplers"]:
             of, limit = f" of the pool '{name}'", config.ray.timeout
-            waiting = Waiting("sampling worker", "sampled", f"ray.pools.{name}", limit, of)
+            waiting = Waiting("sampling worker", f"ray.pools.{name}", limit, of)
             self._pools.append(_Pool(name, bundle, policies[name], waiting))
         self._pool_of = {policy: pool for pool in self._pools for policy in pool.policies}
         self._renderers: dict[str, Renderer] = {}

@@ -62,8 +62,8 @@ class RayScorers(Learners):
         in_memory = [path for path in scored.bases.values() if path in prepared.given]
         if in_memory:
             raise ConfigError(
-                f"Scoring workers read models from the disk, but the model '{in_memory[0]}' is in the trainer's memory. Save it and "
-                "put its folder into the recipe, or set `ray.scoring_workers: 0`."
+                f"Scoring workers read models from disk, but the model '{in_memory[0]}' is in the trainer's memory. Save it and "
+                "set its folder in the recipe, or set `ray.scoring_workers: 0`."
             )
         self._engine, self._ranks, self._ray, self._models = engine, ranks, config.ray, models
         self._model_settings, self._connection = config.model, connection
@@ -72,7 +72,7 @@ class RayScorers(Learners):
         self._base_of |= {name: policy.base for name, policy in scored.beside.items()}
         self._readers: dict[str, Reader] = {}
         self._hashes: dict[str, str] = {}
-        self._waiting = Waiting("scoring worker", "scored", "ray.scoring", config.ray.timeout)
+        self._waiting = Waiting("scoring worker", "ray.scoring", config.ray.timeout)
         self._start_with = json.dumps(start_settings(config, self._bases)).encode()
         # Workers are assigned to the ranks in turn: these are the numbers of this rank's workers.
         self._bundles = {ranks.rank + k * ranks.size: each for k, each in enumerate(bundles)}

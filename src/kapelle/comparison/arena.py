@@ -64,79 +64,66 @@ def arena(
     """
     for name, value, least in (("games", games, 1), ("jobs", jobs, 1), ("seed", seed, 0)):
         if type(value) is not int or value < least:
-            raise ConfigError(f"`{name}` of the arena is {value!r}. Give a whole number of at least {least}.")
+            raise ConfigError(f"`{name}` of the arena is {value!r}. Use a whole number of at least {least}.")
     if isinstance(settings, str):
         raise ConfigError(
-            f"`settings` is the text {settings!r}. Give a list of texts: settings=[{settings!r}]."
+            f"`settings` is the string {settings!r}. Pass a list of strings: settings=[{settings!r}]."
         )
     entries = enter(players, environment, settings)
     for note in entries.notes:
         report(note)
-    if output is not None:
-        return _played(Path(output), entries, players, environment, settings, games, jobs, seed, report)
-    with TemporaryDirectory(prefix="kapelle-arena-") as folder:
-        return _played(Path(folder), entries, players, environment, settings, games, jobs, seed, report)
-
-
-def _played(
-    folder: Path,
-    entries: Entries,
-    players: Sequence[str],
-    environment: str | None,
-    settings: Sequence[str],
-    games: int,
-    jobs: int,
-    seed: int,
-    report: Report,
-) -> Arena:
-    tasks = choose_tasks(entries.config.environment, "test", games)
-    about = {
-        "environment": entries.config.environment.model_dump(mode="json"),
-        "model": entries.config.model.model_dump(mode="json", include={"dtype", "quantization"}),
-        "compaction": entries.config.episode.model_dump(mode="json")["compaction"],
-        "workflow": entries.config.workflow.model_dump(mode="json"),
-        "sampling": entries.config.team.sampling.model_dump(mode="json"),
-        "seats": list(entries.names),
-        "games": games,
-        "seed": seed,
-        "tasks": _digest(tasks),
-    }
-    _keep_settings(folder, about, {entry.label: entry.identity for entry in entries.players})
-    pairs = pairs_of([entry.label for entry in entries.players], entries.config.environment)
-    met = {pair: _read(folder, pair, len(tasks)) for pair in pairs if _file(folder, pair).is_file()}
-    left = [pair for pair in pairs if pair not in met]
-    if met:
-        report(f"{len(met)} of {len(pairs)} pairs were played before")
-    if left and jobs == 1:
-        with ExitStack() as closing:
+    with ExitStack() as closing:
+        if output is None:
+            output = closing.enter_context(TemporaryDirectory(prefix="kapelle-arena-"))
+        folder = Path(output)
+        tasks = choose_tasks(entries.config.environment, "test", games)
+        about = {
+            "environment": entries.config.environment.model_dump(mode="json"),
+            "model": entries.config.model.model_dump(mode="json", include={"dtype", "quantization"}),
+            "compaction": entries.config.episode.model_dump(mode="json")["compaction"],
+            "workflow": entries.config.workflow.model_dump(mode="json"),
+            "sampling": entries.config.team.sampling.model_dump(mode="json"),
+            "seats": list(entries.names),
+            "games": games,
+            "seed": seed,
+            "tasks": _digest(tasks),
+        }
+        _keep_settings(folder, about, {entry.label: entry.identity for entry in entries.players})
+        pairs = pairs_of([entry.label for entry in entries.players], entries.config.environment)
+        met = {pair: _read(folder, pair, len(tasks)) for pair in pairs if _file(folder, pair).is_file()}
+        left = [pair for pair in pairs if pair not in met]
+        if met:
+            report(f"{len(met)} of {len(pairs)} pairs are already finished")
+        if left and jobs == 1:
             play_one = _player(entries, tasks, seed, folder, report, closing)
             for pair in left:
                 met[pair] = play_one(pair)
                 report(_line(met[pair], len(met), len(pairs)))
-    elif left:
-        work = [
-            (tuple(players), environment, tuple(settings), games, seed, str(folder), pair) for pair in left
-        ]
-        for number, failure in in_processes(play_pair, work, min(jobs, len(left))):
-            if failure is not None:
-                raise EngineError(f"{' and '.join(left[number])}: {failure.reason}")
-            met[left[number]] = _read(folder, left[number], len(tasks))
-            report(_line(met[left[number]], len(met), len(pairs)))
-    result = Arena(
-        environment=entries.game,
-        seats=len(entries.names),
-        deals=len(tasks),
-        seed=seed,
-        labels=tuple(entry.label for entry in entries.players),
-        players={entry.label: entry.about for entry in entries.players},
-        meetings={(each.one, each.other): each for each in (met[pair] for pair in pairs)},
-        opposed=report_of(entries.config.environment).constant_sum,
-    )
-    fewer = why_fewer(entries.config.environment, "test", games, len(tasks))
-    if fewer:
-        report(f"{len(tasks)} deals: {fewer}")
-    _write_results(folder, result)
-    return result
+        elif left:
+            work = [
+                (tuple(players), environment, tuple(settings), games, seed, str(folder), pair)
+                for pair in left
+            ]
+            for number, failure in in_processes(play_pair, work, min(jobs, len(left))):
+                if failure is not None:
+                    raise EngineError(f"{' and '.join(left[number])}: {failure.reason}")
+                met[left[number]] = _read(folder, left[number], len(tasks))
+                report(_line(met[left[number]], len(met), len(pairs)))
+        result = Arena(
+            environment=entries.game,
+            seats=len(entries.names),
+            deals=len(tasks),
+            seed=seed,
+            labels=tuple(entry.label for entry in entries.players),
+            players={entry.label: entry.about for entry in entries.players},
+            meetings={(each.one, each.other): each for each in (met[pair] for pair in pairs)},
+            opposed=report_of(entries.config.environment).constant_sum,
+        )
+        fewer = why_fewer(entries.config.environment, "test", games, len(tasks))
+        if fewer:
+            report(f"{len(tasks)} deals: {fewer}")
+        _write_results(folder, result)
+        return result
 
 
 def _player(
@@ -207,33 +194,35 @@ def _keep_settings(folder: Path, about: Mapping[str, Json], players: Mapping[str
             kept = json.loads(file.read_bytes())
             before = {str(key): kept["players"][key] for key in kept["players"]}
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise DataError(f"{file} cannot be read: {error}. Name another --output.") from error
+            raise DataError(f"{file} cannot be read: {error}. Use another --output.") from error
         for key, value in about.items():
             if kept.get(key) != value:
                 if key == "tasks":
                     raise ConfigError(
-                        f"{folder} holds an arena with other tasks. Name another --output, or restore the data."
+                        f"{folder} contains an arena with other tasks. Use another --output, or restore the data."
                     )
                 changed = sorted(_differences(key, kept.get(key), value))
                 raise ConfigError(
-                    f"{folder} holds an arena with {changed[0]}. Name another --output, or restore the setting."
+                    f"{folder} contains an arena with other settings: {changed[0]}. Use another --output, or restore the setting."
                 )
         for label, identity in players.items():
             if before.get(label, identity) != identity:
                 raise ConfigError(
-                    f"'{label}' in {folder} was {before[label]}, and is {identity} now. Give it another name (NAME=PLAYER), or name "
+                    f"'{label}' in {folder} was {before[label]}, but is now {identity}. Give the player another name (NAME=PLAYER), or use "
                     "another --output."
                 )
     elif folder.exists() and not folder.is_dir():
-        raise OutputError(f"{folder} is a file, but an arena needs a folder. Name another --output.")
+        raise OutputError(f"{folder} is a file, but an arena needs a folder. Use another --output.")
     elif folder.exists() and any(folder.iterdir()):
-        raise OutputError(f"{folder} holds other files than an arena. Name another --output.")
+        raise OutputError(
+            f"{folder} contains other files, but an arena needs an empty folder. Use another --output."
+        )
     try:
         (folder / PAIRS).mkdir(parents=True, exist_ok=True)
         kept = {**about, **kept, "players": {**kept["players"], **players}}
         replace_file(file, json.dumps(kept, indent=2).encode("ascii") + b"\n")
     except OSError as error:
-        raise OutputError(f"{folder} cannot be written: {error.strerror}. Name another --output.") from error
+        raise OutputError(f"{folder} cannot be written: {error.strerror}. Use another --output.") from error
 
 
 def _digest(tasks: Sequence[Task]) -> str:
@@ -253,7 +242,7 @@ def _differences(key: str, before: Json, now: Json) -> list[str]:
             if before.get(name) != now.get(name)
             for line in _differences(f"{key}.{name}", before.get(name), now.get(name))
         ]
-    return [f"{key} {json.dumps(before)}, not {json.dumps(now)}"]
+    return [f"{key} was {json.dumps(before)}, but is now {json.dumps(now)}"]
 
 
 def _read(folder: Path, pair: tuple[str, str], deals: int) -> Encounter:
@@ -266,7 +255,7 @@ def _read(folder: Path, pair: tuple[str, str], deals: int) -> Encounter:
         raise DataError(f"{file} cannot be read: {error}. Remove it to play the pair again.") from error
     if labels != set(pair) or count != deals:
         raise DataError(
-            f"{file} holds {count} deals of {' and '.join(sorted(labels))}, not {deals} of {' and '.join(pair)}. Remove it to "
+            f"{file} contains {count} deals of {' and '.join(sorted(labels))}, not {deals} of {' and '.join(pair)}. Remove it to "
             "play the pair again."
         )
     return found
@@ -290,7 +279,7 @@ def _write_results(folder: Path, result: Arena) -> None:
         replace_file(folder / "arena.json", json.dumps(row, indent=2).encode("ascii") + b"\n")
         replace_file(folder / "arena.csv", table.getvalue().encode("utf-8"))
     except OSError as error:
-        raise OutputError(f"{folder} cannot be written: {error.strerror}. Name another --output.") from error
+        raise OutputError(f"{folder} cannot be written: {error.strerror}. Use another --output.") from error
 
 
 def draw(folder: Path, result: Arena) -> Path:

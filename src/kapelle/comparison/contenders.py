@@ -94,9 +94,7 @@ def read_contenders(
     labels = [label for label, _ in named]
     for label in labels:
         if labels.count(label) > 1:
-            raise ConfigError(
-                f"'{label}' is named twice. Write LABEL={label} to give one of them another label."
-            )
+            raise ConfigError(f"'{label}' is listed twice. Write LABEL={label} to rename one of them.")
     for label, _ in own:
         if label not in labels:
             raise ConfigError(
@@ -132,7 +130,7 @@ def plan(contenders: Sequence[Contender], seeds: int, folder: Path) -> tuple[Run
     Raises RunDirectoryError if the folder holds other files, or a run with other settings.
     """
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "compare.json").is_file():
-        raise RunDirectoryError(f"{folder} is not empty and holds no comparison. Name another --run-dir.")
+        raise RunDirectoryError(f"{folder} is not empty and contains no comparison. Use another --run-dir.")
     runs = tuple(
         Run(c.label, c.recipe.with_seed(seed), folder / c.label / f"seed-{seed}")
         for c in contenders
@@ -143,7 +141,7 @@ def plan(contenders: Sequence[Contender], seeds: int, folder: Path) -> tuple[Run
             changed = changed_settings(read_config(run.path), run.recipe.yaml())
             if changed:
                 raise RunDirectoryError(
-                    f"{run.path} was trained with other settings: {changed[0]}. Name another --run-dir, or remove it."
+                    f"{run.path} was trained with other settings: {changed[0]}. Use another --run-dir, or delete this run."
                 )
     return runs
 
@@ -160,7 +158,7 @@ def read_own(words: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
                 values = parse_yaml(Path(word).read_text("utf-8"))
             except (OSError, ValueError) as error:
                 reason = " ".join(str(error).split())
-                raise ConfigError(f"The settings {word} cannot be read: {reason}") from None
+                raise ConfigError(f"The settings file {word} cannot be read: {reason}") from None
             if not isinstance(values, dict) or not all(isinstance(each, dict) for each in values.values()):
                 raise ConfigError(
                     f"{word} is not a mapping of algorithms to settings. Write `qmix: {{algorithm: {{…}}}}`."
@@ -171,8 +169,8 @@ def read_own(words: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
         key, equals, raw = setting.partition("=")
         if not (colon and equals and label and key):
             raise ConfigError(
-                f"'{word}' is not a setting of one contender. Write --set NAME:key.path=value, for example --set qmix:algorithm.fit.lr=1e-3, "
-                "or name a YAML file."
+                f"'{word}' is not a setting for one algorithm. Write --set NAME:key.path=value, for example --set qmix:algorithm.fit.lr=1e-3, "
+                "or pass a YAML file."
             )
         found.append((label, nested(key, raw, word)))
     for label, values in found:
@@ -232,7 +230,7 @@ def _check(contender: Contender) -> None:
     algorithm = contender.build()
     if not algorithm.collects_episodes:
         raise ConfigError(
-            f"it learns without sampling, so that its number of tokens cannot be equal. "
+            f"it does not sample completions, so it cannot use the same number of tokens. "
             f"Use `kapelle train` with `algorithm.name={algorithm.name}`."
         )
     check_weights(prepare(contender.recipe.config))

@@ -91,7 +91,7 @@ def enter(words: Sequence[str], environment: str | None, settings: Sequence[str]
     for setting in settings:
         if not setting.startswith(SETTABLE):
             raise ConfigError(
-                f"'{setting}' is not a setting of an arena. Set keys of {', '.join(each.rstrip('.') for each in SETTABLE)}."
+                f"'{setting}' cannot be set in an arena. Use keys of {', '.join(each.rstrip('.') for each in SETTABLE)}."
             )
     if len(words) < 2:
         raise ConfigError(
@@ -109,7 +109,7 @@ def enter(words: Sequence[str], environment: str | None, settings: Sequence[str]
             folder, which = split_run(word)
             checkpoint = named_checkpoint(folder, which) or read_latest(folder)
             if checkpoint is None:
-                raise CheckpointError(f"{folder} has no whole checkpoint yet. Train it first.")
+                raise CheckpointError(f"{folder} has no complete checkpoint yet. Train it first.")
             runs[label] = config_of_run(folder), checkpoint
         else:
             _check_there(word)
@@ -134,7 +134,7 @@ def _split(word: str) -> tuple[str, str]:
         meant = did_you_mean(section, [each.partition(".")[0] for each in SETTABLE]) if dot else ""
         if meant:
             raise ConfigError(
-                f"'{word}' does not begin with a section of settings.{meant} The name of a player has no dot."
+                f"'{word}' begins with an unknown section of settings.{meant} A player's name cannot contain a dot."
             )
         return named[1], named[2]
     if word.startswith(("http://", "https://")):
@@ -162,27 +162,27 @@ def _run_entry(
     same = [part for part in (own, *_parts(own)) if _game(part) == _game(environment)]
     if not same:
         raise ConfigError(
-            f"'{label}' was trained on {_game(own)}, and the arena plays {_game(environment)}. Remove it, or name its game with "
+            f"'{label}' was trained on {_game(own)}, but the arena plays {_game(environment)}. Remove the player, or set its game with "
             "--environment."
         )
     count = len(agent_configs(run.team))
     if count not in {1, len(names)}:
         raise ConfigError(
-            f"'{label}' is a team of {count} agents, and {_game(environment)} has {len(names)} roles here. Choose a run with 1 agent "
+            f"'{label}' is a team of {count} agents, but {_game(environment)} has {len(names)} roles. Choose a run with 1 agent "
             f"or {len(names)}."
         )
     step = step_of(checkpoint) or 0
     for name, policy in _team(run).policies.items():
         if policy.trained and not policy_folder(checkpoint, name).is_dir():
             raise CheckpointError(
-                f"{checkpoint} holds no weights of '{name}'. Name another checkpoint of the run."
+                f"{checkpoint} contains no weights of the policy '{name}'. Choose another checkpoint of the run."
             )
     words = _words(same[0])
     wrong = {key: value for key, value in words.items() if _words(environment).get(key) != value}
     notes = []
     if wrong:
         settings = ", ".join(f"environment.{key}={json.dumps(value)}" for key, value in wrong.items())
-        notes.append(f"{label} was trained with another text of the game ({settings})")
+        notes.append(f"{label} was trained with another wording of the game ({settings})")
     about = {"player": word, "kind": "run", "run": checkpoint.absolute().parents[1].name, "step": step}
     content = blake2b((checkpoint / "manifest.json").read_bytes(), digest_size=8).hexdigest()
     return Entry(label, f"step {step} of a run ({content})", about, run=run, checkpoint=checkpoint), notes
@@ -193,7 +193,7 @@ def _other_entry(label: str, word: str, environment: Environment) -> Entry:
     if word.startswith(("http://", "https://")):
         url, _, model = word.partition("#")
         if not model:
-            raise ConfigError(f"'{word}' names no model. Write {word.rstrip('/')}#MODEL.")
+            raise ConfigError(f"'{word}' contains no model name. Write {word.rstrip('/')}#MODEL.")
         return Entry(
             label, word, {"player": word, "kind": "endpoint"}, endpoint=Endpoint(url.rstrip("/"), model)
         )
@@ -211,7 +211,7 @@ def _other_entry(label: str, word: str, environment: Environment) -> Entry:
         return Entry(label, word, {"player": word, "kind": "model"}, model=word)
     if not offers(environment, HasPlayers):
         raise ConfigError(
-            f"'{word}' is neither a run nor a model, and {_game(environment)} has no players of its own."
+            f"'{word}' is neither a run nor a model, and {_game(environment)} has no built-in players."
         )
     environment.check_player(word)
     return Entry(label, word, {"player": word, "kind": "environment"}, player=word)
@@ -281,7 +281,7 @@ def _config(name: str | None, settings: Sequence[str], runs: Sequence[RunConfig]
 
         config = lay_over([("run", parse_yaml(to_yaml(runs[0])))], tuple(settings)).config
     else:
-        raise ConfigError("Name the game with --environment, because no player is a run.")
+        raise ConfigError("Set --environment to the game, because no player is a run.")
     from kapelle.environments.openspiel.environment import OpenSpiel
 
     if isinstance(config.environment, OpenSpiel) and config.environment.opponents:
@@ -304,7 +304,7 @@ def _role_names(config: RunConfig) -> tuple[str, ...]:
         else:
             return names
     raise ConfigError(
-        f"{_game(config.environment)} does not have two roles: {reasons[0] if reasons else 'it has one.'}"
+        f"{_game(config.environment)} cannot be played in an arena, which needs at least two roles: {reasons[0] if reasons else 'it has one.'}"
     )
 
 

@@ -115,14 +115,14 @@ def plot(
     the figure cannot be drawn or written, DataError for a file without results.
     """
     if not can_draw():
-        raise ConfigError(f"Nothing was drawn: {MISSING}")
+        raise ConfigError(MISSING)
     given = [results] if isinstance(results, str | Path) else list(results)
     paths = tuple(Path(each) for each in ([output] if isinstance(output, str | Path) else list(output)))
     for path in paths:
         if path.suffix.lower().lstrip(".") not in FORMATS:
-            raise ConfigError(f"--output {path}: end its name with .pdf, .png or .svg.")
+            raise ConfigError(f"--output {path}: the name must end in .pdf, .png or .svg.")
     if against not in ("tokens", "step"):
-        raise ConfigError(f"Curves are drawn over `tokens` or `step`, not over {against!r}.")
+        raise ConfigError(f"`against` is {against!r}. Use `tokens` or `step`.")
     runs = read_scores(given)
     found = summarise(runs, against, seed, metric)
     try:
@@ -131,7 +131,7 @@ def plot(
         _draw(found, paths, against)
     except OSError as error:
         where = error.filename or paths[0]
-        raise OutputError(f"{where} cannot be written: {error.strerror}. Name another --output.") from error
+        raise OutputError(f"{where} cannot be written: {error.strerror}. Use another --output.") from error
     return Plotted(paths, found, _measures(runs, metric)[1])
 
 
@@ -142,7 +142,7 @@ def read_scores(results: Sequence[str | Path]) -> list[ScoredRun]:
     """Return the scores of every run in the files, without runs that failed or have not ended."""
     if not results:
         raise ConfigError(
-            "Name the results to draw: a folder of `kapelle compare`, or files of `kapelle eval --output`."
+            "There are no results to draw. Pass a folder of `kapelle compare`, or files of `kapelle eval --output`."
         )
     found: list[ScoredRun] = []
     for number, word in enumerate(results):
@@ -162,11 +162,11 @@ def read_scores(results: Sequence[str | Path]) -> list[ScoredRun]:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
             raise DataError(
-                f"{path} holds no results: {why}. Name a folder that `kapelle compare` wrote, or a file of `kapelle eval --output FILE.json`."
+                f"{path} contains no results: {why}. Use a folder that `kapelle compare` wrote, or a file of `kapelle eval --output FILE.json`."
             ) from error
     if not found:
         raise DataError(
-            "These results have no run that ended well. Train to the end first: `kapelle compare … --run-dir FOLDER`."
+            "These results contain no finished run. Finish the training first: `kapelle compare … --run-dir FOLDER`."
         )
     return found
 
@@ -230,7 +230,9 @@ def _measures(runs: Sequence[ScoredRun], metric: str | None) -> tuple[list[str],
     """Return the measures to draw, and notes on the choice."""
     names, tasks = list(dict.fromkeys(name for run in runs for name in run.final)), _tasks(runs)
     if not names:
-        raise DataError("These results hold neither a success nor a return.")
+        raise DataError(
+            "These results contain neither a success nor a return. Use the results of an evaluation."
+        )
     notes = []
     if metric == "success" and metric not in names and "return" in names:
         notes.append("None of these runs has a success, so their returns are drawn.")

@@ -77,7 +77,7 @@ def measure(run: Run, folder: Path) -> Measured:
         return Measured(run.label, run.seed, place, error)
     rows, evaluations = read_metrics(run.path), read_evaluations(run.path)
     if not evaluations:
-        return Measured(run.label, run.seed, place, "its evaluations.jsonl holds no row")
+        return Measured(run.label, run.seed, place, "its evaluations.jsonl is empty")
     last = evaluations[-1]
     return Measured(
         run.label,
@@ -270,7 +270,7 @@ def write_results(
 
 # -------- Figures, which need matplotlib (`pip install 'kapelle[plot]'`)
 
-MISSING = "matplotlib is missing. pip install 'kapelle[plot]'"
+MISSING = "The figure needs matplotlib. Run `pip install 'kapelle[plot]'`."
 
 
 def can_draw() -> bool:
@@ -292,7 +292,7 @@ def figure_file(*paths: Path, size: tuple[float, float]) -> Iterator[Figure]:
     `size` is in inches. Raises ConfigError without matplotlib.
     """
     if not can_draw():
-        raise ConfigError(f"Nothing was drawn: {MISSING}")
+        raise ConfigError(MISSING)
     import matplotlib as mpl
     from matplotlib.figure import Figure
 

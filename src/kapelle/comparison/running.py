@@ -73,7 +73,7 @@ def train_all(comparison: RunningComparison, processes: int, report: Report) -> 
     comparison.write()
     left = [run for run in comparison.runs if not run.done]
     if len(left) < len(comparison.runs):
-        report(f"{len(comparison.runs) - len(left)} of {len(comparison.runs)} runs were done before")
+        report(f"{len(comparison.runs) - len(left)} of {len(comparison.runs)} runs are already finished")
     start = time.monotonic()
     progress = _Progress(left, report, start)
     # The settings of one run for each missing warmed-up model.

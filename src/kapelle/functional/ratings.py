@@ -234,12 +234,12 @@ def meta_strategy(payoffs: ArrayLike, by: str) -> list[Array]:
     if by not in solvers:
         known = get_args(Solver)
         raise ConfigError(
-            f"'{by}' is not a meta-strategy; the choices are {', '.join(known)}.{did_you_mean(by, known)}"
+            f"'{by}' is not a meta-strategy. Choose one of {', '.join(known)}.{did_you_mean(by, known)}"
         )
     if table.ndim < 2 or table.shape[0] != table.ndim - 1 or 0 in table.shape or not np.isfinite(table).all():
         raise ConfigError(
-            f"A table of payoffs needs finite numbers and the shape (players, members of the first, members of the second, …), "
-            f"but it has the shape {table.shape}."
+            f"Payoffs must be finite and have the shape (players, members of player 1, members of player 2, …), "
+            f"but their shape is {table.shape}."
         )
     return solvers[by](table)
 
@@ -255,7 +255,7 @@ def alpha_rank(*payoffs: ArrayLike) -> Array:
 
     tables = [np.asarray(table, dtype=np.float64) for table in payoffs]
     if not all(np.isfinite(table).all() for table in tables):
-        raise ConfigError("α-Rank needs finite payoffs; replace those that are not.")
+        raise ConfigError("α-Rank needs finite payoffs. Replace the entries that are NaN or infinite.")
 
     def takes_over(mutant: Array, resident: Array) -> Array:
         chances = np.where(mutant > resident, 1 - MUTATION, MUTATION)
@@ -370,7 +370,7 @@ def _nash(table: Array) -> list[Array]:
 
     if table.shape[0] != 2:
         raise ConfigError(
-            f"The meta-strategy nash is for two players, but the table has {table.shape[0]}. Use alpha_rank or prd."
+            f"The meta-strategy `nash` supports two players, but the table has {table.shape[0]}. Use `alpha_rank` or `prd`."
         )
     total = table[0] + table[1]
     if np.ptp(total) <= 1e-9 * max(1.0, float(np.abs(table).max())):

@@ -42,7 +42,7 @@ class Cory(Settings, Drawable):
         if len(agents) != 2:
             raise ConfigError(
                 f"`workflow.name: cory` needs a pioneer and an observer, but the team has {len(agents)} agents "
-                f"({', '.join(agent.name for agent in agents)}). Name exactly two, the pioneer first."
+                f"({', '.join(agent.name for agent in agents)}). Define exactly two, the pioneer first."
             )
         pioneer, observer = agents
         # The pioneer may have the name `pioneer`; for the observer it would be ambiguous.

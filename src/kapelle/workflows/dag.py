@@ -67,7 +67,7 @@ class NodeTokens:
     def encode(self, text: str, **options: Any) -> list[int]:
         """Return a text's ids; TypeError for other values, for example a template that is None."""
         if not isinstance(text, str):
-            raise TypeError(f"tokenizer.encode takes a text, but got {type(text).__name__}")
+            raise TypeError(f"tokenizer.encode needs a string, but got {type(text).__name__}")
         return list(self._renderer.tokenizer(text, **options)["input_ids"])
 
     def apply_chat_template(
@@ -174,12 +174,12 @@ class Processing:
         except Exception as error:
             raise ConfigError(
                 f"process_path: `{function}` of {self.path} fails with the `{function}_kwargs` of node '{node}': "
-                f"{reason(error).rstrip('.')}. Fix the function or the keywords; the trial used a tokenizer of bytes."
+                f"{reason(error).rstrip('.')}. Fix the function or the keyword arguments. The test call used a byte tokenizer."
             ) from error
 
     def _text(self, result: object, function: str) -> str:
         if not isinstance(result, str):
-            raise EpisodeError(f"`{function}` of {self.path} returned {type(result).__name__}, not a text.")
+            raise EpisodeError(f"`{function}` of {self.path} returned {type(result).__name__}, not a string.")
         return result
 
     def _ids(self, result: object, function: str, vocabulary: int) -> tuple[int, ...]:
@@ -190,7 +190,7 @@ class Processing:
         for k in result:
             if not 0 <= k < vocabulary:
                 raise EpisodeError(
-                    f"`{function}` of {self.path} returned the id {k}; the tokenizer has {vocabulary} tokens."
+                    f"`{function}` of {self.path} returned the token id {k}, but the tokenizer has {vocabulary} tokens."
                 )
         return tuple(result)
 
@@ -210,7 +210,7 @@ def load_processing(path: str) -> Processing:
         )
     for name, function in found.items():
         if function is not None and not callable(function):
-            raise ConfigError(f"process_path: `{name}` of {path} is not a function.")
+            raise ConfigError(f"process_path: `{name}` of {path} is not a function. Define it with `def`.")
     return Processing(path, found["pre_process"], found["post_process"])
 
 
@@ -278,7 +278,7 @@ class Dag(Settings, Drawable, ScoresRounds):
         need_answers("dag", "ends in one answer", environment)
         if self.max_assistant_turns > 1 and offers(environment, Recorded):
             raise ConfigError(
-                f"`{environment.name}` has recorded texts and cannot respond to another turn. Set "
+                f"`{environment.name}` replays recorded texts and cannot respond to a second turn. Set "
                 "`workflow.max_assistant_turns: 1`."
             )
         self._check_nodes()
@@ -302,13 +302,13 @@ class Dag(Settings, Drawable, ScoresRounds):
         for agent in agents:
             if agent.prompt is not None:
                 raise ConfigError(
-                    f"The nodes of the workflow `dag` define all prompts; remove `prompt` of agent '{agent.name}'."
+                    f"The nodes of the workflow `dag` define all prompts. Remove `prompt` of agent '{agent.name}'."
                 )
 
     def _check_nodes(self) -> None:
         ids = [node.id for node in self.nodes]
         if repeated := sorted({name for name in ids if ids.count(name) > 1}):
-            raise ConfigError(f"workflow.nodes has two nodes '{repeated[0]}'. Give each its own id.")
+            raise ConfigError(f"workflow.nodes has the id '{repeated[0]}' twice. Use unique ids.")
         check_graph(self.graph, "workflow.nodes")
         ends = sinks(self.graph)
         if self.answer is None and len(ends) > 1:
@@ -335,7 +335,7 @@ class Dag(Settings, Drawable, ScoresRounds):
             return str(node.agent)
         if node.agent_group >= len(names):
             raise ConfigError(
-                f"Node '{node.id}' has agent_group {node.agent_group}, but the team's numbers are 0 to {len(names) - 1}."
+                f"Node '{node.id}' has `agent_group: {node.agent_group}`, but the team's agents have the numbers 0 to {len(names) - 1}."
             )
         return names[node.agent_group]
 

@@ -58,7 +58,7 @@ def _need_file(path: str, key: str, where: str) -> str:
     found = find_file(path, where)
     if found is None:
         raise ConfigError(
-            f"{where}: the file of `{key}: {path}` is neither beside it, nor in a folder above it, nor in the working directory. "
+            f"{where}: the file in `{key}: {path}` was not found beside this file, in its parent folders or in the working directory. "
             "Fix the path, or copy the file there."
         )
     return found
@@ -118,7 +118,7 @@ def answered_by(
     by_id = {str(node["id"]): node for node in nodes}
     if at != answer:
         raise ConfigError(
-            f"{where}: node '{at}' has the `env_path`, but node '{answer}' is the answer. Move `env_path` to '{answer}'."
+            f"{where}: node '{at}' has the `env_path`, but node '{answer}' gives the answer. Move `env_path` to '{answer}'."
         )
     if not by_id[answer].get("obs_with_env", True):
         raise ConfigError(
@@ -214,7 +214,7 @@ def read_workflow(values: Mapping[str, Any], where: str) -> Read:
     """Return the contents of a workflow file; ConfigError, with the name `where`, for settings without an equivalent."""
     nodes = values.get("nodes")
     if not isinstance(nodes, list) or not nodes or not all(isinstance(node, Mapping) for node in nodes):
-        raise ConfigError(f"{where} has no list of `nodes`. Give it at least one node.")
+        raise ConfigError(f"{where} has no list `nodes`. Add one with at least one node.")
     siirl = any("node_id" in node for node in nodes)
     known = _TOP | ({key for key in values if isinstance(values[key], Mapping)} if siirl else set())
     _check_known(values, known, where, "")
@@ -225,7 +225,7 @@ def read_workflow(values: Mapping[str, Any], where: str) -> Read:
 def _check_top(values: Mapping[str, Any], where: str) -> None:
     for key in ("use_all_traj", "share_reward_in_agent", "rewards_with_env"):
         if not isinstance(values.get(key, True), bool):
-            raise ConfigError(f"{where}: `{key}` is {values[key]!r}. Write true or false.")
+            raise ConfigError(f"{where}: `{key}` is {values[key]!r}. Set it to true or false.")
 
 
 def _check_known(given: Mapping[str, Any], known: set[str], where: str, node: str) -> None:
@@ -254,7 +254,7 @@ def _read_own(values: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], whe
     for node in nodes:
         name = str(node.get("id", ""))
         if not name:
-            raise ConfigError(f"A node of {where} has no `id`. Give it one.")
+            raise ConfigError(f"A node of {where} has no `id`. Add one.")
         _check_known(node, _OWN_NODE, where, name)
         key = node.get("agent", node.get("agent_group"))
         if key is None or ("agent" in node and "agent_group" in node):
@@ -330,11 +330,13 @@ def _checked_node(node: Mapping[str, Any], options: Any, where: str, name: str) 
             f"{did_you_mean(str(role), _ROLES)} Remove the node, and use settings of the algorithm."
         )
     if not isinstance(options, Mapping):
-        raise ConfigError(f"`agent_options` of node '{name}' of {where} is not a mapping. Write key: value.")
+        raise ConfigError(
+            f"`agent_options` of node '{name}' of {where} is not a mapping. Write `key: value`."
+        )
     _check_known(options, _SPEECH | _TRAINING - {"only_forward_compute"}, where, name)
     number = node.get("agent_group", 0)
     if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-        raise ConfigError(f"Node '{name}' of {where} has agent_group {number!r}. Give a number from 0 on.")
+        raise ConfigError(f"Node '{name}' of {where} has agent_group {number!r}. Use a number of at least 0.")
     return number
 
 
@@ -343,13 +345,13 @@ def _training_keys(group: _Group, given: Mapping[str, Any], where: str, name: st
     if cycle is not None:
         if isinstance(cycle, bool) or not isinstance(cycle, int) or cycle < 1:
             raise ConfigError(
-                f"Node '{name}' of {where}: `train_cycle` is {cycle!r}. Give a number of steps."
+                f"Node '{name}' of {where}: `train_cycle` is {cycle!r}. Set a whole number of steps."
             )
         group.cycle = cycle
     if critic is not None:  # 0 is a valid group
         if isinstance(critic, bool) or not isinstance(critic, int | str):
             raise ConfigError(
-                f"Node '{name}' of {where}: `share_instance` is {critic!r}. Name an agent or its group."
+                f"Node '{name}' of {where}: `share_instance` is {critic!r}. Set it to the name or the group of an agent."
             )
         group.critic = critic
 
@@ -365,7 +367,7 @@ def _engine_keys(
         if key == "critic.model.path" or (is_critic and key == "model.path"):
             if group.critic_model not in (None, str(value)):
                 raise ConfigError(
-                    f"{where} gives the critic of '{group.name}' two models, {group.critic_model} and {value}. Name one."
+                    f"{where} gives the critic of '{group.name}' two models, {group.critic_model} and {value}. Keep one of them."
                 )
             group.critic_model = str(value)
         elif _SPEED.fullmatch(str(key)):
@@ -410,7 +412,7 @@ def _assemble(
     critics = sorted({group.critic_model for group in ordered if group.critic_model is not None})
     if len(critics) > 1:
         raise ConfigError(
-            f"{where} gives its critics different models, {critics[0]} and {critics[1]}. Name one model (`team.critic_model`)."
+            f"{where} gives its critics different models, {critics[0]} and {critics[1]}. Use one model for all of them."
         )
     if critics:
         sections["team"]["critic_model"] = critics[0]
@@ -430,7 +432,7 @@ def _assemble(
         section = environment_of(path, where)
         named[str(section.get("env_path", section["name"]))] = section
     if len(named) > 1:
-        raise ConfigError(f"{where} names two environments, {' and '.join(sorted(named)[:2])}. Name one.")
+        raise ConfigError(f"{where} sets two environments, {' and '.join(sorted(named)[:2])}. Keep one.")
     environment = next(iter(named.values()), {})
     if environment.get("name") == SIIRL_ENV:
         graph = {str(node["id"]): _as_list(node.get("dependencies")) for node in nodes}

@@ -20,7 +20,9 @@ def check_graph(graph: Graph, where: str) -> None:
                     f"Node '{name}' of {where} depends on the unknown node '{other}'.{did_you_mean(other, graph)}"
                 )
         if len(set(before)) < len(before):
-            raise ConfigError(f"Node '{name}' of {where} names a dependency twice: {', '.join(before)}.")
+            raise ConfigError(
+                f"Node '{name}' of {where} lists a dependency twice: {', '.join(before)}. Remove the duplicate."
+            )
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:

@@ -30,7 +30,7 @@ class PlayWorkflow(Settings):
         """Raise ConfigError for an environment of questions, or a prompt with another field than `{question}`."""
         if has_comparable_answers(environment):
             raise ConfigError(
-                f"`workflow.name: play` is for games of moves, but the tasks of `{environment.name}` are questions. Set "
+                f"`workflow.name: play` supports games, but the tasks of `{environment.name}` are questions. Set "
                 "`workflow.name: solo`, `parallel` or `debate`."
             )
         for agent in agents:

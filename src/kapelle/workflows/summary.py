@@ -72,18 +72,20 @@ class Summary(Settings, Drawable):
             return
         if not self.layers or not all(self.layers):
             raise ConfigError(
-                "workflow.layers has a layer without drafters. Name at least one agent in each."
+                "workflow.layers has a layer without drafters. List at least one agent in each layer."
             )
         for layer in self.layers:
             for name in layer:
                 need_known("workflow.layers", "agent", name, names)
                 if name == aggregator:
                     raise ConfigError(
-                        f"'{name}' is in workflow.layers and is the aggregator too. Set `workflow.aggregator` to an agent "
-                        "outside of all layers."
+                        f"'{name}' is in workflow.layers, but it is also the aggregator. Set `workflow.aggregator` to an agent "
+                        "that is in no layer."
                     )
             if len(set(layer)) < len(layer):
-                raise ConfigError(f"A layer of workflow.layers names an agent twice: {', '.join(layer)}.")
+                raise ConfigError(
+                    f"A layer of workflow.layers lists an agent twice: {', '.join(layer)}. Remove the duplicate."
+                )
 
     def _aggregator(self, names: Sequence[str]) -> str:
         return self.aggregator or names[-1]

@@ -81,7 +81,7 @@ class Vote(Settings, Drawable, GoesOnWithout):
             if weight < 0:
                 raise ConfigError(f"workflow.weights.{name} is {weight}. Set 0 or more.")
         if all(self.weights.get(name, 1.0) == 0 for name in names):
-            raise ConfigError("workflow.weights is 0 for all agents. Give at least one agent more than 0.")
+            raise ConfigError("workflow.weights is 0 for all agents. Set at least one weight above 0.")
         for agent in agents:
             check_template(agent, ["question"], "the workflow `vote`")
 

@@ -12,9 +12,8 @@ import torch
 from tests.support.episodes import episode, group, turn
 from tests.support.sentences import sentences
 from tests.support.tiny import SIZE, frozen_copy, learners_of, same_bits, sections
-from torch import Tensor
 
-from kapelle.algorithms.signals.embeddings import Embeddings, by_sentences, embedded_turns, turn_texts
+from kapelle.algorithms.signals.embeddings import Embeddings, embedded_turns, turn_texts
 from kapelle.errors import ConfigError, ModelError
 from kapelle.models.language_model import LanguageModel, load_language_model
 from kapelle.models.weights import save_model
@@ -148,10 +147,6 @@ class TestAModelOfOnesOwn:
         with pytest.raises(ConfigError, match=said):
             run("vdn", models={"reader": wide()}, **given)
 
-    def test_a_missing_folder_raises_an_error_before_a_model_loads(self) -> None:
-        with pytest.raises(ModelError, match=r"\./nowhere"):
-            run("vdn", embedder="./nowhere")
-
 
 @pytest.fixture
 def library() -> Iterator[None]:
@@ -189,20 +184,6 @@ class TestSentenceTransformers:
             run("vdn", embedder="sentence-transformers:unheard")
         with pytest.raises(ModelError, match="'a/b/c' does not exist"):
             run("vdn", embedder="sentence-transformers:a/b/c")
-
-    def test_each_text_is_encoded_once(self) -> None:
-        asked: list[str] = []
-
-        def encode(texts: Sequence[str]) -> Tensor:
-            asked.extend(texts)
-            return torch.ones(len(texts), 2)
-
-        new_messages = (Message("user", "q"),)
-        played = [
-            group(*(episode(turn("a", 0, new_messages=new_messages, text=said)) for said in ("x", "y", "x")))
-        ]
-        assert len(by_sentences(played, encode)) == 3
-        assert asked == ["q", "x", "y"]
 
 
 def test_what_an_agent_read_is_its_conversation() -> None:

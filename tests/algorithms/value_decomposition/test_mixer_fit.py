@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from tests.support.tiny import same_bits
 from torch import nn
@@ -140,48 +139,6 @@ class TestTargetNetwork:
             changed = made.goal(batch).value_NK
             assert not torch.equal(changed, before)
             before = changed
-
-
-class TestTwoStepGame:
-    """1803.11485 §5: the two states of the second step, both agents' actions seen as unit vectors."""
-
-    GAMES = torch.tensor([[[7.0, 7.0], [7.0, 7.0]], [[0.0, 1.0], [1.0, 8.0]]], dtype=F64)
-
-    def fitted(self, mixer: nn.Module) -> torch.Tensor:
-        unit = torch.eye(2, dtype=F64)
-        cells = [(s, a, b) for s in (0, 1) for a in (0, 1) for b in (0, 1)]
-        replay = remembered(
-            *(
-                JointEpisode(
-                    Rounds(
-                        torch.stack([unit[s], unit[s]])[None],
-                        torch.stack([unit[a], unit[b]])[None],
-                        torch.ones(1, 2, dtype=F64),
-                        unit[s][None],
-                    ),
-                    self.GAMES[s, a, b][None],
-                    cut=False,
-                )
-                for s, a, b in cells
-            )
-        )
-        made = fit(team_value(mixer), lr=1e-2, updates=900)
-        made.learn(replay)
-        total_B: torch.Tensor = made.net(joined(replay.episodes).rounds).total_B
-        return total_B.detach().view(2, 2, 2)
-
-    @pytest.mark.long
-    def test_qmix_fits_both_states_exactly(self) -> None:
-        torch.manual_seed(0)
-        torch.testing.assert_close(self.fitted(MonotonicMixer(2, 2, 8, 16)), self.GAMES, atol=1e-3, rtol=0)
-
-    @pytest.mark.long
-    @pytest.mark.slow
-    def test_vdn_fits_the_flat_one_and_the_least_squares_sum_of_the_other(self) -> None:
-        least_squares = torch.tensor([[-1.5, 2.5], [2.5, 6.5]], dtype=F64)
-        fitted = self.fitted(SumMixer())
-        torch.testing.assert_close(fitted[0], self.GAMES[0], atol=1e-3, rtol=0)
-        torch.testing.assert_close(fitted[1], least_squares, atol=1e-3, rtol=0)
 
 
 class TestResume:

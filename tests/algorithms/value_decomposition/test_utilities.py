@@ -107,12 +107,6 @@ class TestStandardisation:
         assert net.saw_spread_D.tolist() == pytest.approx([1.0, 0.05])
         assert net.said_spread_D.tolist() == [1.0, 1.0], "nothing varies: nothing is blown up"
 
-    def test_only_turns_that_were_taken_count(self) -> None:
-        saw = torch.tensor([[[1.0], [0.0]], [[3.0], [0.0]]])
-        net = TeamValue(1, OwnUtilities(1, 2, ()), SumMixer())
-        net.standardise_by(Rounds(saw, saw, torch.tensor([[1.0, 0.0], [1.0, 0.0]]), saw[:, 0]))
-        assert net.saw_mean_D.tolist() == [2.0]
-
     def test_an_offset_and_a_scale_of_the_embeddings_change_nothing(self) -> None:
         rounds = drawn(20, 2, 3, 0)
         moved = rounds._replace(

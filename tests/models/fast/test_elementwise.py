@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.fast.test_grouped import KINDS, bank_of, far, learned
-from tests.support.tiny import same_bits
+from tests.models.fast.test_grouped import far
 from tests.twin import COMPILER
 from torch import Tensor
 
@@ -86,18 +85,6 @@ class TestCompiled:
                 )
                 assert far(dx, expected) < 1e-5
         assert graphs["stats"]["unique_graphs"] == once
-
-    def test_a_model_learns_the_same(self, graphs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        model, parameters = bank_of(KINDS)
-        expected = learned(model, parameters)
-        monkeypatch.setattr(flat, "pieces_for", lambda *_: compiled())
-        found = learned(model, parameters)
-        assert not same_bits(found, expected)
-        for name, each in expected.items():
-            other = found[name]
-            assert (each is None) == (other is None), name
-            if each is not None and other is not None:
-                assert far(other, each) < 2e-5, name
 
     def test_an_incorrect_piece_is_found(
         self, graphs: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

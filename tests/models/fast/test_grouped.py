@@ -175,17 +175,6 @@ class TestNumbers:
                 assert found.dtype == expected.dtype
                 assert far(found, expected) < 2e-5, name
 
-    @pytest.mark.parametrize("dropout", [(0.0,) * 4, (0.5, 0.0, 0.2, 0.1)])
-    def test_a_layer_by_itself(self, monkeypatch: pytest.MonkeyPatch, dropout: Sequence[float]) -> None:
-        model, parameters = bank_of(with_dropout(dropout))
-        apart, other = of_a_layer(model, parameters), of_a_layer(model, parameters, seed=1)
-        always(monkeypatch)
-        together = of_a_layer(model, parameters)
-        assert len(apart) == 8
-        for name, expected in apart.items():
-            assert far(together[name], expected) < 1e-6, name
-        assert torch.equal(other["x"], apart["x"]) != any(dropout)
-
     def test_a_whole_model_under_dropout(self, monkeypatch: pytest.MonkeyPatch) -> None:
         model, parameters = bank_of(with_dropout((0.5, 0.0, 0.2, 0.1)))
         apart = learned(model, parameters)
@@ -310,16 +299,3 @@ class TestSeparation:
             assert grad is not None
             assert expected is not None
             assert torch.equal(grad, expected), name
-
-
-class TestRule:
-    def test_sizes_that_do_not_fit_are_computed_one_after_another(
-        self, monkeypatch: pytest.MonkeyPatch, calls: list[int]
-    ) -> None:
-        model, parameters = bank_of(KINDS)
-        apart = learned(model, parameters)
-        always(monkeypatch)
-        monkeypatch.setattr(routed_linear, "ALIGNMENT", 256)  # 64 numbers: no layer of this model
-        together = learned(model, parameters)
-        assert calls == []
-        assert same_bits(together, apart)

@@ -140,14 +140,6 @@ class TestTrial:
         assert not takes_runs(self.like, 2)
         assert "differ from plain operations" in caplog.text
 
-    def test_a_torch_without_it_continues_by_buckets(
-        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        monkeypatch.setattr(kernels, "_found", {})
-        monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)
-        assert not takes_runs(self.like, 2)
-        assert "cannot run here" in caplog.text
-
 
 def test_a_cpu_uses_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_spans(PLANS["branches of two prefixes"])

@@ -77,7 +77,7 @@ def test_an_answer_that_the_model_cannot_read_is_ungraded_and_spoils_no_other(
     assert good["status"] == "scored"
     assert set(bad) == {"status", "reason"}
     assert bad["status"] == "ungraded"
-    assert re.search("the verifier's model reads 256|context of 256", bad["reason"])
+    assert re.search("context of", bad["reason"])
 
 
 def test_it_says_what_it_is_and_how_well_it_judges(

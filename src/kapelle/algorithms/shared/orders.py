@@ -118,7 +118,7 @@ def _check_intervals(team: Team, intervals: Mapping[str, int]) -> None:
             )
     if not intervals:
         raise ConfigError(
-            "`algorithm.order.interval` is empty. Give a number of steps, or one for each policy by its name."
+            "`algorithm.order.interval` is empty. Set a number of steps, or a mapping from policies to numbers of steps."
         )
 
 

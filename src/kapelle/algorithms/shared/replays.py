@@ -36,11 +36,11 @@ class Replays(MonteCarlo):
     def _fits_continuations(self) -> Replays:
         if self.order.build().sequential:
             raise ValueError(
-                "`order: sequential` multiplies ratios over rounds, but a continuation measures one change; set `order: joint`"
+                "`order: sequential` multiplies ratios over rounds, but a continuation changes one turn only; set `order: joint`"
             )
         if self.umad.active:
             raise ValueError(
-                "`umad` would change advantages that continuations measure; remove it, or set another algorithm"
+                "`umad` would change advantages that continuations measure; remove `umad`, or use another algorithm"
             )
         return self
 

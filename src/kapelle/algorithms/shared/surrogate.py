@@ -77,7 +77,7 @@ class SurrogateConfig(Settings):
         if self.kind == "cispo" and (self.level != "token" or self.dual_clip is not None):
             raise ValueError("`kind: cispo` needs `level: token` and no `dual_clip`")
         if self.kind == "sapo" and self.level != "token":
-            raise ValueError("`kind: sapo` needs `level: token`; set that, or `kind: clipped`")
+            raise ValueError("`kind: sapo` has one gate per token; set `level: token`, or `kind: clipped`")
         clips, taus = ("clip_low", "clip_high", "dual_clip"), ("tau_positive", "tau_negative")
         unused: tuple[str, ...] = clips if self.kind == "sapo" else taus
         # Compare values: the resolved settings of a run name every key.
@@ -87,17 +87,17 @@ class SurrogateConfig(Settings):
                 raise ValueError(f"`kind: {self.kind}` does not use `{key}`; remove it, or set {other}")
         if self.level != "token" and self.aggregation not in (None, "sequence_mean"):
             raise ValueError(
-                f"`aggregation: {self.aggregation}` weights the one loss per completion of `level: {self.level}` by its "
+                f"`level: {self.level}` has one loss per completion, which `aggregation: {self.aggregation}` would weight by its "
                 "length; remove `aggregation`, or set `level: token`"
             )
         if self.importance_range is not None:
             low, high = self.importance_range
             if self.level != "token":
                 raise ValueError(
-                    "`importance_range` masks single tokens; set `level: token`, or `importance_cap` instead"
+                    "`importance_range` masks single tokens; set `level: token`, or use `importance_cap` instead"
                 )
             if not 0.0 <= low <= 1.0 <= high:
-                raise ValueError("`importance_range` is [low, high] with 0 ≤ low ≤ 1 ≤ high")
+                raise ValueError("`importance_range` must be [low, high] with 0 ≤ low ≤ 1 ≤ high")
         return self
 
     @property

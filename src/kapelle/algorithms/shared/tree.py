@@ -77,7 +77,7 @@ class TreeSampling(MonteCarlo):
             raise ValueError("`continuations` needs `tree: true`; set both or neither")
         if self.tree and self.umad.active:
             raise ValueError(
-                "`umad` compares whole episodes, but `tree: true` compares candidates for one prompt; set one of them"
+                "`umad` compares whole episodes, but `tree: true` compares candidates for one prompt; remove one of them"
             )
         if self.tree and self.order.build().sequential:
             raise ValueError(

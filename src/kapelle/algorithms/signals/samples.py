@@ -101,7 +101,7 @@ def conversation_sample(
     tokens = start + written
     if len(tokens) > reader.context:
         raise ContextError(
-            f"Question and answer have {len(tokens)} tokens; the verifier's model reads {reader.context}. Use a model "
+            f"Question and answer have {len(tokens)} tokens, but the context of the verifier's model is {reader.context}. Use a model "
             "with a longer context for the verifier, or lower the agents' `sampling.max_tokens`."
         )
     closing = len(reader.completion(""))

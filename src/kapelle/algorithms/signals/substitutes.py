@@ -29,8 +29,8 @@ class Substitute(Beside):
         bases = list(dict.fromkeys(team.policies[name].base for name in team.trained))
         if len(bases) != 1:
             raise ConfigError(
-                f"The trained agents have {len(bases)} base models, but `algorithm.absent: reference` needs one for all absent "
-                "agents. Train them on one base, or set `algorithm.absent: silent`."
+                f"The trained agents have {len(bases)} base models, but `algorithm.absent: reference` needs one common "
+                "base. Use one base model for all agents, or set `algorithm.absent: silent`."
             )
         moving = [name for name in team.trained if team.policies[name].lora is None]
         if moving:

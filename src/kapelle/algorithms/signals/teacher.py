@@ -35,7 +35,7 @@ class TeacherLogProbs(Beside, ReadsTokens):
             context = engine.renderer(sample.learner).context
             if len(sample.tokens) > context:
                 raise ContextError(
-                    f"A turn has {len(sample.tokens)} tokens with its prompt; the context of '{sample.learner}' is {context}. "
+                    f"A turn and its prompt have {len(sample.tokens)} tokens, but the context of '{sample.learner}' is {context}. "
                     "Use a teacher with a longer context, or lower the agents' `sampling.max_tokens`."
                 )
         return {TEACHER: dict(zip(samples, engine.score(list(samples.values())), strict=True))}

@@ -71,7 +71,7 @@ def calibration_of(folder: str) -> Calibration:
         return read_calibration((held_out.get("calibrated") or {}).get("calibration"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(
-            f"The calibration of the verifier '{folder}' cannot be read: {error!r}. Name the folder `verifier` of a checkpoint of "
+            f"The calibration of the verifier '{folder}' cannot be read: {error!r}. Use the folder `verifier` of a checkpoint that was trained with "
             "`algorithm.name: verifier`."
         ) from error
 

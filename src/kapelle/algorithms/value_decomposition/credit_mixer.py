@@ -126,8 +126,6 @@ class MixedCredit:
                         )
                     else:
                         value_BA, kind = keep_masked(estimate.utility_BA, rounds.acted_BA).cpu(), "utility"
-                    if kind == "utility":
-                        baseline_BA = torch.zeros_like(value_BA)
         advantage = self._compared(value_BA, baseline_BA, kind, step, groups, signals)
         size = dict.fromkeys(self._agents, 0.0)
         for movers in step.keys:

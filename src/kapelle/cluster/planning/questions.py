@@ -40,6 +40,6 @@ def describe(asked: Mapping[str, QuestionCounts], tasks: int, group: int) -> Ite
             if count
         ]
         yield (
-            f"the judge {name} is asked at most {each.of_step(tasks, group):,} questions in a step, {' and '.join(about)}; what it has "
-            "answered already is not asked again"
+            f"the judge {name} receives at most {each.of_step(tasks, group):,} requests in a step, {' and '.join(about)}; repeated "
+            "requests are answered from its cache"
         )

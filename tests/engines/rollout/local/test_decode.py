@@ -71,12 +71,6 @@ class TestBatching:
             assert said.finish_reason == alone.finish_reason
             assert said.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
 
-    def test_the_order_of_the_rows_does_not_matter(self, model: LanguageModel) -> None:
-        jobs = jobs_of_all_kinds()
-        forward = [said.ids for said in decode(model, jobs)]
-        backward = [said.ids for said in decode(model, jobs[::-1])]
-        assert backward == forward[::-1]
-
     def test_log_probs_are_those_of_a_plain_pass_with_the_rows_adapter(self, model: LanguageModel) -> None:
         jobs = [job._replace(sampling=Sampling(max_tokens=9)) for job in jobs_of_all_kinds()]
         for job, said in zip(jobs, decode(model, jobs), strict=True):

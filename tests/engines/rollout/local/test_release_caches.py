@@ -69,10 +69,3 @@ def test_an_idle_sampler_has_no_tensor(model: LanguageModel) -> None:
     assert bytes_beside(known) > 50_000
     engine.release_caches()
     assert bytes_beside(known) == 0
-
-
-def test_after_a_rest_the_same_is_sampled(model: LanguageModel) -> None:
-    engine = engine_that_rests(model)
-    first = play(engine)
-    engine.release_caches()
-    assert play(engine) == first

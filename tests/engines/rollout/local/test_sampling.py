@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,15 +9,11 @@ import torch
 from tests.support.tiny import tiny_model
 from torch import Tensor
 
-from kapelle.engines.rollout.local import sampling
 from kapelle.engines.rollout.local.decode_batch import decode
 from kapelle.engines.rollout.local.decode_strategies import Job
 from kapelle.engines.rollout.local.sampling import (
-    AllowedTokens,
     SamplingRows,
     adjusted,
-    last_of_nucleus_by_bisection,
-    last_of_nucleus_by_pivots,
     likeliest,
     processed_logits,
     sample,
@@ -94,9 +89,6 @@ class TestDistribution:
     def test_top_k_two_keeps_the_two_likeliest(self) -> None:
         assert probabilities(HALVES, top_k=2) == pytest.approx([2 / 3, 1 / 3, 0, 0], abs=1e-6)
 
-    def test_top_k_beyond_the_vocabulary_keeps_all(self) -> None:
-        assert probabilities(HALVES, top_k=50) == pytest.approx([0.5, 0.25, 0.125, 0.125], abs=1e-6)
-
     @pytest.mark.parametrize(
         ("top_p", "kept"),
         [(0.4, [1, 0, 0, 0]), (0.6, [2 / 3, 1 / 3, 0, 0]), (0.8, [4 / 7, 2 / 7, 1 / 7, 0])],
@@ -111,14 +103,6 @@ class TestDistribution:
     def test_the_order_of_the_vocabulary_does_not_matter(self) -> None:
         mixed = HALVES[torch.tensor([3, 0, 2, 1])]
         assert probabilities(mixed, top_p=0.6) == pytest.approx([0, 2 / 3, 0, 1 / 3], abs=1e-6)
-
-    def test_a_row_without_limits_is_not_affected_by_one_with_limits(self) -> None:
-        generator = torch.Generator().manual_seed(0)
-        logits = torch.randn(2, 5000, generator=generator) * 6
-        alone = processed_logits(logits[:1], rows(1)).log_softmax(-1)
-        beside = processed_logits(logits, rows(2, top_p=[1.0, 0.5], top_k=[0, 3])).log_softmax(-1)
-        assert torch.equal(torch.isneginf(beside[0]), torch.isneginf(alone[0]))
-        assert float((beside[0] - alone[0]).abs().max()) < 1e-5
 
 
 def by_sorting(logits_RV: Tensor, top_k: list[int], top_p: list[float]) -> Tensor:
@@ -164,31 +148,6 @@ class TestCutsWithoutSorting:
                 kept = processed_logits(logits, rows(11, top_p=top_p, top_k=top_k))
                 assert torch.equal(kept, by_sorting(logits, top_k, top_p))
 
-    def test_of_152_000_words(self) -> None:
-        generator = torch.Generator().manual_seed(0)
-        top_k, top_p = [0, 0, 50, 0, 5000, 0], torch.tensor([0.9, 0.95, 1.0, 0.999999, 0.8, 1e-6]).tolist()
-        for scale, grid in ((3.0, None), (0.1, None), (6.0, 0.5)):
-            logits = torch.randn(6, 152_000, generator=generator) * scale
-            logits = logits if grid is None else (logits / grid).round() * grid
-            kept = processed_logits(logits, rows(6, top_p=top_p, top_k=top_k))
-            assert torch.equal(kept, by_sorting(logits, top_k, top_p))
-
-    @pytest.mark.parametrize("grid", [None, 0.25])
-    def test_pivots_and_bisection_end_at_the_same_token(
-        self, grid: float | None, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(sampling, "RANKED", 4)
-        generator = torch.Generator().manual_seed(2)
-        top_p = torch.tensor(SHARES[:-3])[:, None]
-        for words in (2, 5, 300, 6000):
-            logits = torch.randn(len(top_p), words, generator=generator) * 3
-            logits = logits if grid is None else (logits / grid).round() * grid
-            logp = torch.log_softmax(logits, -1)
-            least, ties, _ = last_of_nucleus_by_bisection(logp, top_p)
-            one_by_one = [last_of_nucleus_by_pivots(*pair) for pair in zip(logp, top_p, strict=True)]
-            assert torch.equal(least, torch.cat([found[0] for found in one_by_one]))
-            assert torch.equal(ties, torch.cat([found[1] for found in one_by_one]).double())
-
     def test_equal_tokens_stay_in_the_order_of_their_ids(self) -> None:
         equal = torch.zeros(1, 8)
         assert processed_logits(equal, rows(1, top_k=3)).isfinite()[0].tolist() == [True] * 3 + [False] * 5
@@ -196,23 +155,6 @@ class TestCutsWithoutSorting:
 
     def test_broken_logits_end_too(self) -> None:
         assert bool(processed_logits(torch.full((1, 5000), torch.nan), rows(1, top_p=0.5)).isnan().all())
-
-
-class TestKinds:
-    MIXED = (
-        Sampling(temperature=0.0, top_p=0.5),
-        Sampling(top_k=3, top_p=1 - 1e-12),  # 1 in float32
-        Sampling(),
-    )
-
-    def test_sampling_limits_of_other_rows_do_not_change_a_row(self) -> None:
-        every = SamplingRows.of(self.MIXED, [0, 1, 2], torch.device("cpu"))
-        last = SamplingRows.of(self.MIXED[2:], [2], torch.device("cpu"))
-        assert (last.tempers, last.cuts_p, last.cuts_k, last.greedy) == (False, False, False, False)
-        among = replace(last, known=every.known)
-        logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(3))
-        assert among.cuts_k
-        assert torch.equal(processed_logits(logits, among), logits)
 
 
 class TestSample:
@@ -247,29 +189,6 @@ class TestSample:
         ]
         assert together.tolist() == alone
 
-    def test_rows_beside_constrained_rows_are_bitwise_the_same(self) -> None:
-        words, place = 2_000, torch.arange(6)
-        # Wide enough for logits whose exponentials underflow.
-        logits = 40.0 * torch.randn(6, words, generator=torch.Generator().manual_seed(2))
-        bits = torch.randint(-(1 << 31), 1 << 31, (3, 63), generator=torch.Generator().manual_seed(3))
-        held = [0, 2, 5]
-        allowed = AllowedTokens.of(held, bits.int().numpy(), torch.device("cpu"))
-        asked = rows(6, seeds=[11, 12, 13, 14, 15, 16])
-        plain, plain_logp = sample(logits, asked, place)
-        tokens, logp = sample(logits, asked, place, allowed)
-        free = [1, 3, 4]
-        assert torch.equal(tokens[free], plain[free])
-        assert torch.equal(logp[free], plain_logp[free])
-        whole = AllowedTokens.of(range(3), bits.int().numpy(), torch.device("cpu"))
-        alone = sample(logits[held], rows(3, seeds=[11, 13, 16]), place[held], whole)
-        assert torch.equal(alone[0], tokens[held])
-        assert torch.equal(alone[1], logp[held])
-        for row, token in enumerate(tokens[held].tolist()):
-            may = [k for k in range(words) if int(bits[row, k // 32]) >> k % 32 & 1]
-            assert token in may
-            expected = logits[held[row], may].double().log_softmax(0)[may.index(token)]
-            assert float(logp[held[row]]) == pytest.approx(float(expected), abs=1e-4)
-
 
 class TestALargeVocabulary:
     """It is sampled block by block; 5,001 tokens are nine blocks and 393 tokens more."""
@@ -285,13 +204,6 @@ class TestALargeVocabulary:
         share = token_R.bincount(minlength=self.SIZE) / 20_000
         torch.testing.assert_close(share, logits_V.exp(), atol=0.012, rtol=0.0)
         torch.testing.assert_close(logp_R, logits_V[token_R], atol=1e-6, rtol=0.0)
-
-    def test_an_impossible_token_is_never_drawn(self) -> None:
-        logits_RV = torch.full((512, self.SIZE), -torch.inf)
-        possible_R = torch.arange(512) * 9 % self.SIZE
-        logits_RV[torch.arange(512), possible_R] = 0.0
-        token_R, _ = sample(logits_RV, rows(512), torch.arange(512))
-        assert torch.equal(token_R, possible_R)
 
 
 class TestAdjustments:

@@ -214,14 +214,6 @@ class TestMemory:
         assert given["gpu_memory_utilization"] == pytest.approx((0.9 * 0.5 * 60 - 10) / 80)
         assert "kv_cache_memory_bytes" not in given
 
-    def test_a_size_that_is_set_is_taken(self, gpu: None) -> None:
-        given = arguments(2.0, 256, {}, self.ABOUT)
-        assert given["kv_cache_memory_bytes"] == 2 << 30
-        assert "gpu_memory_utilization" not in given
-        assert (
-            arguments(None, 1, {"gpu_memory_utilization": 0.3}, self.ABOUT)["gpu_memory_utilization"] == 0.3
-        )
-
     @pytest.mark.parametrize(
         ("trained_on", "workers", "sleeps"),
         [((), 1, False), ((0,), 1, True), ((1,), 1, False), ((1, 3), 2, True)],
@@ -250,17 +242,6 @@ class TestMemory:
         )
         assert [about.kept_free for about in started] == [12 * adapter, 12 * whole]
         engine.close()
-
-
-class TestFaults:
-    def test_a_broken_sampler_is_replaced(self, engine: VllmEngine, started: Started) -> None:
-        started.last.broken = True
-        with pytest.raises(EngineError, match="out of memory"):
-            ask(engine, [asked("a")])
-        assert started.last.calls[-1] == "close"
-        (answer,) = ask(engine, [asked("a")])
-        assert len(started.all) == 2
-        assert answer.ids
 
 
 class TestVersions:

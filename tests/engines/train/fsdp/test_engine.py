@@ -18,7 +18,6 @@ from tests.support.tiny import (
     tiny_model,
     with_behaviour,
 )
-from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from kapelle.algorithms.sft import negative_log_likelihood
@@ -31,7 +30,6 @@ from kapelle.models.fast.attention import plan_sequences
 from kapelle.models.weights import save_model, weights_hash
 from kapelle.runtime.rank_group import RankGroup
 from kapelle.runtime.ranks import LaunchedRank
-from kapelle.runtime.tensors import leaves
 from kapelle.settings.schema import OptimizerConfig
 from kapelle.team import Policy, reference_name
 
@@ -140,33 +138,6 @@ def test_a_reference_stays_shared_out_and_follows_its_policy_when_it_is_refreshe
     assert isinstance(room, DTensor)
 
 
-def test_float16_is_scaled_and_a_scale_that_is_too_large_is_left(group: RankGroup) -> None:
-    policy, limits = Policy("a"), UpdateLimits(microbatch_tokens=20, parity_tolerance=100.0)
-    half = {"base": tiny_model(dtype="float16", size=0.1)}
-    sharded = FsdpTrainEngine(setup(policy, ranks=group, models=half, limits=limits))
-    half = {"base": tiny_model(dtype="float16", size=0.1)}
-    plain = TorchTrainEngine(setup(policy, models=half, limits=limits))
-    rows = {}
-    for engine in (sharded, plain):
-        samples = with_behaviour(engine, related_samples(["a"]))
-        loud = [replace(s, mask=torch.full((len(s.targets),), 1e5)) for s in samples]
-        rows[engine] = [engine.update(loud, replace(NLL, parity=False))["skipped/a"] for _ in range(16)]
-    assert rows[sharded] == rows[plain]
-    assert rows[plain][0] == 1.0
-    assert rows[plain][-1] == 0.0
-    ours: Any = sharded.state()
-    scaler = ours["learners"]["a"]["scaler"]
-    theirs: Any = plain.state()
-    assert scaler == theirs["learners"]["a"]["scaler"]
-    assert scaler["scale"] == 2.0 ** (16 - rows[plain].count(1.0))
-    again = FsdpTrainEngine(
-        setup(policy, ranks=group, models={"base": tiny_model(dtype="float16")}, limits=limits)
-    )
-    again.load_state(sharded.parts())
-    resumed: Any = again.state()
-    assert resumed["learners"]["a"]["scaler"] == scaler
-
-
 def test_weights_are_gathered_in_the_type_that_is_set_and_kept_in_float32(group: RankGroup) -> None:
     policy = Policy("a")
     with pytest.raises(ConfigError, match="param_dtype"):
@@ -206,24 +177,3 @@ class Two:
 
     rank, size = 0, 2
     together = add = None
-
-
-@pytest.mark.parametrize("lora", [LORA, None])
-def test_it_returns_and_reloads_its_part(group: RankGroup, lora: Any) -> None:
-    policy = Policy("a", lora=lora)
-    sharded, again = (FsdpTrainEngine(setup(policy, ranks=group)) for _ in range(2))
-    learned(sharded, policy)
-    kept, whole_state = sharded.parts(), sharded.state()
-    read = 0
-    for (place, part), (_, saved) in zip(leaves(kept), leaves(whole_state), strict=True):
-        if isinstance(saved, Tensor):
-            room = again.room(place, saved.to("meta"))
-            assert (room is not None) == isinstance(part, DTensor) == (lora is None and saved.dim() > 0), (
-                place
-            )
-            assert room is None or (room.shape, room.dtype) == (saved.shape, saved.dtype)
-            read += room is not None
-    assert read == (0 if lora else 3 * len(sharded.learners["a"].parameters))
-    again.load_state(kept)
-    assert same_bits(again.state(), whole_state)
-    assert same_bits(again.weights("a"), sharded.weights("a"))
