@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from kapelle.errors import DataError, ModelError
-from kapelle.functional.masking import as_float
 from kapelle.models.adapters import ADAPTER, of_experts, read_lora
 from kapelle.models.checksums import verify_folder, write_checksums
 from kapelle.models.language_model import LanguageModel
@@ -99,10 +98,12 @@ def hash_of_base(base: LanguageModel) -> str:
     digest = hashlib.blake2b(digest_size=8)
     weights = base.base_parameters()
     for name in sorted(weights):
-        tensor = as_float(weights[name].detach().cpu().contiguous())
-        digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-        # A copy is hashed: memory that NumPy has seen cannot be freed, as FSDP does with gathered weights.
-        digest.update(tensor.reshape(-1).view(torch.uint8).clone().numpy().data)
+        tensor = weights[name].detach().contiguous().reshape(-1)
+        kind = torch.promote_types(tensor.dtype, torch.float32)
+        digest.update(f"{name}{kind}{tuple(weights[name].shape)}".encode())
+        # Copies are hashed: memory that NumPy has seen cannot be freed, as FSDP does with gathered weights.
+        for part in tensor.split(_words_at_once(tensor.device)):
+            digest.update(part.to("cpu", kind, copy=True).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
