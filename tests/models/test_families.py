@@ -37,7 +37,7 @@ pytestmark = [
 ]
 
 LORA = Lora(rank=2, alpha=4.0)
-BAR = 2e-6
+BAR = 4e-6
 JOBS = [
     Job(adapter, tuple((37 * k + 11 * i) % 250 + 6 for i in range(length)), Sampling(max_tokens=tokens), k)
     for k, (adapter, length, tokens) in enumerate([("a", 5, 8), ("b", 12, 4), ("a", 10, 8), ("b", 3, 6)])

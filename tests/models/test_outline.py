@@ -46,7 +46,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"])
 @pytest.mark.parametrize(
     "more",
     [

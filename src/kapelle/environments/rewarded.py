@@ -736,7 +736,7 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
         return self._judges.of(reward.judge)
 
     @property
-    def call_user_code(self) -> Sequence[tuple[AnyJudge, QuestionCounts]]:
+    def asked(self) -> Sequence[tuple[AnyJudge, QuestionCounts]]:
         """One query per episode for a rubric, for all its criteria; two orders per group for a ranking."""
         return [
             (each.judge, QuestionCounts(episode=1) if isinstance(each, Rubric) else QuestionCounts(group=2))

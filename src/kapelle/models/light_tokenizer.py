@@ -111,10 +111,12 @@ def end_tokens(*settings: Mapping[str, Any]) -> frozenset[int]:
     )
 
 
-def read_folder(folder: Path) -> tuple[LightTokenizer, int, int | None, frozenset[int]] | None:
+def read_folder(
+    folder: Path, template: str | None = None
+) -> tuple[LightTokenizer, int, int | None, frozenset[int]] | None:
     """Return a folder's tokeniser, the context length, the number of embeddings (None if unknown) and the end tokens.
 
-    Returns None if the files do not state the rest.
+    A `template` takes the place of the folder's own. Returns None if the files do not state the rest.
     """
     from jinja2 import TemplateError
     from tokenizers import Tokenizer
@@ -127,12 +129,14 @@ def read_folder(folder: Path) -> tuple[LightTokenizer, int, int | None, frozense
         if not all(isinstance(each, dict) for each in written):
             return None
         settings, model = written
-        file = folder / "chat_template.jinja"
-        template = file.read_text("utf-8") if file.is_file() else settings.get("chat_template")
+        several = False
+        if template is None:
+            file = folder / "chat_template.jinja"
+            template = file.read_text("utf-8") if file.is_file() else settings.get("chat_template")
+            several = not isinstance(template, str) or (folder / "additional_chat_templates").exists()
         # transformers chooses between several templates, and converts the older form `rope_scaling`.
         inner = model.get("text_config", model)
-        several = not isinstance(template, str) or (folder / "additional_chat_templates").exists()
-        if several or inner.get("rope_scaling"):
+        if template is None or several or inner.get("rope_scaling"):
             return None
         context = context_in(inner, settings.get("model_max_length", WITHOUT_LIMIT), by_class=True)
         if context is None:

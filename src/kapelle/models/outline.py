@@ -1,6 +1,6 @@
 """A model's shape without its weights: the parameters of it and its adapters, and whether saved weights fit.
 
-The shape of common architectures (Llama, Mistral, Qwen 2 and 3) follows from their `config.json`. transformers makes the layers of
+The shape of common architectures (Llama, Mistral, Qwen 2 and 3, Gemma 1 to 3) follows from their `config.json`. transformers makes the layers of
 others on torch's meta device, so that a model of any size takes seconds and no memory.
 """
 
@@ -60,6 +60,9 @@ FAMILIES = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
 }
 """`model_type` → class of transformers."""
 
@@ -160,7 +163,7 @@ def outline_of_settings(settings: Mapping[str, Any]) -> Outline | None:
     family = settings.get("model_type")
     if family not in FAMILIES or any(settings.get(key) is None for key in SIZES):
         return None
-    if family == "qwen3" and settings.get("head_dim") is None:
+    if family not in ("llama", "mistral", "qwen2") and settings.get("head_dim") is None:
         return None
     hidden, vocabulary = settings["hidden_size"], settings["vocab_size"]
     weights: dict[str, Shape] = {"model.embed_tokens.weight": (vocabulary, hidden)}
@@ -175,7 +178,9 @@ def outline_of_settings(settings: Mapping[str, Any]) -> Outline | None:
             if bias:
                 weights[f"{block}.{name}.bias"] = (out,)
         norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
-        if family == "qwen3":
+        if family in ("gemma2", "gemma3_text"):
+            norms |= {"pre_feedforward_layernorm": hidden, "post_feedforward_layernorm": hidden}
+        if family in ("qwen3", "gemma3_text"):
             norms |= {"self_attn.q_norm": settings["head_dim"], "self_attn.k_norm": settings["head_dim"]}
         for name, width in norms.items():
             modules.add(f"{block}.{name}")
@@ -193,7 +198,7 @@ def _linear_layers(settings: Mapping[str, Any]) -> dict[str, tuple[int, int, boo
     hidden, wide, family = settings["hidden_size"], settings["intermediate_size"], settings["model_type"]
     head = settings.get("head_dim") or hidden // settings["num_attention_heads"]
     queries, keys = head * settings["num_attention_heads"], head * settings["num_key_value_heads"]
-    biased = family in {"llama", "qwen3"} and bool(settings.get("attention_bias", False))
+    biased = family not in {"mistral", "qwen2"} and bool(settings.get("attention_bias", False))
     read = biased or family == "qwen2"
     up = family == "llama" and bool(settings.get("mlp_bias", False))
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Collection
 from contextlib import suppress
@@ -13,7 +14,7 @@ from typing import Any
 from kapelle.errors import AbsentModel, ModelError
 from kapelle.models.checksums import CHECKSUMS, write_checksums
 from kapelle.models.gguf_file import check_gguf, gguf_file
-from kapelle.models.paths import check_modelscope, has_weights, loading, local_only
+from kapelle.models.paths import CONFIG, check_modelscope, has_weights, loading, local_only
 from kapelle.runtime.files import cache_folder, sha256
 from kapelle.runtime.hub import (
     MODELSCOPE,
@@ -32,7 +33,30 @@ def read_config(path: str) -> Any:
 
 
 def read_tokenizer(path: str) -> Any:
-    """Return a model's tokeniser as `transformers` reads it; its folder's code is never run."""
+    """Return a model's tokeniser as `transformers` reads it; its folder's code is never run.
+
+    A process reads unchanged files once; each caller gets its own object, for a chat template of its own.
+    """
+    return copy.copy(_read_tokenizer(path, _files_of(path)))
+
+
+def _files_of(path: str) -> tuple[tuple[str, int, int], ...]:
+    """Return the files of a model's folder, or of a hub model's in the cache: path, size and time of change."""
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(path, CONFIG)
+        if not isinstance(found, str):
+            return ()
+        folder = Path(found).parent
+    files = [(file, file.stat()) for file in sorted(folder.iterdir()) if file.is_file()]
+    return tuple((str(file), about.st_size, about.st_mtime_ns) for file, about in files)
+
+
+@lru_cache(maxsize=2)
+def _read_tokenizer(path: str, files: tuple[tuple[str, int, int], ...]) -> Any:
+    """Read a tokeniser from these files."""
     from transformers import AutoTokenizer
 
     # Without `trust_remote_code=False` transformers prompts on the terminal, and a `y` from a pipe would run the folder's code.

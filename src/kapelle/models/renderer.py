@@ -36,7 +36,6 @@ from kapelle.models.light_tokenizer import context_of, end_tokens, light_tokeniz
 from kapelle.models.paths import check_model_path, loading, local_only
 from kapelle.models.pretrained import located, read_config, read_tokenizer
 from kapelle.runtime.characters import replace_surrogates
-from kapelle.runtime.hub import is_of_modelscope
 from kapelle.runtime.thoughts import EVERY_PAIR, OPENINGS, THOUGHT_MARKS, split_thoughts
 from kapelle.settings.schema import ModelConfig
 from kapelle.types import Image, Json, Message, SampledMessage, images_in
@@ -128,7 +127,10 @@ class ChatRenderer:
         self._arguments = dict(arguments or {})
         self._others: dict[str, ChatRenderer] = {}
         self._embeddings = sys.maxsize if embeddings is None else embeddings
-        _check_vocabulary(tokenizer, self._embeddings)
+        words = tokenizer.get_vocab()  # a new copy at each call, and large
+        _check_vocabulary(tokenizer, words, self._embeddings)
+        self._longest = max(map(len, words), default=1)
+        """Most characters of one token."""
         check_template(str(tokenizer.name_or_path), tokenizer.chat_template)
         self._tokenizer = tokenizer
         _disable_word_cache(tokenizer)
@@ -498,15 +500,10 @@ class ChatRenderer:
             )
         return ids
 
-    @cached_property
-    def _longest(self) -> int:
-        """Most characters of one token."""
-        return max(map(len, self._tokenizer.get_vocab()), default=1)
 
-
-def _check_vocabulary(tokenizer: ChatTokenizer, embeddings: int) -> None:
+def _check_vocabulary(tokenizer: ChatTokenizer, words: Mapping[str, int], embeddings: int) -> None:
     """Raise ModelError for a tokeniser without a vocabulary, or with tokens without an embedding."""
-    words, beside = tokenizer.get_vocab(), tokenizer.added_tokens_decoder
+    beside = tokenizer.added_tokens_decoder
     # For a folder without a tokeniser, transformers makes one with only special tokens.
     if not words.keys() - {str(token) for token in beside.values()}:
         raise ModelError(
@@ -569,14 +566,15 @@ def load_renderer(path: str, config: ModelConfig) -> ChatRenderer:
 
 def light_renderer(path: str, config: ModelConfig) -> ChatRenderer:
     """Return a model's renderer, without torch if a folder's files suffice; use it only to count tokens."""
-    folder = Path(path).expanduser()
-    if is_of_modelscope(path):
-        check_model_path(path)
-        folder = Path(located(path))
-    has_own_template = path != config.path or config.chat_template is None
-    if path != "embedded" and has_own_template and (folder / "tokenizer.json").is_file():
-        check_model_path(str(folder))
-        found = read_folder(folder)
+    if path == "embedded":
+        return load_renderer(path, config)
+    check_model_path(path)
+    folder = Path(located(path)).expanduser()
+    if (folder / "tokenizer.json").is_file():
+        template = (
+            named_template(config.chat_template) if path == config.path and config.chat_template else None
+        )
+        found = read_folder(folder, template)
         if found is not None:
             tokenizer, context, words, ends = found
             return ChatRenderer(tokenizer, context, words, ends=ends)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
@@ -27,7 +27,7 @@ from kapelle.models.vision import auto_class
 from kapelle.runtime.hub import MODELSCOPE, is_of_modelscope, modelscope_folder
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from kapelle.models.language_model import LanguageModel
 
@@ -206,28 +206,48 @@ def check_architecture(path: str, *, replays_routing: bool = False) -> LanguageM
 
     Raises ModelError if kapelle cannot compute its logits, or with `replays_routing` cannot record its routers' choices.
     """
+    path = located(path)
+    with loading(path, "read"):
+        settings, tokenizer = read_config(path), read_tokenizer(path)
+
+    def make(small: PretrainedConfig) -> PreTrainedModel:
+        made: PreTrainedModel = auto_class(small).from_config(small, trust_remote_code=False)
+        return made
+
+    return small_model(settings, make, tokenizer, name=path, replays_routing=replays_routing)
+
+
+def small_model(
+    settings: PretrainedConfig,
+    make: Callable[[PretrainedConfig], PreTrainedModel],
+    tokenizer: PreTrainedTokenizerBase,
+    most: int = MOST,
+    **options: Any,
+) -> LanguageModel | None:
+    """Return a random model of at most `most` parameters with the same kinds of layers; None if none can be made.
+
+    `make` makes a model of given settings. The tokeniser is for unchanged settings, the options for LanguageModel. Raises
+    ModelError if kapelle cannot compute the logits.
+    """
     import torch
 
     from kapelle.models.embedded import build_tokenizer
     from kapelle.models.language_model import CHECKED, LanguageModel
 
-    path = located(path)
-    with loading(path, "read"):
-        settings, tokenizer = read_config(path), read_tokenizer(path)
     for small in _smaller(settings):
         try:
             with torch.device("meta"):
-                outline = auto_class(small).from_config(copy.deepcopy(small), trust_remote_code=False)
-            if sum(parameter.numel() for parameter in outline.parameters()) > MOST:
+                outline = make(copy.deepcopy(small))
+            if sum(parameter.numel() for parameter in outline.parameters()) > most:
                 continue
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
-                model = auto_class(small).from_config(small, dtype=torch.float32, trust_remote_code=False)
+                model = make(small).float()
         except Exception:  # noqa: BLE001, S112 - inconsistent settings raise anything
             continue
         try:
             own = tokenizer if small is settings else build_tokenizer(CHECKED)
-            made = LanguageModel(model, own, name=path, replays_routing=replays_routing)
+            made = LanguageModel(model, own, **options)
         except KapelleError:
             raise
         except Exception:  # noqa: BLE001, S112 - reduced settings may not fit the model's code

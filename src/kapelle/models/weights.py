@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from kapelle.errors import DataError, ModelError
-from kapelle.functional.masking import as_float
 from kapelle.models.adapters import ADAPTER, of_experts, read_lora
 from kapelle.models.checksums import verify_folder, write_checksums
 from kapelle.models.language_model import LanguageModel
@@ -91,10 +90,6 @@ def _mixed(words: Tensor, place: int) -> Tensor:
     return mixed
 
 
-HASHED = 1 << 22
-"""Numbers of a weight that are hashed at once."""
-
-
 def hash_of_base(base: LanguageModel) -> str:
     """Return a hash of 16 hex digits of a base's own weights as float32, independent of their stored type.
 
@@ -103,11 +98,12 @@ def hash_of_base(base: LanguageModel) -> str:
     digest = hashlib.blake2b(digest_size=8)
     weights = base.base_parameters()
     for name in sorted(weights):
-        tensor = weights[name].detach().cpu().contiguous()
-        digest.update(f"{name}{as_float(tensor.new_empty(0)).dtype}{tuple(tensor.shape)}".encode())
-        for part in tensor.reshape(-1).split(HASHED):  # a large embedding would be copied twice in float32
-            # A copy is hashed: memory that NumPy has seen cannot be freed, as FSDP does with gathered weights.
-            digest.update(as_float(part).view(torch.uint8).clone().numpy().data)
+        tensor = weights[name].detach().contiguous().reshape(-1)
+        kind = torch.promote_types(tensor.dtype, torch.float32)
+        digest.update(f"{name}{kind}{tuple(weights[name].shape)}".encode())
+        # Copies are hashed: memory that NumPy has seen cannot be freed, as FSDP does with gathered weights.
+        for part in tensor.split(_words_at_once(tensor.device)):
+            digest.update(part.to("cpu", kind, copy=True).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -69,7 +69,7 @@ class Moment:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, step: int, number: int, times: int = 1) -> None:
         self.step, self.number, self.left = step, number, times
-        ask = SamplingProcess.ask
+        ask = SamplingProcess.send
 
         def asking(process: SamplingProcess, question: tuple[Any, ...]) -> None:
             ask(process, question)
@@ -78,7 +78,7 @@ class Moment:
                 assert process.process is not None
                 os.kill(process.process.pid, self.number)
 
-        monkeypatch.setattr(SamplingProcess, "ask", asking)
+        monkeypatch.setattr(SamplingProcess, "send", asking)
 
 
 @pytest.mark.long

@@ -8,14 +8,15 @@ import pytest
 import torch
 from tests.support.tiny import LORA, stir
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from kapelle.models.fast.attention import AttentionPlan, plan_sequences
 from kapelle.models.fast.flat import FlatModel, flat_of
 from kapelle.models.lora_bank import BankedLinear, LoraBank
 from kapelle.team import Lora
 
-FAMILIES = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"]
+"""The windows of those with windows are shorter than the longer text."""
 LENGTHS = (7, 3)
 TOKENS = torch.tensor([5, 9, 2, 7, 7, 1, 30, 4, 8, 11])
 NORMS = 1e-5
@@ -23,9 +24,10 @@ NORMS = 1e-5
 POSITIONS = torch.tensor([0, 1, 2, 3, 4, 5, 6, 0, 1, 2])
 
 
-def family(name: str) -> Any:
+def family(name: str, **settings: Any) -> Any:
     """A model of two layers whose norms and biases are not at their start, in double precision."""
-    config = FAMILIES[name](
+    config = AutoConfig.for_model(
+        name,
         vocab_size=40,
         hidden_size=16,
         intermediate_size=24,
@@ -34,6 +36,7 @@ def family(name: str) -> Any:
         num_key_value_heads=2,
         head_dim=6,
         tie_word_embeddings=False,
+        **{"sliding_window": 3, "query_pre_attn_scalar": 5, "attn_logit_softcapping": 2.0, **settings},
     )
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").double().eval()
@@ -66,7 +69,7 @@ def weighed(states_ND: Tensor) -> Tensor:
     ).sum()
 
 
-@pytest.mark.parametrize("name", list(FAMILIES))
+@pytest.mark.parametrize("name", FAMILIES)
 def test_hidden_states_and_all_gradients_are_those_of_transformers(name: str) -> None:
     model = family(name)
     expected = theirs(model)
@@ -81,6 +84,11 @@ def test_hidden_states_and_all_gradients_are_those_of_transformers(name: str) ->
         assert float((parameter.grad - gradients[key]).abs().max()) < NORMS * float(
             gradients[key].abs().max()
         ), key
+
+
+def test_layers_unlike_those_of_a_known_family_are_left_to_transformers() -> None:
+    assert flat_of(family("gemma3_text", use_bidirectional_attention=True)) is None
+    assert flat_of(family("gemma2", hidden_activation="relu")) is None
 
 
 class TestAdapters:

@@ -13,7 +13,10 @@ from torch import Tensor
 from kapelle.models.fast.kv_cache import BLOCK, TAIL, KVCache, PromptBlock
 
 LAYERS, HEADS, KEY_HEADS, SIZE = 2, 6, 2, 4
-FLAT: Any = SimpleNamespace(layers=range(LAYERS), heads=HEADS, key_heads=KEY_HEADS, head_size=SIZE)
+WINDOWS, CAP = (None, 30), 1.5
+FLAT: Any = SimpleNamespace(
+    layers=range(LAYERS), heads=HEADS, key_heads=KEY_HEADS, head_size=SIZE, windows=WINDOWS, cap=CAP
+)
 CPU = torch.device("cpu")
 
 
@@ -25,8 +28,9 @@ class Read:
 
     def attended(self, layer: int, q_HE: Tensor) -> Tensor:
         """Attention by its definition."""
-        keys, values = (side.repeat_interleave(HEADS // KEY_HEADS, 0).double() for side in self.kv[layer])
-        score = torch.einsum("he,hne->hn", q_HE.double(), keys)
+        seen = self.kv[layer, :, :, -(WINDOWS[layer] or self.kv.shape[3]) :].double()
+        keys, values = (side.repeat_interleave(HEADS // KEY_HEADS, 0) for side in seen)
+        score = CAP * (torch.einsum("he,hne->hn", q_HE.double(), keys) / CAP).tanh()
         return torch.einsum("hn,hne->he", score.softmax(-1), values)
 
 

@@ -25,25 +25,30 @@ def drawn(tokens: int, heads: int, seed: int) -> Tensor:
     return torch.randn(tokens, heads, 6, generator=generator, dtype=torch.float64, requires_grad=True)
 
 
-def dense(spans: list[Span], q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor) -> Tensor:
+def dense(
+    spans: list[Span], q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor, window: int, cap: float | None
+) -> Tensor:
     tokens = len(q_NHE)
     seen_NN = torch.zeros(tokens, tokens, dtype=torch.bool)
     for start, length, prefix in spans:
         for n in range(start, start + length):
-            seen_NN[n, start : n + 1] = True
-            if prefix is not None:
-                seen_NN[n, prefix[0] : sum(prefix)] = True
+            text = [*range(prefix[0], sum(prefix)), *range(start, n + 1)] if prefix else range(start, n + 1)
+            seen_NN[n, text[-window:]] = True
     each = q_NHE.shape[1] // k_NJE.shape[1]
     k_NHE, v_NHE = (x.repeat_interleave(each, 1) for x in (k_NJE, v_NJE))
     score_HNN = torch.einsum("nhe,mhe->hnm", q_NHE, k_NHE) * 0.3
+    if cap is not None:
+        score_HNN = cap * (score_HNN / cap).tanh()
     weight_HNN = score_HNN.masked_fill(~seen_NN, -torch.inf).softmax(-1)
     return torch.einsum("hnm,mhe->nhe", weight_HNN, v_NHE)
 
 
-@pytest.mark.parametrize("most", [0, 7, 512])
+@pytest.mark.parametrize(
+    ("most", "window", "cap"), [(0, 99, None), (7, 99, None), (512, 99, None), (0, 3, None), (7, 3, 0.5)]
+)
 @pytest.mark.parametrize("name", PLANS)
 def test_numbers_and_gradients_are_those_of_a_dense_product(
-    name: str, most: int, monkeypatch: pytest.MonkeyPatch
+    name: str, most: int, window: int, cap: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By products alone, by torch's fused attention alone, and by both."""
     monkeypatch.setattr(module, "PRODUCT_KEYS", most)
@@ -51,8 +56,8 @@ def test_numbers_and_gradients_are_those_of_a_dense_product(
     tokens = sum(span.length for span in spans)
     inputs = drawn(tokens, 4, 0), drawn(tokens, 2, 1), drawn(tokens, 2, 2)
     given = drawn(tokens, 4, 3).detach()
-    expected = dense(spans, *inputs)
-    gathered = attend_by_plan(plan_spans(spans), *inputs, 0.3)
+    expected = dense(spans, *inputs, window, cap)
+    gathered = attend_by_plan(plan_spans(spans).within(window), *inputs, 0.3, cap)
     assert float((gathered - expected).detach().abs().max()) < 1e-14
     wanted = torch.autograd.grad(expected, inputs, given)
     for one, other in zip(torch.autograd.grad(gathered, inputs, given), wanted, strict=True):

@@ -34,8 +34,9 @@ def documented(
     window_size: tuple[int, int],
     enable_gqa: bool,
 ) -> Tensor:
-    """Each sequence by itself; a window of (−1, 0) is causal, aligned at the last tokens."""
-    assert window_size == (-1, 0)
+    """Each sequence by itself; a window of (n, 0) is the n tokens before each, aligned at the last ones; −1 is all."""
+    before, after = window_size
+    assert after == 0
     assert enable_gqa == (query.shape[1] != key.shape[1])
     assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
     q_ends, k_ends = cu_seq_q.tolist(), cu_seq_k.tolist()
@@ -48,6 +49,7 @@ def documented(
         q = query[a:b].transpose(0, 1)
         k, v = (x[c:d].transpose(0, 1).repeat_interleave(each, 0) for x in (key, value))
         seen = torch.ones(b - a, d - c, dtype=torch.bool).tril(d - c - (b - a))
+        seen = seen if before < 0 else seen.triu(d - c - (b - a) - before)
         scores = (q @ k.transpose(1, 2) * scale).masked_fill(~seen, -torch.inf)
         pieces.append((scores.softmax(-1) @ v).transpose(0, 1))
     return torch.cat(pieces)
@@ -61,14 +63,16 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("name", PLANS)
-@pytest.mark.parametrize("key_heads", [1, 2, 4])
-def test_numbers_and_gradients_are_those_of_a_dense_product(name: str, key_heads: int) -> None:
+@pytest.mark.parametrize(("key_heads", "window"), [(1, None), (2, None), (4, None), (2, 3)])
+def test_numbers_and_gradients_are_those_of_a_dense_product(
+    name: str, key_heads: int, window: int | None
+) -> None:
     spans = PLANS[name]
     tokens = sum(span.length for span in spans)
     inputs = drawn(tokens, 4, 0), drawn(tokens, key_heads, 1), drawn(tokens, key_heads, 2)
     given = drawn(tokens, 4, 3).detach()
-    expected = dense(spans, *inputs)
-    found = attend_by_runs(plan_spans(spans).runs, *inputs, 0.3)
+    expected = dense(spans, *inputs, window or 99, None)
+    found = attend_by_runs(plan_spans(spans).runs, *inputs, 0.3, window)
     assert float((found - expected).detach().abs().max()) < 1e-14
     wanted = torch.autograd.grad(expected, inputs, given)
     for one, other in zip(torch.autograd.grad(found, inputs, given), wanted, strict=True):
@@ -129,6 +133,7 @@ class TestTrial:
     @pytest.mark.usefixtures("kernel")
     def test_a_kernel_that_works_as_documented_is_used(self, caplog: pytest.LogCaptureFixture) -> None:
         assert takes_runs(self.like, 2)
+        assert takes_runs(self.like, 2, 512)
         assert not caplog.records
 
     @pytest.mark.usefixtures("kernel")
@@ -147,5 +152,5 @@ def test_a_cpu_uses_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = module.attend_by_buckets(plan, q, k, v, 0.3)
     assert torch.equal(attend_by_plan(plan, q, k, v, 0.3), expected)
     monkeypatch.setattr(module, "takes_runs", lambda *_: True)
-    monkeypatch.setattr(module, "attend_by_runs", lambda runs, q, k, v, scale: q * scale)
+    monkeypatch.setattr(module, "attend_by_runs", lambda runs, q, k, v, scale, window: q * scale)
     assert torch.equal(attend_by_plan(plan, q, k, v, 0.5), q * 0.5)

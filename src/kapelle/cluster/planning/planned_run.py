@@ -19,14 +19,12 @@ from kapelle.engines.train.settings import Fsdp
 from kapelle.environment import QuestionCounts, UsesModels, offers
 from kapelle.models.adapters import adapted_layers, base_and_adapter, linear_layers, read_lora
 from kapelle.models.embedded import settings_of
+from kapelle.models.fast.families import family_of
 from kapelle.models.outline import Outline, adapter_parameters, read_outlines, read_settings
 from kapelle.models.renderer import light_renderer
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.preparation import PreparedRun
 from kapelle.team import Agent, Place, Policy, Team
-
-FLAT = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""Values of `model_type` for which kapelle has its own forward pass (`models/fast/flat.py`)."""
 
 NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in four bits with its share of the scales (2305.14314, section 3)."""
@@ -341,24 +339,10 @@ def shape_of(settings: Mapping[str, Any], outline: Outline, *, codes: bool = Fal
         vocabulary,
         int(_first_set(settings, "max_position_embeddings", "n_positions", "max_seq_len") or 2048),
         any(name.endswith("q_norm.weight") for name in outline.weights),
-        not codes and reads_flat(settings),
+        not codes and family_of(settings) is not None,
         not any(name == "lm_head.weight" for name in outline.weights),
         blocks,
         vocabulary * hidden,
-    )
-
-
-def reads_flat(settings: Mapping[str, Any]) -> bool:
-    """Return whether kapelle's own forward pass (`models/fast/flat.py`) supports a model with these settings."""
-    kind = settings.get("model_type")
-    layers = set(settings.get("layer_types") or ["full_attention"])
-    return (
-        kind in FLAT
-        and not settings.get("final_logit_softcapping")
-        and settings.get("hidden_act", "silu") == "silu"
-        and not settings.get("use_sliding_window", False)
-        and layers == {"full_attention"}
-        and (kind != "mistral" or settings.get("sliding_window", 4096) is None)
     )
 
 

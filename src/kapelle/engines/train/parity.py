@@ -34,6 +34,8 @@ from torch import Tensor, nn
 from kapelle.engines.train.batch import AllowedTargets, allowed_targets
 from kapelle.engines.train.torch.sharing import Gaps, add_metric
 from kapelle.errors import ParityError
+from kapelle.models.fast.attention import capped
+from kapelle.models.fast.elementwise import lit
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import BankedLinear, Factors, weight_of
 from kapelle.rows import Column, Sample
@@ -463,26 +465,32 @@ class _Pass:
         flat, device = self._flat, self._model.device
         tokens_L = torch.tensor(tokens, device=device)
         x_LD = self._off(flat.body.embed_tokens(tokens_L).double())
-        turn_L1e = flat.turns(x_LD, torch.arange(len(tokens), device=device)).to(torch.complex128)
-        for layer in flat.layers:
+        positions_L, sandwiched = torch.arange(len(tokens), device=device), flat.family.sandwiched
+        for number, layer in enumerate(flat.layers):
+            turn_L1e = flat.turns(x_LD, positions_L, number).to(torch.complex128)
             h_LD = self._norm(x_LD, layer.input_layernorm)
-            x_LD = self._off(
-                x_LD + self._times(layer.self_attn.o_proj, self._attention(layer.self_attn, h_LD, turn_L1e))
-            )
-            h_LD = self._norm(x_LD, layer.post_attention_layernorm)
+            more_LD = self._times(layer.self_attn.o_proj, self._attention(number, h_LD, turn_L1e))
+            if sandwiched:
+                more_LD = self._norm(more_LD, layer.post_attention_layernorm)
+            x_LD = self._off(x_LD + more_LD)
+            before = layer.pre_feedforward_layernorm if sandwiched else layer.post_attention_layernorm
+            h_LD = self._norm(x_LD, before)
             gate, up = self._times(layer.mlp.gate_proj, h_LD), self._times(layer.mlp.up_proj, h_LD)
-            inner = self._off(torch.nn.functional.silu(gate) * up)
-            x_LD = self._off(x_LD + self._times(layer.mlp.down_proj, inner))
+            more_LD = self._times(layer.mlp.down_proj, self._off(lit(gate, flat.family.gelu) * up))
+            if sandwiched:
+                more_LD = self._norm(more_LD, layer.post_feedforward_layernorm)
+            x_LD = self._off(x_LD + more_LD)
         before_T = torch.tensor([target - 1 for target in targets], device=device)
         h_TD = self._norm(x_LD[before_T], flat.body.norm)
-        logits_TV = self._times(flat.head, h_TD) / temperature
+        logits_TV = self._model.head.finish(self._times(flat.head, h_TD)) / temperature
         noisy_TV = self._off(logits_TV)
         logp_TV = (noisy_TV if allowed is None else allowed.to(device).cut(noisy_TV)).log_softmax(-1)
         target_T = tokens_L[torch.tensor(list(targets), device=device)]
         return self._off(logp_TV.gather(1, target_T[:, None])[:, 0]).cpu()
 
-    def _attention(self, a: Any, h_LD: Tensor, turn_L1e: Tensor) -> Tensor:
-        flat, length = self._flat, len(h_LD)
+    def _attention(self, number: int, h_LD: Tensor, turn_L1e: Tensor) -> Tensor:
+        flat, length, window = self._flat, len(h_LD), self._flat.windows[number]
+        a = flat.layers[number].self_attn
         q, k, v = (
             self._times(each, h_LD).view(length, -1, flat.head_size)
             for each in (a.q_proj, a.k_proj, a.v_proj)
@@ -491,11 +499,13 @@ class _Pass:
             q, k = self._norm(q, a.q_norm), self._norm(k, a.k_norm)
         q, k = self._turned(q, turn_L1e), self._turned(k, turn_L1e)
         k, v = (each.repeat_interleave(flat.heads // flat.key_heads, dim=1) for each in (k, v))
-        hidden_LL = torch.ones(length, length, dtype=torch.bool, device=h_LD.device).triu(1)
+        seen_LL = torch.ones(length, length, dtype=torch.bool, device=h_LD.device).tril()
+        hidden_LL = ~(seen_LL if window is None else seen_LL.triu(1 - window))
         some = max(1, SCORES // length**2)
         gathered = []
         for q_LHE, k_LHE, v_LHE in zip(*(each.split(some, dim=1) for each in (q, k, v)), strict=True):
-            scores_HLL = self._off(torch.einsum("lhe,mhe->hlm", q_LHE, k_LHE) * flat.scale)
+            scores_HLL = torch.einsum("lhe,mhe->hlm", q_LHE, k_LHE) * flat.scale
+            scores_HLL = self._off(capped(scores_HLL, flat.cap))
             weights_HLL = self._off(scores_HLL.masked_fill(hidden_LL, -math.inf).softmax(-1))
             gathered.append(torch.einsum("hlm,mhe->lhe", weights_HLL, v_LHE))
         return self._off(torch.cat(gathered, 1).flatten(1))
@@ -507,7 +517,7 @@ class _Pass:
 
     def _norm(self, x: Tensor, norm: Any) -> Tensor:
         scaled = x * (x.square().mean(-1, keepdim=True) + self._flat.eps).rsqrt()
-        return self._off(scaled * norm.weight.double())
+        return self._off(scaled * self._flat.gain(norm).double())
 
     def _times(self, layer: nn.Module, x: Tensor) -> Tensor:
         base = layer.base if isinstance(layer, BankedLinear) else layer

@@ -75,16 +75,35 @@ class AttentionPlan:
     """Which tokens attend to which, in the form that each kernel needs, made on first use."""
 
     def __init__(
-        self, spans: Sequence[Span], device: torch.device | str = "cpu", *, idle_buckets: int = 0
+        self,
+        spans: Sequence[Span],
+        device: torch.device | str = "cpu",
+        *,
+        idle_buckets: int = 0,
+        window: int | None = None,
     ) -> None:
         """Plan for spans that cover the flat tokens in order; tensors are made on this device.
 
+        With a `window`, a token attends to this many tokens, the last of them itself.
         `idle_buckets` further buckets recompute the first token, and their outputs are ignored. With them, processes
         that must take every step of a pass together have equally many buckets.
         """
         self.spans = tuple(spans)
         self._device = device
         self._idle_buckets = idle_buckets
+        self.window = window
+        self._within: dict[int, AttentionPlan] = {}
+
+    def within(self, window: int | None) -> AttentionPlan:
+        """Return the plan of layers with this window."""
+        longest = max(span.length + (span.prefix[1] if span.prefix else 0) for span in self.spans)
+        if window is None or window >= longest:
+            return self
+        if window not in self._within:
+            self._within[window] = AttentionPlan(
+                self.spans, self._device, idle_buckets=self._idle_buckets, window=window
+            )
+        return self._within[window]
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -99,7 +118,7 @@ class AttentionPlan:
     @cached_property
     def _bucketed(self) -> tuple[tuple[Bucket, ...], Tensor | None]:
         with torch.inference_mode(mode=False):  # a pass without gradients may be the first to use a plan
-            buckets, where_N = _in_buckets(self.spans, self._device)
+            buckets, where_N = _in_buckets(self.spans, self._device, self.window)
             if not self._idle_buckets:
                 return buckets, where_N
             idle = Bucket(torch.zeros(1, 1, dtype=torch.long, device=self._device), None, None)
@@ -142,13 +161,20 @@ def plan_spans(spans: Sequence[Span], device: torch.device | str = "cpu") -> Att
 
 
 def _in_buckets(
-    spans: Sequence[Span], device: torch.device | str
+    spans: Sequence[Span], device: torch.device | str, window: int | None
 ) -> tuple[tuple[Bucket, ...], Tensor | None]:
     """Return buckets of spans, and the place of each flat token in them, None if the order is the same."""
+
+    def plain(query_BL: Tensor) -> Bucket:
+        if window is None:
+            return Bucket(query_BL, None, None)
+        causal_LL = torch.ones(query_BL.shape[1], query_BL.shape[1], dtype=torch.bool, device=device).tril()
+        return Bucket(query_BL, query_BL, causal_LL.triu(1 - window)[None])
+
     lengths = {span.length for span in spans}
     if len(lengths) == 1 and all(span.prefix is None for span in spans):
         places = torch.arange(sum(span.length for span in spans), device=device)
-        return (Bucket(places.view(len(spans), -1), None, None),), None
+        return (plain(places.view(len(spans), -1)),), None
     buckets: list[Bucket] = []
     where = torch.empty(sum(span.length for span in spans), dtype=torch.long)
     offset = 0
@@ -159,13 +185,18 @@ def _in_buckets(
         where[query_BL[real_BL]] = offset + torch.arange(real_BL.numel()).view_as(real_BL)[real_BL]
         offset += real_BL.numel()
         if members[0].prefix is None:
-            buckets.append(Bucket(query_BL.to(device), None, None))
+            buckets.append(plain(query_BL.to(device)))
         else:
             # A branch's keys are its prefix, then its own tokens up to the query.
             prefix_BM, in_prefix_BM = _places([span.prefix for span in members if span.prefix is not None])
             length = query_BL.shape[1]
             causal_LL = torch.ones(length, length, dtype=torch.bool).tril()
-            sides = (in_prefix_BM[:, None].expand(-1, length, -1), causal_LL.expand(len(members), -1, -1))
+            seen_BLM = in_prefix_BM[:, None].expand(-1, length, -1)
+            if window is not None:
+                causal_LL = causal_LL.triu(1 - window)
+                ahead_BL1 = in_prefix_BM.sum(1)[:, None, None] + torch.arange(length)[:, None]
+                seen_BLM = seen_BLM & (ahead_BL1 - torch.arange(in_prefix_BM.shape[1]) < window)
+            sides = (seen_BLM, causal_LL.expand(len(members), -1, -1))
             key_BM, mask_BLM = torch.cat((prefix_BM, query_BL), dim=1), torch.cat(sides, dim=2)
             buckets.append(Bucket(query_BL.to(device), key_BM.to(device), mask_BLM.to(device)))
     return tuple(buckets), where.to(device)
@@ -194,22 +225,37 @@ def _similar_lengths(spans: Sequence[Span]) -> list[list[Span]]:
     return [sorted(group, key=lambda span: span.start) for group in groups]
 
 
-def attend_by_plan(plan: AttentionPlan, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor, scale: float) -> Tensor:
-    """Return attention outputs `_NHE` of flat tokens, by a kernel for sequences of any length if available."""
-    if takes_runs(q_NHE, k_NJE.shape[1]):
-        return attend_by_runs(plan.runs, q_NHE, k_NJE, v_NJE, scale)
-    return attend_by_buckets(plan, q_NHE, k_NJE, v_NJE, scale)
+def attend_by_plan(
+    plan: AttentionPlan,
+    q_NHE: Tensor,
+    k_NJE: Tensor,
+    v_NJE: Tensor,
+    scale: float,
+    cap: float | None = None,
+) -> Tensor:
+    """Return attention outputs `_NHE` of flat tokens, by a kernel for sequences of any length if available.
+
+    With a `cap`, scores are cap · tanh(score / cap).
+    """
+    if cap is None and takes_runs(q_NHE, k_NJE.shape[1], plan.window):
+        return attend_by_runs(plan.runs, q_NHE, k_NJE, v_NJE, scale, plan.window)
+    return attend_by_buckets(plan, q_NHE, k_NJE, v_NJE, scale, cap)
 
 
 def attend_by_buckets(
-    plan: AttentionPlan, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor, scale: float
+    plan: AttentionPlan,
+    q_NHE: Tensor,
+    k_NJE: Tensor,
+    v_NJE: Tensor,
+    scale: float,
+    cap: float | None = None,
 ) -> Tensor:
     """Return attention outputs `_NHE` of flat tokens, as one step of autograd if products are faster."""
-    if all(by_products(q_NHE, _keys(bucket).shape[1]) for bucket in plan.buckets):
-        gathered: Tensor = _PlannedAttention.apply(plan, q_NHE, k_NJE, v_NJE, scale)  # type: ignore[no-untyped-call]
+    if all(by_products(q_NHE, _keys(bucket).shape[1], cap) for bucket in plan.buckets):
+        gathered: Tensor = _PlannedAttention.apply(plan, q_NHE, k_NJE, v_NJE, scale, cap)  # type: ignore[no-untyped-call]
         return gathered
     pieces = [
-        attention(*_gathered(plan, bucket, q_NHE, k_NJE, v_NJE), bucket.mask_BLM, scale).flatten(0, 1)
+        attention(*_gathered(plan, bucket, q_NHE, k_NJE, v_NJE), bucket.mask_BLM, scale, cap).flatten(0, 1)
         for bucket in plan.buckets
     ]
     return _in_order(plan, pieces[0] if len(pieces) == 1 else torch.cat(pieces))
@@ -218,7 +264,7 @@ def attend_by_buckets(
 # Sequences of any length in one kernel, on CUDA.
 
 
-def takes_runs(q_NHE: Tensor, key_heads: int) -> bool:
+def takes_runs(q_NHE: Tensor, key_heads: int, window: int | None = None) -> bool:
     """Return whether torch's `varlen_attn` computes the attention of all spans here with the numbers of plain operations.
 
     It is flash attention (2307.08691): half precision, from compute capability 8 on, heads of up to 256 that fill whole rows of
@@ -236,19 +282,20 @@ def takes_runs(q_NHE: Tensor, key_heads: int) -> bool:
     capability = kernels.capability(device)
     if capability < (8, 0) or (size > 192 and capability not in {(8, 0), (9, 0), (10, 0)}):
         return False
-    where = (device, q_NHE.dtype, f"{heads} heads of {size} on {key_heads}")
+    window = None if window is None else min(window, 64)
+    where = (device, q_NHE.dtype, f"{heads} heads of {size} on {key_heads}", f"window {window}")
 
     def trial() -> Iterator[tuple[Tensor, Tensor]]:
         """Yield outputs and gradients of two sequences, the first with two branches, by the kernel and by buckets."""
         spans = (Span(0, 150, None), Span(150, 7, (0, 150)), Span(157, 203, (0, 150)), Span(360, 41, None))
-        plan = plan_spans(spans, device)
+        plan = plan_spans(spans, device).within(window)
         given_NHE, *inputs = (
             kernels.drawn(401, many, size, seed=seed, device=device, dtype=q_NHE.dtype)
             for seed, many in enumerate((heads, heads, key_heads, key_heads))
         )
         q, k, v = (each.requires_grad_(True) for each in inputs)
         both = (
-            attend_by_runs(plan.runs, q, k, v, size**-0.5),
+            attend_by_runs(plan.runs, q, k, v, size**-0.5, window),
             attend_by_buckets(plan, q, k, v, size**-0.5),
         )
         yield both
@@ -257,7 +304,9 @@ def takes_runs(q_NHE: Tensor, key_heads: int) -> bool:
     return kernels.holds("torch's attention for sequences of any length", where, trial)
 
 
-def attend_by_runs(runs: Runs, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor, scale: float) -> Tensor:
+def attend_by_runs(
+    runs: Runs, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor, scale: float, window: int | None = None
+) -> Tensor:
     """Return attention outputs `_NHE` of flat tokens by torch's `varlen_attn`; query heads share key heads.
 
     A query sees a span's keys up to its own, counted from the end: torch aligns queries and keys by their last tokens
@@ -277,7 +326,7 @@ def attend_by_runs(runs: Runs, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor, scal
         runs.most_queries,
         runs.most_keys,
         scale=scale,
-        window_size=(-1, 0),
+        window_size=(-1 if window is None else window - 1, 0),
         **shares,
     )
     return cast("Tensor", out_NHE)  # a pair only with further options
@@ -313,14 +362,20 @@ class _PlannedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, plan: AttentionPlan, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor, scale: float
+        ctx: Any,
+        plan: AttentionPlan,
+        q_NHE: Tensor,
+        k_NJE: Tensor,
+        v_NJE: Tensor,
+        scale: float,
+        cap: float | None,
     ) -> Tensor:
         out_NHE = q_NHE.new_empty(_query_count(plan), *q_NHE.shape[1:])
         kept: list[list[Tensor]] = []
         for bucket, out_BLHE in zip(plan.buckets, _by_bucket(plan, out_NHE), strict=True):
             gathered = _gathered(plan, bucket, q_NHE, k_NJE, v_NJE)
-            kept.append(forward_products(*gathered, bucket.mask_BLM, scale, out_BLHE))
-        ctx.plan, ctx.scale, ctx.counts = plan, scale, [len(each) for each in kept]
+            kept.append(forward_products(*gathered, bucket.mask_BLM, scale, cap, out_BLHE))
+        ctx.plan, ctx.scale, ctx.cap, ctx.counts = plan, scale, cap, [len(each) for each in kept]
         ctx.save_for_backward(*(tensor for each in kept for tensor in each))
         return _in_order(plan, out_NHE)
 
@@ -338,10 +393,10 @@ class _PlannedAttention(torch.autograd.Function):
         views = zip(ctx.counts, _by_bucket(plan, dout_NHE), _by_bucket(plan, dq_NHE), strict=True)
         for count, dout_BLHE, dq_BLHE in views:
             saved = [next(kept) for _ in range(count)]
-            dk_BJME, dv_BJME = backward_products(saved, dout_BLHE, ctx.scale, dq_BLHE)
+            dk_BJME, dv_BJME = backward_products(saved, dout_BLHE, ctx.scale, ctx.cap, dq_BLHE)
             dk.append(dk_BJME.transpose(1, 2))
             dv.append(dv_BJME.transpose(1, 2))
-        return None, _in_order(plan, dq_NHE), _summed(plan, dk), _summed(plan, dv), None
+        return None, _in_order(plan, dq_NHE), _summed(plan, dk), _summed(plan, dv), None, None
 
 
 def _keys(bucket: Bucket) -> Tensor:
@@ -394,14 +449,19 @@ def _summed(plan: AttentionPlan, parts: list[Tensor]) -> Tensor:
 
 
 def attention(
-    q_BLHE: Tensor, k_BMJE: Tensor, v_BMJE: Tensor, mask_BLM: Tensor | None, scale: float
+    q_BLHE: Tensor,
+    k_BMJE: Tensor,
+    v_BMJE: Tensor,
+    mask_BLM: Tensor | None,
+    scale: float,
+    cap: float | None = None,
 ) -> Tensor:
     """Return attention outputs `_BLHE`; `mask_BLM` is True where a query may attend, None is plain causal.
 
     The last keys are the queries' own: with or without a mask, no query attends to a key after its own.
     """
-    if by_products(q_BLHE, k_BMJE.shape[1]):
-        gathered: Tensor = _AttentionByProducts.apply(q_BLHE, k_BMJE, v_BMJE, mask_BLM, scale)  # type: ignore[no-untyped-call]
+    if by_products(q_BLHE, k_BMJE.shape[1], cap):
+        gathered: Tensor = _AttentionByProducts.apply(q_BLHE, k_BMJE, v_BMJE, mask_BLM, scale, cap)  # type: ignore[no-untyped-call]
         return gathered
     mask_B1LM = None if mask_BLM is None else mask_BLM[:, None]
     q_BHLE, k_BJME, v_BJME = (x.transpose(1, 2) for x in (q_BLHE, k_BMJE, v_BMJE))
@@ -410,9 +470,14 @@ def attention(
     )
 
 
-def by_products(q: Tensor, keys: int) -> bool:
-    """Return whether products are faster for queries with this many keys."""
-    return q.device.type == "cpu" and keys <= PRODUCT_KEYS
+def by_products(q: Tensor, keys: int, cap: float | None) -> bool:
+    """Return whether products are faster for queries with this many keys, or needed: torch's kernels have no cap."""
+    return cap is not None or (q.device.type == "cpu" and keys <= PRODUCT_KEYS)
+
+
+def capped(scores: Tensor, cap: float | None) -> Tensor:
+    """Cap scores in place by cap · tanh(score / cap)."""
+    return scores if cap is None else scores.div_(cap).tanh_().mul_(cap)
 
 
 def fused_attention(
@@ -448,22 +513,34 @@ class _AttentionByProducts(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q_BLHE: Tensor, k_BMJE: Tensor, v_BMJE: Tensor, mask_BLM: Tensor | None, scale: float
+        ctx: Any,
+        q_BLHE: Tensor,
+        k_BMJE: Tensor,
+        v_BMJE: Tensor,
+        mask_BLM: Tensor | None,
+        scale: float,
+        cap: float | None,
     ) -> Tensor:
         out_BLHE = torch.empty_like(q_BLHE, memory_format=torch.contiguous_format)
-        ctx.save_for_backward(*forward_products(q_BLHE, k_BMJE, v_BMJE, mask_BLM, scale, out_BLHE))
-        ctx.scale = scale
+        ctx.save_for_backward(*forward_products(q_BLHE, k_BMJE, v_BMJE, mask_BLM, scale, cap, out_BLHE))
+        ctx.scale, ctx.cap = scale, cap
         return out_BLHE
 
     @staticmethod
-    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         dq_BLHE = torch.empty_like(given[0], memory_format=torch.contiguous_format)
-        dk_BJME, dv_BJME = backward_products(ctx.saved_tensors, given[0], ctx.scale, dq_BLHE)
-        return dq_BLHE, dk_BJME.transpose(1, 2), dv_BJME.transpose(1, 2), None, None
+        dk_BJME, dv_BJME = backward_products(ctx.saved_tensors, given[0], ctx.scale, ctx.cap, dq_BLHE)
+        return dq_BLHE, dk_BJME.transpose(1, 2), dv_BJME.transpose(1, 2), None, None, None
 
 
 def forward_products(
-    q_BLHE: Tensor, k_BMJE: Tensor, v_BMJE: Tensor, mask_BLM: Tensor | None, scale: float, out_BLHE: Tensor
+    q_BLHE: Tensor,
+    k_BMJE: Tensor,
+    v_BMJE: Tensor,
+    mask_BLM: Tensor | None,
+    scale: float,
+    cap: float | None,
+    out_BLHE: Tensor,
 ) -> list[Tensor]:
     """Fill `out_BLHE` with softmax(q·kᵀ)·v; return the tensors that the backward pass needs.
 
@@ -482,7 +559,7 @@ def forward_products(
     for first in range(0, length, QUERY_STEP):
         rows, seen = slice(first, first + QUERY_STEP), keys - max(0, length - first - QUERY_STEP)
         q_PSE = _paired(q_BLHE[:, rows], heads).mul_(scale)
-        weight_PSM = torch.bmm(q_PSE, k_PME[:, :seen].transpose(1, 2))
+        weight_PSM = capped(torch.bmm(q_PSE, k_PME[:, :seen].transpose(1, 2)), cap)
         scores = weight_PSM.view(len(q_BLHE), q_BLHE.shape[2], -1, seen)
         scores.add_(hidden_BLM[:, None, rows, :seen])
         torch.softmax(weight_PSM, -1, out=weight_PSM)
@@ -492,7 +569,7 @@ def forward_products(
 
 
 def backward_products(
-    kept: Sequence[Tensor], dout_BLHE: Tensor, scale: float, dq_BLHE: Tensor
+    kept: Sequence[Tensor], dout_BLHE: Tensor, scale: float, cap: float | None, dq_BLHE: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Fill `dq_BLHE` from what `forward_products` kept; return the gradients `_BJME` of keys and values."""
     k_PME, v_PME, *steps = kept
@@ -507,6 +584,9 @@ def backward_products(
         dv_PME[:, :seen].baddbmm_(weight_PSM.transpose(1, 2), dout_PSE, beta=beta)
         dweight_PSM = torch.bmm(dout_PSE, v_PME[:, :seen].transpose(1, 2))
         dscore_PSM = torch._softmax_backward_data(dweight_PSM, weight_PSM, -1, weight_PSM.dtype)  # noqa: SLF001 — the one public name of this kernel is autograd
+        if cap is not None:  # the derivative of the cap is 1 − tanh²
+            tanh_PSM = torch.bmm(q_PSE, k_PME[:, :seen].transpose(1, 2)).div_(cap).tanh_()
+            dscore_PSM.mul_(tanh_PSM.square_().neg_().add_(1))
         dk_PME[:, :seen].baddbmm_(dscore_PSM.transpose(1, 2), q_PSE, beta=beta)
         _unpair(torch.bmm(dscore_PSM, k_PME[:, :seen]).mul_(scale), dq_BLHE[:, rows])
     size = len(dq_BLHE)

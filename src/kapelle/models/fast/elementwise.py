@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import gelu as gelu_of
 from torch.nn.functional import silu
 
 from kapelle.models.fast import kernels
@@ -112,22 +113,32 @@ def turned_back(
     return draw_NTE.to(given_NTE.dtype), dweight_E
 
 
-def gated(gate_NF: Tensor, up_NF: Tensor) -> Tensor:
-    """Return silu(gate) · up."""
-    return silu(gate_NF).mul_(up_NF)
+def lit(gate_NF: Tensor, gelu: bool) -> Tensor:
+    """Return act(gate): GELU in its tanh approximation, or SiLU."""
+    return gelu_of(gate_NF, approximate="tanh") if gelu else silu(gate_NF)
 
 
-def regated(gate_NF: Tensor, up_NF: Tensor) -> tuple[Tensor, Tensor]:
-    """Return silu(gate), and silu(gate) · up."""
-    lit_NF = silu(gate_NF)
+def gated(gate_NF: Tensor, up_NF: Tensor, gelu: bool) -> Tensor:
+    """Return act(gate) · up."""
+    return lit(gate_NF, gelu).mul_(up_NF)
+
+
+def regated(gate_NF: Tensor, up_NF: Tensor, gelu: bool) -> tuple[Tensor, Tensor]:
+    """Return act(gate), and act(gate) · up."""
+    lit_NF = lit(gate_NF, gelu)
     return lit_NF, lit_NF * up_NF
 
 
-def gated_back(dinner_NF: Tensor, lit_NF: Tensor, gate_NF: Tensor, up_NF: Tensor) -> tuple[Tensor, Tensor]:
+def gated_back(
+    dinner_NF: Tensor, lit_NF: Tensor, gate_NF: Tensor, up_NF: Tensor, gelu: bool
+) -> tuple[Tensor, Tensor]:
     """Return the gradients of gate and up projection; `dinner_NF` and `lit_NF` are overwritten."""
     dup_NF = torch.mul(dinner_NF, lit_NF, out=lit_NF)
     dgate_NF = dinner_NF.mul_(up_NF)
-    torch.ops.aten.silu_backward.grad_input(dgate_NF, gate_NF, grad_input=dgate_NF)
+    if gelu:
+        torch.ops.aten.gelu_backward.grad_input(dgate_NF, gate_NF, approximate="tanh", grad_input=dgate_NF)
+    else:
+        torch.ops.aten.silu_backward.grad_input(dgate_NF, gate_NF, grad_input=dgate_NF)
     return dgate_NF, dup_NF
 
 
@@ -147,9 +158,9 @@ class LayerPieces(NamedTuple):
         [Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor, Tensor, torch.dtype, bool],
         tuple[Tensor, Tensor | None],
     ] = turned_back
-    gated: Callable[[Tensor, Tensor], Tensor] = gated
-    regated: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = regated
-    gated_back: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] = gated_back
+    gated: Callable[[Tensor, Tensor, bool], Tensor] = gated
+    regated: Callable[[Tensor, Tensor, bool], tuple[Tensor, Tensor]] = regated
+    gated_back: Callable[[Tensor, Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]] = gated_back
 
 
 PLAIN = LayerPieces()
@@ -211,7 +222,7 @@ def trial(
                 *pieces.normed(x_ND, weight_D, 1e-6, dtype),
                 *pieces.turned(out_NTE, None, cos_N1E, sin_N1E, 1e-6, wide),
                 *pieces.turned(out_NTE, weight_E, cos_N1E, sin_N1E, 1e-6, wide),
-                pieces.gated(gate_NF, up_NF),
+                *(pieces.gated(gate_NF, up_NF, gelu) for gelu in (False, True)),
             ]
         )
 
@@ -219,13 +230,11 @@ def trial(
         inverse_N1, inverse_NT1 = inverse_of(x_ND, 1e-6), inverse_of(out_NTE.to(wide), 1e-6)
         turns = cos_N1E, sin_N1E, wide
         raw_NTE = out_NTE.to(wide)
-        lit_NF, inner_NF = pieces.regated(gate_NF, up_NF)
-        own: list[Tensor | None] = [
-            pieces.scaled(x_ND, inverse_N1, weight_D, dtype),
-            lit_NF.clone(),
-            inner_NF,
-        ]
-        own += pieces.gated_back(dinner_NF.clone(), lit_NF, gate_NF, up_NF)
+        own: list[Tensor | None] = [pieces.scaled(x_ND, inverse_N1, weight_D, dtype)]
+        for gelu in (False, True):
+            lit_NF, inner_NF = pieces.regated(gate_NF, up_NF, gelu)
+            own += (lit_NF.clone(), inner_NF)
+            own += pieces.gated_back(dinner_NF.clone(), lit_NF, gate_NF, up_NF, gelu)
         for learns in (False, True):
             own += pieces.turned_back(given_NTE, None, None, None, *turns, learns)
             own += pieces.turned_back(given_NTE, raw_NTE, inverse_NT1, weight_E, *turns, learns)

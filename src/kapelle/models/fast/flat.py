@@ -1,4 +1,4 @@
-"""A flat forward pass for the Llama and Qwen families: flat tokens, no padding, attention by plan.
+"""A flat forward pass for the families of families.py: flat tokens, no padding, attention by plan.
 
 `transformers` computes a layer in about forty calls and pads every sequence to the longest. Here tokens of
 all sequences are concatenated, so that linear layers have no padding and the LoRA bank routes
@@ -26,6 +26,7 @@ from torch.nn.functional import rms_norm
 from kapelle.functional.masking import as_float
 from kapelle.models.fast.attention import AttentionPlan, attend_by_buckets, attend_by_plan
 from kapelle.models.fast.elementwise import PLAIN, LayerPieces, pieces_for
+from kapelle.models.fast.families import Family, family_of
 from kapelle.models.fast.routed_linear import (
     Gradients,
     Linear,
@@ -36,10 +37,6 @@ from kapelle.models.fast.routed_linear import (
 )
 from kapelle.models.lora_bank import computes_in, order_of
 
-KNOWN = frozenset({"llama", "qwen2", "qwen3", "mistral"})
-"""Values of `config.model_type` with layers of exactly RMSNorm, rotary attention and SwiGLU."""
-
-
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q_NHE, k_NJE, v_NJE) → attention outputs `_NHE`."""
 
@@ -47,9 +44,10 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 class FlatModel:
     """The forward pass over a `transformers` model's own modules."""
 
-    def __init__(self, model: Any, *, kernels: bool = True) -> None:
+    def __init__(self, model: Any, family: Family, *, kernels: bool = True) -> None:
         """Wrap a model; with `kernels`, passes on CUDA use available kernels, else torch's plain operations."""
         config = model.config
+        self.family = family
         self.kernels = kernels
         """Whether passes may use kernels."""
         self.body = model.base_model
@@ -64,10 +62,18 @@ class FlatModel:
         self.eps = float(config.rms_norm_eps)
         self.scale = float(attention.scaling)
         self.normed_heads = isinstance(getattr(attention, "q_norm", None), nn.Module)
+        one = "sliding_attention" if config.model_type == "mistral" else "full_attention"
+        kinds = getattr(config, "layer_types", None) or [one] * len(self.layers)
+        self.windows = tuple(config.sliding_window if kind == "sliding_attention" else None for kind in kinds)
+        """How many tokens each layer attends to; None for all."""
+        self.cap: float | None = config.attn_logit_softcapping if family.capped else None
+        """The soft cap of attention scores."""
+        self._rotations = tuple(kind if family.turned_by_kind else None for kind in kinds)
+        """Which rotary angles each layer uses."""
 
-    def turns(self, x_ND: Tensor, positions_N: Tensor) -> Tensor:
-        """Return the complex numbers `_N1e` that rotate the E / 2 pairs of a head by position."""
-        cos_N1E, sin_N1E = self._rotary(x_ND, positions_N)
+    def turns(self, x_ND: Tensor, positions_N: Tensor, layer: int = 0) -> Tensor:
+        """Return the complex numbers `_N1e` that rotate the E / 2 pairs of a layer's heads by position."""
+        cos_N1E, sin_N1E = self._rotary(x_ND, positions_N, self._rotations[layer])
         half = self.head_size // 2
         return torch.complex(cos_N1E[..., :half].float(), sin_N1E[..., :half].float())
 
@@ -79,63 +85,69 @@ class FlatModel:
         `run` is called with each block and its arguments; None calls the block itself.
         """
         x_ND = as_float(self.body.embed_tokens(tokens_N))
-        turn = self._rotary(x_ND, positions_N)
-        for number in range(len(self.layers)):
-            args = (number, x_ND, *turn, attend)
+        turns = {each: self._rotary(x_ND, positions_N, each) for each in dict.fromkeys(self._rotations)}
+        for number, rotation in enumerate(self._rotations):
+            args = (number, x_ND, *turns[rotation], attend)
             x_ND = self._block(*args) if run is None else run(self._block, *args)
-        norm = self.body.norm
-        return rms_norm(x_ND, (x_ND.shape[-1],), norm.weight.to(x_ND.dtype), self.eps)
+        return rms_norm(x_ND, (x_ND.shape[-1],), self.gain(self.body.norm).to(x_ND.dtype), self.eps)
+
+    def gain(self, norm: Any) -> Tensor:
+        """Return the factor of each feature after a norm."""
+        weight: Tensor = norm.weight
+        return 1 + as_float(weight) if self.family.centred else weight
 
     def _block(self, number: int, x_ND: Tensor, cos_N1E: Tensor, sin_N1E: Tensor, attend: Attend) -> Tensor:
         """Return the residual stream `_ND` after a layer: first attention, then the MLP."""
         layer, dtype = self.layers[number], computes_in(x_ND)
         a, mlp = layer.self_attn, layer.mlp
-        tensors: list[Tensor] = [layer.input_layernorm.weight]
+        tensors: list[Tensor] = [self.gain(layer.input_layernorm)]
         if self.normed_heads:
-            tensors += (a.q_norm.weight, a.k_norm.weight)
+            tensors += (self.gain(a.q_norm), self.gain(a.k_norm))
         q, k, v = (order_of(each, x_ND.shape, tensors) for each in (a.q_proj, a.k_proj, a.v_proj))
         pieces = pieces_for(x_ND, dtype, self.head_size) if self.kernels else PLAIN
         task = Heads((q, k, v), self.heads, self.key_heads, self.eps, dtype, self.normed_heads, pieces)
         # Queries, keys and values are freed before the second half.
         gathered_NHE = attend(number, *Project.apply(task, x_ND, cos_N1E, sin_N1E, *tensors))  # type: ignore[no-untyped-call]
-        x_ND = x_ND + a.o_proj(gathered_NHE.flatten(1))
-
-        tensors = [layer.post_attention_layernorm.weight]
+        attended_ND = a.o_proj(gathered_NHE.flatten(1))
+        sandwiched, gelu = self.family.sandwiched, self.family.gelu
+        if sandwiched:
+            gain_D = self.gain(layer.post_attention_layernorm)
+            x_ND = Sum.apply(pieces, self.eps, x_ND, attended_ND, gain_D)  # type: ignore[no-untyped-call]
+            tensors = [self.gain(layer.pre_feedforward_layernorm)]
+        else:
+            x_ND = x_ND + attended_ND
+            tensors = [self.gain(layer.post_attention_layernorm)]
         gate, up, down = (
             order_of(each, x_ND.shape, tensors) for each in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
         )
-        out_ND: Tensor = Mlp.apply(Gated((gate, up, down), self.eps, dtype, pieces), x_ND, *tensors)  # type: ignore[no-untyped-call]
+        task_of_mlp = Gated((gate, up, down), self.eps, dtype, gelu, not sandwiched, pieces)
+        out_ND: Tensor = Mlp.apply(task_of_mlp, x_ND, *tensors)  # type: ignore[no-untyped-call]
+        if sandwiched:
+            gain_D = self.gain(layer.post_feedforward_layernorm)
+            out_ND = Sum.apply(pieces, self.eps, x_ND, out_ND, gain_D)  # type: ignore[no-untyped-call]
         return out_ND
 
     def by_plan(self, plan: AttentionPlan) -> Attend:
         """Return the attention function of one pass, by a plan."""
 
-        def attend(_layer: int, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor) -> Tensor:
+        def attend(layer: int, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor) -> Tensor:
             by_plan = attend_by_plan if self.kernels else attend_by_buckets
-            return by_plan(plan, q_NHE, k_NJE, v_NJE, self.scale)
+            return by_plan(plan.within(self.windows[layer]), q_NHE, k_NJE, v_NJE, self.scale, self.cap)
 
         return attend
 
-    def _rotary(self, x_ND: Tensor, positions_N: Tensor) -> tuple[Tensor, Tensor]:
-        cos_1NE, sin_1NE = self.body.rotary_emb(x_ND, positions_N[None])
+    def _rotary(self, x_ND: Tensor, positions_N: Tensor, kind: str | None) -> tuple[Tensor, Tensor]:
+        kinds = () if kind is None else (kind,)
+        cos_1NE, sin_1NE = self.body.rotary_emb(x_ND, positions_N[None], *kinds)
         return cos_1NE[0][:, None], sin_1NE[0][:, None]
 
 
 def flat_of(model: Any, *, kernels: bool = True) -> FlatModel | None:
     """Return the flat pass of a model; None if its architecture is not supported here."""
-    config = model.config
-    plain = (
-        config.model_type in KNOWN
-        and not getattr(config, "final_logit_softcapping", None)
-        and getattr(config, "hidden_act", "silu") == "silu"
-        and not getattr(config, "use_sliding_window", False)
-        and set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
-        and (config.model_type != "mistral" or config.sliding_window is None)
-        and all(
-            weight.is_floating_point() for weight in model.parameters()
-        )  # quantised weights are read by their layers only
-    )
-    return FlatModel(model, kernels=kernels) if plain else None
+    family = family_of(model.config.to_dict())
+    if family is None or not all(weight.is_floating_point() for weight in model.parameters()):
+        return None  # quantised weights are read by their layers only
+    return FlatModel(model, family, kernels=kernels)
 
 
 class Heads(NamedTuple):
@@ -160,6 +172,10 @@ class Gated(NamedTuple):
     """Of gate, up and down projection."""
     eps: float
     dtype: torch.dtype
+    gelu: bool
+    """Whether the gate is GELU."""
+    sums: bool
+    """Whether the input is added to the result."""
     pieces: LayerPieces = PLAIN
 
 
@@ -226,16 +242,16 @@ class Project(torch.autograd.Function):
 
 
 class Mlp(torch.autograd.Function):
-    """x → x + down(silu(gate(h)) · up(h)), h = norm(x); tensors are the norm's weight, then the linear layers'."""
+    """x → x + down(act(gate(h)) · up(h)), h = norm(x), the first x only if the task `sums`; tensors are the norm's weight, then the linear layers'."""
 
     @staticmethod
     def forward(ctx: Any, task: Gated, x_ND: Tensor, *tensors: Tensor) -> Tensor:
-        """Return the stream `_ND` after the layer."""
+        """Return the stream `_ND` after the layer, or what will be added to it."""
         gate, up, down = task.linears
         h_ND, inverse_N1 = task.pieces.normed(x_ND, tensors[0], task.eps, task.dtype)
         gate_NF, of_gate = forward_linear(gate, tensors, h_ND)
         up_NF, of_up = forward_linear(up, tensors, h_ND)
-        inner_NF = task.pieces.gated(gate_NF, up_NF)
+        inner_NF = task.pieces.gated(gate_NF, up_NF, task.gelu)
         out_ND, of_down = forward_linear(down, tensors, inner_NF)
         kept = [of_gate, of_up, of_down]
         ctx.task = task
@@ -244,7 +260,7 @@ class Mlp(torch.autograd.Function):
             x_ND, inverse_N1, gate_NF, up_NF,
             *tensors, *(tensor for each in kept for tensor in saved_tensors(each)),
         )  # fmt: skip
-        return x_ND + out_ND
+        return x_ND + out_ND if task.sums else out_ND
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
@@ -254,18 +270,42 @@ class Mlp(torch.autograd.Function):
         grads = Gradients(ctx.needs_input_grad[2:])
         tensors = rest[: len(grads.wanted)]
         h_ND = task.pieces.scaled(x_ND, inverse_N1, tensors[0], task.dtype)
-        lit_NF, inner_NF = task.pieces.regated(gate_NF, up_NF)
+        lit_NF, inner_NF = task.pieces.regated(gate_NF, up_NF, task.gelu)
         kept = _kept_of_each(rest[len(tensors) :], ctx.counts)
         gate, up, down = task.linears
         given_ND = given[0].to(task.dtype)
         dinner_NF = backward_linear(down, tensors, kept[2], inner_NF, given_ND, grads)
         assert dinner_NF is not None, "its gradient is requested"
-        dgate_NF, dup_NF = task.pieces.gated_back(dinner_NF, lit_NF, gate_NF, up_NF)
+        dgate_NF, dup_NF = task.pieces.gated_back(dinner_NF, lit_NF, gate_NF, up_NF, task.gelu)
         dh_ND = backward_linear(gate, tensors, kept[0], h_ND, dgate_NF, grads)
         dh_ND = backward_linear(up, tensors, kept[1], h_ND, dup_NF, grads, more_NI=dh_ND)
         assert dh_ND is not None, "its gradient is requested"
-        dx_ND = _norm_backward(task.pieces, x_ND, tensors[0], inverse_N1, dh_ND, given[0], grads)
+        more_ND = given[0] if task.sums else None
+        dx_ND = _norm_backward(task.pieces, x_ND, tensors[0], inverse_N1, dh_ND, more_ND, grads)
         return (None, dx_ND, *grads.values)
+
+
+class Sum(torch.autograd.Function):
+    """x, y → x + norm(y), in the type of x."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, pieces: LayerPieces, eps: float, x_ND: Tensor, y_ND: Tensor, weight_D: Tensor
+    ) -> Tensor:
+        """Return the sum `_ND`."""
+        h_ND, inverse_N1 = pieces.normed(y_ND.to(x_ND.dtype), weight_D, eps, x_ND.dtype)
+        ctx.pieces = pieces
+        ctx.save_for_backward(y_ND, weight_D, inverse_N1)
+        return h_ND.add_(x_ND)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x, of y and of the weight."""
+        y_ND, weight_D, inverse_N1 = ctx.saved_tensors
+        grads = Gradients(ctx.needs_input_grad[4:])
+        wide_ND = y_ND.to(given[0].dtype)
+        dy_ND = _norm_backward(ctx.pieces, wide_ND, weight_D, inverse_N1, given[0].clone(), None, grads)
+        return None, None, given[0], dy_ND.to(y_ND.dtype), *grads.values
 
 
 def _kept_of_each(tensors: Sequence[Tensor], counts: Sequence[int]) -> list[Any]:

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from kapelle.functional.masking import as_float
+from kapelle.models.fast.families import Family
 from kapelle.models.fast.flat import Attend, FlatModel
 from kapelle.models.lora_bank import BankedLinear, Route, route_at
 
@@ -202,7 +203,9 @@ class FusedPass:
 
 
 def fused_of(flat: FlatModel, adapters: int, dtype: torch.dtype) -> FusedPass | None:
-    """Return the fused pass, or None if copies for this many adapters would be too large."""
+    """Return the fused pass, or None for a family unlike Llama, or if copies for this many adapters would be too large."""
+    if flat.family != Family():
+        return None
     layers = sum(parameter.numel() for layer in flat.layers for parameter in layer.parameters())
     head = sum(parameter.numel() for parameter in flat.head.parameters())
     return FusedPass(flat, dtype) if layers * max(adapters, 1) + head <= LARGEST else None

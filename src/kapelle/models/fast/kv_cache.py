@@ -28,7 +28,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kapelle.models.fast.attention import attention, fused_attention
+from kapelle.models.fast.attention import attention, capped, fused_attention
 from kapelle.models.fast.flat import Attend, FlatModel
 
 BLOCK = 64
@@ -171,6 +171,10 @@ class _Tables:
         """Buffer for the items' parts of their rows' outputs, and 0."""
         self.mask_S1W = empty.new_zeros(shape.slots, 1, places)
         """−∞ for places that hold no token of a row."""
+        self.near_S1W = torch.zeros_like(self.mask_S1W)
+        """The same for places outside of a layer's window too."""
+        self.where_S1W = places_of(shape.slots, 1, places)
+        """The position of each place in its text."""
         self.place_S1 = places_of(shape.slots, 1)
         """Place of each row's next token in its tail."""
         self.tail_SJ = places_of(shape.slots, key_heads)
@@ -184,10 +188,10 @@ class _Tables:
         self.values: list[list[Tensor]] = []
 
     def fill(self, rows: Sequence[_CachedRow | None], entries: Sequence[Sequence[int]]) -> None:
-        """Fill the tables for these rows; an entry is (pool, block, reader, slot, block of the row, visible tokens)."""
+        """Fill the tables for these rows; an entry is (pool, block, reader, slot, block of the row, visible tokens, position)."""
         shape, key_heads, per_key = self._shape, self._key_heads, self._per_key
-        pool_e, block_e, reader_e, slot_e, number_e, seen_e = (
-            torch.tensor(entries, dtype=torch.long).view(-1, 6).unbind(1)
+        pool_e, block_e, reader_e, slot_e, number_e, seen_e, position_e = (
+            torch.tensor(entries, dtype=torch.long).view(-1, 7).unbind(1)
         )
         head_J, each_U = torch.arange(key_heads), torch.arange(per_key)
         first_p = torch.tensor([0, *self.ends[:-1]])
@@ -206,6 +210,8 @@ class _Tables:
         part_SMJ[slot_e, number_e] = role_eJ
         seen_SM = torch.zeros(shape.slots, shape.most, dtype=torch.long)
         seen_SM[slot_e, number_e] = seen_e
+        position_SM = torch.zeros_like(seen_SM)
+        position_SM[slot_e, number_e] = position_e
         tail_S1, length_S = torch.tensor(
             [(0, 0) if row is None else (row.tail, row.length) for row in rows]
         ).split(1, dim=1)
@@ -221,6 +227,11 @@ class _Tables:
         self.score_SHM.copy_(score_SMJU.permute(0, 2, 3, 1).flatten())
         self.part_SMJ.copy_(part_SMJ.flatten())
         self.mask_S1W.zero_().masked_fill_(hidden_SW[:, None].to(self.mask_S1W.device), -torch.inf)
+        places = (
+            (position_SM[..., None] + torch.arange(BLOCK)).flatten(1),
+            length_S - tail_S1 + torch.arange(shape.tail),
+        )
+        self.where_S1W.copy_(torch.cat(places, 1)[:, None])
         self.place_S1.copy_(tail_S1)
         self.tail_SJ.copy_((torch.arange(shape.slots)[:, None] * key_heads + head_J) * shape.tail)
         self.position_S.copy_(length_S.flatten() - 1)  # a step advances first
@@ -248,6 +259,9 @@ class KVCache:
         self.device = device
         self._steady = steady
         self._heads, self._key_heads, self._size = flat.heads, flat.key_heads, flat.head_size
+        self._windows, self._cap = flat.windows, flat.cap
+        self._window = next((window for window in flat.windows if window is not None), None)
+        """Of all layers that have one."""
         layers = len(flat.layers)
         empty = torch.empty(layers, 2, 0, self._key_heads, BLOCK, self._size, device=device, dtype=dtype)
         self._shared, self._own = _BlockPool(empty), _BlockPool(empty)
@@ -358,7 +372,11 @@ class KVCache:
         tables.mask_S1W[:, 0, -tail:].scatter_(1, tables.place_S1, 0.0)
         torch.add(tables.tail_SJ, tables.place_S1, out=tables.write_SJ)
         tables.place_S1.add_(1)
-        return tables.position_S.add_(1)
+        position_S = tables.position_S.add_(1)
+        if self._window is not None:
+            far_S1W = tables.where_S1W <= (position_S - self._window)[:, None, None]
+            tables.near_S1W.copy_(tables.mask_S1W).masked_fill_(far_S1W, -torch.inf)
+        return position_S
 
     def attend(self, layer: int, q_SHE: Tensor, k_SJE: Tensor, v_SJE: Tensor) -> Tensor:
         """Store one new token per row and compute its attention to its row; see `flat.Attend`."""
@@ -368,14 +386,15 @@ class KVCache:
         keys.view(-1, size).index_copy_(0, tables.write_SJ.view(-1), k_SJE.reshape(-1, size))
         values.view(-1, size).index_copy_(0, tables.write_SJ.view(-1), v_SJE.reshape(-1, size))
         q_pUE, first = q_SHE.reshape(pairs, -1, size), most * BLOCK
+        mask_S1W = tables.mask_S1W if self._windows[layer] is None else tables.near_S1W
         score_SHW = q_SHE.new_empty(slots, heads, tables.mask_S1W.shape[2])
         if most:
             role_sUE = q_pUE.index_select(0, tables.query_s)
             in_blocks = tables.products(role_sUE, tables.keys[layer], tables.score_sUB)
             in_blocks = in_blocks.view(-1, BLOCK).index_select(0, tables.score_SHM).view(slots, heads, -1)
-            torch.add(in_blocks, tables.mask_S1W[..., :first], out=score_SHW[..., :first])
+            torch.add(capped(in_blocks, self._cap), mask_S1W[..., :first], out=score_SHW[..., :first])
         in_tails = torch.bmm(q_pUE, keys.flatten(0, 1).transpose(1, 2)).view(slots, heads, -1)
-        torch.add(in_tails, tables.mask_S1W[..., first:], out=score_SHW[..., first:])
+        torch.add(capped(in_tails, self._cap), mask_S1W[..., first:], out=score_SHW[..., first:])
         # CUDA's autocast computes softmax and sums in float32 but skips in-place products, which need equal types.
         weight_SHW = torch.softmax(score_SHW, dim=-1).to(v_SJE.dtype)
         tail_pUT = weight_SHW[..., first:].view(pairs, -1, self.shape.tail)
@@ -467,7 +486,7 @@ class KVCache:
         """Fill tables for the window that begins."""
         read: dict[_Block, int] = {}
         """The last reader's number for each block of a shared prompt."""
-        entries: list[tuple[int, int, int, int, int, int]] = []
+        entries: list[tuple[int, int, int, int, int, int, int]] = []
         most = 0
         for slot, row in enumerate(self._rows):
             if row is None:
@@ -476,9 +495,11 @@ class KVCache:
             for number, block in enumerate(shared):
                 reader = read[block] = read.get(block, -1) + 1
                 seen = 0 if row.prompt is None else min(BLOCK, row.prompt.length - BLOCK * number)
-                entries.append((0, block.place, reader, slot, number, seen))
-            for number, block in enumerate(row.blocks, len(shared)):
-                entries.append((1, block.place, 0, slot, number, BLOCK))
+                entries.append((0, block.place, reader, slot, number, seen, BLOCK * number))
+            own = row.length - row.tail - BLOCK * len(row.blocks)
+            for number, block in enumerate(row.blocks):
+                position = own + BLOCK * number
+                entries.append((1, block.place, 0, slot, len(shared) + number, BLOCK, position))
             most = max(most, len(shared) + len(row.blocks))
         readers = max(read.values(), default=-1) + 1
         pools = ((self._shared, "shared", "readers", readers), (self._own, "own", "reader", 1))
@@ -581,6 +602,7 @@ class PromptBlock:
     ) -> None:
         """Make room for prompts of these lengths (tokens)."""
         self.lengths, self.longest = lengths, max(lengths)
+        self._windows, self._cap = flat.windows, flat.cap
         shape = (len(flat.layers), 2, len(lengths), flat.key_heads, self.longest, flat.head_size)
         # Masked places have weight 0, and 0 times their content must be 0, so they must be finite.
         make = torch.empty if min(lengths) == self.longest else torch.zeros
@@ -605,22 +627,11 @@ class PromptBlock:
         A span is (first prompt, prompt after the last, number of new tokens of each prompt). If
         there is one query per prompt, it is that of the last token.
         """
-        masks: list[Tensor | None] = []
-        """The attention mask of each span's new tokens; None if it is plain causal."""
-        for first, last, new in spans:
-            lengths = self.lengths[first:last]
-            most = max(lengths)
-            if min(lengths) == new == most:
-                masks.append(None)
-                continue
-            place_P = torch.arange(self.longest - most, self.longest)
-            before = place_P[-new:, None] >= place_P
-            there = place_P >= self.longest - torch.tensor(lengths)[:, None]
-            masks.append((before & there[:, None]).to(self.kv.device))
+        masks = {window: [self._mask(*span, window) for span in spans] for window in set(self._windows)}
 
         def attend(layer: int, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor) -> Tensor:
             outputs, key, query = [], 0, 0
-            for (first, last, new), mask in zip(spans, masks, strict=True):
+            for (first, last, new), mask in zip(spans, masks[self._windows[layer]], strict=True):
                 queries = new if len(q_NHE) == len(k_NJE) else 1
                 count = last - first
                 # From flat tokens to prompts × tokens × heads × E.
@@ -631,7 +642,11 @@ class PromptBlock:
                 self.kv[layer, 0, first:last, :, self.longest - new :] = k.transpose(1, 2)
                 self.kv[layer, 1, first:last, :, self.longest - new :] = v.transpose(1, 2)
                 if mask is None and queries == new:
-                    outputs.append(attention(q, k, v, None, 1.0).flatten(0, 1))
+                    outputs.append(attention(q, k, v, None, 1.0, self._cap).flatten(0, 1))
+                    continue
+                if mask is not None and self._cap is not None:
+                    k, v = self.kv[layer, :, first:last, :, self.longest - mask.shape[2] :].transpose(2, 3)
+                    outputs.append(attention(q, k, v, mask, 1.0, self._cap).flatten(0, 1))
                     continue
                 # The queries are the last ones of prompts; they also attend to tokens that were read before.
                 q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
@@ -643,6 +658,19 @@ class PromptBlock:
             return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
         return attend
+
+    def _mask(self, first: int, last: int, new: int, window: int | None) -> Tensor | None:
+        """Return the attention mask of a span's new tokens; None if it is plain causal."""
+        lengths = self.lengths[first:last]
+        most = max(lengths)
+        if min(lengths) == new == most <= (window or most):
+            return None
+        place_P = torch.arange(self.longest - most, self.longest)
+        before = place_P[-new:, None] >= place_P
+        if window is not None:
+            before &= place_P[-new:, None] - place_P < window
+        there = place_P >= self.longest - torch.tensor(lengths)[:, None]
+        return (before & there[:, None]).to(self.kv.device)
 
     def blocks(self, prompts: Sequence[int], counts: Sequence[int]) -> Tensor:
         """Return the first blocks `(L, 2, n, J, B, E)` of prompts, `counts[k]` of prompt k.

@@ -482,7 +482,7 @@ class EnvironmentHost:
         if name != "close" and (session is None or not session.begun):
             message = "There is no such session: it was closed, or its `reset` has not been answered."
             raise RequestError(404, message, "session")
-        if name == "score" and session is not None and not session.world.scorable:
+        if name == "score" and session is not None and not session.state.scorable:
             raise wrong("This environment cannot score a text before the episode ends.")
         return await sessions.answer(request.session, {"call": name, **request.model_dump()})
 

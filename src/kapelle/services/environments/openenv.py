@@ -113,7 +113,7 @@ class OpenEnvEpisode:
         if session is None or self._done:
             raise Invalid("The episode has ended or has not begun. Send `reset` first.")
         message, agent = data.get("message"), data.get("agent")
-        waiting = [name for name in session.world.movers() if name not in self._texts]
+        waiting = [name for name in session.state.movers() if name not in self._texts]
         if not isinstance(message, str):
             raise Invalid("`message` must be a text.")
         if agent is None:
@@ -131,7 +131,7 @@ class OpenEnvEpisode:
 
     async def _observation(self, session: WorkerSession, mover: str | None) -> Json:
         """Return the observation after a move of `mover`, with its reward."""
-        movers = session.world.movers()
+        movers = session.state.movers()
         success: float | None = None
         if not movers:
             outcome = await session.answer({"call": "outcome"})
@@ -144,7 +144,7 @@ class OpenEnvEpisode:
             reward = self._totals[mover] - self._reported[mover]
             self._reported[mover] = self._totals[mover]
         observation: Json = {
-            "text": session.world.observe(reader),
+            "text": session.state.observe(reader),
             "agent": waiting[0] if waiting else None,
             "movers": list(waiting),
             "rewards": dict(self._totals),

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.families import family_model
+from tests.support.families import FAMILIES, family_model, tokenizer
 from tests.support.tiny import stir
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from kapelle.engines.rollout.local.decode_batch import decode
 from kapelle.engines.rollout.local.decode_strategies import (
@@ -53,7 +54,8 @@ def read_alone(model: LanguageModel, job: Job, ids: list[int]) -> Tensor:
     [
         ("qwen3", "flat"),
         ("gpt2", "cache"),
-        ("mistral", "cache"),  # a window that is shorter than these texts
+        ("mistral", "flat"),  # a window that is shorter than these texts
+        ("cohere2", "cache"),  # likewise
         ("falcon_h1", "cache"),
         ("lfm2", "cache"),
         ("mamba", "reread"),
@@ -66,6 +68,15 @@ def test_each_model_decodes_its_own_way_to_the_logits_of_its_texts(family: str, 
     for job, output in zip(JOBS, decode(model, JOBS), strict=True):
         gap = (torch.tensor(output.logprobs) - read_alone(model, job, output.ids)).abs().max()
         assert float(gap) < 3e-6
+
+
+@pytest.mark.parametrize(("family", "way"), [("gpt2", "cache"), ("falcon_h1", "cache"), ("mamba", "reread")])
+def test_a_large_model_decodes_as_small_ones_of_its_kind(family: str, way: str) -> None:
+    settings = AutoConfig.for_model(family, **{**FAMILIES[family], "vocab_size": 320_000})
+    model = LanguageModel(AutoModelForCausalLM.from_config(settings), tokenizer())
+    found = decode_strategy(model)
+    assert found == decode_strategy(family_model(family))
+    assert found.name == way
 
 
 def test_a_cache_with_a_small_error_is_not_used() -> None:

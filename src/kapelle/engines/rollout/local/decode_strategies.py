@@ -5,7 +5,7 @@
 `reread`  every token recomputes its whole text with the pass of training: `RereadRows`
 
 `cache` is used if it reproduces the logits of whole texts in a test: prompts of different lengths are read
-together, some tokens follow, a row leaves. State-space models fail this test because their state
+together, some tokens follow, a row leaves. A large model is tested by a small random one. State-space models fail this test because their state
 includes padding. So do caches that cannot drop a row.
 
 Shapes: R rows, Q distinct prompts (per adapter), P prompt positions, N flat tokens, D hidden size, V vocabulary.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from kapelle.engines.rollout.local.step_graphs import GraphRecorder, Recordings
+from kapelle.errors import ModelError
 from kapelle.models.fast.attention import plan_sequences
 from kapelle.models.fast.flat import Attend, FlatModel
 from kapelle.models.fast.fused import FusedPass
@@ -31,6 +32,7 @@ from kapelle.models.fast.kv_cache import KVCache, Prefixes, PromptBlock, Text
 from kapelle.models.language_model import LanguageModel, in_float32
 from kapelle.models.lora_bank import Route, route_at, route_of
 from kapelle.models.routing import packed
+from kapelle.models.weight_files import small_model
 from kapelle.models.weights import RoundedWeights
 from kapelle.types import FinishReason, Image, Routing, Sampling
 
@@ -515,6 +517,9 @@ TRIED_PROMPTS = (9, 5, 7)
 TRIED_STEPS = 4
 """Tokens after the prompts; the second row leaves in the middle."""
 
+TRIED_SIZE = 10_000_000
+"""Parameters of the largest model that is tested itself."""
+
 CACHE_TOLERANCE = 1e-4
 """Greatest difference in float32, as a share of the norm of a row's logits."""
 
@@ -531,6 +536,10 @@ def decode_strategy(model: LanguageModel) -> DecodeStrategy:
     """Return the fastest strategy that reproduces a model's logits; tests its cache, without adapters."""
     if model.flat is not None:
         return DecodeStrategy("flat")
+    if model.vision is None and sum(weight.numel() for weight in model.model.parameters()) > TRIED_SIZE:
+        with suppress(ModelError):
+            small = small_model(model.model.config, type(model.model), model.tokenizer, TRIED_SIZE)
+            model = model if small is None else small.to(str(model.device))
     for cache_of in (plain_cache, cache_by_layer):
         if _cache_agrees(model, cache_of):
             return DecodeStrategy("cache", cache_of)
