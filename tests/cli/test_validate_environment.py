@@ -38,7 +38,7 @@ def test_a_faulty_environment_of_ones_own_is_named_with_its_fault(
     monkeypatch.syspath_prepend(str(Path.cwd()))
     said = kapelle("validate", "generous_environment:Generous")
     assert said.code == 2
-    assert "NO  rewards       task train-0 pays 1.0, outside [0.0, 0.5]" in said.out
+    assert "has the reward {'solver': 1.0}" in said.out
     assert said.err == (
         "kapelle: `generous_environment:Generous` is not fit for training yet: rewards, gold. See above.\n"
     )

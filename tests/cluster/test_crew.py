@@ -83,7 +83,7 @@ def test_workers_that_join_and_leave_change_nothing(
     assert set(request) == {0, 1}
     assert request.count(1) == 2
     assert made.started == 4, "another one is waited for in the place of the one that left"
-    assert "a worker has joined; of 3 there are 2" in caplog.text
+    assert "2 of 3" in caplog.text
     assert (
         "a worker that had joined has left (it was killed); other workers take over its groups" in caplog.text
     )

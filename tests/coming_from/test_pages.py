@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -86,16 +85,15 @@ def test_pettingllms(tmp_path: Path) -> None:
 
 def test_agent_lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("openai")
-    [program] = blocks("agent_lightning", "python")
+    program, reward = blocks("agent_lightning", "python")
     (tmp_path / "my_agent.py").write_text(program, encoding="utf-8")
-    rows = tmp_path / "rows.jsonl"
+    (tmp_path / "my_rewards.py").write_text(reward, encoding="utf-8")
+    rows = tmp_path / "gsm8k.jsonl"
     rows.write_text(
         "".join(json.dumps({**row, "answer": row["answer"][5:]}) + "\n" for row in ROWS), encoding="utf-8"
     )
-    monkeypatch.setenv("ROWS", str(rows))
     monkeypatch.chdir(tmp_path)
-    command = f"environment.command={json.dumps([sys.executable, 'my_agent.py'])}"
-    smaller = ("training.steps=2", "training.tasks_per_step=1", "algorithm.group_size=2", command)
+    smaller = ("training.steps=2", "training.tasks_per_step=1", "algorithm.group_size=2")
     port = train_page(tmp_path, "agent_lightning", "qwen2", *smaller)
     assert port.batches == [(1, 2), (1, 2)]
     assert all(episode.error is None for episode in port.episodes)

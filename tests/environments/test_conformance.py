@@ -220,7 +220,7 @@ async def test_a_correct_environment_conforms() -> None:
 
 
 FAULTS = {
-    "forgetful": ("tasks", "changed"),
+    "forgetful": ("tasks", "differs"),
     "id": ("tasks", "one id"),
     "data kind": ("tasks", "JSON"),
     "process": ("other process", "makes different tasks"),

@@ -106,7 +106,7 @@ class TestCritics:
         [
             ({"a": {"share_critic_with": "a"}}, "goes in a circle"),
             ({"a": {"share_critic_with": 1}, "b": {"share_critic_with": 0}}, "goes in a circle"),
-            ({"a": {"share_critic_with": 3}}, "seats go from 0 to 2"),
+            ({"a": {"share_critic_with": 3}}, "from 0 to 2"),
             ({"a": {"share_critic_with": "bb"}}, "names 'bb'.*Did you mean 'b'|Known: a, b, c"),
         ],
     )

@@ -75,6 +75,7 @@ def test_worlds_in_another_process_list_their_moves() -> None:
     assert rows(poker(episode={"environment_workers": 1})) == here
 
 
+@pytest.mark.filterwarnings("ignore:.*were cut after")
 def test_what_is_sampled_in_parts_keeps_its_form() -> None:
     form = "[a-z]([a-z ]{0,30}\\.){1,4}"
     settings = {

@@ -94,7 +94,7 @@ def test_each_agent_learns_from_its_own_function_and_nothing_is_evaluated_withou
     assert isinstance(run.trainer.config.algorithm, GRPO)
     assert run.trainer.config.algorithm.team_reward == "individual"
     assert (run.summary.before, run.summary.after) == (None, None)
-    with pytest.raises(ConfigError, match="`rewarded` has no tasks of the split 'test' to play"):
+    with pytest.raises(ConfigError, match="no tasks in the split 'test'"):
         run.trainer.evaluate()
     assert read_status(tmp_path / "run").state == "finished"
     run.trainer.close()

@@ -25,7 +25,7 @@ def test_the_first_one_learns_and_prints_what_the_page_says(
     assert found is not None
     assert float(found[1]) < 0.05
     assert float(found[2]) >= 0.1
-    assert "step 10/10  reward planner" in "\n".join(said)
+    assert "step 10/10  return planner" in "\n".join(said)
 
 
 @pytest.mark.slow

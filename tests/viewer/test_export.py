@@ -29,5 +29,5 @@ def test_an_exported_page_has_no_links_and_no_foreign_scripts(tmp_path: Path) ->
 
 
 def test_without_a_run_there_is_no_page(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="no kapelle run"):
+    with pytest.raises(RunDirectoryError, match="no run"):
         exported(Library([tmp_path]))

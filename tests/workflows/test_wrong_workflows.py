@@ -80,5 +80,5 @@ def test_an_error_of_a_workflow_s_step_is_reported(
     wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = refused(WHILE[wrong], tmp_path, monkeypatch, capsys)
-    assert line.startswith("kapelle: 4 of 4 episodes of this step failed")
+    assert line.startswith("kapelle: 8 episodes failed with the same error")
     assert WHILE[wrong][2] in line

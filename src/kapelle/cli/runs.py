@@ -86,7 +86,7 @@ def _note(place: Path, arguments: argparse.Namespace) -> int:
     from kapelle.runs.reader import is_run
 
     if not is_run(place):
-        raise RunDirectoryError(f"There is no run of kapelle at {place}. `kapelle runs ls` lists them.")
+        raise RunDirectoryError(f"There is no kapelle run at {place}. `kapelle runs ls` lists them.")
     given = arguments.text is not None or arguments.tag or arguments.untag
     found = (
         keep_notes(place, text=arguments.text, add=arguments.tag, remove=arguments.untag)
@@ -122,7 +122,7 @@ def _show(place: Path, *, as_json: bool) -> int:
 
         inner = [str(each) for each in find_runs(place)] if place.is_dir() else []
         hint = f" It contains runs: {', '.join(inner[:9])}. Name one of them." if inner else tag_hint(place)
-        raise RunDirectoryError(f"There is no run of kapelle at {place}.{hint}")
+        raise RunDirectoryError(f"There is no kapelle run at {place}.{hint}")
     summary = summarise(place)
     if summary.wrong is not None:
         raise RunDirectoryError(f"The run {place} cannot be read: {summary.wrong}")

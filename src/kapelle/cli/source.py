@@ -51,7 +51,7 @@ def read_source(words: Sequence[str], run_dir: str | None, *, resume: bool, real
             raise ConfigError("--real is for a recipe. Remove it.")
         if not is_run(place) and (str(place) in builtin_recipes() or place.suffix in (".yaml", ".yml")):
             raise RunDirectoryError(
-                f"There is no run of kapelle at {place}. It is a recipe: name a run, `kapelle train --resume RUN`. `kapelle runs ls` lists them."
+                f"There is no kapelle run at {place}. It is a recipe: name a run, `kapelle train --resume RUN`. `kapelle runs ls` lists them."
             )
         read_config(place)  # raises when there is no run
         config = str(place / "config.yaml")

@@ -319,7 +319,9 @@ class ExampleConfig(Settings):
     """A message of the user and the agent's answer to it, as they stand in the agent's prompt."""
 
     user: str
+    """The message before the answer."""
     assistant: str
+    """The agent's answer."""
 
 
 class AgentConfig(Settings):

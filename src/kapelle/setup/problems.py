@@ -70,7 +70,7 @@ def choose_tasks(
     size = environment.size(split)
     if size == 0:
         raise ConfigError(
-            f"`{environment.name}` has no tasks of the split '{split}' ({environment.sources[split]}). Give it some: "
+            f"`{environment.name}` has no tasks in the split '{split}', which is: {environment.sources[split]}. Give it some: "
             "`eval_dataset=` of `kapelle.train`, or `environment.eval_path`."
         )
     if size is None:

@@ -5,7 +5,7 @@ This module does not affect training. Shapes: T completion tokens of one turn, K
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,6 +103,7 @@ class IdleSteps:
                 self._report(
                     f"the reward function `{name}` scored {scored} of {requested} episodes of step {step.number}, and returned None for the others"
                 )
+        self._note_failed(step)
         self._note_cut(step)
         self._row = self._row + 1 if step.idle else 0
         self._unscored = self._unscored + 1 if step.idle == NOT_SCORED else 0
@@ -123,6 +124,17 @@ class IdleSteps:
                 for line in health.lines():
                     self._report(line)
                 self._row = LONG  # these idle steps are reported
+
+    def _note_failed(self, step: Step) -> None:
+        """Report the first step with failed episodes, and their most frequent error."""
+        episodes = [episode for group in step.groups for episode in group.episodes]
+        errors = Counter(each.error for each in episodes if each.error is not None)
+        if errors and not self._failed:
+            self._failed = True
+            reason, times = errors.most_common(1)[0]
+            self._report(
+                f"{errors.total()} of {len(episodes)} episodes of step {step.number} failed. Most often ({times} times): {reason}"
+            )
 
     def _note_cut(self, step: Step) -> None:
         """Report agents whose constrained completions are cut by `max_tokens`, each once."""

@@ -122,7 +122,7 @@ def test_train_rows_in_the_test_split_are_excluded_and_counted(tmp_path: Path) -
             "twice",
         ),
         (b'{"question": "1", "answer": ' + b"9" * 5000 + b"}\n", r"line 1 has an integer .* in quotes"),
-        (lines(ROWS[:2]) + b"[1]\n", r"line 3 holds list, not an object"),
+        (lines(ROWS[:2]) + b"[1]\n", r"line 3 is list, not an object"),
         (lines(ROWS[:2]) + b'{"question": "\xff"}\n', r"line 3 is not JSON"),
         (b'{"Question": "q"}\n', "Did you mean 'Question'"),
         (b'{"question": null}\n', "NoneType"),

@@ -22,9 +22,9 @@ def pool(**limits: float) -> KillableProcesses:
 @pytest.mark.parametrize(
     ("question", "reason"),
     [
-        ({"do": "loop"}, "longer than 0.3 s of CPU"),
-        ({"do": "ignore signals"}, "longer than 0.3 s of CPU"),
-        ({"do": "power"}, "longer than 0.3 s of CPU"),
+        ({"do": "loop"}, "more than 0.3 s of CPU"),
+        ({"do": "ignore signals"}, "more than 0.3 s of CPU"),
+        ({"do": "power"}, "more than 0.3 s of CPU"),
         ({"do": "half a line"}, "died"),
         ({"do": "exit"}, "died"),
         ({"do": "memory"}, "memory"),

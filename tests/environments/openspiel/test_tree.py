@@ -102,7 +102,7 @@ def test_visits_by_hand() -> None:
 
 
 def test_a_game_that_is_too_large_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="sampled"):
+    with pytest.raises(ConfigError, match="samples the chance"):
         GameTree(load_game("bridge_uncontested_bidding", {}))
     with pytest.raises(ConfigError, match="100 nodes"):
         GameTree(load_game("leduc_poker", {}), most=100)
