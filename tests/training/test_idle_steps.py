@@ -121,7 +121,7 @@ def test_why(made: Callable[[], Any], row: dict[str, float], updated: bool, said
 
 def test_a_stretch_is_told_once_until_a_step_learns() -> None:
     said: list[str] = []
-    steps = IdleSteps(said.append, {})
+    steps = IdleSteps(said.append, {}, said.append)
     idle = Step(1, (), {}, idle="all episodes of each task have the same return")
     for number in range(1, 3 * LONG):
         steps.note(replace(idle, number=number))

@@ -80,11 +80,13 @@ CUT = 0.05
 
 
 class IdleSteps:
-    """Counts idle steps, failed episodes, completions that are cut, and values of reward functions; `say` receives each line once."""
+    """Counts idle steps, failed episodes, completions that are cut, and values of reward functions; each line is reported once."""
 
-    def __init__(self, say: Callable[[str], None], settings: Mapping[str, Any]) -> None:
-        """`settings` are those of the run."""
-        self._report = say
+    def __init__(
+        self, say: Callable[[str], None], settings: Mapping[str, Any], show: Callable[[str], None]
+    ) -> None:
+        """`settings` are those of the run. `show` receives lines about failed episodes, which are data, and `say` the others."""
+        self._report, self._show = say, show
         self._settings = settings
         self._first: list[dict[str, float]] = []
         """Metrics of the first `YOUNG` steps."""
@@ -132,7 +134,7 @@ class IdleSteps:
         if errors and not self._failed:
             self._failed = True
             reason, times = errors.most_common(1)[0]
-            self._report(
+            self._show(
                 f"{errors.total()} of {len(episodes)} episodes of step {step.number} failed. Most often ({times} times): {reason}"
             )
 

@@ -280,7 +280,9 @@ class Trainer:
                     f"The tracker '{self.config.trackers[0].name}' needs a run directory, whose metrics it shows. Name one, "
                     '`run_dir="runs/mine"`, or remove `trackers`.'
                 )
-            self._idle = IdleSteps(self._tell, self.config.model_dump())
+            self._idle = IdleSteps(
+                self._tell, self.config.model_dump(), lambda text: self.observer.phase("learning", text)
+            )
             self._custom = CustomMetrics(metrics, partial(self.observer.phase, "metrics"))
             with recipe.read.explained():
                 prepared = prepare(self.config, given)

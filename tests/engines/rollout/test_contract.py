@@ -228,6 +228,10 @@ class TestDistributions:
 class TestForms:
     """Completions of a given form, from several adapters and their base."""
 
+    @pytest.fixture(autouse=True)
+    def _installed(self) -> None:
+        pytest.importorskip("llguidance")
+
     @pytest.mark.sample(2)
     @pytest.mark.parametrize("way", WAYS)
     def test_log_probs_are_over_the_allowed_tokens(self, engine: RolloutEngine, way: str) -> None:
