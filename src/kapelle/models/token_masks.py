@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kapelle.errors import AbsentPackage, ConfigError
-from kapelle.runtime.constraints import CALL_MARKS, lark_of
+from kapelle.runtime.constraints import CALL_MARKS, Tokenise, lark_of
 from kapelle.types import Constraint
 
 LOG = logging.getLogger(__name__)
@@ -81,26 +81,36 @@ def unsupported_reason(constraint: Constraint) -> str | None:
     check_installed()
     from llguidance import LLTokenizer
 
-    return _tried(constraint, LLTokenizer("byte"), None)[1]
+    return _tried(constraint, LLTokenizer("byte"))[1]
 
 
-def compiled(constraint: Constraint, tokenizer: Any, marks: Mapping[str, int] | None = None) -> Any:
+def compiled(
+    constraint: Constraint,
+    tokenizer: Any,
+    marks: Mapping[str, int] | None = None,
+    tokenise: Tokenise | None = None,
+) -> Any:
     """Return the library's grammar for a constraint, at its start; ConfigError if it is rejected or no token can begin it.
 
-    `marks` are the special tokens that forced calls may contain.
+    `marks` are the special tokens that forced calls may contain; `tokenise` gives the tokens of a choice.
     """
-    matcher, reason = _tried(constraint, tokenizer, marks)
+    matcher, reason = _tried(constraint, tokenizer, marks, tokenise)
     if reason is None:
         return matcher
     shown = constraint.text if len(constraint.text) <= 60 else f"{constraint.text[:60]}…"
     raise ConfigError(f"The constraint {constraint.kind} {shown!r} is not supported: {reason}.")
 
 
-def _tried(constraint: Constraint, tokenizer: Any, marks: Mapping[str, int] | None) -> tuple[Any, str | None]:
+def _tried(
+    constraint: Constraint,
+    tokenizer: Any,
+    marks: Mapping[str, int] | None = None,
+    tokenise: Tokenise | None = None,
+) -> tuple[Any, str | None]:
     """Return the library's grammar for a constraint, and the reason if it is rejected, else None."""
     from llguidance import LLMatcher
 
-    matcher = LLMatcher(tokenizer, lark_of(constraint, marks), log_level=0, limits=_limits())
+    matcher = LLMatcher(tokenizer, lark_of(constraint, marks, tokenise), log_level=0, limits=_limits())
     message = matcher.get_error()
     if not message:
         first = matcher.deep_copy()
@@ -254,6 +264,11 @@ class TokenMasks:
             and token not in self._ends
         }
 
+    def _tokens(self, text: str) -> Sequence[int]:
+        """Return the tokeniser's tokens of a text; none if they do not spell exactly this text (an added space, a special token)."""
+        ids: list[int] = self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+        return ids if self._read[0].decode_bytes(ids) == text.encode() else ()
+
     @cached_property
     def _executor(self) -> Any:
         from llguidance import LLExecutor
@@ -265,7 +280,9 @@ class TokenMasks:
         with self._adding:
             found = self._compiled.get(constraint)
             if found is None:
-                found = self._compiled[constraint] = compiled(constraint, self._read[0], self._marks)
+                found = self._compiled[constraint] = compiled(
+                    constraint, self._read[0], self._marks, self._tokens
+                )
                 if len(self._compiled) > COMPILED:
                     self._compiled.popitem(last=False)
             self._compiled.move_to_end(constraint)

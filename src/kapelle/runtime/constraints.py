@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from kapelle.errors import ConfigError
 from kapelle.types import Constraint, Json
 
 HEADER = '%llguidance {"no_forcing": true}'
-"""Allow every tokenisation of a text, so that only the text matters."""
+"""Allow every tokenisation of a text, so that only the text matters. Choices have one tokenisation, the tokeniser's (`lark_of`)."""
 
 JSON_OPTIONS: Mapping[str, Json] = {"whitespace_pattern": "[ ]?"}
 """Allow at most one space where JSON allows any whitespace: a model could fill its limit with spaces."""
@@ -26,10 +26,17 @@ DEEPEST = 64
 """Most levels of a schema: compilers of schemas are recursive."""
 
 
-def lark_of(constraint: Constraint, special: Mapping[str, int] | None = None) -> str:
+Tokenise = Callable[[str], Sequence[int]]
+"""Text → its tokens in a model's tokeniser; empty if they do not spell exactly this text."""
+
+
+def lark_of(
+    constraint: Constraint, special: Mapping[str, int] | None = None, tokenise: Tokenise | None = None
+) -> str:
     """Return a constraint as a grammar with the whole completion as its rule `start`; ConfigError for an invalid one.
 
-    A mark of a forced call may be one of the `special` tokens (text → id) or its letters.
+    A mark of a forced call may be one of the `special` tokens (text → id) or its letters. A choice is written in the tokens of
+    `tokenise`, which are few and likely; without `tokenise`, or if it returns none, in any tokens that spell the choice.
     """
     text = constraint.text
     if len(text) > LONGEST:
@@ -46,10 +53,12 @@ def lark_of(constraint: Constraint, special: Mapping[str, int] | None = None) ->
         choices = _json(constraint)
         if not choices or not all(isinstance(each, str) and each for each in choices):
             raise ConfigError(f"Choices must be a list of non-empty texts, not {text:.80}.")
-        return f"{HEADER}\nstart: {' | '.join(map(quoted, choices))}\n"
+        rules = [f"{CHOICE}_{number}" for number in range(len(choices))]
+        lines = [f"start: {' | '.join(rules)}", *(f"{r}: {quoted(c)}" for r, c in zip(rules, choices, strict=True))]
+        return f"{HEADER}\n{_in_tokens(chr(10).join(lines), {}, tokenise)}\n"
     if constraint.kind == "endpoint":
         raise ConfigError("The fields of an endpoint's request constrain no model of this process.")
-    return f"{HEADER}\n{_with_special_tokens(text, special or {})}\n"
+    return f"{HEADER}\n{_in_tokens(text, special or {}, tokenise)}\n"
 
 
 def json_rule(schema: Json, *, lenient: bool = False) -> str:
@@ -64,16 +73,25 @@ def quoted(text: str) -> str:
     return json.dumps(text)
 
 
-def _with_special_tokens(grammar: str, special: Mapping[str, int]) -> str:
-    def either(found: re.Match[str]) -> str:
+def _in_tokens(grammar: str, special: Mapping[str, int], tokenise: Tokenise | None) -> str:
+    """Return a grammar with tokens in its rules of marks and choices, which may come from a grammar sent to a server."""
+
+    def mark(found: re.Match[str]) -> str:
         token = special.get(json.loads(found[2]))
         return found[0] if token is None else f"{found[0]} | <[{token}]>"
 
-    return _MARK_RULE.sub(either, grammar)
+    def choice(found: re.Match[str]) -> str:
+        tokens = tokenise(json.loads(found[2])) if tokenise is not None else ()
+        return found[1] + " ".join(f"<[{token}]>" for token in tokens) if tokens else found[0]
+
+    return _CHOICE_RULE.sub(choice, _MARK_RULE.sub(mark, grammar))
 
 
 _MARK_RULE = re.compile(r'^(mark_\d+: )("[^\n]*")$', re.MULTILINE)
 """The rule of a mark in `forced_call`."""
+CHOICE = "kapelle_choice"
+_CHOICE_RULE = re.compile(rf'^({CHOICE}_\d+: )("[^\n]*")$', re.MULTILINE)
+"""The rule of a choice in `lark_of`."""
 
 
 def _pattern(regex: str) -> str:
