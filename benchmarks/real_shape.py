@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import multiprocessing
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -19,23 +21,38 @@ from benchmarks.subjects import tokenizer
 from benchmarks.trl_peer import lora_settings, train_trl
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 PROMPTS, SAMPLES, NEW, PROMPT, AGENTS, ROUNDS = 2, 4, 16, 64, 2, 2
 
 
 def run() -> dict[str, Any]:
     """Return for both types of a base how many times faster an agent is, and the share of the peer's memory."""
-    return {kind: against_trl(kind) for kind in ("bfloat16", "float32")}
+    return {kind: against_trl(kind, Work(qwen)) for kind in ("bfloat16", "float32")}
 
 
-def against_trl(dtype: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Work:
+    """What both do."""
+
+    model: Callable[[str], PreTrainedModel]
+    """Type of the base → the model, the same in both processes."""
+    words: Callable[[], PreTrainedTokenizerFast] = tokenizer
+    agents: int = AGENTS
+    """Ours; the peer trains one."""
+    prompts: int = PROMPTS
+    samples: int = SAMPLES
+    new: int = NEW
+    prompt: int = PROMPT
+
+
+def against_trl(dtype: str, work: Work) -> dict[str, Any]:
     """Let both take steps in turn, after one round that does not count."""
     spawned = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     for side in (_ours, _theirs):
         here, there = spawned.Pipe()
-        processes.append(spawned.Process(target=side, args=(dtype, there)))
+        processes.append(spawned.Process(target=side, args=(dtype, work, there)))
         pipes.append(here)
         processes[-1].start()
     times = []
@@ -44,7 +61,7 @@ def against_trl(dtype: str) -> dict[str, Any]:
         for pipe in pipes:
             pipe.send("step")
             both.append(pipe.recv())
-        times.append((both[0] / AGENTS, both[1]))
+        times.append((both[0] / work.agents, both[1]))
     peaks = [pipe.recv() for pipe in pipes]
     for process in processes:
         process.join()
@@ -56,7 +73,7 @@ def against_trl(dtype: str) -> dict[str, Any]:
     }
 
 
-def model(dtype: str) -> PreTrainedModel:
+def qwen(dtype: str) -> PreTrainedModel:
     """Return the model with its weights in a type; the same in both processes."""
     import torch
     from transformers import AutoModelForCausalLM, Qwen3Config
@@ -78,10 +95,13 @@ def model(dtype: str) -> PreTrainedModel:
         pad_token_id=tokenizer().pad_token_id,
     )
     made: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
-    Path("/proc/self/clear_refs").write_text(
-        "5", encoding="ascii"
-    )  # the peak of what is now held, not of making it
+    forget_peak()
     return made
+
+
+def forget_peak() -> None:
+    """Begin to measure the peak of memory: what is held now, and not what making it took."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def _peak() -> int:
@@ -89,19 +109,20 @@ def _peak() -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
-def _ours(dtype: str, pipe: Connection) -> None:
+def _ours(dtype: str, work: Work, pipe: Connection) -> None:
     from benchmarks.ours import grpo_trainer, take_step
     from kapelle.models.language_model import LanguageModel
 
-    base = LanguageModel(model(dtype), tokenizer(), dtype, "0.6B")
-    trainer = grpo_trainer(base, {"agents": AGENTS}, PROMPTS, SAMPLES, NEW, PROMPT)
+    base = LanguageModel(work.model(dtype), work.words(), dtype, "base")
+    trainer = grpo_trainer(base, {"agents": work.agents}, work.prompts, work.samples, work.new, work.prompt)
     for _ in range(ROUNDS + 1):
         pipe.recv()
-        pipe.send(cpu_seconds(partial(take_step, trainer, AGENTS * PROMPTS * SAMPLES, NEW)))
+        step = partial(take_step, trainer, work.agents * work.prompts * work.samples, work.new)
+        pipe.send(cpu_seconds(step))
     pipe.send(_peak())
 
 
-def _theirs(dtype: str, pipe: Connection) -> None:
+def _theirs(dtype: str, work: Work, pipe: Connection) -> None:
     started = 0.0
 
     def begin() -> None:
@@ -112,5 +133,17 @@ def _theirs(dtype: str, pipe: Connection) -> None:
     def end() -> None:
         pipe.send(time.process_time() - started)
 
-    train_trl(model(dtype), dtype, PROMPTS, SAMPLES, NEW, PROMPT, ROUNDS + 1, begin, end, lora_settings())
+    train_trl(
+        work.model(dtype),
+        dtype,
+        work.prompts,
+        work.samples,
+        work.new,
+        work.prompt,
+        ROUNDS + 1,
+        begin,
+        end,
+        lora_settings(),
+        work.words(),
+    )
     pipe.send(_peak())

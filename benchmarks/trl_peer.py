@@ -28,8 +28,12 @@ def train_trl(
     on_begin: Callable[[], None],
     on_end: Callable[[], None],
     lora: Any = None,
+    words: Any = None,
 ) -> None:
-    """Take `steps` steps, with a call before and after each, and check that they were the work that was asked for."""
+    """Take `steps` steps, with a call before and after each, and check that each did the required work.
+
+    `words` is the tokeniser; by default that of `subjects`.
+    """
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -75,7 +79,7 @@ def train_trl(
             paid,
             settings,
             Dataset.from_list([{"prompt": [{"role": "user", "content": asked}]} for asked in questions]),
-            processing_class=tokenizer(),
+            processing_class=words or tokenizer(),
             callbacks=[Turnwise()],
             peft_config=lora,
         )

@@ -29,6 +29,7 @@ from kapelle.rollout.episodes import rollout
 from kapelle.rollout.setup import RolloutSetup, make_rollout_setup
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.files import cache_folder
+from kapelle.runtime.machine import long_lived_apart
 from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.feature import Report, ReportStep
@@ -91,14 +92,14 @@ def train_stage(
     algorithm, team = stage_team(stage)
     models = load_models(team, stage.model, {})
     setup = make_rollout_setup(stage, team, teacher(stage, team, models))
-    with ExitStack() as playing:
+    with ExitStack() as playing, long_lived_apart():
         playing.callback(setup.close)
         if offers(setup.environment, DrivenByPrograms):
             playing.enter_context(setup.environment.serve(setup, lambda _name, line: say(line)))
         shown = demonstrations(setup, stage, config.warmup.demonstrations)
     [policy] = [team.policies[name] for name in team.trained]
     model = models[policy.base]
-    with closing(build_train_engine(stage, algorithm, team, models)) as engine:
+    with closing(build_train_engine(stage, algorithm, team, models)) as engine, long_lived_apart():
         turns = DrawnTurns(shown, config.warmup.batch, stage.seed, tasks_of(setup, stage))
         loop = Loop(stage, algorithm, setup, engine, turns)
         for number in range(1, stage.training.steps + 1):
