@@ -1,4 +1,4 @@
-"""Three agents debate sums and chains of steps in one run; each kind of task has a success of its own.
+"""Three agents debate sums and chains of steps in one run; the success of each kind of task is reported separately.
 
 python examples/debate_on_a_mixture.py     # a few minutes
 """

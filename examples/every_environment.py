@@ -1,10 +1,10 @@
-"""Environments that need no data, one task each: what an agent sees, what the script says, and what that earns.
+"""Environments that need no data, with one task each: the agent's observation, the script's answer and its reward.
 
     python examples/every_environment.py           # all of them
     python examples/every_environment.py algebra   # one
 
-`tools` and `code` have examples of their own (`use_tools.py`, `repair_code.py`); data sets are read by `math`, `nli`, `code`,
-`bfcl`, `trajectories`, `preferences` and `labelled`: docs/environments says in which form.
+`tools` and `code` have their own examples (`use_tools.py`, `repair_code.py`). `math`, `nli`, `code`, `bfcl`, `trajectories`,
+`preferences` and `labelled` read data sets; docs/environments describes their formats.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ SHOWN: Mapping[str, tuple[Any, tuple[str, ...]]] = {
 
 
 async def shown(name: str) -> tuple[str, str, Mapping[str, float]]:
-    """Let everyone who may move say what the script says, until the world is over."""
+    """Let every agent that may move give the script's message, until the episode ends."""
     environment, agents = SHOWN[name]
     task = environment.task("train", 0)
     world = environment.start(task, agents, seed=0)

@@ -1,4 +1,4 @@
-"""Every workflow on one sum, with scripts in the place of models: who speaks when, who reads what, which answer counts.
+"""Every workflow on one sum, with scripts in place of models: which agent acts when, what it reads, and which answer counts.
 
 python examples/every_workflow.py            # all of them
 python examples/every_workflow.py debate     # one
@@ -38,7 +38,7 @@ SUM = Task("47+85", "47+85", {"answer": 132})
 PLAN = Node(id="plan", agent="ann", prompt="Plan ${question}:")
 SOLVE = Node(id="solve", agent="bob", dependencies=("plan",), prompt="${question} ${plan.output}")
 
-# A workflow, and what each agent says in its turns; the agents sit in this order.
+# A workflow, and each agent's messages in its turns; this is also the order of the agents.
 SHOWN: Mapping[str, tuple[Workflow, Mapping[str, Sequence[str]]]] = {
     "solo": (Solo(), {"ann": ["132"]}),
     "parallel": (Parallel(), {"ann": ["132"], "bob": ["122"]}),

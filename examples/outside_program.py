@@ -1,9 +1,9 @@
-"""A program that knows only OpenAI's client, and is trained as it stands.
+"""A program that uses only OpenAI's client, and is trained without changes.
 
     kapelle train examples/outside_program.yaml
 
-starts it once for each episode. The address and the key that the client reads from the environment are those of the episode,
-so that nothing here names one. The reward is the program's own: here the share of digits in the answer.
+starts it once for each episode. The client reads the episode's address and key from environment variables, so the program
+contains neither. The program defines its own reward: here, the share of digits in the answer.
 """
 
 import os
@@ -13,7 +13,7 @@ try:
     from openai import OpenAI
 except ModuleNotFoundError:
     sys.exit(
-        "This example talks through OpenAI's client, which is not installed: pip install openai 'kapelle[serve]'"
+        "This example needs OpenAI's client, which is not installed: pip install openai 'kapelle[serve]'"
     )
 
 

@@ -1,10 +1,10 @@
-"""Three agents of someone else's program: a planner, a coder and a critic, named by `model=`.
+"""Three agents of an external program: a planner, a coder and a critic, selected by `model=`.
 
     kapelle train examples/outside_team.yaml          # one terminal: serves the agents, trains them, waits for episodes
-    python examples/outside_team.py                   # another one: plays until training is over
+    python examples/outside_team.py                   # another terminal: runs episodes until training has ended
 
-The program asks for episodes, plays them as it likes and posts what each agent has earned. The critic may send the coder
-back once; the coder then continues with its own conversation, token for token.
+The program requests episodes, runs them in its own way and posts each agent's reward. The critic may reject the coder's
+answer once; the coder then continues its own conversation, token for token.
 """
 
 import sys
@@ -15,12 +15,12 @@ try:
     from openai import APIConnectionError, APIStatusError, OpenAI
 except ModuleNotFoundError:
     sys.exit(
-        "This example talks through OpenAI's client, which is not installed: pip install openai 'kapelle[serve]'"
+        "This example needs OpenAI's client, which is not installed: pip install openai 'kapelle[serve]'"
     )
 
 
 def ask(client: OpenAI, agent: str, conversation: list[Any], words: str) -> str:
-    """Let an agent answer in a conversation that is kept here."""
+    """Let an agent answer in a conversation that this program keeps."""
     conversation.append({"role": "user", "content": words})
     said = client.chat.completions.create(model=f"team/{agent}", messages=conversation)
     conversation.append({"role": "assistant", "content": said.choices[0].message.content})
@@ -28,7 +28,7 @@ def ask(client: OpenAI, agent: str, conversation: list[Any], words: str) -> str:
 
 
 def play(client: OpenAI, index: int) -> dict[str, float]:
-    """Play one episode and return what each agent has earned."""
+    """Run one episode and return each agent's reward."""
     plan = ask(client, "planner", [], f"Plan task {index}.")
     coder: list[Any] = []
     code = ask(client, "coder", coder, f"Do this: {plan}")
@@ -40,20 +40,20 @@ def play(client: OpenAI, index: int) -> dict[str, float]:
 
 
 def main(url: str = "http://127.0.0.1:8000/v1", key: str = "none", patience: str = "60") -> int:
-    """Play until training is over, and return how many episodes that were; training has `patience` seconds to begin."""
+    """Run episodes until training has ended, and return their number; training has `patience` seconds to begin."""
     played, begun = 0, time.monotonic()
     client = OpenAI(base_url=url, api_key=key, max_retries=0)
     while True:
         try:
             episode = client.post("/task", body={}, cast_to=dict[str, Any])
         except (APIConnectionError, APIStatusError) as error:
-            if played:  # training is over
+            if played:  # training has ended
                 return played
             if isinstance(error, APIConnectionError) and time.monotonic() - begun < float(patience):
                 time.sleep(1)
                 continue
             sys.exit(
-                f"No training gives out episodes at {url} ({error}). Start it first, in another terminal: "
+                f"No training run provides episodes at {url} ({error}). Start one first, in another terminal: "
                 "kapelle train examples/outside_team.yaml"
             )
         session = client.with_options(default_headers={"x-kapelle-session": episode["session"]})

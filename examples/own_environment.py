@@ -1,4 +1,4 @@
-"""An environment of your own: tasks, and an episode state that lives for one episode.
+"""Your own environment: tasks, and an episode state for one episode.
 
 python examples/own_environment.py
 kapelle train own.yaml          # with  environment: {name: "own_environment:Parity"}  on the Python path
@@ -16,7 +16,7 @@ from kapelle.workflows import Solo
 
 
 class Parity(BaseEnvironment, kapelle.Answerable):
-    """Bits in, `e` or `o` out. Test problems have another length than training problems."""
+    """Reads bits and expects `e` or `o`. Test problems have a different length from training problems."""
 
     name: Literal["own_environment:Parity"] = "own_environment:Parity"
     bits: int = 3
@@ -50,7 +50,7 @@ class ParityState(BaseState):
 
 
 def main(steps: int = 20) -> None:
-    """Train one agent on it."""
+    """Train one agent on this environment."""
     trainer = kapelle.Trainer(
         team={"agents": 1, "sampling": {"max_tokens": 2}},
         environment=Parity(),

@@ -1,4 +1,4 @@
-"""Questions of your own: how a problem is drawn, and what kind of answer counts. The rest is made already.
+"""Your own questions: define how a problem is drawn and which kind of answer is expected. kapelle provides the rest.
 
 python examples/own_questions.py
 kapelle train own.yaml          # with  environment: {name: "own_questions:Largest"}  on the Python path
@@ -15,7 +15,7 @@ from kapelle.workflows import Solo
 
 
 class Largest(Generated):
-    """Which of these digits is the largest? `difficulty` is how many there are."""
+    """Which of these digits is the largest? `difficulty` is the number of digits."""
 
     name: Literal["own_questions:Largest"] = "own_questions:Largest"
     difficulty: Difficulty = (3, 3)
@@ -32,7 +32,7 @@ class Largest(Generated):
 
 
 def main(steps: int = 20) -> None:
-    """Train one agent on it."""
+    """Train one agent on these questions."""
     trainer = kapelle.Trainer(
         team={"agents": 1, "sampling": {"max_tokens": 2}},
         environment=Largest(),

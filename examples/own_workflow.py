@@ -1,4 +1,4 @@
-"""A workflow of your own: who speaks when, who reads what, and which answer counts.
+"""Your own workflow: which agent acts when, what each agent reads, and which answer counts.
 
 python examples/own_workflow.py
 kapelle train own.yaml          # with  workflow: {name: "own_workflow:SecondOpinion"}  on the Python path
@@ -16,14 +16,14 @@ from kapelle.workflows import majority
 
 
 class SecondOpinion(kapelle.Settings):
-    """Two agents answer; a third is asked only when they differ, and then the majority counts."""
+    """Two agents answer; a third answers only if they differ, and then the majority counts."""
 
     name: Literal["own_workflow:SecondOpinion"] = "own_workflow:SecondOpinion"
 
     def check(self, agents: Sequence[kapelle.Agent], environment: kapelle.Environment) -> None:
         need_answers(self.name, "compares answers", environment)
         if len(agents) != 3:
-            raise kapelle.ConfigError(f"A second opinion takes three agents, not {len(agents)}.")
+            raise kapelle.ConfigError(f"A second opinion needs three agents, but the team has {len(agents)}.")
 
     async def run(self, scene: Scene) -> None:
         one, other, third = scene.names
@@ -36,7 +36,7 @@ class SecondOpinion(kapelle.Settings):
 
 
 def main(steps: int = 20) -> None:
-    """Train three agents in it, after a warm-up on the environment's own script."""
+    """Train three agents with this workflow, after a warm-up on the environment's own script."""
     trainer = kapelle.Trainer(
         team={"agents": 3, "sampling": {"max_tokens": 6}},
         environment=Arithmetic(digits=1),

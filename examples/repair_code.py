@@ -1,8 +1,8 @@
-"""A program that fails, what its shown test says, and the next attempt: the environment `code` with two lines of script.
+"""A program that fails, the message of its visible test, and a second answer: the environment `code` with a scripted agent.
 
     python examples/repair_code.py
 
-Put a model in the place of the script and an algorithm behind it, and it learns to repair.
+Replace the script with a model and add an algorithm to train an agent that repairs code.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode
 from kapelle.workflows import Parallel
 
-# Two problems in the form of MBPP's rows: one to train on, one to test on. The first assert is shown to the
-# agent; the others are hidden.
+# Two problems in the form of MBPP's rows: one for training and one for testing. The first assert is shown to
+# the agent; the others are hidden.
 PROBLEM = {
     "task_id": 601,
     "text": "Write a function that returns the largest of three numbers.",
@@ -47,7 +47,7 @@ async def repair(folder: Path) -> Episode:
     (folder / "train.jsonl").write_text(json.dumps(PROBLEM) + "\n")
     (folder / "test.jsonl").write_text(json.dumps(HELD_OUT) + "\n")
     environment = Code(path=str(folder), max_attempts=2)
-    environment.check(["coder"])  # reads the rows, and rejects to start without a sandbox
+    environment.check(["coder"])  # reads the rows, and raises an error without a sandbox
     engine = ScriptedEngine({"coder": lambda request: ATTEMPTS[len(request.messages) // 2]})
     setup = RolloutSetup(team(), environment, Parallel(), engine)
     [group] = await rollout(setup, [environment.task("train", 0)], samples=1, seed=0)

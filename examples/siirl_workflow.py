@@ -1,4 +1,4 @@
-"""A workflow file in siiRL's form, laid over a recipe: who speaks, who trains, whose critic is shared.
+"""A workflow file in siiRL's form that overrides a recipe: which agents act, which are trained, and whose critic is shared.
 
 python examples/siirl_workflow.py
 """
@@ -44,7 +44,7 @@ RECIPE = {
 
 
 def main(steps: int = 4) -> None:
-    """Read the file, draw it, and train as it says."""
+    """Read the file, draw it, and train with it."""
     read = read_workflow(yaml.safe_load(WORKFLOW), "workflow.yaml")
     print(Dag(**read.sections["workflow"]).mermaid(["reasoner", "actor"]))
     config = lay_over([("recipe", RECIPE), ("workflow.yaml", read.sections)]).config

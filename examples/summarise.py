@@ -1,4 +1,4 @@
-"""Summaries of rows of one's own: ROUGE-L says how near they are to a reference, and a limit of words what they may take.
+"""Summaries of your own rows: ROUGE-L measures their similarity to a reference, and a word limit bounds their length.
 
 python examples/summarise.py [STEPS]
 """
@@ -18,7 +18,7 @@ SMALL = {"embedded": {"hidden": 64, "layers": 2, "intermediate": 128}}
 
 
 def main(steps: int = 4) -> None:
-    """Show summaries in a warm-up, then let their likeness pay."""
+    """Show summaries in a warm-up, then train with similarity as the reward."""
     rows = [
         {"document": f"{who} was in the {place} all day, and it rained.", "summary": f"{who} in {place}"}
         for who in WHO

@@ -1,4 +1,4 @@
-"""Train two agents from Python: the pieces by hand, the loop in your own hands.
+"""Train two agents from Python: build the parts yourself, and write your own loop.
 
 python examples/train_a_team.py            # about a minute
 """
@@ -11,11 +11,11 @@ from kapelle.environments import Matrix
 from kapelle.workflows import Parallel
 
 PAYOFFS = {"AA": 1.0, "AB": 0.0, "BA": 0.0, "BB": 0.4}
-"""What a pair of moves pays; agents find it out, as `rules: none` tells them nothing."""
+"""The reward of each pair of moves; the agents must find it out, because `rules: none` does not explain the game."""
 
 
 def main(steps: int = 20) -> float:
-    """Let two agents with an adapter each find the best pair of moves in a one-shot game."""
+    """Train two agents, each with its own adapter, to find the best pair of moves in a one-shot game."""
     trainer = kapelle.Trainer(
         team={"agents": 2, "sharing": "lora", "sampling": {"max_tokens": 2}},
         environment=Matrix(game="custom", payoffs=PAYOFFS, rules="none"),

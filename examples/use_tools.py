@@ -1,8 +1,8 @@
-"""A question, two tools and what comes of calling them: the environment `tools` with a script in the place of a model.
+"""A question, two tools and the results of calling them: the environment `tools` with a script in place of a model.
 
     python examples/use_tools.py
 
-`hermes` is how Qwen and Hermes models write calls; `form: llama` and `form: pythonic` read the others.
+`hermes` is the form in which Qwen and Hermes models write calls; `form: llama` and `form: pythonic` read other models' calls.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ def call(name: str, **arguments: str) -> str:
 
 SAYS = (
     call("search", query="length of the Aare and the Emme"),
-    call("calculator", expression="288 minus 82"),  # the calculator reads no words
+    call("calculator", expression="288 minus 82"),  # the calculator does not read words
     call("calculator", expression="288-82"),
     "The Aare is 206 km longer.\n#### 206",
 )

@@ -77,7 +77,7 @@ class Prediction:
 
 def better(one: str, other: str, by: float, measure: str = "area", says: str = "") -> Prediction:
     """Return the prediction that an arm's measure is greater than another's by so much; contradicted if it is smaller."""
-    text = says or f"`{one}` is ahead of `{other}` by {by:g} ({measure})"
+    text = says or f"`{one}` exceeds `{other}` by at least {by:g} (`{measure}`)"
     return Prediction(
         text,
         lambda found: found[one][measure] - found[other][measure],

@@ -1,4 +1,4 @@
-"""The index of claims, a page and a picture for each, and the verdicts at the top of the algorithms' pages: all made from the results."""
+"""Write the index of claims, a page and a picture for each claim, and the verdicts on the algorithms' pages, from the results."""
 
 from __future__ import annotations
 
@@ -19,32 +19,39 @@ SIGN = {"shown": "**shown**", "not shown": "**not shown**", "contradicted": "**c
 
 HEAD = """# Claims
 
-Each algorithm was published with a claim about what it improves. This page lists an experiment for each claim: a numeric prediction, an ablation as a control
-arm, equal numbers of sampled tokens, and a verdict by a fixed rule. Most policies are tables of logits on [diagnostic environments](environments/generated.md#diagnostic-environments), for which the exact return is
-known; a few train a tiny language model.
+Each algorithm was published with a claim about what it improves. This page lists one experiment for each claim. Every
+experiment has numeric predictions, an ablation as a control arm, equal numbers of sampled tokens, and a verdict by a
+fixed rule. Most experiments train tables of logits on
+[diagnostic environments](environments/generated.md#diagnostic-environments), for which the exact return is known; a few
+train a tiny language model.
 
 ```sh
-python -m experiments run group_baseline     # repeat one claim; results go to experiments/results
+python -m experiments run group_baseline     # repeat one experiment; results go to experiments/results
 python -m experiments run quick              # a check with a few seeds; fails if a verdict changes
-python -m experiments run all --jobs 2       # everything; an interrupted run continues
+python -m experiments run all --jobs 2       # all experiments; an interrupted run continues
 ```
 
-A prediction is one number per seed. Its interquartile mean over seeds has a 95 % bootstrap interval. Runs have ten seeds unless the verdict names a smaller number.
+A prediction sets a bound for a number that is measured once per seed. The table of a claim gives the interquartile mean
+over seeds and its 95 % bootstrap interval. Most experiments have ten seeds; the page of a claim states the number. In
+predictions, `area` is the mean of the learning curve over the sampled tokens, and `end` is its final value.
 
 - **Shown**: the whole interval satisfies the bound.
-- **Contradicted**: the whole interval lies beyond the limit in brackets, or on the other side of the bound where there is no limit.
-- **Not shown**: the interval allows both, or the effect is smaller than predicted.
+- **Contradicted**: the whole interval lies beyond the limit in brackets or, if there is no such limit, on the other side of the
+  bound.
+- **Not shown**: the interval allows both verdicts, or the effect is smaller than predicted.
 
-A claim is shown if all its predictions are shown, and contradicted if one is. *P(better)* is the probability that a run of the first arm beats a run of the second. Each arm's
-learning rate is chosen from the same list with three further seeds. The experiment's file describes the setting, and which settings changed after a first run.
+A claim is shown if all its predictions are shown, and contradicted if any prediction is contradicted. *P(better)* is the
+probability that a run of the first arm is better than a run of the second. For every arm, the learning rate is chosen
+from the same list with three separate seeds. The experiment's file describes the setting and states which settings were
+changed after a first run.
 
 """
 
 
 def verdict_of(claim: Claim, results: Results, algorithm: str | None = None) -> str:
-    """Return a claim's verdict in print, or that of its predictions about an algorithm.
+    """Return a claim's verdict as Markdown, or the verdict of its predictions about one algorithm.
 
-    With fewer than five seeds it says their number too, as an interval is then little more than their range.
+    With fewer than five seeds, the verdict includes the number of seeds, because an interval is then little more than their range.
     """
     sign = SIGN[overall(results.judge(claim), algorithm)]
     return sign if results.seeds >= 5 else f"{sign} in {results.seeds} seeds"
@@ -65,7 +72,7 @@ def write_page() -> None:
 
 
 def page_of(known: Mapping[str, tuple[Claim, Results]]) -> str:
-    """Return the text of the index."""
+    """Return the index as Markdown."""
     lines = [HEAD]
     lines += ["| claim | algorithms | verdict | predictions shown | CPU |\n|---|---|---|---|---|\n"]
     for name, (claim, results) in known.items():
@@ -91,7 +98,7 @@ def _chance(improvement: float | None) -> str:
 
 
 def claim_page(claim: Claim, results: Results) -> str:
-    """Return the text of a claim's own page."""
+    """Return the page of a claim as Markdown."""
     rows = "".join(
         f"| {each.says} | {each.bound} | {each.middle:.3g} [{each.low:.3g}, {each.high:.3g}] | {_chance(each.improvement)} | {each.verdict} |\n"
         for each in results.judge(claim)
@@ -113,7 +120,7 @@ def claim_page(claim: Claim, results: Results) -> str:
 
 
 def with_verdicts(text: str, algorithm: str, known: Mapping[str, tuple[Claim, Results]]) -> str:
-    """Return an algorithm's page with one line at its end: the verdicts on its claims, each a link to the page of claims."""
+    """Return an algorithm's page with a final line that links to the algorithm's claims, grouped by verdict."""
     links: dict[str, list[str]] = {}
     for name, (claim, results) in known.items():
         if algorithm in claim.algorithms:
@@ -134,7 +141,7 @@ COLOURS = ("#0b6e99", "#d9730d", "#448361", "#9065b0", "#c4554d", "#787774", "#c
 
 
 def draw(claim: Claim, results: Results, file: Path) -> None:
-    """Draw what was measured."""
+    """Draw the measurements of a claim."""
     import matplotlib as mpl
 
     mpl.rcParams["svg.hashsalt"] = "kapelle"

@@ -97,4 +97,3 @@ def measure(arm: Mapping[str, Any], seed: int, rate: float) -> Result:
         result.write_text(json.dumps(row), "utf-8")
     row = json.loads(result.read_text("utf-8"))
     return Result(row["measures"], [tuple(point) for point in row["curve"]])
-

@@ -1,4 +1,4 @@
-"""Two agents of an AutoGen program: the planner has the solver as a tool.
+"""Two agents of an AutoGen program: the planner uses the solver as a tool.
 
 pip install autogen-agentchat 'autogen-ext[openai]' 'kapelle[serve]'
 kapelle train examples/apps/recipe.yaml environment.entry=examples/apps/autogen_team.py:episode
@@ -13,7 +13,7 @@ from autogen_ext.models.openai import OpenAIChatCompletionClient
 
 
 def model(agent: str, **more: Any) -> OpenAIChatCompletionClient:
-    """Return an agent's model; AutoGen asks what a model can do that it does not know."""
+    """Return an agent's model; AutoGen needs the capabilities of models that it does not know."""
     able = {"vision": False, "function_calling": True, "json_output": False, "structured_output": False}
     return OpenAIChatCompletionClient(model=f"team/{agent}", model_info={"family": "unknown", **able}, **more)
 
@@ -31,7 +31,7 @@ planner = AssistantAgent(
 
 
 async def episode(task: dict[str, Any]) -> float:
-    """Play the ticket of a task, and return its reward."""
+    """Process the ticket of a task, and return its reward."""
     done = await planner.run(task=f"Ticket {task['index']}: it is late.")
     reply = done.messages[-1].to_text()
     return float("thanks" in reply)

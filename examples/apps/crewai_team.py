@@ -22,6 +22,6 @@ crew = Crew(agents=[planner, solver], tasks=[plan, reply])
 
 
 def episode(task: dict[str, Any]) -> float:
-    """Play the ticket of a task, and return its reward."""
+    """Process the ticket of a task, and return its reward."""
     done = crew.kickoff({"number": task["index"]})
     return float("thanks" in done.raw)

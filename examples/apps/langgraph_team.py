@@ -1,10 +1,10 @@
-"""Two agents of a LangGraph program: a planner names the jobs of a ticket, and a solver is called once for each of them.
+"""Two agents of a LangGraph program: a planner lists the jobs of a ticket, and a solver is called once for each job.
 
     pip install langgraph langchain-openai openai 'kapelle[serve]'
     kapelle train examples/apps/recipe.yaml environment.entry=examples/apps/langgraph_team.py:episode
 
-Nothing in the graph is kapelle's: the models are named `team/planner` and `team/solver`, and the client reads the address and
-the key from the environment. The one function that a program adds runs an episode.
+The graph contains no code for kapelle: the models are named `team/planner` and `team/solver`, and the client reads the address and
+the key from the environment. A program only adds one function, which runs an episode.
 """
 
 import operator
@@ -16,7 +16,7 @@ from langgraph.types import Send
 
 
 class Ticket(TypedDict):
-    """What the nodes read and write."""
+    """The state that the nodes read and write."""
 
     text: str
     jobs: list[str]
@@ -27,7 +27,7 @@ planner, solver = ChatOpenAI(model="team/planner"), ChatOpenAI(model="team/solve
 
 
 def plan(ticket: Ticket) -> dict[str, list[str]]:
-    """Let the planner list the ticket's jobs, one a line."""
+    """Let the planner list the ticket's jobs, one per line."""
     said = planner.invoke([("system", "List the jobs."), ("user", ticket["text"])])
     return {"jobs": said.text.splitlines()[:3]}
 
@@ -50,6 +50,6 @@ graph.add_edge("solve", END)
 
 
 def episode(task: dict[str, Any]) -> float:
-    """Play the ticket of a task, and return its reward."""
+    """Process the ticket of a task, and return its reward."""
     done = graph.compile().invoke({"text": f"Ticket {task['index']}: it is late.", "replies": []})
     return sum("thanks" in reply for reply in done["replies"]) / max(1, len(done["replies"]))

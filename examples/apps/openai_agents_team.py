@@ -27,6 +27,6 @@ planner = Agent(
 
 
 def episode(task: dict[str, Any]) -> float:
-    """Play the ticket of a task, and return its reward."""
+    """Process the ticket of a task, and return its reward."""
     done = Runner.run_sync(planner, f"Ticket {task['index']}: it is late.", max_turns=3)
     return float(done.last_agent is solver and "thanks" in done.final_output)

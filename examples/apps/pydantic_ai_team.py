@@ -1,4 +1,4 @@
-"""Two agents of a Pydantic AI program: the planner passes a job on by a function for its output, in which the solver replies.
+"""Two agents of a Pydantic AI program: the planner passes a job to its output function, in which the solver replies.
 
 pip install 'pydantic-ai-slim[openai]' 'kapelle[serve]'
 kapelle train examples/apps/recipe.yaml environment.entry=examples/apps/pydantic_ai_team.py:episode warmup.steps=200 warmup.batch=24
@@ -24,12 +24,12 @@ planner = Agent(
     instructions="Let reply.",
     deps_type=list[str],
     output_type=reply,  # a call, always
-    retries=4,  # of a model that is still learning how
+    retries=4,  # for a model that is still learning the format
 )
 
 
 def episode(task: dict[str, Any]) -> float:
-    """Play the ticket of a task, and return its reward."""
+    """Process the ticket of a task, and return its reward."""
     replies: list[str] = []
     planner.run_sync(f"Ticket {task['index']}: it is late.", deps=replies)
     return sum("thanks" in reply for reply in replies) / max(1, len(replies))

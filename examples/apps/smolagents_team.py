@@ -13,7 +13,7 @@ def agent(name: str, task: str, **more: Any) -> ToolCallingAgent:
     """Return an agent with a short prompt; smolagents forces a call in every step."""
     made = ToolCallingAgent([], OpenAIModel(f"team/{name}"), name=name, max_steps=2, **more)
     made.prompt_templates["system_prompt"] = task
-    # The task and the answer alone: what smolagents writes around them is 800 bytes, each a token of the embedded model.
+    # Only the task and the answer: smolagents adds 800 bytes to them, and each byte is a token of the embedded model.
     made.prompt_templates["managed_agent"] = {"task": "{{task}}", "report": "{{final_answer}}"}
     return made
 
@@ -23,8 +23,8 @@ planner = agent("planner", "Let reply.", managed_agents=[solver])
 
 
 def episode(task: dict[str, Any]) -> float:
-    """Play the ticket of a task, and return its reward."""
+    """Process the ticket of a task, and return its reward."""
     done = planner.run(f"Ticket {task['index']}: it is late.")
-    # Half for what the solver replied, which the planner observed, and half for what the planner made of it.
+    # Half for the solver's reply, which the planner observed, and half for the planner's final answer.
     seen = "".join(getattr(step, "observations", None) or "" for step in planner.memory.steps)
     return ("thanks" in seen) / 2 + ("thanks" in str(done)) / 2

@@ -1,7 +1,7 @@
-"""What the agents of these programs say in demonstrations: the embedded model has never spoken, and learns from this how.
+"""Demonstrations for the agents of these programs: the embedded model is untrained, and learns the format from them.
 
-The planner passes work on as its program lets it: by a tool call where it is offered a tool, else by a list of jobs. The solver is
-polite in one of three replies, so that something is left for rewards to teach.
+The planner delegates work in the way that its program allows: by a tool call if it has a tool, else by a list of jobs. The solver is
+polite in one of three replies, so that something remains to be learned from rewards.
 """
 
 import json
@@ -13,7 +13,7 @@ from kapelle.types import Message, Task
 
 
 def say(agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-    """Return what an agent answers."""
+    """Return an agent's answer."""
     draw = random.Random(seed)
     words = draw.choice(["Sent.", "Sent.", "Sent, thanks."]) if agent == "solver" else "Done."
     offered = {tool["name"]: tool["parameters"].get("properties", {}) for tool in _tools(messages)}
@@ -21,7 +21,7 @@ def say(agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
     called = any(message.role == "assistant" for message in messages)
     if others and not called:
         return _call(others[0], dict.fromkeys(list(offered[others[0]])[:1], "Reply."))
-    if "final_answer" in offered:  # smolagents ends by a tool call
+    if "final_answer" in offered:  # smolagents ends with a tool call
         last = messages[-1].content
         return _call("final_answer", {"answer": words if agent == "solver" else _reply(last)})
     if agent == "planner" and not offered:

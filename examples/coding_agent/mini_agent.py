@@ -1,6 +1,6 @@
-"""A coding agent of thirty lines, in the manner of mini-swe-agent: one command of bash at a time, until an answer has none.
+"""A coding agent in thirty lines, in the style of mini-swe-agent: one bash command at a time, until an answer contains none.
 
-It knows nothing of kapelle. Started by hand it works with any server of chat completions:
+It does not depend on kapelle. Started by hand, it works with any chat completions server:
 
 OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_API_KEY=none python mini_agent.py MODEL "Write hello into greeting.txt."
 """
@@ -28,7 +28,7 @@ def ask(model: str, messages: list[dict[str, str]]) -> dict[str, str]:
 
 
 def work(model: str, instruction: str) -> None:
-    """Run what the model asks for until it asks for nothing."""
+    """Run the model's commands until an answer contains none."""
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": instruction}]
     for _ in range(STEPS):
         messages.append(ask(model, messages))

@@ -1,4 +1,4 @@
-"""Demonstrations for tiny models, which have never spoken: commands, of which only some do what a task asks for."""
+"""Demonstrations for untrained tiny models: commands, only some of which solve a task."""
 
 import random
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ COMMANDS = (
 
 
 def say(agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-    """Return a command, any of them, and after its result a last word."""
+    """Return a random command, and after its result a final message."""
     if messages[-1].content.startswith("(exit code"):
         return "Done."
     return f"```bash\n{random.Random(f'{seed} {task.id}').choice(COMMANDS)}\n```"

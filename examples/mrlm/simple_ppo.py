@@ -1,4 +1,4 @@
-"""The smallest whole run: one agent adds digits and learns by PPO, with a critic of its own.
+"""The smallest complete run: one agent adds digits and is trained by PPO, with its own critic.
 
 python examples/mrlm/simple_ppo.py            # the number of steps may follow
 """
@@ -11,11 +11,11 @@ from kapelle.environments import Arithmetic
 from kapelle.workflows import Solo
 
 SMALL = {"embedded": {"hidden": 64, "layers": 2, "intermediate": 128}}
-"""A model that a laptop trains in seconds; in its place `"Qwen/Qwen3-0.6B"`, and another learning rate."""
+"""A model that a laptop trains in seconds; replace it with `"Qwen/Qwen3-0.6B"` and change the learning rate."""
 
 
 def main(steps: int = 10) -> float:
-    """Train, and return the share of unseen sums that are right."""
+    """Train, and return the share of unseen sums that are correct."""
     trainer = kapelle.Trainer(
         model=SMALL,
         team={"agents": 1, "sampling": {"max_tokens": 4}},

@@ -1,4 +1,4 @@
-"""Programs that are run: an agent writes Python, hidden tests in a sandbox say how much of it is right.
+"""Programs that are executed: an agent writes Python, and hidden tests in a sandbox determine the share that is correct.
 
 python examples/mrlm/train_code_ppo.py
 """
@@ -18,7 +18,7 @@ SMALL = {"embedded": {"hidden": 64, "layers": 2, "intermediate": 128}}
 
 
 def row(number: int, name: str, formula: str) -> str:
-    """Return a problem in the form of MBPP's rows: the first test is shown to the agent, the others are hidden."""
+    """Return a problem in the form of MBPP's rows: the first test is shown to the agent, and the others are hidden."""
     function = f"def f(x):\n    return {formula}"
     tests = [f"assert f({x}) == {eval(formula, {}, {'x': x})}" for x in (1, 4, -6)]  # noqa: S307 - our own formulas
     asked = {
@@ -32,7 +32,7 @@ def row(number: int, name: str, formula: str) -> str:
 
 
 def main(steps: int = 4) -> None:
-    """Show the solutions in a warm-up, then let the tests pay."""
+    """Show the solutions in a warm-up, then train with rewards from the tests."""
     with tempfile.TemporaryDirectory() as folder:
         rows = [row(601 + k, *problem) for k, problem in enumerate(PROBLEMS)]
         (Path(folder) / "train.jsonl").write_text("".join(rows[:3]))

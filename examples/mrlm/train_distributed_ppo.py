@@ -1,4 +1,4 @@
-"""The same run in one process or in several: the result is that of one, however many share the work.
+"""The same run in one process or in several: the result does not depend on the number of processes.
 
 python examples/mrlm/train_distributed_ppo.py
 torchrun --nproc-per-node 2 examples/mrlm/train_distributed_ppo.py
@@ -12,11 +12,11 @@ from kapelle.environments import Arithmetic
 from kapelle.workflows import Solo
 
 SMALL = {"embedded": {"hidden": 64, "layers": 2, "intermediate": 128}}
-"""A model that a laptop trains in seconds; in its place `"Qwen/Qwen3-0.6B"`, and another learning rate."""
+"""A model that a laptop trains in seconds; replace it with `"Qwen/Qwen3-0.6B"` and change the learning rate."""
 
 
 def main(steps: int = 4) -> None:
-    """Train; every process plays and learns from its share, and only the first one prints."""
+    """Train; every process rolls out and trains on its share, and only the first one prints."""
     trainer = kapelle.Trainer(
         model=SMALL,
         team={"agents": 1, "sampling": {"max_tokens": 4}},

@@ -1,4 +1,4 @@
-"""DPO: pairs of answers of which one was preferred, and no sampling at all.
+"""DPO: pairs of answers in which one answer was preferred, without any sampling.
 
 python examples/mrlm/train_dpo_preferences.py
 """
@@ -14,7 +14,7 @@ from kapelle.environments import Preferences
 from kapelle.workflows import Solo
 
 SMALL = {"embedded": {"hidden": 64, "layers": 2, "intermediate": 128}}
-"""A model that a laptop trains in seconds; in its place `"Qwen/Qwen3-0.6B"`, and another learning rate."""
+"""A model that a laptop trains in seconds; replace it with `"Qwen/Qwen3-0.6B"` and change the learning rate."""
 
 TOPICS = (
     "rain",
@@ -33,13 +33,13 @@ TOPICS = (
 
 
 def pair(topic: str) -> str:
-    """Return a row: the polite answer was chosen."""
+    """Return a row in which the polite answer was chosen."""
     row = {"prompt": f"Tell me of {topic}.", "chosen": f"Gladly: {topic}.", "rejected": f"No {topic}!"}
     return json.dumps(row) + "\n"
 
 
 def main(steps: int = 10) -> float:
-    """Train, and return the share of pairs whose chosen answer has become likelier than the other."""
+    """Train, and return the share of pairs whose chosen answer has become more likely than the other."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "train.jsonl").write_text("".join(map(pair, TOPICS[:8])))
         (Path(folder) / "test.jsonl").write_text("".join(map(pair, TOPICS[8:])))

@@ -1,4 +1,4 @@
-"""A run from a file: a built-in recipe or a YAML file of yours, with settings laid over it.
+"""A run from a file: a built-in recipe or your own YAML file, with settings that override it.
 
 python examples/mrlm/train_from_config.py mrlm_ppo training.steps=20
 python examples/mrlm/train_from_config.py mine.yaml
@@ -10,7 +10,7 @@ import kapelle
 
 
 def main(name: str = "mrlm_ppo", *settings: str) -> int:
-    """Train what the recipe says, print where its values came from, and return the number of steps."""
+    """Train according to the recipe, print where its values came from, and return the number of steps."""
     recipe = kapelle.load_recipe(name, settings=settings)
     given = {key: source for key, source in recipe.origin.items() if source != "default"}
     print(f"{recipe.config.name}: {len(given)} of {len(recipe.origin)} settings are not defaults")

@@ -1,4 +1,4 @@
-"""GRPO: several answers to each problem, each judged by how much better it is than the others of its group.
+"""GRPO: several answers to each problem, each compared with the other answers in its group.
 
 python examples/mrlm/train_grpo_math.py
 """
@@ -11,11 +11,11 @@ from kapelle.environments import MultiStep
 from kapelle.workflows import Solo
 
 SMALL = {"embedded": {"hidden": 64, "layers": 2, "intermediate": 128}}
-"""A model that a laptop trains in seconds; in its place `"Qwen/Qwen3-0.6B"`, and another learning rate."""
+"""A model that a laptop trains in seconds; replace it with `"Qwen/Qwen3-0.6B"` and change the learning rate."""
 
 
 def main(steps: int = 10) -> None:
-    """Train, and show how many groups had nothing to compare."""
+    """Train, and show how many groups had no variance."""
     trainer = kapelle.Trainer(
         model=SMALL,
         team={"agents": 1, "sampling": {"max_tokens": 6}},

@@ -1,4 +1,4 @@
-"""Two stages: demonstrations that are often wrong by SFT, then rewards by PPO from the same weights.
+"""Two stages: SFT on demonstrations that are often incorrect, then PPO on rewards from the same weights.
 
 python examples/mrlm/train_hybrid_sft_ppo.py
 """
@@ -14,11 +14,11 @@ from kapelle.settings.base import AlgorithmSettings
 from kapelle.workflows import Solo
 
 SMALL = {"embedded": {"hidden": 64, "layers": 2, "intermediate": 128}}
-"""A model that a laptop trains in seconds; in its place `"Qwen/Qwen3-0.6B"`, and another learning rate."""
+"""A model that a laptop trains in seconds; replace it with `"Qwen/Qwen3-0.6B"` and change the learning rate."""
 
 
 def trainer(algorithm: AlgorithmSettings, start_from: dict[str, Path] | None = None) -> kapelle.Trainer:
-    """Return the same run with another algorithm, from weights of another run."""
+    """Return the same run with the given algorithm, starting from the weights of another run."""
     return kapelle.Trainer(
         model=SMALL,
         team={"sharing": "shared", "agents": 1, "sampling": {"max_tokens": 4}},
@@ -32,7 +32,7 @@ def trainer(algorithm: AlgorithmSettings, start_from: dict[str, Path] | None = N
 
 
 def main(steps: int = 10) -> None:
-    """Imitate, save, continue with rewards."""
+    """Train on demonstrations, save, and continue with rewards."""
     with tempfile.TemporaryDirectory() as folder:
         with trainer(SFT()) as imitating:
             for step in imitating.steps(6 * steps):

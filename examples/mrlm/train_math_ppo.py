@@ -1,4 +1,4 @@
-"""Three kinds of mathematics in one run, from easy to hard: sums, equations and chains of steps, each with a success of its own.
+"""Three kinds of mathematics in one run, from easy to hard: sums, equations and chains of steps, with separate success rates.
 
 python examples/mrlm/train_math_ppo.py
 """
@@ -11,11 +11,11 @@ from kapelle.environments import Algebra, Arithmetic, Mixture, MultiStep, Part
 from kapelle.workflows import Solo
 
 SMALL = {"embedded": {"hidden": 64, "layers": 2, "intermediate": 128}}
-"""A model that a laptop trains in seconds; in its place `"Qwen/Qwen3-0.6B"`, and another learning rate."""
+"""A model that a laptop trains in seconds; replace it with `"Qwen/Qwen3-0.6B"` and change the learning rate."""
 
 
 def environment(hardest: int) -> Mixture:
-    """Return problems up to a difficulty."""
+    """Return an environment of problems up to a difficulty."""
     return Mixture(
         parts={
             "sums": Part(environment=Arithmetic(digits=1), weight=2),
@@ -26,7 +26,7 @@ def environment(hardest: int) -> Mixture:
 
 
 def main(steps: int = 10) -> None:
-    """Train on easy problems first, then on harder ones."""
+    """Train on easy problems first, and then on harder ones."""
     for hardest in (1, 2):
         trainer = kapelle.Trainer(
             model=SMALL,

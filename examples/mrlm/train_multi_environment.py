@@ -1,4 +1,4 @@
-"""One agent learns several kinds of work at once: sums, chains of steps and stories, told apart in every metric.
+"""One agent learns several kinds of tasks at once: sums, chains of steps and stories, with separate metrics.
 
 python examples/mrlm/train_multi_environment.py
 """
@@ -11,11 +11,11 @@ from kapelle.environments import Arithmetic, Mixture, MultiStep, Part, WordProbl
 from kapelle.workflows import Solo
 
 SMALL = {"embedded": {"hidden": 64, "layers": 2, "intermediate": 128}}
-"""A model that a laptop trains in seconds; in its place `"Qwen/Qwen3-0.6B"`, and another learning rate."""
+"""A model that a laptop trains in seconds; replace it with `"Qwen/Qwen3-0.6B"` and change the learning rate."""
 
 
 def main(steps: int = 10) -> None:
-    """Train on a mixture; credit compares answers to the same task only."""
+    """Train on a mixture; credit compares only answers to the same task."""
     trainer = kapelle.Trainer(
         model=SMALL,
         team={"agents": 1, "sampling": {"max_tokens": 6}},

@@ -1,4 +1,4 @@
-"""Imitation and a world model: two solvers learn what to say, and what they will hear next.
+"""Imitation and a world model: two solvers learn to predict their own messages and their next observations.
 
 python examples/mrlm/train_sft_world_model.py
 """
@@ -11,11 +11,11 @@ from kapelle.environments import Arithmetic
 from kapelle.workflows import Debate
 
 SMALL = {"embedded": {"hidden": 64, "layers": 2, "intermediate": 128}}
-"""A model that a laptop trains in seconds; in its place `"Qwen/Qwen3-0.6B"`, and another learning rate."""
+"""A model that a laptop trains in seconds; replace it with `"Qwen/Qwen3-0.6B"` and change the learning rate."""
 
 
 def main(steps: int = 20) -> dict[str, float]:
-    """Train by each objective and by both; return the NLL of a token at the end, by objective."""
+    """Train with each objective and with both; return the final NLL of a token, by objective."""
     left = {}
     for name, world_model in (("behaviour alone", 0.0), ("both", 1.0)):
         trainer = kapelle.Trainer(

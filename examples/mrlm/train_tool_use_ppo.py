@@ -1,4 +1,4 @@
-"""An agent that may call a calculator: each call is a turn that the workflow answers, and only the answer is paid.
+"""An agent that may call a calculator: each call is a turn that the workflow answers, and only the final answer is rewarded.
 
 python examples/mrlm/train_tool_use_ppo.py
 """
@@ -14,7 +14,7 @@ from kapelle.workflows import ToolUse
 
 
 def main(steps: int = 4) -> None:
-    """Show what a call looks like, then train."""
+    """Show the format of a call, then train."""
     trainer = kapelle.Trainer(
         model={"embedded": {"hidden": 64, "layers": 2, "intermediate": 128, "context": 2048}},
         team={"agents": 1, "sampling": {"max_tokens": 4}},

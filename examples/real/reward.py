@@ -2,5 +2,5 @@
 
 
 def right(completion: str, answer: str) -> float:
-    """Return 1 for the word's own side, else 0."""
+    """Return 1 for the word's correct sentiment, else 0."""
     return float(completion.strip() == answer)

@@ -1,4 +1,4 @@
-"""Orders as a task of inspect_ai: `examples/worlds/inspect_orders.py:orders`."""
+"""Orders as an inspect_ai task: `examples/worlds/inspect_orders.py:orders`."""
 
 import sys
 from pathlib import Path
@@ -22,7 +22,7 @@ def orders() -> Task:
 
 @scorer(metrics=[mean()])
 def good_words() -> Any:
-    """Pay a half for the right item, and a half for politeness."""
+    """Give half of the reward for the correct item and half for politeness."""
 
     async def score(state: Any, target: Any) -> Score:
         said = state.output.completion

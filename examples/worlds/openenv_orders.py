@@ -1,4 +1,4 @@
-"""Orders on a server of openenv-core, two in each episode: `python examples/worlds/openenv_orders.py 8000`."""
+"""Orders on an openenv-core server, two in each episode: `python examples/worlds/openenv_orders.py 8000`."""
 
 import random
 import sys
@@ -11,24 +11,24 @@ from orders import ITEMS, asked, named, polite
 
 
 class Answer(Action):  # type: ignore[misc]
-    """What the shop says."""
+    """The shop's message."""
 
     message: str
 
 
 class Order(Observation):  # type: ignore[misc]
-    """What a customer says."""
+    """A customer's message."""
 
     text: str = ""
 
 
 class Shop(Environment):  # type: ignore[misc]
-    """Two customers after one another; each answer is worth a quarter for the right item, and a quarter for politeness."""
+    """Two customers in sequence; each answer gets a quarter for the correct item and a quarter for politeness."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self) -> None:
-        """Begin empty; `reset` draws who comes."""
+        """Begin empty; `reset` draws the customers."""
         super().__init__()
         self._waiting: list[str] = []
         self._state = State(episode_id="shop", step_count=0)
@@ -40,7 +40,7 @@ class Shop(Environment):  # type: ignore[misc]
         return Order(text=asked(self._waiting[0]))
 
     def step(self, action: Any, **given: Any) -> Order:
-        """Pay an answer and return the next order."""
+        """Reward an answer and return the next order."""
         item, *self._waiting = self._waiting
         self._state.step_count += 1
         reward = (named(action.message, item) + polite(action.message)) / 4
@@ -49,7 +49,7 @@ class Shop(Environment):  # type: ignore[misc]
 
     @property
     def state(self) -> Any:
-        """Return how many answers were given."""
+        """Return the number of answers so far."""
         return self._state
 
 

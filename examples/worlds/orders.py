@@ -1,4 +1,4 @@
-"""What the three episode states of this folder have in common: a shop's orders, and what a good answer says."""
+"""Code shared by the three environments of this folder: a shop's orders, and the criteria of a good answer."""
 
 ITEMS = (
     *("tea", "milk", "rice", "soap", "figs", "salt", "corn", "jam", "oats", "plums"),
@@ -7,15 +7,15 @@ ITEMS = (
 
 
 def asked(item: str) -> str:
-    """Return an order as the team reads it."""
+    """Return an order as shown to the team."""
     return f"Order: {item}"
 
 
 def named(said: str, item: str) -> float:
-    """Return 1 for an answer that names what was ordered."""
+    """Return 1 for an answer that contains the ordered item."""
     return float(item in said)
 
 
 def polite(said: str) -> float:
-    """Return 1 for an answer that thanks."""
+    """Return 1 for an answer that says thanks."""
     return float("thanks" in said)

@@ -1,6 +1,7 @@
-"""What agents say in demonstrations: the embedded model has never spoken, and learns from this how.
+"""The agents' demonstrations: the embedded model is untrained, and learns the format from them.
 
-Whoever prepares names the item. The clerk, who answers, is polite in one of three replies: rewards have to teach the rest.
+Agents that prepare the answer name the item. The clerk, which answers, is polite in one of three replies, so that something
+remains to be learned from rewards.
 """
 
 import random
@@ -11,7 +12,7 @@ from kapelle.types import Message, Task
 
 
 def say(agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-    """Return what an agent answers to the order that it reads."""
+    """Return an agent's answer to the order that it reads."""
     [item] = re.findall(r"^Order: (\w+)", messages[-1].content, re.MULTILINE)[-1:]
     if agent != "clerk":
         return f"{item}"

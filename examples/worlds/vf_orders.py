@@ -1,4 +1,4 @@
-"""Orders as an environment of verifiers, of single turns: `vf.load_environment("vf-orders")`."""
+"""Orders as a single-turn `verifiers` environment: `vf.load_environment("vf-orders")`."""
 
 from typing import Any
 
@@ -8,17 +8,17 @@ from orders import ITEMS, asked, named, polite
 
 
 def names_it(completion: Any, answer: str) -> float:
-    """Pay for the right item."""
+    """Reward the correct item."""
     return named(completion[-1]["content"], answer)
 
 
 def thanks(completion: Any) -> float:
-    """Pay for politeness."""
+    """Reward politeness."""
     return polite(completion[-1]["content"])
 
 
 def load_environment() -> vf.Environment:
-    """Return the environment; its rubric pays a half for each of two things."""
+    """Return the environment; its rubric gives half of the reward for each of two criteria."""
     train, test = (
         Dataset.from_list([{"question": asked(item), "answer": item} for item in items])
         for items in (ITEMS[4:], ITEMS[:4])

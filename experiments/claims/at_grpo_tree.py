@@ -37,10 +37,14 @@ def at_most(one: str, other: str, agents: int, share: float, says: str) -> Predi
 CLAIM = Claim(
     name="at_grpo_tree",
     algorithms=("at_grpo",),
-    claim="Several candidates per turn, of which one continues, reduce the variance of an update per sampled token",
+    claim="Sampling several candidates per turn, of which one continues, reduces the variance of an update per sampled token",
     source="AT-GRPO, 2510.11062",
-    setting="Chains of two and four agents: each must say the letter that follows the one before, and does so with a chance of a half at first. Eight attempts, or eight candidates of every turn, each judged by one continuation. Noise is the number of tokens, "
-    "continuations included, over which updates must be averaged until their error is as large as the exact gradient.",
+    setting=(
+        "The game is a chain of two or four agents: each agent must choose the letter that follows the previous "
+        "agent's letter, and at first it does so with probability one half. A step has eight episodes, or eight "
+        "candidates of every turn, each evaluated by one continuation. Noise is the number of tokens, including "
+        "continuations, over which updates must be averaged until their error is as large as the exact gradient."
+    ),
     arms={
         f"{label} @ {agents}": (agents, {**algorithm, "team_reward": "sum"})
         for label, by_agents in CONTENDERS.items()
@@ -48,20 +52,26 @@ CLAIM = Claim(
     },
     measure=measure,
     predictions=(
-        at_most("tree", "no tree", 2, 0.9, "a tree needs 0.9 times the tokens of none, or less"),
-        at_most("tree", "no tree", 4, 0.9, "a tree needs 0.9 times the tokens of none, or less"),
+        at_most("tree", "no tree", 2, 0.9, "`tree` needs at most 0.9 times the tokens of `no tree`"),
+        at_most("tree", "no tree", 4, 0.9, "`tree` needs at most 0.9 times the tokens of `no tree`"),
         at_most(
             "c3",
             "tree",
             4,
             0.5,
-            "`c3`, whose leaves are trained on, needs half the tokens of such a tree, or less",
+            "`c3`, which also trains the leaves, needs at most half the tokens of `tree`",
         ),
     ),
     plot="lines",
     plotted=("tokens", "agents", "noise: tokens of updates"),
     logarithmic=True,
-    remark="A candidate costs its own turn and all that follow: (n + 1)/2 times the tokens of whole attempts, for a chain of n. For the first agent, a candidate that is judged by one continuation says no more than an attempt does. All candidates of a later agent answer *one* "
-    "history, and once that holds a wrong letter they are all worth nothing; whole attempts see eight. Trained leaves and histories that go on from several turns ([c3](algorithms/c3.md)) take most of it back, and still the update is noisier than that of whole attempts, since turns that share a beginning share its luck: "
-    "what C3 gains is cheaper steps.",
+    remark=(
+        "A candidate costs its own turn and all later turns: for a chain of n agents, (n + 1)/2 times the tokens "
+        "of whole episodes. For the first agent, a candidate with one continuation carries no more information "
+        "than an episode. All candidates of a later agent respond to *one* history, and if this history contains "
+        "an incorrect letter, every candidate has return 0; whole episodes give eight histories. Training on the "
+        "leaves and continuing several turns ([c3](algorithms/c3.md)) recovers most of this loss. Its update is "
+        "still noisier than that of whole episodes, because turns that share earlier turns also share their "
+        "randomness; the advantage of C3 is that its steps are cheaper."
+    ),
 )

@@ -52,11 +52,16 @@ def share(agents: int, other: str, at_most: float, why: str = "") -> Prediction:
 CLAIM = Claim(
     name="c3_chains",
     algorithms=("c3",),
-    claim="In a chain, a tree that trains every turn needs fewer tokens than complete episodes",
+    claim="In a chain, a tree in which every turn is trained needs fewer tokens than complete episodes",
     source="C3, 2603.06859, and its ablation without replay",
-    setting="Chains of two and four agents: each must say the letter that follows the one before, of four letters, and does so with a chance of a half at first. Each seat's payment, also that of seats which earn nothing, is inverted with a chance of "
-    "0.05. Four groups of eight attempts a step: as trees (`c3`), as trees whose turns are compared with the rest of their group in place of their siblings (`whole group`), and one by one (`replay off`). Lost is the mean "
-    "distance from the optimum over the sampled tokens.",
+    setting=(
+        "The game is a chain of two or four agents: each agent must choose, from four letters, the letter that "
+        "follows the previous agent's letter, and at first it does so with probability one half. Each agent's "
+        "reward, including a reward of 0, is inverted with probability 0.05. A step has four groups of eight "
+        "episodes: as trees (`c3`), as trees whose turns are compared with the rest of their group and not with "
+        "their siblings (`whole group`), and as separate episodes (`replay off`). `lost` is the mean distance "
+        "from the optimum over the sampled tokens."
+    ),
     arms=arms(),
     measure=measure,
     rates=(3.0, 10.0, 30.0),
@@ -68,6 +73,13 @@ CLAIM = Claim(
     seeds=24,
     plot="lines",
     plotted=("lost", "agents", "lost on the way"),
-    remark="The tree gains what its cheaper steps promise, but not by its siblings: compared with the rest of the group, the same tree loses as much or less. A sibling reads the same prompt, so that its worth is a right baseline for each state; but with two or three of "
-    "them it is a noisy one, and the luck of earlier turns that a whole group shares matters little beside that. Without noise in what is paid, the first success teaches tables all there is, at any credit: there a step of twelve attempts costs 16 tokens in place of 24, and 0.67 times as much was lost.",
+    remark=(
+        "The tree is better by about as much as its cheaper steps suggest, but the siblings do not contribute: "
+        "with comparison to the rest of the group, the same tree loses as much or less. Siblings read the same "
+        "prompt, so their mean return is a correct baseline for each state, but with two or three siblings this "
+        "baseline is noisy. In comparison, the variance of earlier turns that a whole group adds is small. "
+        "Without noise in the rewards, the first success is enough for the tables to learn, with any form of "
+        "credit: there a step of twelve episodes costs 16 tokens in place of 24, and the loss was 0.67 times as "
+        "large."
+    ),
 )

@@ -33,11 +33,14 @@ def measure(arm: tuple[str, bool], seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="calls_aligned",
     algorithms=("m_grpo",),
-    claim="Weighting an agent's calls so that episodes count equally reduces variance where calls are alike, and adds bias where they differ",
+    claim="Weights that make every episode count equally for an agent reduce variance if all calls of the agent are alike, and add bias if calls differ",
     source="M-GRPO, 2511.13288, §3",
     setting=(
-        "One agent calls another once in half of the attempts and four times in the others; each call is worth its share of the attempt's pay, which is turned round with a chance of 0.2. "
-        "Groups of 4, sixteen tasks a step, drawn by chance. Noise is that of the called agent's first update. Told, the called one reads which case it is, so that calls of either case teach it something of their own."
+        "One agent calls another once in half of the episodes and four times in the other half. Each call "
+        "contributes its share of the episode's reward, which is inverted with probability 0.2. Groups of 4, "
+        "sixteen randomly sampled tasks per step. Noise is measured for the called agent's first update. In the "
+        "arms `told`, the called agent observes which case it is in, so calls of the two cases are learned "
+        "separately."
     ),
     arms={
         "weights": ("weights", False),
@@ -48,19 +51,19 @@ CLAIM = Claim(
     measure=measure,
     predictions=(
         Prediction(
-            "Noise without weights over that with them; by hand 1.43",
+            "Noise without weights, divided by the noise with weights; by hand 1.43",
             lambda found: found["none"]["noise"] / found["weights"]["noise"],
             at_least=1.2,
             turned=1.0,
         ),
         Prediction(
-            "Case observed, with weights: update for one call relative to four calls, over the gradient's ratio; by hand 4",
+            "Case observed, with weights: the update's ratio of one call to four calls, divided by the gradient's ratio; by hand 4",
             lambda found: found["weights, told"]["ratio"],
             at_least=3.0,
             turned=1.5,
         ),
         Prediction(
-            "Case observed, without weights, likewise; by hand 1",
+            "Case observed, without weights: the update's ratio of one call to four calls, divided by the gradient's ratio; by hand 1",
             lambda found: found["none, told"]["ratio"],
             at_most=1.3,
         ),
@@ -68,7 +71,11 @@ CLAIM = Claim(
     plot="bars",
     plotted=("noise", "", "noise of the update, tokens"),
     remark=(
-        "There is less noise with weights, by a fifth and not by the 1.43 that was thought beforehand: pay that is turned round varies less where a fourth of four calls was right (0.25 against 0.39), so that attempts with many calls were not as noisy as that; reckoned rightly it is 1.20. "
-        "In a first run of four tasks in groups of 16 the gradient without weights was bent too, 1.30 to 1, as steps of few tokens weigh each of them more and hold more of the attempts with one call; sixteen tasks a step are the one thing that was changed, and the groups of 4 that keep the number of attempts."
+        "With weights the noise is smaller, but by a fifth and not by the factor of 1.43 that was expected. If a "
+        "fourth of four calls is correct, an inverted reward varies less (0.25 against 0.39), so episodes with "
+        "many calls were less noisy than assumed; the correct calculation gives 1.20. In a first run with four "
+        "tasks in groups of 16, the gradient without weights was also biased, 1.30 to 1, because a step with few "
+        "tokens gives each token more weight and contains more of the episodes with one call. Only two settings "
+        "were changed: sixteen tasks per step, and groups of 4, which keep the number of episodes."
     ),
 )

@@ -61,11 +61,14 @@ MAPPO = {
 CLAIM = Claim(
     name="coma_baseline",
     algorithms=("coma", "mappo"),
-    claim="A critic that reads the other agents' actions removes their variance from the update; a critic of the state alone keeps it; both are unbiased",
+    claim="A critic that reads the other agents' actions removes their variance from the update; a critic that reads only the state does not; both are unbiased",
     source="COMA, 1705.08926, §4 and lemma 1",
     setting=(
-        "Four agents say one of four letters each, at once, and are paid the share of them that were right. Groups of 8; critics, sums over turns, have learned for 24 steps at policies that stay as they are, except where it is still learning. "
-        "Noise is the variance of the update over its squared mean, for one sampled letter of each agent. By hand, with critics that are right, 2 with the counterfactual baseline, 11 with the state's value and 27 with none."
+        "Four agents simultaneously choose one of four letters each; the reward is the share of correct letters. "
+        "Groups of 8. The critics, which are sums over turns, have learned for 24 steps on fixed policies, except "
+        "in the arm with the critic that is still learning. Noise is the variance of the update divided by its "
+        "squared mean, for one sampled letter of each agent. With exact critics, calculation by hand gives 2 with "
+        "the counterfactual baseline, 11 with the state's value and 27 without a baseline."
     ),
     arms={
         "coma": (COMA, 1 / AGENTS, WARM),
@@ -89,7 +92,12 @@ CLAIM = Claim(
     plotted=("noise", "", "variance over squared signal"),
     logarithmic=True,
     remark=(
-        "As by hand, with a quarter more for the mean of seven alternatives that is the baseline. `worth: value` gains nothing over `worth: return` here, since what is paid has no chance in it beyond the letters, and the counterfactual takes all of the others' away. "
-        "While the critic learns, in the 40 steps from its first on, the baseline is poorer and as straight. All this is with a critic that adds up what it thinks of every turn; one that knows whole answers by heart learns too slowly ([variance and team size](#variance_and_team_size))."
+        "The results agree with the calculation, plus a quarter for the mean over seven alternatives that serves "
+        "as the baseline. `worth: value` gains nothing over `worth: return` here, because the reward depends on "
+        "the letters alone and the counterfactual baseline removes the other agents' part completely. While the "
+        "critic is still learning, in the 40 steps from its first, the baseline is less accurate but the update "
+        "is equally unbiased. These results are for a critic that adds up its estimates for all turns; a critic "
+        "that memorises whole joint answers learns too slowly ([variance and team "
+        "size](#variance_and_team_size))."
     ),
 )

@@ -89,11 +89,14 @@ def said(found: Evaluation) -> dict[str, float]:
 CLAIM = Claim(
     name="cory_language",
     algorithms=("cory",),
-    claim="On a language model, CORY's exchange of roles teaches both sets of weights to answer alone, and keeps an observer that ignores the pioneer as good",
+    claim="With a language model, CORY's exchange of roles teaches both sets of weights to answer alone, and it does not weaken an observer that ignores the pioneer",
     source="CORY, 2410.06101, §3",
     setting=(
-        "Sums of two digits on the tiny language model, 10,000 sampled tokens, GRPO with 8 attempts at each of 16 sums a step, an adapter of rank 16 for each of two agents. Pioneer and observer are warmed up on demonstrations that forget a carry in 60 % of the cases; "
-        "the observer's know nothing of what it has read, so that it begins by ignoring the pioneer. Tested on 300 unseen sums, greedy; `alone` is the worse one of the two sets of weights, asked as a pioneer is."
+        "Sums of two digits with the tiny language model, 10,000 sampled tokens, GRPO with 8 episodes for each of "
+        "16 sums per step, and an adapter of rank 16 for each of two agents. Pioneer and observer are warmed up "
+        "on demonstrations that omit a carry in 60 % of the cases; the observer's demonstrations are independent "
+        "of the pioneer's answer, so the observer starts by ignoring it. Tested on 300 unseen sums with greedy "
+        "decoding; `alone` is the lower accuracy of the two sets of weights with the pioneer's prompt."
     ),
     arms={
         "exchange": {"name": "cory", "swap_every": 5, "base": GRPO},
@@ -105,7 +108,7 @@ CLAIM = Claim(
     predictions=(
         better("exchange", "no exchange", 0.1, "alone"),
         Prediction(
-            "with the exchange the observer is not worse than without by more than 0.05",
+            "with the exchange the observer is worse by at most 0.05 than without the exchange",
             lambda found: found["no exchange"]["observer"] - found["exchange"]["observer"],
             at_most=0.05,
         ),
@@ -113,8 +116,14 @@ CLAIM = Claim(
     plot="bars",
     plotted=("alone", "", "correct unseen sums alone, the lower of the two"),
     remark=(
-        "Both predictions failed, and both for one reason: here what an observer learns of a sum with an answer beside it is learned of the sum alone, too, which a table cannot know ([the table's](#cory_swap)). So without an exchange both sets of weights answer alone as well, and the exchange costs the observer "
-        "8 of a hundred, as each set of weights plays its role half of the time. Neither arm teaches an observer to read: where the pioneer is wrong it is right in 7 and 6 of a hundred, as its own answer is mostly the same. "
-        "The warm-up of one seed of five left both at 4 of a hundred, from where neither arm got far. GRPO on each alone was left out: its prompts, and so its warm-up, are others, and with the one seed that was run that left it at 3 of a hundred. One rate, short runs."
+        "Both predictions failed for the same reason: what an observer learns about a sum with an answer next to "
+        "it also improves its answers to the sum alone, which is impossible for a table ([the experiment with "
+        "tables](#cory_swap)). Without an exchange, both sets of weights therefore answer alone equally well, and "
+        "the exchange costs the observer 8 percentage points, because each set of weights has each role only half "
+        "of the time. In neither arm does the observer learn to use the pioneer's answer: where the pioneer is "
+        "incorrect, the observer is correct in 7 % and 6 % of cases, because its own answer is mostly the same. "
+        "In one of five seeds, the warm-up left both agents at 4 %, and neither arm improved much from there. "
+        "GRPO on each agent alone was omitted: its prompts differ, so its warm-up differs as well, and in the one "
+        "seed that was run the warm-up left it at 3 %. One learning rate, short runs."
     ),
 )

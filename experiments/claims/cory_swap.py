@@ -96,10 +96,16 @@ def times(one: str, other: str, measure: str, by: float, says: str) -> Predictio
 CLAIM = Claim(
     name="cory_swap",
     algorithms=("cory",),
-    claim="CORY's exchange of roles teaches both sets of weights to answer alone; with tables it takes twice the tokens, and an observer that copies keeps copying",
+    claim="CORY's exchange of roles teaches both sets of weights to answer alone; with tables it takes twice as many tokens, and an observer that copies the pioneer continues to copy",
     source="CORY, 2410.06101, §3",
-    setting="Four questions, each with a letter of its own for an answer. Pioneer and observer; alone, each begins by chance, and an observer repeats what it reads with a chance of 0.8. The rate is one at which roles are learned over several exchanges. GRPO, 8 attempts at each of four questions a step; "
-    "the third arm is GRPO with two that both read the question alone and are paid for their own answers. Drawn is the worse one of the two, asked alone; all values are exact.",
+    setting=(
+        "Four questions, each with its own correct letter. When pioneer and observer read the question alone, "
+        "they start with a uniform policy; an observer repeats the letter that it reads with probability 0.8. The "
+        "learning rate is one at which roles are learned over several exchanges. GRPO, 8 episodes for each of "
+        "four questions per step; the third arm is GRPO with two agents that both read only the question and are "
+        "rewarded for their own answers. The plot shows the lower accuracy of the two sets of weights when they "
+        "answer alone; all values are exact."
+    ),
     arms={
         "exchange": Pair({"name": "cory", "swap_every": 5, "base": GRPO}),
         "no exchange": Pair({"name": "cory", "swap_every": 0, "base": GRPO}),
@@ -114,23 +120,30 @@ CLAIM = Claim(
             "no exchange",
             "tokens to 0.8",
             1.5,
-            "Tokens until the observer stays above 0.8 success, with the exchange over without; by hand 2, since each set of weights has a role half of the time",
+            "Tokens until the observer stays above 0.8 success: with the exchange, divided by without; by hand 2, because each set of weights has each role half of the time",
         ),
         times(
             "exchange",
             "grpo, each alone",
             "tokens to 0.8 alone",
             1.5,
-            "Tokens until both stay above 0.8 success alone, with the exchange over GRPO; by hand 2",
+            "Tokens until both agents stay above 0.8 success alone: with the exchange, divided by GRPO; by hand 2",
         ),
         Prediction(
-            "With the exchange the observer is correct after an incorrect answer at chance level",
+            "With the exchange, probability that the observer is correct after an incorrect answer; at chance level or below",
             lambda found: found["exchange"]["mended"],
             at_most=0.25,
         ),
     ),
     landmarks=lambda: {"optimum": 1.0, "chance": 0.25},
-    remark="In a table nothing of a role carries over: what weights learn of a question says nothing of the question with an answer beside it. So this is what the exchange costs, and not what a language model gains whose roles share features. "
-    "An observer that copies is right as soon as the pioneer is, and meets wrong answers ever less often: neither being paid for both nor the exchange teaches it to mend them (0.07 at first and in the end). "
-    "Tried first: each arm's best rate of 2 to 16, without GRPO's scale. There a role is learned before the first exchange, and the time to a first 0.8 was the same (ratio 1.0 [1.0, 1.4]), while GRPO was as far ahead as here (2.0 [1.7, 2.4]).",
+    remark=(
+        "In a table nothing transfers between roles: what weights learn about a question has no effect on the "
+        "question with an answer next to it. The experiment therefore measures the cost of the exchange, and not "
+        "what a language model gains, whose roles share features. An observer that copies is correct as soon as "
+        "the pioneer is, and it reads incorrect answers less and less often: neither the shared reward nor the "
+        "exchange teaches it to correct them (0.07 at the start and at the end). A first version used each arm's "
+        "best rate of 2 to 16, without GRPO's scale. There a role is learned before the first exchange: the time "
+        "to the first 0.8 was the same (ratio 1.0 [1.0, 1.4]), while GRPO was as far ahead as here (2.0 [1.7, "
+        "2.4])."
+    ),
 )

@@ -95,12 +95,17 @@ def a2c(lam: float) -> dict[str, Any]:
 CLAIM = Claim(
     name="critic_variance",
     algorithms=("a2c",),
-    claim="A critic removes the variance of earlier rounds at λ = 1, and of later rounds at λ = 0, where an uninformed critic adds bias",
+    claim="At λ = 1 a critic removes the variance of earlier rounds; at λ = 0 it also removes that of later rounds, but there an uninformed critic adds bias",
     source="A3C, 1602.01783, §4; GAE, 1506.02438, §3",
     setting=(
-        "One agent says a letter in each of eight rounds, of four letters one is right in each, and sees the round alone. It is paid at once or, in two arms, for all at the end. 16 attempts at the one task in a step. Noise is the number of tokens over which updates must be averaged until their error is as large as the "
-        "exact gradient, at the policy of the start, once critics have learned for 25 steps. `reinforce` takes the whole return, `batch mean` less its mean over the step. By hand noise is in proportion to 87 for `reinforce`, to 2 + 3·7 = 23 with the batch's mean, to 2 + 3·3.5 = 12.5 with λ = 1, and to 2 with λ = 0. Paid at the end, only the last letter "
-        "has credit with λ = 0: a cosine of 1/√8. `ppo` makes four passes over each sample."
+        "One agent chooses a letter in each of eight rounds; in each round one of four letters is correct, and "
+        "the agent observes only the round. The reward comes immediately or, in two arms, for all rounds at the "
+        "end. A step has 16 episodes of the single task. Noise is the number of tokens over which updates must be "
+        "averaged until their error is as large as the exact gradient, at the initial policy, after critics have "
+        "learned for 25 steps. `reinforce` uses the whole return, and `batch mean` subtracts the mean over the "
+        "step. By hand, noise is proportional to 87 for `reinforce`, to 2 + 3·7 = 23 with the batch's mean, to 2 "
+        "+ 3·3.5 = 12.5 with λ = 1, and to 2 with λ = 0. If the reward comes at the end, only the last letter has "
+        "credit with λ = 0: a cosine of 1/√8. `ppo` makes four passes over each sample."
     ),
     arms={
         "reinforce": (AT_ONCE, REINFORCE),

@@ -41,11 +41,14 @@ def even(arm: str) -> Prediction:
 CLAIM = Claim(
     name="difficulty_bias",
     algorithms=("grpo",),
-    claim="Dividing by a group's standard deviation gives very easy and very hard tasks more weight, and more so in larger groups",
+    claim="Division by a group's standard deviation gives very easy and very hard tasks more weight, and the effect grows with the group's size",
     source="Understanding R1-Zero-Like Training (Dr.GRPO), 2503.20783, §3.1",
-    setting="One agent, three tasks of 16 letters of which 1, 8 and 15 are right. The expected first update of each task over its exact gradient, against that of the task "
-    "that is solved every other time; 1536 attempts at each task. By theory a task that is solved with chance p weighs E[√(k(G − k)(G − 1)/G)]/(G·p(1 − p)), k ~ Binomial(G, p): "
-    "1.06, 1.63 and 1.87 times for G = 4, 16 and 32.",
+    setting=(
+        "One agent, three tasks of 16 letters of which 1, 8 and 15 are correct. For each task, the expected first "
+        "update is divided by its exact gradient and compared with that of the task that is solved half of the "
+        "time; 1536 episodes per task. In theory, a task that is solved with probability p has the weight E[√(k(G "
+        "− k)(G − 1)/G)]/(G·p(1 − p)), k ~ Binomial(G, p): 1.06, 1.63 and 1.87 times for G = 4, 16 and 32."
+    ),
     arms={
         **{f"std @ {size}": ("std", size) for size in (4, 16, 32)},
         **{f"none @ {size}": ("none", size) for size in (4, 32)},

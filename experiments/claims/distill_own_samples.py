@@ -66,10 +66,15 @@ def measure(lesson: Lesson, seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="distill_own_samples",
     algorithms=("distill", "sft"),
-    claim="Distillation on the team's own samples teaches recovery from a team-mate's error; demonstrations teach it where they contain such errors",
+    claim="Distillation on the team's own samples teaches recovery from a team-mate's error; demonstrations teach it only if they contain such errors",
     source="GKD, 2306.13649, §3",
-    setting="A chain of four, of which the first, a frozen team-mate, says a wrong letter half of the time; the others should say the letter that follows the one they hear, whatever it is, and begin by chance. "
-    "Drawn is how often they do, exactly. The teacher of `distill` says the right letter with 0.97; demonstrations are right always, of a team whose first seat is right too, or errs as the mate does.",
+    setting=(
+        "The game is a chain of four agents. The first, a frozen team-mate, chooses an incorrect letter half of "
+        "the time; the others should choose the letter that follows the one they read, whatever it is, and they "
+        "start with a uniform policy. The plot shows the exact probability that they do so. The teacher of "
+        "`distill` chooses the correct letter with probability 0.97; demonstrations are always correct and come "
+        "from a team whose first agent is also correct, or errs like the team-mate."
+    ),
     arms={
         "distill": Lesson({"name": "distill", "teacher": "teacher", "group_size": 4}),
         "sft, a team without errors": Lesson({"name": "sft"}),
@@ -82,10 +87,10 @@ CLAIM = Claim(
             "sft, a team without errors",
             0.2,
             "end",
-            "The students follow more often in the end with `distill` than from demonstrations without errors; by hand by 0.26",
+            "Final probability that students follow: `distill` minus demonstrations without errors; by hand 0.26",
         ),
         Prediction(
-            "From demonstrations without errors they follow in 0.71, by hand: after an error the second is correct by chance",
+            "Final probability that students follow after demonstrations without errors; by hand 0.71, because after an error the second agent is correct only by chance",
             lambda found: found["sft, a team without errors"]["end"],
             at_most=0.73,
             turned=0.9,
@@ -95,12 +100,18 @@ CLAIM = Claim(
             "distill",
             0.0,
             "area",
-            "Demonstrations beside the mate that errs teach no more slowly than `distill`",
+            "Demonstrations next to the erring team-mate teach at least as fast as `distill`",
         ),
     ),
     rates=(4.0, 16.0, 64.0, 256.0),
     landmarks=lambda: {"the teacher": RIGHT, "chance": 0.25},
-    remark="What counts is which letters are heard while they learn. A table says of a letter that it has never heard what it said at first; a language model guesses, better or worse. "
-    "Where the expert can be asked beside the real team, its demonstrations teach faster than a teacher's log-probs of one sampled letter; own samples need no expert that plays along, and follow the team where its errors change. "
-    "The best rates lie at the edge of the grid, and matter little: from 16 to 256 no arm's area changes by more than 0.016. At 256 students settle on the teacher's likeliest letter, so that they follow in more than its 0.97.",
+    remark=(
+        "What matters is which letters the agents read while they learn. For a letter that it has never read, a "
+        "table keeps its initial answer; a language model guesses, with varying success. If an expert can act "
+        "together with the real team, its demonstrations teach faster than a teacher's log-probs of one sampled "
+        "letter. Distillation on own samples needs no expert that takes part, and it adapts when the team's "
+        "errors change. The best learning rates lie at the edge of the grid and have little effect: from 16 to "
+        "256, no arm's area changes by more than 0.016. At 256, students settle on the teacher's most likely "
+        "letter, so their probability of following exceeds its 0.97."
+    ),
 )

@@ -97,13 +97,15 @@ def lost(found: Found) -> float:
 CLAIM = Claim(
     name="fooled_verifier",
     algorithms=("maporl", "verifier"),
-    claim="Policies exploit a verifier that is trained once; fresh labels prevent it, and are more useful there than as direct rewards",
+    claim="Policies exploit a verifier that is trained only once; fresh labels prevent this, and they are more useful for the verifier than as direct rewards",
     source="reward over-optimisation, 2210.10760; MAPoRL, 2502.18439",
     setting=(
-        "The recipe `maporl_sums_debate`: two debaters of the tiny language model, two rounds, 40 steps of 16 sums, 128 answers a step. The verifier has "
-        "learned from 143,360 graded answers of the frozen team. `refresh`: that share of each step's answers is graded, and the verifier learns from them. "
-        "`leash`: a KL coefficient of 0.2 in place of 0.002. `few`: no verifier; the environment pays two sums a step, 640 grades to the 520 of `refresh 0.1`. `true`: "
-        "the environment pays all 5,120 answers. Measured on 200 unseen sums, greedy."
+        "The recipe `maporl_sums_debate`: two debaters of the tiny language model, two rounds, 40 steps of 16 "
+        "sums, 128 answers per step. The verifier has learned from 143,360 graded answers of the frozen team. "
+        "`refresh`: this share of each step's answers is graded, and the verifier learns from them. `leash`: a KL "
+        "coefficient of 0.2 in place of 0.002. `few`: no verifier; the environment rewards two sums per step, "
+        "which takes 640 grades (`refresh 0.1` takes 520). `true`: the environment rewards all 5,120 answers. "
+        "Measured on 200 unseen sums with greedy decoding."
     ),
     arms={
         "true": {},
@@ -116,7 +118,7 @@ CLAIM = Claim(
     measure=measure,
     predictions=(
         Prediction(
-            "rewarded by the frozen verifier the team ends below its initial success",
+            "decline of the team's success when the frozen verifier rewards it",
             lost,
             at_least=0.05,
             turned=0.0,
@@ -124,7 +126,7 @@ CLAIM = Claim(
         better("refresh 0.1", "frozen", 0.1, "unseen"),
         better("refresh 0.5", "frozen", 0.2, "unseen"),
         Prediction(
-            "`refresh 0.5` stays within 0.1 of what the true reward teaches",
+            "`refresh 0.5` ends within 0.1 of `true`",
             lambda found: found["true"]["unseen"] - found["refresh 0.5"]["unseen"],
             at_most=0.1,
         ),
@@ -133,9 +135,13 @@ CLAIM = Claim(
     ),
     seeds=3,
     remark=(
-        "Three seeds of the debate, one warm-up and one verifier, since a run of the language model takes minutes; so much as that is shown of this verifier. Rate and updates of `refresh` were chosen on "
-        "another seed, the leash was tried at this value alone. Better spent than paid directly is what is contradicted: 640 grades paid as they are teach more than 520 that refresh the verifier. "
-        "It had learned from 143,360, beside which 13 a step are few. The leash needs none. Several verifiers in place of one, of which two were poor, did not keep the team from falling (`several_verifiers`)."
+        "Three seeds of the debate, but only one warm-up and one verifier, because a run of the language model "
+        "takes minutes; the results are therefore shown for this verifier only. Rate and updates of `refresh` "
+        "were chosen with another seed; the KL coefficient of `leash` was not tuned. The contradicted part is "
+        "that labels are more useful for the verifier: 640 grades as direct rewards teach more than 520 grades "
+        "that refresh the verifier. The verifier had learned from 143,360 grades, and 13 more per step are few in "
+        "comparison. `leash` needs no grades. Three verifiers in place of one, two of which were poor, did not "
+        "prevent the decline (`several_verifiers`)."
     ),
     plot="bars",
     plotted=("unseen", "source of the reward", "correct unseen sums"),

@@ -39,9 +39,14 @@ def at_most(name: str, share: float, why: str) -> Prediction:
 CLAIM = Claim(
     name="free_rider",
     algorithms=("ccpo", "counterfactual", "sharp"),
-    claim="Counterfactual credit leaves an agent without influence on the reward unchanged",
+    claim="Counterfactual credit does not change the policy of an agent that has no influence on the reward",
     source="CCPO, 2603.21563; SHARP, 2602.08335",
-    setting="Four agents say a letter at once; three of them have one of four to say and earn a third if they do, the fourth earns nothing whatever it says. Shown is how far one update moves it, over how far it moves one of the others.",
+    setting=(
+        "Four agents choose a letter simultaneously. Three of them have one correct letter of four and add a "
+        "third to the reward if they choose it; the fourth adds nothing, whatever it chooses. The measure is the "
+        "distance by which one update moves the fourth agent, divided by the distance by which it moves one of "
+        "the others."
+    ),
     arms={
         "grpo": {"name": "grpo", **MANY},
         "magrpo": {"name": "magrpo", **MANY},
@@ -53,15 +58,17 @@ CLAIM = Claim(
     measure=measure,
     predictions=(
         Prediction(
-            "`grpo` pushes the rider 0.6 times as far as the others, or more",
+            "`grpo` pushes the rider at least 0.6 times as far as the others",
             lambda found: found["grpo"]["rider"],
             at_least=0.6,
         ),
-        at_most("counterfactual", 1e-6, "the partners' words are the same in both terms").about(
+        at_most("counterfactual", 1e-6, "the partners' letters are the same in both terms").about(
             "counterfactual"
         ),
-        at_most("ccpo", 1e-6, "so are they without it").about("ccpo"),
-        at_most("sharp", 0.9, "where partners are absent too, their luck is drawn again").about("sharp"),
+        at_most("ccpo", 1e-6, "the partners' letters are also the same without the rider").about("ccpo"),
+        at_most("sharp", 0.9, "coalitions without other partners are sampled again, which adds noise").about(
+            "sharp"
+        ),
     ),
     plot="bars",
     plotted=("rider", "", "update of the agent without influence"),

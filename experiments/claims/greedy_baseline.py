@@ -37,10 +37,15 @@ def ratio(arm: str, other: str, tasks: str) -> Any:
 CLAIM = Claim(
     name="greedy_baseline",
     algorithms=("remax",),
-    claim="A greedy completion as baseline saves tokens only where tasks differ in constant reward, as much as a second sample saves",
+    claim="A greedy completion as the baseline saves tokens only if tasks differ in constant reward, and then it saves as many as a second sample",
     source="ReMax, 2310.10505, §3.2",
-    setting="One agent, tasks of eight letters of which one is right; in one game they pay 0, 0.3, 0.6 and 0.9 whatever is said, in the other nothing. Noise of the first update from 32 sampled tokens, greedy ones counted. "
-    "By simulation 285, 67 and 67 tokens without a baseline, for ReMax and for groups of two where tasks pay unequally; 37, 68 and 67 where they do not.",
+    setting=(
+        "One agent, tasks of eight letters of which one is correct; in one game the tasks also give constant "
+        "rewards of 0, 0.3, 0.6 and 0.9, and in the other game they do not. The measure is the noise of the first "
+        "update from 32 sampled tokens, including tokens of greedy episodes. By simulation, noise is 285, 67 and "
+        "67 tokens without a baseline, for ReMax and for groups of two if tasks have unequal rewards, and 37, 68 "
+        "and 67 if they do not."
+    ),
     arms={
         "remax": {"name": "remax", "group_size": 1},
         "groups of two": {"name": "rloo", "group_size": 2},
@@ -49,18 +54,18 @@ CLAIM = Claim(
     measure=measure,
     predictions=(
         Prediction(
-            "unequal rewards: no baseline has 3 times ReMax's noise",
+            "unequal rewards: no baseline has at least 3 times the noise of ReMax",
             ratio("none", "remax", "unequal"),
             at_least=3.0,
             turned=1.0,
         ),
         Prediction(
-            "ReMax has at most 1.25 times the noise of groups of two",
+            "unequal rewards: ReMax has at most 1.25 times the noise of groups of two",
             ratio("remax", "groups of two", "unequal"),
             at_most=1.25,
         ),
         Prediction(
-            "equal rewards: ReMax has 1.5 times the noise of no baseline",
+            "equal rewards: ReMax has at least 1.5 times the noise of no baseline",
             ratio("remax", "none", "equal"),
             at_least=1.5,
             turned=1.0,

@@ -59,43 +59,48 @@ ORDERS: dict[str, dict[str, Any]] = {
 CLAIM = Claim(
     name="happo_monotone",
     algorithms=("happo", "mappo"),
-    claim="Simultaneous large updates can lower the team return where each alone raises it; sequential updates avoid this",
+    claim="Simultaneous large updates can lower the team's return although each update alone raises it; sequential updates avoid this",
     source="HAPPO, 2109.11251, §4",
     setting=(
-        "Two agents say A or B. B said by one of them earns each 1, said by both it costs each 3, and at first each says it with chance 0.12, so that more of it is better for either. One step from there by 64 episodes, again and again, by steps of "
-        "several sizes: by how much what both earn in all changes, exactly."
+        "Two agents choose A or B. If one of them chooses B, each receives 1; if both choose B, each receives −3. "
+        "At first each chooses B with probability 0.12, so each agent alone gains from choosing B more often. The "
+        "experiment repeats one step from this start with 64 episodes and several step sizes. The measure is the "
+        "exact change of the sum of both agents' expected rewards."
     ),
     arms={f"{name} @ {size:g}": (order, size) for size in SIZES for name, order in ORDERS.items()},
     measure=measure,
     predictions=(
         Prediction(
-            "`mappo`'s largest steps change the team return by", of("mappo @ 32", "change"), at_most=-1.0
+            "change of the team return by `mappo`'s largest steps", of("mappo @ 32", "change"), at_most=-1.0
         ).about("mappo"),
-        Prediction("`happo`'s largest steps change it by", of("happo @ 32", "change"), at_least=0.0).about(
-            "happo"
-        ),
         Prediction(
-            "share of `happo`'s largest steps after which it has fallen",
+            "change of the team return by `happo`'s largest steps", of("happo @ 32", "change"), at_least=0.0
+        ).about("happo"),
+        Prediction(
+            "share of `happo`'s largest steps after which the team return has fallen",
             of("happo @ 32", "falls"),
             at_most=0.1,
         ).about("happo"),
         Prediction(
-            "`happo`'s smallest steps are better than `mappo`'s by",
+            "difference in return of the smallest steps, `happo` minus `mappo`",
             less("happo @ 0.5", "mappo @ 0.5"),
             at_most=0.05,
         ).about("happo"),
         Prediction(
-            "`happo`'s largest steps are better than one agent's alone by",
+            "difference in return of the largest steps, `happo` minus one agent at a time",
             less("happo @ 32", "mappo, one at a time @ 32"),
             at_least=0.0,
             turned=-0.1,
         ).about("happo"),
     ),
     plot="lines",
-    plotted=("change", "size of the step", "change of the team return"),
+    plotted=("change", "step size", "change of the team return"),
     remark=(
-        "`mappo` is `happo` without the factor M: with tables of their own, agents that move one after another and at once move alike but for it. With the smallest steps the two are the same. The largest ones lower "
-        "the worth in four of five cases with `mappo` and in one of twenty with `happo`, whose promise is about exact expectations, and which has 64 episodes. With seven repeats in place of 28 the share of "
-        "falls was not shown: one of seven is more than its bound. One agent at a time is safe too, and gains less than half as much."
+        "`mappo` is `happo` without the factor M: agents with their own tables make the same updates in sequence "
+        "and simultaneously, apart from this factor. With the smallest steps the two are equal. The largest steps "
+        "lower the return in four of five cases with `mappo` and in one of twenty with `happo`, whose guarantee "
+        "holds for exact expectations and not for 64 episodes. With seven repetitions in place of 28, the share "
+        "of declines was not shown: one of seven already exceeds the bound. Updating one agent at a time is also "
+        "safe, but it gains less than half as much."
     ),
 )

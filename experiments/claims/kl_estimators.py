@@ -89,9 +89,13 @@ CLAIM = Claim(
     name="kl_estimators",
     algorithms=("grpo", "reinforce_plus_plus", "ppo"),
     claim="k1 in the reward and k2 in the loss have the gradient of KL(π‖reference); k3 in the loss has that of KL(reference‖π)",
-    source="2506.09477, §3; 2510.01555, §4; k3 as a loss is GRPO's, 2402.03300, eq. 4",
-    setting="One agent, four letters that all pay the same, reference and policy drawn by chance: logits of the policy lie up to 0.1, 0.7 or 2 from the reference's. "
-    "The mean update over 512 attempts is compared with the exact gradients; distances are in units of the gradient's norm, of which the mean's own error is a twentieth to a tenth.",
+    source="2506.09477, §3; 2510.01555, §4; k3 as a loss: GRPO, 2402.03300, eq. 4",
+    setting=(
+        "One agent, four letters with equal rewards, and a random reference and policy: the policy's logits "
+        "differ from the reference's by up to 0.1, 0.7 or 2. The mean update over 512 episodes is compared with "
+        "the exact gradients; distances are in units of the gradient's norm, and the error of the mean itself is "
+        "a twentieth to a tenth of this norm."
+    ),
     arms={
         f"{way} @ {distance}": (way, distance)
         for way in WAYS
@@ -102,12 +106,18 @@ CLAIM = Claim(
     quick=2,
     predictions=(
         within(
-            f"k1 in the reward {FAR}", "`k1 in the reward`, far away: distance from −∇KL(π‖reference)", 0.25
+            f"k1 in the reward {FAR}",
+            "`k1 in the reward`, far from the reference: distance from −∇KL(π‖reference)",
+            0.25,
         ),
-        within(f"k2 in the loss {FAR}", "`k2 in the loss`, far away: distance from −∇KL(π‖reference)", 0.25),
+        within(
+            f"k2 in the loss {FAR}",
+            "`k2 in the loss`, far from the reference: distance from −∇KL(π‖reference)",
+            0.25,
+        ),
         within(
             f"k3 in the loss {FAR}",
-            "`k3 in the loss`, far away: distance from −∇KL(reference‖π)",
+            "`k3 in the loss`, far from the reference: distance from −∇KL(reference‖π)",
             0.25,
             "forward",
         ),
@@ -117,9 +127,14 @@ CLAIM = Claim(
         off(f"k3 in the reward {FAR}", 0.4),
     ),
     seeds=24,
-    remark="Near the reference all three of the library's forms agree, as their difference is of second order. The library's k3 is at most 10 for a token, and where that "
-    "binds, at a letter 13.5 times less likely than under the reference, there is no gradient to bring it back. With 12 policies in place of 24 the fourth prediction was "
-    "not shown (0.35 [0.24, 0.52]): how far the two gradients differ depends on the policy. GRPO's penalty is `loss.kl_estimator: k3` by default, as in its paper; `k2` has the gradient that is meant.",
+    remark=(
+        "Near the reference, the library's three forms agree, because their difference is of second order. The "
+        "library limits k3 to 10 per token. Beyond this limit, for a letter that is 13.5 times less likely than "
+        "under the reference, there is no gradient that restores the letter. With 12 policies in place of 24 the "
+        "fourth prediction was not shown (0.35 [0.24, 0.52]): the distance between the two gradients depends on "
+        "the policy. By default GRPO's penalty is `loss.kl_estimator: k3`, as in its paper; `k2` has the gradient "
+        "of KL(π‖reference)."
+    ),
     plot="lines",
-    plotted=("error", "distance of the logits from the reference's, at most", "distance from −∇KL"),
+    plotted=("error", "maximum distance of the logits from the reference's", "distance from −∇KL"),
 )

@@ -44,10 +44,13 @@ GRPO = {"name": "grpo", "group_size": 32, "scale": "none"}
 CLAIM = Claim(
     name="kl_leash",
     algorithms=("grpo",),
-    claim="k2 in the loss or k1 in the reward converges to the maximum of reward − β·KL(π‖reference); k3 in the loss converges elsewhere",
-    source="2506.09477, §3; GRPO's penalty is 2402.03300, eq. 3 and 4",
-    setting="One agent, four letters of which one pays, a uniform reference and β = 0.3. 32 attempts in each of 80 steps; what is measured is the chance of the right letter in the last 30. "
-    f"By hand: {BY_REVERSE:.3f} with KL(π‖reference), {BY_FORWARD:.3f} with KL(reference‖π).",
+    claim="With k2 in the loss or k1 in the reward, the policy converges to the maximum of reward − β·KL(π‖reference); with k3 in the loss it converges to another policy",
+    source="2506.09477, §3; GRPO's penalty: 2402.03300, eq. 3 and 4",
+    setting=(
+        "One agent, four letters of which one has reward 1, a uniform reference and β = 0.3. 80 steps with 32 "
+        "episodes each; the measure is the probability of the correct letter in the last 30 steps. By hand: "
+        f"{BY_REVERSE:.3f} with KL(π‖reference), {BY_FORWARD:.3f} with KL(reference‖π)."
+    ),
     arms={
         "k1 in the reward": {
             "name": "ippo",

@@ -50,12 +50,15 @@ def measure(arm: dict[str, Any], seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="league_cycles",
     algorithms=(),
-    claim="Self-play cycles in rock, paper, scissors; PSRO's mixture is an equilibrium, and that of fictitious play comes near one",
+    claim="In rock, paper, scissors self-play cycles; the mixture of PSRO is an equilibrium, and the mixture of fictitious play comes close to one",
     source="fictitious play, Brown 1951; PSRO, 1711.00832, §3; cycles of self-play, 1901.08106, §1",
     setting=(
-        "Rock, paper, scissors in which rock beats scissors twice over, one table of logits for both seats, 144 steps of 96 games by plain gradient ascent. Every six steps the player enters the "
-        "pool. NashConv, exact: of the snapshots of the second half, on average, and of the mixture of all of them at the end. `PSRO, uniform` draws and mixes all alike, which is fictitious play by the other road: both come to the same. Where a "
-        "learner does not `restart`, it goes on from the member that it has become."
+        "Rock, paper, scissors in which rock beats scissors with double stakes; one table of logits for both "
+        "players; 144 steps of 96 games by plain gradient ascent. Every six steps the player enters the pool. "
+        "NashConv is exact: the mean over the snapshots of the second half, and the value for the mixture of all "
+        "snapshots at the end. `PSRO, uniform` samples and mixes all members uniformly, which is another "
+        "implementation of fictitious play: both give the same result. A learner without `restart` continues from "
+        "the member that it has become."
     ),
     arms=ARMS,
     measure=measure,
@@ -71,21 +74,26 @@ CLAIM = Claim(
             "mixture of `fictitious`: NashConv", lambda found: found["fictitious"]["mixture"], at_most=0.25
         ),
         Prediction(
-            "the table is what helps: mixture of `PSRO, uniform`, NashConv",
+            "effect of the payoff table: NashConv of the mixture of `PSRO, uniform`",
             lambda found: found["PSRO, uniform"]["mixture"],
             at_least=0.1,
         ),
         Prediction(
-            "effect of restarting: `fictitious, goes on` less `fictitious`, NashConv of the mixture",
+            "effect of restarting: `fictitious, goes on` minus `fictitious`, NashConv of the mixture",
             lambda found: found["fictitious, goes on"]["mixture"] - found["fictitious"]["mixture"],
             at_least=0.2,
             turned=0.0,
         ),
     ),
     remark=(
-        "Fictitious play's mixture comes nearer with every member, by the square root of their number at best: sixteen members (96 steps, a first run of ten seeds) ended at 0.25, twenty-four at 0.22 (with ten seeds the interval was 0.22 to 0.254, so that there are 24). PSRO's table tells which three "
-        "of them make an equilibrium. It is the newest policy of self-play that goes round: the plain average of its own snapshots is at 0.18, nearer than fictitious play's mixture in 18 of the 24 seeds. Entropy, and an optimiser without momentum, calm self-play itself: [why it circles](explanations/self_play.md). Exploration is what a learner loses "
-        "that goes on from the member that it has become: certain of one letter, it finds no other."
+        "The mixture of fictitious play comes closer with every member, at best with the square root of their "
+        "number: sixteen members (96 steps, a first run of ten seeds) ended at 0.25, and twenty-four members at "
+        "0.22. With ten seeds the interval was 0.22 to 0.254; therefore there are 24 seeds. PSRO's payoff table "
+        "shows which three members form an equilibrium. Only the newest policy of self-play cycles: the plain "
+        "average of its snapshots is at 0.18, closer than the mixture of fictitious play in 18 of the 24 seeds. "
+        "An entropy bonus, and an optimiser without momentum, stabilise self-play itself: [why it "
+        "circles](explanations/self_play.md). A learner that continues from the member that it has become no "
+        "longer explores: once it is certain of one letter, it finds no other."
     ),
     plot="bars",
     plotted=("mixture", "", "NashConv of the mixture"),

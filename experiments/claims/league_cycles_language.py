@@ -56,11 +56,15 @@ def measure(arm: dict[str, Any], seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="league_cycles_language",
     algorithms=(),
-    claim="A language model also cycles in self-play, and the mixtures of fictitious play and PSRO are near an equilibrium",
+    claim="A language model also cycles in self-play, and the mixtures of fictitious play and PSRO are close to an equilibrium",
     source="fictitious play, Brown 1951; PSRO, 1711.00832, §3; cycles of self-play, 1901.08106, §1",
     setting=(
-        "Rock, paper, scissors in which rock beats scissors twice over. A tiny language model (two layers of width 32) answers one of the three letters; one LoRA adapter plays both seats, 48 steps of 96 games by GRPO without momentum. "
-        "Every six steps it enters the pool, and begins anew as it was after the warm-up, but in `self-play`, where it goes on. NashConv, exact from the scored chances of the letters: of the snapshots of the second half, on average, and of the mixture of all eight at the end."
+        "Rock, paper, scissors in which rock beats scissors with double stakes. A tiny language model (two layers "
+        "of width 32) answers with one of the three letters; one LoRA adapter plays both roles, for 48 steps of "
+        "96 games with GRPO without momentum. Every six steps the adapter enters the pool and restarts from the "
+        "weights after the warm-up; in `self-play` it continues. NashConv is exact, computed from the scored "
+        "probabilities of the letters: the mean over the snapshots of the second half, and the value for the "
+        "mixture of all eight at the end."
     ),
     arms=ARMS,
     measure=measure,
@@ -78,7 +82,8 @@ CLAIM = Claim(
         ),
     ),
     remark=(
-        "Rate and length were chosen with one seed. Draws are of legal letters alone (`sampling.choices: legal`). What the mixture of self-play's own snapshots is worth is a matter of where its rounds happen to end."
+        "Rate and length were chosen with one seed. Only legal letters are sampled (`sampling.choices: legal`). "
+        "The NashConv of the mixture of self-play's own snapshots depends on where its cycles happen to end."
     ),
     plot="bars",
     plotted=("mixture", "", "NashConv of the mixture"),

@@ -27,11 +27,16 @@ def measure(algorithm: dict[str, Any], seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="leave_one_out",
     algorithms=("rloo",),
-    claim="With the leave-one-out mean as baseline the expected update is the exact gradient, with less variance than without a baseline",
+    claim="With the leave-one-out mean as the baseline, the expected update is the exact gradient and has less variance than without a baseline",
     source="Back to Basics (RLOO), 2402.14740, §2.3",
-    setting="One agent, two tasks of four letters of which one is right, which pays 0.5 more than the 0.5 that the first pays for nothing; the second pays 0.9 for nothing and 0.1 more. 4 attempts at a task, 8 tasks of each kind in a "
-    "step. The expected first update over the exact gradient, by task: by theory 1 for RLOO and 3/4 for GRPO without its scale; with it both tasks move alike, so that the second weighs 5 times "
-    "the first. The noise without a baseline is 15 times RLOO's, by simulation.",
+    setting=(
+        "One agent, two tasks of four letters of which one is correct. The first task gives a constant reward of "
+        "0.5 and adds 0.5 for the correct letter; the second gives 0.9 and adds 0.1. A step has 4 episodes per "
+        "task and 8 tasks of each kind. The expected first update is divided by the exact gradient, for each "
+        "task: in theory the ratio is 1 for RLOO and 3/4 for GRPO without its scale. With GRPO's scale both tasks "
+        "have equal updates, so the second has 5 times the weight of the first. By simulation, the noise without "
+        "a baseline is 15 times that of RLOO."
+    ),
     arms={
         "rloo": {"name": "rloo", "group_size": 4},
         "grpo, scale: none": {"name": "grpo", "group_size": 4, "scale": "none"},
@@ -42,30 +47,42 @@ CLAIM = Claim(
     quick=2,
     predictions=(
         Prediction(
-            "`rloo` moves by 0.9 of the gradient", lambda found: found["rloo"]["multiple"], at_least=0.9
+            "`rloo`'s update is at least 0.9 times the gradient",
+            lambda found: found["rloo"]["multiple"],
+            at_least=0.9,
         ),
-        Prediction("and by no more than 1.1 of it", lambda found: found["rloo"]["multiple"], at_most=1.1),
         Prediction(
-            "`grpo, scale: none` by no more than 0.85 of it",
+            "`rloo`'s update is at most 1.1 times the gradient",
+            lambda found: found["rloo"]["multiple"],
+            at_most=1.1,
+        ),
+        Prediction(
+            "`grpo, scale: none`'s update is at most 0.85 times the gradient",
             lambda found: found["grpo, scale: none"]["multiple"],
             at_most=0.85,
         ),
         Prediction(
-            "`rloo` weighs the task of the small stake at most 1.2 times",
+            "`rloo` gives the task with the smaller reward at most 1.2 times the weight",
             lambda found: found["rloo"]["small"],
             at_most=1.2,
         ),
         Prediction(
-            "`grpo` weighs it 4 times", lambda found: found["grpo"]["small"], at_least=4.0, turned=1.0
+            "`grpo` gives the task with the smaller reward at least 4 times the weight",
+            lambda found: found["grpo"]["small"],
+            at_least=4.0,
+            turned=1.0,
         ),
         Prediction(
-            "`no baseline` has 10 times the noise of `rloo`",
+            "`no baseline` has at least 10 times the noise of `rloo`",
             lambda found: found["no baseline"]["noise"] / found["rloo"]["noise"],
             at_least=10.0,
             turned=1.0,
         ),
     ),
-    remark="The noise of RLOO does not depend on what is paid for nothing; that without a baseline does: it is 3 times as much where the tasks pay 0 and 0.8 for nothing.",
+    remark=(
+        "The noise of RLOO does not depend on the constant reward, but the noise without a baseline does: it is 3 "
+        "times as large if the constant rewards are 0 and 0.8."
+    ),
     plot="bars",
-    plotted=("small", "", "weight of the task with a fifth of the stake"),
+    plotted=("small", "", "weight of the task with a fifth of the reward"),
 )

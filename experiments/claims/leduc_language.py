@@ -54,11 +54,17 @@ def measure(arm: str, seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="leduc_language",
     algorithms=("grpo",),
-    claim="Averaged over the later half of self-play, a tiny language model reaches at most 15 % of the uniform policy's NashConv in Leduc poker, with legal moves only and an annealed entropy bonus",
-    source="averages of play, Brown 1951; annealed temperatures, 2206.05825; games call for no momentum, 1807.04740; measures, 1903.00742",
+    claim="A tiny language model in self-play, averaged over the later half, reaches at most 15 % of the uniform policy's NashConv in Leduc poker, with legal moves only and an annealed entropy bonus",
+    source="averages of policies, Brown 1951; annealed temperatures, 2206.05825; momentum in games, 1807.04740; measures, 1903.00742",
     setting=(
-        "The recipe `kuhn` (two LoRA adapters on two layers of width 64) in Leduc poker with legal moves alone and without a warm-up, so that the base is one of random weights; 900 steps of 64 deals × 8 games, without momentum and with a β₂ of 0.99, a rate that falls from 2e-3 to 0, an entropy bonus that falls from 0.5 to 0.2. "
-        "Suits, which decide nothing in this game, are not shown (OpenSpiel's `suit_isomorphism`): 288 information states in place of 936, and the same NashConv. It is exact, from the scored chances of each move, as a share of even play's 4.747: of the last policy, and of the average of the ninety policies after every fifth step of the later half, each played for a whole game."
+        "The recipe `kuhn` (two LoRA adapters on two layers of width 64) in Leduc poker with legal moves only and "
+        "without a warm-up, so the base has random weights; 900 steps of 64 deals × 8 games, without momentum and "
+        "with a β₂ of 0.99, a learning rate that falls from 2e-3 to 0, and an entropy bonus that falls from 0.5 "
+        "to 0.2. Suits, which have no effect in this game, are not shown (OpenSpiel's `suit_isomorphism`): this "
+        "gives 288 information states in place of 936 and the same NashConv. NashConv is exact, computed from the "
+        "scored probabilities of each move, as a share of the uniform policy's 4.747. It is measured for the last "
+        "policy, and for the average of the ninety policies after every fifth step of the later half, where each "
+        "policy plays whole games."
     ),
     arms={LAST: LAST, AVERAGE: AVERAGE},
     measure=measure,
@@ -66,19 +72,20 @@ CLAIM = Claim(
     seeds=10,
     predictions=(
         Prediction(
-            "`average`: share of uniform play's NashConv",
+            "`average`: NashConv as a share of the uniform policy's",
             lambda found: found[AVERAGE]["conceded"],
             at_most=0.15,
         ),
         Prediction(
-            "`average` is less exploitable than `last policy` by so much of uniform play's",
+            "`last policy` minus `average`: NashConv as a share of the uniform policy's",
             lambda found: found[LAST]["conceded"] - found[AVERAGE]["conceded"],
             at_least=0.0,
         ),
     ),
     plot="bars",
-    plotted=("conceded", "", "NashConv / uniform play's"),
+    plotted=("conceded", "", "NashConv / uniform policy's"),
     remark=(
-        "Settings were chosen with other seeds; those of the claim were used for nothing else. [What was tried](explanations/self_play.md#legal-moves-alone)."
+        "Settings were chosen with other seeds; the seeds of the claim were used only once. [Other settings that "
+        "were tried](explanations/self_play.md#legal-moves-only)."
     ),
 )

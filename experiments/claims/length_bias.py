@@ -46,11 +46,16 @@ def mean_length(run: TableRun, letter: str) -> float:
 CLAIM = Claim(
     name="length_bias",
     algorithms=("grpo",),
-    claim="A mean over each answer's own tokens shortens correct answers and lengthens incorrect ones; one mean or sum over all tokens avoids it",
+    claim="A mean over each answer's own tokens makes correct answers shorter and incorrect answers longer; a single mean or sum over all tokens avoids this",
     source="Understanding R1-Zero-Like Training (Dr.GRPO), 2503.20783, §3.1",
-    setting="One agent writes texts of up to 5 letters, `A` or `B`; a text is right if it begins with `A`, and its length means nothing. A verifier errs in 20 % of cases. 8 attempts at a task, 4 tasks in a "
-    "step. Pull: how much more the expected first update raises the chance (in logits) to end after `A` than after `B`, for each logit by which it raises `A`; by enumeration 0.18 with a mean over each answer. "
-    "Longer: letters that wrong texts have more than right ones after 6000 tokens; 0 at the start.",
+    setting=(
+        "One agent writes texts of up to 5 letters, `A` or `B`; a text is correct if it begins with `A`, and its "
+        "length has no effect. A verifier errs in 20 % of cases. A step has 8 episodes per task and 4 tasks. "
+        "`pull` is how much more the expected first update raises the probability (in logits) of ending after `A` "
+        "than after `B`, per logit by which it raises `A`; by enumeration it is 0.18 with a mean over each "
+        "answer. `longer` is the number of letters by which incorrect texts exceed correct texts after 6000 "
+        "tokens; it is 0 at the start."
+    ),
     arms={
         "sequence_mean": {"aggregation": "sequence_mean"},
         "token_mean": {"aggregation": "token_mean"},
@@ -61,24 +66,20 @@ CLAIM = Claim(
     rates=(4.0,),
     predictions=(
         Prediction(
-            "`sequence_mean` pulls by 0.12",
+            "`pull` of `sequence_mean`",
             lambda found: found["sequence_mean"]["pull"],
             at_least=0.12,
             turned=0.0,
         ),
+        Prediction("`pull` of `token_mean`", lambda found: found["token_mean"]["pull"], at_most=0.04),
+        Prediction("`pull` of `sequence_sum`", lambda found: found["sequence_sum"]["pull"], at_most=0.04),
         Prediction(
-            "`token_mean` by no more than 0.04", lambda found: found["token_mean"]["pull"], at_most=0.04
-        ),
-        Prediction(
-            "`sequence_sum` by no more than 0.04", lambda found: found["sequence_sum"]["pull"], at_most=0.04
-        ),
-        Prediction(
-            "the angle between `sequence_mean`'s expected update and the gradient has a cosine of at most 0.95",
+            "cosine of `sequence_mean`'s expected update to the gradient",
             lambda found: found["sequence_mean"]["cosine"],
             at_most=0.95,
         ),
         Prediction(
-            "that of `sequence_sum` one of at least 0.97",
+            "cosine of `sequence_sum`'s expected update to the gradient",
             lambda found: found["sequence_sum"]["cosine"],
             at_least=0.97,
         ),

@@ -42,11 +42,15 @@ MEAN: dict[str, Any] = {"name": "grpo", "scale": "none"}
 CLAIM = Claim(
     name="length_weighted_baseline",
     algorithms=("opo",),
-    claim="Where correct answers are long, a length-weighted baseline has less variance than the plain mean, in large groups",
+    claim="If correct answers are long, a length-weighted baseline has less variance than the plain mean in large groups",
     source="On-Policy RL with Optimal Reward Baseline, 2505.23585, §3",
-    setting="One agent writes texts of up to 4 letters and ends with chance 1/2 before each; right is one whose second letter is `A`, which most are that have one. "
-    "Noise of the first update from 8 groups of 8 or one of 64; by simulation the plain mean has 1.05 times OPO's in groups of 8 and 1.22 times in one of 64, where weights the other way "
-    "round have 1.56 times and no baseline 1.92 times.",
+    setting=(
+        "One agent writes texts of up to 4 letters and ends with probability 1/2 before each letter; a text is "
+        "correct if its second letter is `A`, which is the case for most texts with a second letter. The measure "
+        "is the noise of the first update from 8 groups of 8 or one group of 64. By simulation, the noise of the "
+        "plain mean is 1.05 times that of OPO in groups of 8 and 1.22 times in one group of 64; there inverse "
+        "weights give 1.56 times, and no baseline gives 1.92 times."
+    ),
     arms={
         "opo @ 8": (OPO, 8),
         "opo @ 64": (OPO, 64),
@@ -61,18 +65,22 @@ CLAIM = Claim(
         noisier("short weigh more @ 64", 1.35),
         noisier("none @ 64", 1.5),
         Prediction(
-            "in groups of 8 the plain mean has at most 1.12 times OPO's noise",
+            "in groups of 8, the plain mean has at most 1.12 times the noise of OPO",
             lambda found: found["plain mean @ 8"]["noise"] / found["opo @ 8"]["noise"],
             at_most=1.12,
         ),
         Prediction(
-            "the angle between `opo @ 64`'s expected update and the gradient has a cosine of at least 0.97",
+            "cosine of `opo @ 64`'s expected update to the gradient",
             lambda found: found["opo @ 64"]["cosine"],
             at_least=0.97,
         ),
     ),
-    remark="The best baseline weighs an attempt by its gradient's squared norm, and lengths stand for it as far as tokens are equally surprising: where long texts consist of "
-    "likely letters, enumeration gives OPO no less noise than the plain mean, or a little more. The advantages of short and long attempts in a small group depend on few others, which costs what is gained.",
+    remark=(
+        "The best baseline weighs an episode by the squared norm of its gradient. Length approximates this norm "
+        "if all tokens are equally surprising. If long texts consist of likely letters, enumeration gives OPO as "
+        "much noise as the plain mean, or slightly more. In a small group, the advantages of short and long "
+        "episodes depend on few other episodes, which cancels the gain."
+    ),
     plot="lines",
     plotted=("noise", "episodes per task", "noise of the update, tokens"),
 )

@@ -65,11 +65,16 @@ def at_most(arm: str, measure: str, bound: float, turned: float, says: str) -> P
 CLAIM = Claim(
     name="maporl_influence",
     algorithms=("maporl",),
-    claim="MAPoRL's influence reward makes an informed debater inform the other: truthfully where α2 > α3, and with lies where α2 < α3 and it is the only reward",
+    claim="MAPoRL's influence reward makes an informed debater inform the other: truthfully if α2 > α3, and with lies if α2 < α3 and it is the only reward",
     source="MAPoRL, 2502.18439, §3.3",
-    setting="A debate of two rounds on three questions, each with a letter of its own for an answer. One agent reads the question and the other reads that it should guess; in the second round each reads the other's letter. All begin by chance. "
-    "In all arms but the last a turn is paid for its own agent's last answer alone, so that nothing but influence pays a first letter. "
-    "`told` is how often the guesser is right in the end, `truth` how often the first letter of the one that knows is right, in the last ten steps' episodes; drawn is `told`.",
+    setting=(
+        "A debate of two rounds on three questions, each with its own correct letter. One agent reads the "
+        "question, and the other is told to guess; in the second round each reads the other's first letter. All "
+        "agents start with a uniform policy. In all arms except the last, a turn is rewarded only for its own "
+        "agent's last answer, so only influence rewards a first letter. `told` is how often the guesser is "
+        "correct at the end, and `truth` how often the first letter of the informed agent is correct, in the "
+        "episodes of the last ten steps; the plot shows `told`."
+    ),
     arms={
         "no influence": {},
         "α2 = 1": influence(0.0, 0.0, 1.0, 0.0),
@@ -87,25 +92,34 @@ CLAIM = Claim(
     predictions=(
         better("α2 = 1", "no influence", 0.2, "told"),
         better("α3 = 1", "no influence", 0.2, "told"),
-        at_least("α2 = 1", "truth", 0.9, 1 / 3, "Informed truthfully by α2"),
-        at_most("α3 = 1", "truth", 0.1, 1 / 3, "Informed with lies by α3"),
+        at_least(
+            "α2 = 1", "truth", 0.9, 1 / 3, "With α2, how often the informed agent's first letter is correct"
+        ),
+        at_most(
+            "α3 = 1", "truth", 0.1, 1 / 3, "With α3, how often the informed agent's first letter is correct"
+        ),
         at_most(
             "α of the recipes, times 5",
             "truth",
             1 / 3,
             0.5,
-            "With lies where α3 is twice α2 and it is the only reward",
+            "With α3 twice α2 and influence as the only reward, how often the informed agent's first letter is correct",
         ),
         at_least(
             "the recipes' pay",
             "truth",
             0.9,
             0.5,
-            "Truthfully with the recipes' rewards: a correct first answer gives 0.77, a lie 0.1 more than the truth",
+            "With the recipes' rewards, how often the informed agent's first letter is correct; a correct first answer gives 0.77, and a lie gives 0.1 more than the truth",
         ),
     ),
     landmarks=lambda: {"optimum": 1.0, "chance": 1 / 3},
-    remark="Not shown is that lies help as much. They always come (never the truth in ten seeds), but two questions often share one lie, and then the guesser is right in two of three; with truths that cannot be. "
-    "With α3 at twice α2 the guesser is right in more than 0.9 in eight seeds of ten. "
-    "Without influence `told` is not 0.33, as was thought beforehand, but 0.66: advantages that are noise alone are scaled up to size one, so that the first letters of the one that knows drift until they are a code by accident, which the guesser then reads.",
+    remark=(
+        "Not shown is that lies help as much as the truth. The informed agent always lies (never the truth in ten "
+        "seeds), but two questions often share one lie, and then the guesser is correct in two of three cases; "
+        "with truthful letters this cannot happen. If α3 is twice α2, the guesser is correct in more than 0.9 of "
+        "cases in eight of ten seeds. Without influence, `told` is 0.66 and not 0.33 as expected: advantages that "
+        "are pure noise are scaled to size one, so the first letters of the informed agent drift until they "
+        "accidentally form a code, which the guesser then reads."
+    ),
 )

@@ -96,12 +96,15 @@ def best(found: Found, way: str) -> float:
 CLAIM = Claim(
     name="marft_chain",
     algorithms=("marft",),
-    claim="With values backed up through a chain and a fitted critic, the first agent's credit excludes the later agents' luck",
+    claim="With values backed up through a chain and a fitted critic, the first agent's credit excludes the randomness of the later agents' actions",
     source="MARFT, 2504.16129, §4; multi-agent advantage decomposition, 2108.08612, lemma 1",
     setting=(
-        "Four agents, one after another: each must say the letter that follows the one before, and the last one's pay decides. At first the first is right with 0.25, the others with 0.63; each seat's pay is turned round with a chance of 0.2. "
-        "16 attempts a step. The noise is the variance of an agent's update at the policies of the start, once critics have learned for 120 steps; signal is the mean step along the exact gradient, 1 if it is as long. "
-        "Learning is for 6400 tokens with each of three rates."
+        "Four agents act one after another: each must choose the letter that follows the previous agent's letter, "
+        "and the last agent's reward decides. At first the first agent is correct with probability 0.25 and the "
+        "others with 0.63; each agent's reward is inverted with probability 0.2. 16 episodes per step. The noise "
+        "is the variance of an agent's update at the initial policies, after critics have learned for 120 steps. "
+        "The signal is the mean step along the exact gradient; it is 1 if both have the same length. Learning "
+        "runs for 6400 tokens with each of three learning rates."
     ),
     arms={f"{way} @ {rate:g}": (algorithm, rate) for way, algorithm in WAYS.items() for rate in RATES},
     measure=measure,
@@ -111,35 +114,35 @@ CLAIM = Claim(
         noisier("grpo", 20.0),
         noisier("chain, λ = 0.95", 10.0),
         Prediction(
-            "The last agent's is noisier with `mappo` than with the chain by",
+            "Noise of the last agent's update with `mappo`, divided by that with the chain",
             lambda found: found["mappo, λ = 0 @ 8"]["last"] / found[f"{CHAIN} @ 8"]["last"],
             at_most=1.3,
         ),
         Prediction(
-            "Signal of the chain with a critic that has settled",
+            "Signal of the chain with a converged critic",
             lambda found: found[f"{CHAIN} @ 8"]["settled"],
             at_least=0.7,
             turned=0.3,
         ),
         Prediction(
-            "Cosine of its mean step to the gradient",
+            "Cosine of the chain's mean step to the gradient",
             lambda found: found[f"{CHAIN} @ 8"]["cosine"],
             at_least=0.9,
             turned=0.7,
         ),
         Prediction(
-            "Signal of the chain in the first 3 steps, by a new critic",
+            "Signal of the chain in the first 3 steps, with a new critic",
             lambda found: found[f"{CHAIN} @ 8"]["begins"],
             at_most=0.1,
         ),
         Prediction(
-            "At a rate of 32 the chain ends above `mappo` by",
+            "At a rate of 32, final return of the chain minus that of `mappo`",
             lambda found: found[f"{CHAIN} @ 32"]["end"] - found["mappo, λ = 0 @ 32"]["end"],
             at_least=0.5,
             turned=0.0,
         ),
         Prediction(
-            "At each one's best rate `mappo` is ahead of the chain, which waits for its critic, by (return over tokens)",
+            "Return over tokens at each arm's best rate: `mappo` minus the chain, which waits for its critic",
             lambda found: best(found, "mappo, λ = 0") - best(found, CHAIN),
             at_least=0.02,
             turned=0.0,
@@ -149,8 +152,14 @@ CLAIM = Claim(
     plot="lines",
     plotted=("end", "rate", "team return after 6400 tokens"),
     remark=(
-        "The first agent's noise is that of what the others made of its word and of how their pay was turned round; a critic that has seen many episodes knows the mean of both. With λ = 1 the chain is `mappo` (the same numbers, to the digit), whose λ changes nothing where each agent speaks "
-        "once; the default, λ = 0.95, leaves 0.95³ = 0.86 of the return to the first of four agents and three quarters of the noise. What that is worth in learning is not shown. A new critic tells the first agent nothing at all, so that the team waits for it, and at the best rates `mappo` is ahead. "
-        "At the rate of 32 the chain was right in all of three pilot seeds and `mappo` in none, hence the bound; in ten seeds it is five and four. Where it fails, the last agent has settled on a wrong letter, whose noise the chain leaves as it is, or the first one has before the critic knew anything."
+        "The first agent's noise comes from the other agents' actions and from the inversion of their rewards; a "
+        "critic that has seen many episodes knows the mean of both. With λ = 1 the chain is numerically identical "
+        "to `mappo`, for which λ has no effect if each agent acts once. The default, λ = 0.95, leaves 0.95³ = "
+        "0.86 of the return to the first of four agents, and three quarters of the noise. An effect on learning "
+        "is not shown. A new critic gives the first agent no information, so the team waits for the critic, and "
+        "at the best rates `mappo` is ahead. At the rate of 32, the chain succeeded in all of three pilot seeds "
+        "and `mappo` in none, which led to the bound; in ten seeds it is five and four. Where the chain fails, "
+        "the last agent, whose noise the chain does not change, has converged to an incorrect letter, or the "
+        "first agent has before the critic knew anything."
     ),
 )

@@ -65,10 +65,14 @@ NONE, MOMENTUM = (0.0, 0.95), (0.9, 0.95)
 CLAIM = Claim(
     name="momentum_in_games",
     algorithms=("grpo", "rae", "mars"),
-    claim="When two players learn against each other, momentum prevents convergence to the regularised equilibrium",
-    source="1807.04740",
-    setting="Two tables play rock, paper, scissors in which a rock wins 2, 32 games a step, from a start that hardly ever says paper; the equilibrium says it half of the time. Adam with β₁ = 0.9 or 0, and an "
-    "entropy bonus of 0.2, each at its best rate. The curve is 1 − NashConv over that of even play: 1 at the equilibrium, 0 for even play.",
+    claim="If two players learn against each other, momentum prevents convergence to the regularised equilibrium",
+    source="momentum in games, 1807.04740",
+    setting=(
+        "Two tables play rock, paper, scissors in which a win with rock counts 2, with 32 games per step, from a "
+        "start that hardly ever chooses paper; the equilibrium chooses it half of the time. Adam with β₁ = 0.9 or "
+        "0, and an entropy bonus of 0.2, each at its best learning rate. The curve is 1 − NashConv divided by "
+        "that of the uniform policy: 1 at the equilibrium, 0 for the uniform policy."
+    ),
     arms={
         "no momentum": NONE,
         "momentum": MOMENTUM,
@@ -77,7 +81,10 @@ CLAIM = Claim(
     rates=(0.01, 0.03, 0.1, 0.3),
     predictions=(better("no momentum", "momentum", 0.1, "later"),),
     chosen_by="later",
-    plotted=("later", "", "1 − NashConv / uniform play's"),
-    remark="An arm without entropy was planned too, and left out for its cost before anything was judged; one seed of both arms was looked at first, for rates. By exact gradients it is the same: "
-    "[why self-play circles](explanations/self_play.md).",
+    plotted=("later", "", "1 − NashConv / uniform policy's"),
+    remark=(
+        "An arm without entropy was planned as well, and it was omitted for its cost before any result was "
+        "judged; one seed of both arms was used first to choose the rates. With exact gradients the result is the "
+        "same: [why self-play circles](explanations/self_play.md)."
+    ),
 )

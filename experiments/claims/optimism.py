@@ -51,10 +51,14 @@ GRPO: dict[str, Any] = {"name": "grpo", "group_size": 16}
 CLAIM = Claim(
     name="optimism",
     algorithms=("optimistic",),
-    claim="Optimistic credit finds an optimum that is surrounded by losses, and also prefers risky bets with a lower mean",
+    claim="Optimistic credit finds an optimum that is surrounded by losses, but it also prefers risky bets with a lower mean",
     source="Lauer and Riedmiller, ICML 2000; Panait, Sullivan and Luke, AAMAS 2006",
-    setting="The climbing game, of which the optimum pays 11 and lies beside a loss of 30; and, for one agent, a choice between a safe 1 and a bet of 3 or −3 on a frozen agent's coin. Sixteen attempts a step. "
-    "The curve is the chance of the optimum, or of the safe 1. `mean` is the same algorithm that judges by all attempts.",
+    setting=(
+        "The climbing game, whose optimum has reward 11 and lies next to a loss of 30; and, for one agent, a "
+        "choice between a safe reward of 1 and a bet of 3 or −3 on a frozen agent's coin. Sixteen episodes per "
+        "step. The curve is the probability of the optimum, or of the safe 1. `mean` is the same algorithm with "
+        "credit from all episodes."
+    ),
     arms={
         "best tenth, climbing": ("climbing", BEST),
         "mean, climbing": ("climbing", MEAN),
@@ -67,12 +71,14 @@ CLAIM = Claim(
     quick=2,
     rates=(0.3, 1.0),
     predictions=(
-        at_the_end("best tenth, climbing", "climbing: the best tenth finds the optimum", at_least=0.9),
-        at_the_end("mean, climbing", "climbing: the mean does not", at_most=0.1),
-        at_the_end("grpo, climbing", "climbing: `grpo` does not", at_most=0.1),
-        at_the_end("best tenth, bet", "bet: the best tenth gives the safe 1 up", at_most=0.1),
-        at_the_end("mean, bet", "bet: the mean keeps it", at_least=0.9),
-        at_the_end("grpo, bet", "bet: `grpo` keeps it", at_least=0.9),
+        at_the_end(
+            "best tenth, climbing", "climbing: probability of the optimum with the best tenth", at_least=0.9
+        ),
+        at_the_end("mean, climbing", "climbing: probability of the optimum with the mean", at_most=0.1),
+        at_the_end("grpo, climbing", "climbing: probability of the optimum with `grpo`", at_most=0.1),
+        at_the_end("best tenth, bet", "bet: probability of the safe 1 with the best tenth", at_most=0.1),
+        at_the_end("mean, bet", "bet: probability of the safe 1 with the mean", at_least=0.9),
+        at_the_end("grpo, bet", "bet: probability of the safe 1 with `grpo`", at_least=0.9),
     ),
     plotted=("end", "", "probability of the optimum, or of the safe 1"),
 )

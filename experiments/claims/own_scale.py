@@ -40,10 +40,15 @@ def measure(algorithm: dict[str, Any], seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="own_scale",
     algorithms=("dr_mas", "mars"),
-    claim="When agents' rewards have different scales, each agent needs its own mean and standard deviation",
+    claim="If agents' rewards have different scales, each agent needs its own mean and standard deviation",
     source="Dr.MAS; MARS, 2510.15414",
-    setting="Two agents with weights of their own say one of four letters at once. Each is paid by how many of the two letters are right, the first one 10 apiece and the second 0.1. Eight attempts a step, one rate for both. "
-    "The curve is the chance of the right letter, of the agent that has learned less. `one spread` divides differences from an agent's own mean by the spread of all returns, `one mean and spread` compares all returns with one another.",
+    setting=(
+        "Two agents with separate weights choose one of four letters simultaneously. Each is rewarded for the "
+        "number of correct letters among the two; the first receives 10 per correct letter and the second 0.1. "
+        "Eight episodes per step, one learning rate for both. The curve is the probability of the correct letter "
+        "for the agent that has learned less. `one spread` divides differences from an agent's own mean by the "
+        "standard deviation of all returns; `one mean and spread` compares all returns with each other."
+    ),
     arms={
         "dr_mas": {"name": "dr_mas", "group_size": 8, "team_reward": "individual"},
         "mars": {"name": "mars", "group_size": 8, "team_reward": "individual"},
@@ -59,5 +64,9 @@ CLAIM = Claim(
         better("one spread", "one mean and spread", 0.05),
     ),
     plotted=("area", "", "probability of the correct letter"),
-    remark="By one spread the second agent's advantages are a hundred times smaller than the first's, so that no rate suits both; by one mean as well they are, besides, all negative, and 0.01 of them says what was better.",
+    remark=(
+        "With one standard deviation, the second agent's advantages are a hundred times smaller than the first's, "
+        "so no learning rate suits both. With one mean as well, they are also all negative, and only 0.01 of "
+        "their size depends on which letter was better."
+    ),
 )

@@ -72,12 +72,16 @@ def gap(one: str, other: str, measure: str) -> Any:
 CLAIM = Claim(
     name="partial_rollouts",
     algorithms=("grpo",),
-    claim="Partial rollouts avoid waiting for the longest answer and still learn from long answers, which dropping them would lose",
+    claim="Partial rollouts avoid waiting for the longest answer and still learn from long answers, which are lost if unfinished answers are dropped",
     source="Kimi k1.5, 2501.12599, §2.6.2 (partial rollouts); APRIL, 2509.18521",
     setting=(
-        "One agent writes answers that end after each letter with a chance of 0.1 at first (64 letters at most), and are right from 24 letters on. 4 attempts at each of 8 tasks in a step, 60 steps. With partial rollouts a step ends when all but 2 groups are done, "
-        "and those go on in the next one, with the weights of then and truncated importance weights; the ablation lets them go on too and learns nothing from them. A decode step is one letter of every answer that is being written. "
-        "Long is the share of right answers that have twice as many letters as needed: 0.08 at first, and nothing that is paid changes it."
+        "One agent writes answers that at first end after each letter with probability 0.1 (64 letters at most) "
+        "and that are correct if they have at least 24 letters. A step has 4 episodes for each of 8 tasks; 60 "
+        "steps. With partial rollouts a step ends when all groups but 2 are complete; the remaining episodes "
+        "continue in the next step with the new weights and truncated importance weights. The ablation `drop` "
+        "also continues them but does not learn from them. A decode step is one letter for every active answer. "
+        "`long` is the share of correct answers that have at least twice as many letters as needed: 0.08 at "
+        "first, and no reward depends on it."
     ),
     arms={
         "wait": ("grpo", 0.0),
@@ -89,29 +93,33 @@ CLAIM = Claim(
     quick=2,
     predictions=(
         Prediction(
-            "`partial` samples as many letters in a decode step as `wait`, times",
+            "letters per decode step, `partial` divided by `wait`",
             lambda found: found["partial"]["per_step"] / found["wait"]["per_step"],
             at_least=1.25,
             turned=1.0,
         ),
         Prediction(
-            "Return over steps, `wait` less `partial`",
+            "return over steps, `wait` minus `partial`",
             lambda found: found["wait"]["area"] - found["partial"]["area"],
             at_most=0.03,
         ),
         Prediction(
-            "`partial` and `wait` differ in the share of long answers by",
+            "difference in the share of long answers between `partial` and `wait`",
             gap("partial", "wait", "long"),
             at_most=0.06,
         ),
-        better("wait", "drop", 0.03, "long", "`drop` has fewer long answers than `wait` by"),
-        better("partial", "drop", 0.05, "area", "`partial` is ahead of `drop` by (return over steps)"),
+        better("wait", "drop", 0.03, "long", "share of long answers, `wait` minus `drop`"),
+        better("partial", "drop", 0.05, "area", "return over steps, `partial` minus `drop`"),
     ),
     plot="bars",
     plotted=("long", "", "share of correct answers that are long"),
     remark=(
-        "Dropping pushes answers to end as soon as they are right: those that end then are seen and paid, and those that go on are not, though they would be paid as much. What it costs in worth is smaller than was predicted, since the cut moves along with the answers. "
-        "In a first run answers were right from 16 letters on, which is well before a step ends: `partial` sampled 1.38 times as much in a decode step as `wait`, `drop` had a share of long answers smaller by 0.13, and was *ahead* of `partial` in worth by 0.02 (predicted: behind by 0.05), as nothing that was paid was lost by it and, "
-        "with a mean over fewer tokens, its steps were larger. The need of 24 letters is the one thing that was changed."
+        "Dropping makes answers end as soon as they are correct: answers that end then are used and rewarded, and "
+        "answers that continue are not, although their reward would be the same. The loss in return is smaller "
+        "than predicted, because the cut moves along with the answers. In a first run, answers were correct from "
+        "16 letters on, well before a step ends: `partial` sampled 1.38 times as many letters per decode step as "
+        "`wait`, the share of long answers with `drop` was smaller by 0.13, and the return of `drop` was *ahead* "
+        "of that of `partial` by 0.02 (predicted: behind by 0.05). It lost no reward, and with a mean over fewer "
+        "tokens its steps were larger. The required 24 letters are the only setting that was changed."
     ),
 )

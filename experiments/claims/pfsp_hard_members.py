@@ -87,11 +87,14 @@ def _against(run: TableRun, letter: str) -> float:
 CLAIM = Claim(
     name="pfsp_hard_members",
     algorithms=(),
-    claim="Prioritised sampling of hard members gives a player with a good worst case; uniform sampling is decided by the many similar members",
+    claim="Prioritised sampling of hard members gives a player with a good worst case; with uniform sampling, the many similar members determine the policy",
     source="AlphaStar, 10.1038/s41586-019-1724-z, prioritised fictitious self-play",
     setting=(
-        "Rock, paper, scissors (rock beats scissors twice over) against a pool that stays as it is: eight members play rock, one scissors and one paper. Drawn all alike, the answer is paper, which scissors "
-        "beats; the policy whose worst game is best is the equilibrium, which loses to nobody. One table of logits, entropy coefficient 0.1, 60 steps of 80 games; return against each member, exact, over the second half."
+        "Rock, paper, scissors (rock beats scissors with double stakes) against a fixed pool: eight members play "
+        "rock, one plays scissors and one plays paper. With uniform sampling the best response is paper, which "
+        "loses to scissors; the policy with the best worst case is the equilibrium, which loses to no member. One "
+        "table of logits, entropy coefficient 0.1, 60 steps of 80 games; the exact return against each member, "
+        "over the second half."
     ),
     arms=ARMS,
     measure=measure,
@@ -103,27 +106,29 @@ CLAIM = Claim(
             "all alike",
             0.3,
             "worst",
-            says="`hard` loses less to the member that is hardest for it, by 0.3 at least",
+            says="return against the hardest member: `hard` minus `all alike`",
         ),
         better(
             "hard, p = 2",
             "all alike",
             0.0,
             "worst",
-            says="`hard, p = 2` loses less there, too, than `all alike`",
+            says="return against the hardest member: `hard, p = 2` minus `all alike`",
         ),
-        better("hard", "even", 0.0, "worst", says="`hard` does no worse there than `even`"),
+        better("hard", "even", 0.0, "worst", says="return against the hardest member: `hard` minus `even`"),
         Prediction(
-            "it costs something against the pool as it is: `all alike` less `hard`, mean return",
+            "cost in mean return against the pool: `all alike` minus `hard`",
             lambda found: found["all alike"]["mean"] - found["hard"]["mean"],
             at_least=0.1,
             turned=0.0,
         ),
     ),
     remark=(
-        "The power was chosen with ten other seeds: squared, as it stood here at first, the doubt made the player lose 0.306 [0.277, 0.329] less than `all alike` does, which does not show 0.3; "
-        "and it costs more of the mean, since the player chases who beat it last. "
-        "`even` draws whom the player beats half of the time, and who beats it always is drawn no more than who never does: it ends where drawing all alike does."
+        "The power was chosen with ten other seeds. With the squared weight, which was used at first, the player "
+        "loses 0.306 [0.277, 0.329] less than with `all alike`, which does not show 0.3, and it costs more of the "
+        "mean return, because the player follows the members that beat it most recently. `even` prefers members "
+        "that the player beats half of the time, and it samples a member that always beats the player no more "
+        "often than one that never does: it ends like uniform sampling."
     ),
     plot="bars",
     plotted=("worst", "", "return against the hardest member"),

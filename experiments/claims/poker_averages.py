@@ -60,12 +60,15 @@ def gained(name: str) -> Prediction:
 CLAIM = Claim(
     name="poker_averages",
     algorithms=("grpo",),
-    claim="Average tables of self-play approach an equilibrium at a constant learning rate: 5 % of the uniform policy's NashConv in Kuhn poker, 15 % in Leduc poker",
-    source="averages of play, Brown 1951; last policies circle, 1806.05358; measures, 1903.00742",
+    claim="With a constant learning rate, the averaged tabular policies of self-play approach an equilibrium: NashConv falls to 5 % of the uniform policy's in Kuhn poker and to 15 % in Leduc poker",
+    source="averages of policies, Brown 1951; last policies circle, 1806.05358; measures, 1903.00742",
     setting=(
-        "Both seats of Kuhn poker (300 steps of 64 deals × 4 games, rate 0.06, entropy bonus 0.05) and of Leduc poker (400 steps of 64 × 8, rate 0.1, bonus 0.3) learn from sampled games alone: "
-        "GRPO without scale and without momentum, each player compared with its mean over the games on the same cards. The rate stays, or falls to 0 in a straight line. "
-        "NashConv is exact, as a share of that of even play (0.917 and 4.747): of the last policy, and of the average of 20 policies of the later half, each played for a whole game."
+        "Both players of Kuhn poker (300 steps of 64 deals × 4 games, learning rate 0.06, entropy bonus 0.05) and "
+        "of Leduc poker (400 steps of 64 × 8, rate 0.1, bonus 0.3) learn only from sampled games: GRPO without "
+        "scale and without momentum, where each player is compared with its mean over the games with the same "
+        "cards. The rate is constant, or it falls linearly to 0. NashConv is exact, as a share of the uniform "
+        "policy's (0.917 and 4.747). It is measured for the last policy, and for the average of 20 policies of "
+        "the later half, where each policy plays whole games."
     ),
     arms=ARMS,
     measure=measure,
@@ -77,9 +80,10 @@ CLAIM = Claim(
         gained("Leduc"),
     ),
     plot="bars",
-    plotted=("average", "", "NashConv of the average / even play's"),
+    plotted=("average", "", "NashConv of the average / uniform policy's"),
     remark=(
-        "Rates, bonuses and numbers of games were chosen with seeds 0 to 4 (`python -m experiments.sampled_games`). What a language model makes of the same games: "
-        "[why self-play circles](explanations/self_play.md#legal-moves-alone)."
+        "Rates, bonuses and numbers of games were chosen with seeds 0 to 4 (`python -m "
+        "experiments.sampled_games`). For a language model in the same games, see [why self-play "
+        "circles](explanations/self_play.md#legal-moves-only)."
     ),
 )

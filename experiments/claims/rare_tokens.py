@@ -43,10 +43,14 @@ def kept(arm: str) -> Any:
 CLAIM = Claim(
     name="rare_tokens",
     algorithms=("grpo",),
-    claim="CISPO's bounded weights keep most of the signal of a rare decisive letter; PPO's clip drops most of it, also with clip-higher",
+    claim="CISPO's bounded weights keep most of the signal of a rare decisive letter, and PPO's clip drops most of it, also with a higher upper bound",
     source="MiniMax-M1 (CISPO), 2506.13585, §3.1",
-    setting="One agent writes texts of up to 3 letters, of which the second decides: right is `A`, which is said with chance 0.04. 8 attempts at each of 8 tasks in a step, in 8 minibatches, so that most "
-    "are learned from after the policy has moved. Rise: by how many logits the first step raises `A` over `B` after `B`, at a rate of 8 for all.",
+    setting=(
+        "One agent writes texts of up to 3 letters, of which the second decides: `A` is correct and has an "
+        "initial probability of 0.04. A step has 8 episodes for each of 8 tasks, in 8 minibatches, so most "
+        "samples are used after the policy has moved. The rise is the number of logits by which the first step "
+        "raises `A` over `B` after `B`, with a learning rate of 8 for all arms."
+    ),
     arms={
         "ppo": {"clip_low": 0.2, "clip_high": 0.2},
         "clip-higher": {"clip_low": 0.2, "clip_high": 0.28},
@@ -58,17 +62,27 @@ CLAIM = Claim(
     rates=(8.0, 32.0, 128.0),
     predictions=(
         Prediction("`ppo` keeps at most half of the rise without clipping", kept("ppo"), at_most=0.5),
-        Prediction("`clip-higher` too", kept("clip-higher"), at_most=0.5),
-        Prediction("`cispo` keeps 0.65 of it", kept("cispo"), at_least=0.65, turned=0.5),
         Prediction(
-            "with PPO's bounds `cispo` rises 1.5 times as much as `ppo`",
+            "`clip-higher` keeps at most half of the rise without clipping", kept("clip-higher"), at_most=0.5
+        ),
+        Prediction(
+            "`cispo` keeps at least 0.65 of the rise without clipping",
+            kept("cispo"),
+            at_least=0.65,
+            turned=0.5,
+        ),
+        Prediction(
+            "with PPO's bounds, `cispo` rises at least 1.5 times as much as `ppo`",
             lambda found: found["cispo, ppo's bounds"]["rise"] / found["ppo"]["rise"],
             at_least=1.5,
             turned=1.0,
         ),
         better("cispo", "ppo", 0.03),
     ),
-    remark="A larger rate makes up for what the clip drops: with the rates chosen, 128 for all, `ppo` learns as fast. By the seeds that chose them `ppo` has 0.46 and `cispo` 0.80 at a rate of 8, and 0.79 and 0.87 at 32. "
-    "A verifier that errs in a quarter of cases did not change that.",
+    remark=(
+        "A larger learning rate compensates for what the clip drops: with the chosen rates, 128 for all arms, "
+        "`ppo` learns equally fast. With the seeds that chose the rates, `ppo` reaches 0.46 and `cispo` 0.80 at a "
+        "rate of 8, and 0.79 and 0.87 at 32. A verifier that errs in a quarter of cases did not change this."
+    ),
     landmarks=Essay.model_validate(GAME).landmarks,
 )

@@ -42,10 +42,13 @@ def closeness(found: Found) -> float:
 CLAIM = Claim(
     name="role_baselines",
     algorithms=("rae",),
-    claim="When one role has an advantage, a baseline per role lets self-play learn what a shared baseline prevents",
+    claim="If one role has an advantage, self-play with a baseline per role learns what a shared baseline prevents",
     source="SPIRAL, 2506.24119",
-    setting="One policy plays both seats of a zero-sum game against itself. A seat wins 1 by one of four letters, whatever the other says, and the first seat wins 3 in any case; or nothing (*even seats*). "
-    "The curve is the chance of the winning letter, mean of both seats.",
+    setting=(
+        "One policy plays both roles of a zero-sum game against itself. A player wins 1 with one of four letters, "
+        "whatever the other player chooses, and the first player also receives a constant 3, or 0 (*even seats*). "
+        "The curve is the probability of the winning letter, averaged over both roles."
+    ),
     arms={
         "by role": ("rae", 3.0),
         "one mean": (ONE, 3.0),
@@ -56,9 +59,12 @@ CLAIM = Claim(
     rates=(1.0, 4.0, 16.0),
     predictions=(
         better("by role", "one mean", 0.1),
-        Prediction("equal roles: both baselines give the same return, within 0.03", closeness, at_most=0.03),
+        Prediction("equal roles: difference in return between the two baselines", closeness, at_most=0.03),
     ),
     quick=4,
     plotted=("area", "", "probability of the winning letter"),
-    remark="A return less the common mean is 3 for the first seat and −3 for the second, whatever is said, beside a difference of 1 that is to be learned: 25 times the variance at first, by E(R − b)².",
+    remark=(
+        "The return minus the common mean is 3 for the first player and −3 for the second, whatever they choose, "
+        "while the difference to be learned is 1: at first this is 25 times the variance, by E(R − b)²."
+    ),
 )

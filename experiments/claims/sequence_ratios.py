@@ -59,9 +59,13 @@ CLAIM = Claim(
     algorithms=("grpo",),
     claim="On stale samples the variance of a product of ratios grows with length, and GSPO's mean ratio has less variance than token ratios",
     source="GSPO, 2507.18071, §4.1",
-    setting="One agent writes texts of 2, 4 or 8 letters `A` or `B`; the first decides. The samples are of a policy that says both alike, the learner's logits differ from it by normal numbers of standard deviation 0.8. "
-    "Noise of its update without clipping, in answers, for ratios of tokens (`token`), their product (`turn`) and their geometric mean (`sequence`). The variance of a ratio falls with length for `sequence`, stays for `token` and "
-    "grows exponentially for `turn`.",
+    setting=(
+        "One agent writes texts of 2, 4 or 8 letters `A` or `B`; the first letter decides. The samples come from "
+        "a uniform policy, and the learner's logits differ from it by normal numbers with standard deviation 0.8. "
+        "The measure is the noise of the learner's update without clipping, in answers, for token ratios "
+        "(`token`), their product (`turn`) and their geometric mean (`sequence`). With length, the variance of a "
+        "ratio falls for `sequence`, stays constant for `token` and grows exponentially for `turn`."
+    ),
     arms={
         f"{level} @ {length}": (level, length)
         for level in ("token", "turn", "sequence")
@@ -70,28 +74,37 @@ CLAIM = Claim(
     measure=measure,
     predictions=(
         Prediction(
-            "`turn`: 3 times the noise in answers of 8 letters as in answers of 4",
+            "`turn`: noise in answers of 8 letters, divided by the noise in answers of 4",
             ratio("turn @ 8", "turn @ 4"),
             at_least=3.0,
             turned=2.0,
         ),
-        Prediction("`sequence`: at most 2.5 times", ratio("sequence @ 8", "sequence @ 4"), at_most=2.5),
         Prediction(
-            "in answers of 8 letters `turn` has 1.2 times the noise of `sequence`",
+            "`sequence`: noise in answers of 8 letters, divided by the noise in answers of 4",
+            ratio("sequence @ 8", "sequence @ 4"),
+            at_most=2.5,
+        ),
+        Prediction(
+            "answers of 8 letters: noise of `turn`, divided by that of `sequence`",
             ratio("turn @ 8", "sequence @ 8"),
             at_least=1.2,
             turned=1.0,
         ),
         Prediction(
-            "there `token` has as much noise as `sequence`, or more",
+            "answers of 8 letters: noise of `token`, divided by that of `sequence`",
             ratio("token @ 8", "sequence @ 8"),
             at_least=1.0,
         ),
     ),
     plot="lines",
-    plotted=("noise", "letters of an answer", "noise of the update, answers"),
+    plotted=("noise", "letters per answer", "noise of the update, answers"),
     logarithmic=True,
-    remark="GSPO's ratio is steadier than the product, as it is meant to be, but its update has no less noise than that of token ratios: a token's ratio is small where the learner finds a sampled token unlikely, "
-    "which is where the gradient of its log-probability is large. A mean over the answer takes that away, and with it the correction of the letter that decides, so that the expected update of `sequence` lies at an angle to the "
-    "gradient. What GSPO's paper says of clipping, and of experts that are routed otherwise, is not tried here.",
+    remark=(
+        "As intended, GSPO's ratio has less variance than the product, but its update has as much noise as the "
+        "update with token ratios: a token's ratio is small if the learner considers a sampled token unlikely, "
+        "and there the gradient of its log-probability is large. A mean over the answer removes this effect, and "
+        "with it the correction for the letter that decides, so the expected update of `sequence` is at an angle "
+        "to the gradient. This experiment does not test what GSPO's paper states about clipping and about changes "
+        "in expert routing."
+    ),
 )

@@ -41,11 +41,13 @@ def measure(arm: Mapping[str, Any], seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="several_verifiers",
     algorithms=("maporl", "verifier"),
-    claim="Three verifiers are exploited less than one, and their minimum less than their mean",
+    claim="Three verifiers are exploited less than one, and their minimum is exploited less than their mean",
     source="reward-model ensembles, 2310.02743; MAPoRL, 2502.18439",
     setting=(
-        "As in `fooled_verifier`: the recipe `maporl_sums_debate`, 40 steps, paid by a frozen verifier, without a leash (KL coefficient 0.002). `mean` and `least` are paid by three, the one of `frozen` and two "
-        "of other seeds, which learn from other answers of the same frozen team, as many each. Measured on 200 unseen sums, greedy."
+        "As in `fooled_verifier`: the recipe `maporl_sums_debate`, 40 steps, rewarded by a frozen verifier, "
+        "without `leash` (KL coefficient 0.002). In `mean` and `least` three verifiers give the reward: the "
+        "verifier of `frozen` and two with other seeds, each trained on as many other answers of the same frozen "
+        "team. Measured on 200 unseen sums with greedy decoding."
     ),
     arms={"frozen": {"together": None}, "mean": {"together": "mean"}, "least": {"together": "least"}},
     measure=measure,
@@ -56,9 +58,16 @@ CLAIM = Claim(
     ),
     seeds=3,
     remark=(
-        "The further verifiers turned out poor, which was not known before: of 512 answers of the first step, to 64 sums, the one of `frozen` tells right from wrong with an AUC of 0.85, the two others with 0.66 and 0.45, though all have learned from as many answers in the same way. "
-        "The recipe's gate (`least_auc` 0.7), which is off in all arms here, would look at each of them first. So this shows what several verifiers do of which one is good, and nothing of an ensemble of equals. Their mean, 37, 68 and 61 % of unseen sums, was ahead of the good one alone, "
-        "39, 48 and 39 %, in two seeds of three, and below the 73.5 % with which the team began in all. The least of them, 33, 57 and 33 %, pays by whichever is wrong that way: it was behind the mean in every seed. A KL leash (`fooled_verifier`) ended at 87 % or more."
+        "The two additional verifiers turned out to be poor, which was not known in advance: on 512 answers of "
+        "the first step, to 64 sums, the verifier of `frozen` separates correct from incorrect answers with an "
+        "AUC of 0.85, and the two others with 0.66 and 0.45, although all have learned from equally many answers "
+        "in the same way. The recipe's check (`least_auc` 0.7), which is disabled in all arms here, would test "
+        "each of them first. The experiment therefore shows the effect of several verifiers of which one is good, "
+        "and not of an ensemble of equals. With their mean, the success on unseen sums was 37, 68 and 61 %; in "
+        "two of three seeds this exceeds that of the good verifier alone, 39, 48 and 39 %, and in all seeds it is "
+        "below the initial 73.5 %. With their minimum it was 33, 57 and 33 %, because the lowest score counts "
+        "even if it is wrong: in every seed this is below the mean. A KL penalty (`leash` in `fooled_verifier`) "
+        "ended at 87 % or more."
     ),
     plot="bars",
     plotted=("unseen", "source of the reward", "correct unseen sums"),

@@ -49,12 +49,13 @@ def measure(arm: tuple[str, int], seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="sharing",
     algorithms=("grpo",),
-    claim="Shared weights learn faster than adapters where agents have one role; separate weights learn faster where roles differ",
-    source="selective parameter sharing, 2102.07475; shared or own weights for roles: AT-GRPO, 2510.11062",
+    claim="If agents have the same role, shared weights learn faster than adapters; if roles differ, separate weights learn faster",
+    source="selective parameter sharing, 2102.07475; shared or separate weights for roles: AT-GRPO, 2510.11062",
     setting=(
-        "Tiny language models (an adapter of rank 4 for each agent on one model of width 64, that model shared and trained in full, or four models of width 32, "
-        "which have as many parameters together). Four agents say letters; one, two or four of them differ in what is right for them, and each is paid for its own letter. "
-        "Warmed up to say letters by chance."
+        "Tiny language models: an adapter of rank 4 for each agent on one model of width 64, this model shared "
+        "and with all weights trained, or four models of width 32, which together have as many parameters. Four "
+        "agents choose letters; they have one, two or four roles with different correct letters, and each agent "
+        "is rewarded for its own letter. In the warm-up, they learn to choose letters uniformly."
     ),
     arms={
         f"{weights} @ {roles}": (weights, roles)
@@ -66,30 +67,34 @@ CLAIM = Claim(
     seeds=10,
     predictions=(
         Prediction(
-            "with one role, sharing is ahead of adapters by 0.03 (area)",
+            "with one role, `shared` exceeds `adapters` by at least 0.03 (`area`)",
             lambda found: found["shared @ 1"]["area"] - found["adapters @ 1"]["area"],
             at_least=0.03,
             turned=0.0,
             pair=("shared @ 1", "adapters @ 1", "area"),
         ),
         Prediction(
-            "with four roles, adapters are ahead of sharing by 0.1 (area)",
+            "with four roles, `adapters` exceeds `shared` by at least 0.1 (`area`)",
             lambda found: found["adapters @ 4"]["area"] - found["shared @ 4"]["area"],
             at_least=0.1,
             turned=0.0,
             pair=("adapters @ 4", "shared @ 4", "area"),
         ),
         Prediction(
-            "models of their own gain nothing over adapters with four roles (area, at most 0.03)",
+            "with four roles, `models` exceeds `adapters` by at most 0.03 (`area`)",
             lambda found: found["models @ 4"]["area"] - found["adapters @ 4"]["area"],
             at_most=0.03,
         ),
     ),
     landmarks=SumGame.model_validate(game_of(4)).landmarks,
     plot="lines",
-    plotted=("area", "different roles among four agents", "mean return over tokens"),
+    plotted=("area", "number of roles among four agents", "mean return over tokens"),
     remark=(
-        "What an agent reads tells its seat, so that shared weights could learn every role; they have to tell roles apart by one letter of the prompt, which with two roles none of ten seeds "
-        "learned. Models of their own are ahead of adapters there (0.68 and 0.58) and level with them with four roles. Of the two rates adapters took the greater and shared weights mostly the smaller; four rates are tried in `sharing_rates`, which also shows that with one role it is not sharing that helps, but training all weights in place of an adapter of rank 4."
+        "Each prompt identifies the agent, so shared weights could learn every role; they have to distinguish "
+        "roles by one letter of the prompt, which in the case of two roles none of ten seeds learned. With two "
+        "roles, separate models are ahead of adapters (0.68 and 0.58), and with four roles they are level. Of the "
+        "two learning rates, adapters used the larger and shared weights mostly the smaller. `sharing_rates` "
+        "tries four rates. It also shows that with one role the advantage does not come from sharing, but from "
+        "training all weights in place of an adapter of rank 4."
     ),
 )

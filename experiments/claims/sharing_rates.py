@@ -40,10 +40,13 @@ def measure(arm: tuple[str, int, int], seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="sharing_rates",
     algorithms=("grpo",),
-    claim="At each one's best learning rate, shared weights lead with one role and adapters with four; sharing gains more with four agents than with two",
-    source="selective parameter sharing, 2102.07475; shared or own weights for roles: AT-GRPO, 2510.11062",
+    claim="With the best learning rate for each arm, shared weights are ahead with one role and adapters with four; sharing gains more with four agents than with two",
+    source="selective parameter sharing, 2102.07475; shared or separate weights for roles: AT-GRPO, 2510.11062",
     setting=(
-        "As in `sharing`, with four rates in place of two: tiny language models, an adapter of rank 4 for each agent or one set of weights trained in full. Four agents with one role or four, and two agents with one role (2,000 sampled tokens for each agent), each paid for its own letter."
+        "As in `sharing`, with four learning rates in place of two: tiny language models, with an adapter of rank "
+        "4 for each agent or with one set of weights of which all are trained. Four agents with one role or four "
+        "roles, and two agents with one role (2,000 sampled tokens for each agent); each agent is rewarded for "
+        "its own letter."
     ),
     arms={
         "shared, 4 agents, 1 role": ("shared", 4, 1),
@@ -60,7 +63,7 @@ CLAIM = Claim(
         better("shared, 4 agents, 1 role", "adapters, 4 agents, 1 role", 0.03),
         better("adapters, 4 agents, 4 roles", "shared, 4 agents, 4 roles", 0.1),
         Prediction(
-            "with one role sharing is further ahead in a team of four than in one of two",
+            "with one role, lead of sharing in a team of four minus its lead in a team of two",
             lambda found: (
                 found["shared, 4 agents, 1 role"]["area"]
                 - found["adapters, 4 agents, 1 role"]["area"]
@@ -74,9 +77,14 @@ CLAIM = Claim(
     plot="bars",
     plotted=("area", "", "mean return over tokens"),
     remark=(
-        "No arm took a rate at the edge of the grid, and what `sharing` says of these arms does not hang on its two rates. But with one role it is not sharing that helps: one agent alone, five seeds at the rates of these "
-        "arms, learns faster by as much with all weights (area 0.74) than with an adapter (0.46), and one adapter for all four agents is not surely faster than one for each (0.61 and 0.58, ahead in three of five seeds at rate 0.003). "
-        "All weights learn faster than an adapter of rank 4, whoever uses them. Teams of any number take as many steps, and more answers in a step gain shared weights little: 0.74, 0.79 and 0.82 with one, two and four agents, "
-        "as adapters go from 0.46 to 0.52 and 0.58, each of which has as many answers as before. With four roles adapters are ahead by 0.13, which is not surely more than 0.1."
+        "No arm used a rate at the edge of the grid, so the results of `sharing` for these arms do not depend on "
+        "its two rates. But with one role the advantage does not come from sharing. One agent alone (five seeds, "
+        "with the rates of these arms) learns faster by the same amount if all weights are trained (area 0.74) "
+        "than with an adapter (0.46), and it is not certain that one adapter for all four agents is faster than "
+        "an adapter for each (0.61 and 0.58, ahead in three of five seeds at rate 0.003). Training all weights is "
+        "faster than an adapter of rank 4, with any assignment to agents. Teams of all sizes use the same number "
+        "of steps, and more answers per step help shared weights little: 0.74, 0.79 and 0.82 with one, two and "
+        "four agents. Adapters rise from 0.46 to 0.52 and 0.58, although each adapter has as many answers as "
+        "before. With four roles adapters are ahead by 0.13, which is not certain to exceed 0.1."
     ),
 )

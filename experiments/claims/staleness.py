@@ -49,10 +49,15 @@ def times(one: str, other: str, at_least: float) -> Prediction:
 CLAIM = Claim(
     name="staleness",
     algorithms=("grpo", "ppo"),
-    claim="Truncated importance weights learn fast and stably from stale samples; no correction overshoots, and PPO's clip stalls",
+    claim="With stale samples, truncated importance weights learn fast and stably, no correction overshoots, and PPO's clip stalls",
     source="IMPALA, 1802.01561, §5.2.1; decoupled PPO, 2110.00641, §3, and AReaL, 2505.24298, §5.2",
-    setting="One agent, four letters of which one pays, and an entropy coefficient of 0.5, so that the best policy is a mixture (right with 0.71) that can be overshot. "
-    "16 attempts a step, 80 steps, sampled by the weights of 0, 1, 4 or 16 steps before (`training.max_staleness`). Regret is by how much pay and bonus fall short of the best, on average over the steps.",
+    setting=(
+        "One agent, four letters of which one has reward 1, and an entropy coefficient of 0.5, so that the best "
+        "policy is a mixture (0.71 for the correct letter) that can be overshot. 16 episodes per step, 80 steps, "
+        "sampled with the weights of 0, 1, 4 or 16 steps before (`training.max_staleness`). Regret is the average "
+        "over the steps of the difference between the best value of reward plus entropy bonus and the current "
+        "one."
+    ),
     arms={f"{way} @ {age}": (way, age) for way in WAYS for age in (0, 1, 4, 16)},
     measure=measure,
     rates=(0.5, 2.0, 8.0),
@@ -61,7 +66,7 @@ CLAIM = Claim(
         times("ratio to the sampler @ 16", "TIS @ 16", 2.0),
         times("no correction @ 4", "TIS @ 4", 1.2),
         Prediction(
-            "Regret of `TIS`, 16 steps old over fresh",
+            "Regret of `TIS`, samples of 16 steps before divided by fresh samples",
             lambda found: found["TIS @ 16"]["regret"] / found["TIS @ 0"]["regret"],
             at_most=1.5,
         ),

@@ -93,12 +93,18 @@ def _sample(trainer: Trainer, seat: int, seen: str, letter: str) -> Sample:
 CLAIM = Claim(
     name="strangers_language",
     algorithms=(),
-    claim="A tiny language model trained by self-play fails with unknown partners; other-play learns to read them, and fictitious co-play halves the loss",
+    claim="A tiny language model trained by self-play fails with unknown partners; other-play learns to read their letters, and fictitious co-play halves the loss",
     source="other-play, 2003.02979, §4; fictitious co-play, 2110.08176, §4",
     setting=(
-        "`speaker: leads`, as in [fictitious co-play](#fcp_cross_play): the first seat says one of six letters, and both earn 1 if the second says the same. A tiny language model (two layers of width 32) that has learned nothing, "
-        "with a LoRA adapter for each seat, 150 steps of 48 games by GRPO without momentum, letters alone (`sampling.choices`). Two teams with every seed, whose bases differ: *own* is what the follower earns with its own leader, *cross* with the other "
-        "team's, exact from the scored chances of the letters, without renaming. `fcp`: twelve pairs learn by themselves for a third of the steps and enter the pool twice; the team then learns with all of them. Their adapters begin with noise (`spread: 0.2`), in `fcp, alike` as their base."
+        "`speaker: leads`, as in [fictitious co-play](#fcp_cross_play): the first agent sends one of six letters, "
+        "and both receive reward 1 if the second chooses the same letter. An untrained tiny language model (two "
+        "layers of width 32) with a LoRA adapter for each agent, 150 steps of 48 games with GRPO without "
+        "momentum, letters only (`sampling.choices`). For every seed there are two teams with different base "
+        "models: *own* is the return of the follower with its own leader and *cross* with the other team's "
+        "leader, computed exactly from the scored probabilities of the letters, without renaming. `fcp`: twelve "
+        "pairs learn separately for a third of the steps and enter the pool twice; the team then learns with all "
+        "of them. The pairs' adapters are initialised with noise (`spread: 0.2`), and in `fcp, alike` all start "
+        "equal to their base."
     ),
     arms=ARMS,
     measure=measure,
@@ -106,37 +112,50 @@ CLAIM = Claim(
     seeds=24,
     predictions=(
         Prediction(
-            "gap of `other-play` less half of that of `self-play`",
+            "gap of `other-play` minus half the gap of `self-play`",
             lambda found: found["other-play"]["gap"] - 0.5 * found["self-play"]["gap"],
             at_most=0.0,
         ),
         Prediction(
-            "gap of `fcp` less half of that of `self-play`",
+            "gap of `fcp` minus half the gap of `self-play`",
             lambda found: found["fcp"]["gap"] - 0.5 * found["self-play"]["gap"],
             at_most=0.0,
         ),
         Prediction(
-            "the spread is what helps: `fcp` less `fcp, alike`, cross",
+            "effect of the spread: return with unknown partners, `fcp` minus `fcp, alike`",
             lambda found: found["fcp"]["cross"] - found["fcp, alike"]["cross"],
             at_least=0.2,
             turned=0.0,
         ),
         Prediction(
-            "`other-play` less `self-play`, cross",
+            "return with unknown partners: `other-play` minus `self-play`",
             lambda found: found["other-play"]["cross"] - found["self-play"]["cross"],
             at_least=0.2,
             turned=0.0,
         ),
         Prediction(
-            "return with its own partner is nearly unchanged: `other-play` less `self-play`, own",
+            "return with its own partner is hardly lower: `other-play` minus `self-play`",
             lambda found: found["other-play"]["own"] - found["self-play"]["own"],
             at_least=-0.05,
         ),
     ),
     remark=(
-        "Other-play does all that is predicted: its follower reads, and all but one team of 24 lose nothing with strangers. Followers of self-play do not read at all: they say their own leader's letter whatever they hear, and meet strangers well where both teams "
-        "happen to have the same letter (seed 10). Partners of fictitious co-play whose adapters all begin as their base have that base's habits: of six pairs that learned apart on one base five settled on one letter (base of seed 7), or four on one and two on another (seed 2), where "
-        "pairs of tables, which begin even, settle on most of the six; its follower reads the letters that partners said and no others. Noise at the start sets partners apart, as networks drawn anew are in the paper: 15 teams of 24 earn 0.7 and more with strangers, of `fcp, alike` six; the gain is beyond doubt, whether it is 0.2 is not. Steps, partners and the rate were chosen after first runs with seeds 0 and 1; after 60 steps other-play had not yet learned to read. Nor has the team of `fcp` where partners take half of the steps (a first run of ten seeds: cross 0.64, gap less half of self-play's -0.13 [-0.39, 0.16]; partners know their letter after 25): a third was chosen then, by seeds 2 and 8, and as the interval with ten seeds ended above 0 (-0.30 [-0.44, 0.06]), there are 24. Where `fcp` loses, its follower does not read the letters of the strangers that it meets. A spread of 0.5 is too much, as partners so certain never meet."
+        "Other-play does everything that was predicted: its follower reads the letter, and all but one of 24 "
+        "teams lose nothing with unknown partners. Followers of self-play do not read at all: they choose their "
+        "own leader's letter, whatever they read, and they succeed with unknown partners only if both teams "
+        "happen to use the same letter (seed 10). Partners of fictitious co-play whose adapters all start equal "
+        "to their base share its preferences: of six pairs that learned separately on one base, five chose one "
+        "letter (base of seed 7), or four chose one and two another (seed 2), whereas pairs of tables, which "
+        "start uniform, choose most of the six letters. The follower then reads only the letters that partners "
+        "sent. Noise at the start makes partners different, as independently initialised networks are in the "
+        "paper: 15 of 24 teams reach 0.7 or more with unknown partners, and six do with `fcp, alike`; the gain is "
+        "certain, but not that it is 0.2. Steps, partners and the learning rate were chosen after first runs with "
+        "seeds 0 and 1; after 60 steps, other-play had not yet learned to read. The team of `fcp` had not learned "
+        "it either if partners used half of the steps (a first run of ten seeds: cross 0.64, gap minus half of "
+        "self-play's -0.13 [-0.39, 0.16]; partners know their letter after 25 steps). A third was then chosen "
+        "with seeds 2 and 8. Because the interval with ten seeds ended above 0 (-0.30 [-0.44, 0.06]), there are "
+        "24 seeds. Where `fcp` loses, its follower does not read the letters of the unknown partners. A spread of "
+        "0.5 is too large: such partners are too certain from the start to find a common letter."
     ),
     plot="bars",
     plotted=("cross", "", "return with unknown partners"),

@@ -82,12 +82,14 @@ def measure(arm: dict[str, Any], seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="team_or_one",
     algorithms=("grpo",),
-    claim="A team of two matches one agent with the same number of tokens, and both beat a vote and a second look",
-    source="the question of every team; of debates at equal compute: 2502.08788",
+    claim="With the same number of tokens, a team of two matches one agent, and both are better than a vote and than a second answer",
+    source="question: is a team better than one agent; debates at equal compute: 2502.08788",
     setting=(
-        "Sums of two digits on the tiny language model, trained on 20,000 sampled tokens and tested on 300 unseen problems. A team of two (notes, then the answer from the notes: 9 tokens for a problem), "
-        "one agent that writes its work and the answer (10), three that vote with the answer alone (11), and one that answers, reads its answer and answers again (7). "
-        "Each was warmed up on demonstrations of its role that forget a carry in 60 % of the cases."
+        "Sums of two digits with the tiny language model, trained on 20,000 sampled tokens and tested on 300 "
+        "unseen problems. The arms are a team of two (notes, then the answer from the notes: 9 tokens per "
+        "problem), one agent that writes its work and the answer (10), a vote of three agents that write only the "
+        "answer (11), and one agent that answers, reads its answer and answers again (7). Each was warmed up on "
+        "demonstrations of its role that omit a carry in 60 % of the cases."
     ),
     arms=ARMS,
     measure=measure,
@@ -95,7 +97,7 @@ CLAIM = Claim(
     seeds=3,
     predictions=(
         Prediction(
-            "the team is ahead of one agent by 0.05 at most",
+            "the team's success exceeds that of one agent by at most 0.05",
             lambda found: found["team"]["success"] - found["one agent"]["success"],
             at_most=0.05,
         ),
@@ -105,8 +107,10 @@ CLAIM = Claim(
     plot="bars",
     plotted=("success", "", "success on unseen problems"),
     remark=(
-        "Three seeds, as these are language models, at one rate. Here one agent is ahead: it sees the problem while it writes the answer, and what each of two must learn it learns once. A team pays "
-        "where agents know different things, where one context cannot hold the work, or where a second opinion is independent. Answers without work are harder to learn than work: with one seed the warm-up "
-        "itself left the vote at 10 % and the second look at 15 %, which makes up much of their distance."
+        "Three seeds, because these are language models, and one learning rate. Here one agent is ahead: it sees "
+        "the problem while it writes the answer, and it learns once what each of two agents must learn. A team is "
+        "useful if agents know different things, if one context cannot hold the work, or if a second opinion is "
+        "independent. Answers without intermediate work are harder to learn: in one seed, the warm-up alone left "
+        "the vote at 10 % and the second answer at 15 %, which explains much of the difference."
     ),
 )

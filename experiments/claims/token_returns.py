@@ -30,11 +30,15 @@ def times(one: str, other: str) -> Any:
 CLAIM = Claim(
     name="token_returns",
     algorithms=("reinforce_plus_plus",),
-    claim="The return from a token on excludes earlier rewards from its credit; one mean over all tokens brings part of the variance back",
+    claim="The return from a token on excludes earlier rewards from the token's credit; a single mean over all tokens brings part of the variance back",
     source="REINFORCE++, 2501.03262, §3",
     setting=(
-        "One agent says a letter in each of eight rounds, of four letters one is right in each, and is paid at once. 32 attempts at the one task in a step. Noise is the number of tokens over which updates must be averaged until their error is as large as the exact gradient. "
-        "By hand it is in proportion to 2 + 3·7 with the whole return, to 2 + 3·3.5 + 5.25 with the return from the token on, where 5.25 is the variance of how much is still to come on average, and to 2 + 3·3.5 without that."
+        "One agent chooses a letter in each of eight rounds; in each round one of four letters is correct, and "
+        "the reward comes immediately. A step has 32 episodes of the single task. Noise is the number of tokens "
+        "over which updates must be averaged until their error is as large as the exact gradient. By hand, it is "
+        "proportional to 2 + 3·7 with the whole return and to 2 + 3·3.5 + 5.25 with the return from the token on, "
+        "where 5.25 is the variance of the expected remaining return. Without this variance it is proportional to "
+        "2 + 3·3.5."
     ),
     arms={
         "from the token on": {"name": "reinforce_plus_plus"},
@@ -44,13 +48,13 @@ CLAIM = Claim(
     measure=measure,
     predictions=(
         Prediction(
-            "Noise of `from the token on` over `the whole return`; by hand 0.77",
+            "Noise of `from the token on`, divided by that of `the whole return`; by hand 0.77",
             times("from the token on", "the whole return"),
             at_most=0.9,
             turned=1.0,
         ),
         Prediction(
-            "Noise of `from the token on` over `from the turn on, a mean for each`; by hand 1.42",
+            "Noise of `from the token on`, divided by that of `from the turn on, a mean for each`; by hand 1.42",
             times("from the token on", "from the turn on, a mean for each"),
             at_least=1.2,
             turned=1.0,

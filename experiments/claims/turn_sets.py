@@ -41,10 +41,14 @@ def share(name: str, at_most: float, predicted: float) -> Prediction:
 CLAIM = Claim(
     name="turn_sets",
     algorithms=("at_grpo", "magrpo", "gigpo"),
-    claim="Comparing turns with the same index, or equal states, removes the variance of earlier rewards",
+    claim="Comparing turns with the same index, or turns with equal states, removes the variance of earlier rewards",
     source="AT-GRPO, 2510.11062; MAGRPO, 2508.04652; GiGPO, 2505.10978, eq. 7",
-    setting="One agent says a letter in each of several rounds, of four letters one is right in each, and is paid at once. Eight attempts a step, differences without a spread. Noise is the number of tokens over which updates must be averaged until "
-    "their error is as large as the exact gradient.",
+    setting=(
+        "One agent chooses a letter in each of several rounds; in each round one of four letters is correct, and "
+        "the reward comes immediately. Eight episodes per step, differences without division by the standard "
+        "deviation. Noise is the number of tokens over which updates must be averaged until their error is as "
+        "large as the exact gradient."
+    ),
     arms={
         f"{label} @ {rounds}": (rounds, {**algorithm, "group_size": 8, "scale": "none"})
         for rounds in ROUNDS
@@ -56,7 +60,7 @@ CLAIM = Claim(
         share("magrpo", 0.7, 36 / 64).about("magrpo"),
         share("gigpo", 0.8, 43 / 64).about("gigpo"),
         Prediction(
-            "1 round: `gigpo` is as noisy as `grpo`, within a tenth",
+            "1 round: difference in noise between `gigpo` and `grpo`, as a share of that of `grpo`",
             lambda found: abs(found["gigpo @ 1"]["tokens"] / found["grpo @ 1"]["tokens"] - 1.0),
             at_most=0.1,
         ).about("gigpo"),
@@ -64,6 +68,10 @@ CLAIM = Claim(
     plot="lines",
     plotted=("tokens", "rounds", "noise: tokens of updates"),
     logarithmic=True,
-    remark="Predicted from what differs between attempts: over T rounds GRPO's update of a turn holds the luck of all T, a return from the turn on that of T, T − 1 … 1, and GiGPO's sum of both a quarter of the past's, measured by its signal. "
-    "Where a game pays at the end alone, all four are the same.",
+    remark=(
+        "The prediction follows from what differs between episodes. Over T rounds, GRPO's update of a turn "
+        "contains the randomness of all T rounds, and a return from the turn on contains that of T, T − 1 … 1 "
+        "rounds. GiGPO's sum of both contains a quarter of that of earlier rounds, relative to its signal. If a "
+        "game gives rewards only at the end, all four are equal."
+    ),
 )

@@ -46,10 +46,14 @@ SAYS = {"ratio": "signal over noise", "signal": "signal"}
 CLAIM = Claim(
     name="umad_confidence",
     algorithms=("umad",),
-    claim="UMAD's confidence gain removes more variance than signal from a step, for correct and for incorrect confident policies",
-    source="2603.01221",
-    setting="One agent, four letters of which one pays; it says one of them, the right or a wrong one, with 0.7. 60 first steps of 32 attempts, with `umad.confidence` 0.5 and without, of GRPO without scale. "
-    "Signal is the mean step along the exact gradient, noise a step's distance from the mean; their ratio does not depend on the rate.",
+    claim="UMAD's confidence gain removes more variance than signal from a step, both for correct and for incorrect confident policies",
+    source="UMAD, 2603.01221",
+    setting=(
+        "One agent, four letters of which one has reward 1; the agent chooses one letter, the correct one or an "
+        "incorrect one, with probability 0.7. 60 first steps of 32 episodes, with and without `umad.confidence` "
+        "0.5, of GRPO without scale. The signal is the mean step along the exact gradient, and the noise is a "
+        "step's distance from the mean; their ratio does not depend on the learning rate."
+    ),
     arms={
         f"{'gain' if alpha else 'none'}, sure and {surely}": (alpha, surely)
         for alpha in (0.0, ALPHA)
@@ -68,7 +72,12 @@ CLAIM = Claim(
     ),
     plot="bars",
     plotted=("ratio", "", "signal over noise of one step"),
-    remark="The signal is as by hand: rare answers, from which most is learned, weigh half. The noise is not: by hand the mean return and the mean confidence are known, and in a group of 32 they are "
-    "taken from the attempts that are judged, so that advantages no longer add up to 0 once they are multiplied. A simulation of ten lines without kapelle gives the same ratios (0.87 and 0.98), and 1.13 and 1.30 "
-    "where the baseline is exact: the gain may pay beside a good critic, and does not beside a group's mean.",
+    remark=(
+        "The signal agrees with the calculation by hand: rare answers, which contribute most to learning, have "
+        "half the weight. The noise does not: the calculation assumes that the mean return and the mean "
+        "confidence are known, whereas in a group of 32 they are estimated from the same episodes, so advantages "
+        "no longer sum to 0 after the multiplication. A simulation of ten lines without kapelle gives the same "
+        "ratios (0.87 and 0.98), and 1.13 and 1.30 if the baseline is exact: the gain may help with a good "
+        "critic, but it does not help with a group's mean."
+    ),
 )

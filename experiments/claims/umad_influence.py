@@ -41,10 +41,16 @@ def measure(umad: dict[str, float], seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="umad_influence",
     algorithms=("umad",),
-    claim="An influence reward makes an informed debater inform the other; its own reward alone leaves it silent",
-    source="2603.01221",
-    setting="The debate of [MAPoRL's claim](#maporl_influence), by `ippo` with a critic for each and λ = 0: three questions, two rounds, one agent reads the question and the other that it should guess, and each is paid for its own last answer alone. "
-    "Influence pays a letter 0.5 if the other's answer is right after it and was wrong before, and takes as much for the contrary. `told` is how often the guesser is right in the last ten steps, `truth` how often the first letter of the one that knows is; drawn is `told`.",
+    claim="An influence reward makes an informed debater inform the other; the debater's own reward alone does not",
+    source="UMAD, 2603.01221",
+    setting=(
+        "The debate of [MAPoRL's claim](#maporl_influence), with `ippo`, a critic for each agent and λ = 0: three "
+        "questions, two rounds; one agent reads the question, the other is told to guess, and each is rewarded "
+        "only for its own last answer. Influence gives a letter 0.5 if the other agent's answer is correct after "
+        "it and was incorrect before, and −0.5 in the opposite case. `told` is how often the guesser is correct "
+        "in the last ten steps, and `truth` how often the first letter of the informed agent is correct; the plot "
+        "shows `told`."
+    ),
     arms={"none": {}, "influence 0.5": {"influence": 0.5}, "confidence 0.5": {"confidence": 0.5}},
     measure=measure,
     rates=(8.0,),
@@ -52,7 +58,7 @@ CLAIM = Claim(
         better("influence 0.5", "none", 0.2, "told"),
         better("influence 0.5", "confidence 0.5", 0.2, "told"),
         Prediction(
-            "Informed at the end with influence",
+            "With influence, how often the guesser is correct at the end",
             lambda found: found["influence 0.5"]["told"],
             at_least=0.9,
             turned=0.5,
@@ -60,7 +66,11 @@ CLAIM = Claim(
     ),
     landmarks=lambda: {"optimum": 1.0, "chance": 1 / 3},
     remark=(
-        "The guesser is told, and more than half of the way, but in five runs of ten no better than two times in three: two questions share a letter, and then it guesses between them. Influence looks at the other's answer alone, so that a lie which is always the same pays as well as the truth: "
-        "the one that knows is right at first in a fourth of cases, less often than by chance. MAPoRL's α2 and α3 tell the two apart. Where nothing but influence pays a first letter, a gain for confident turns adds noise of its own, by which codes come about by accident."
+        "The guesser is informed, more than half of the way, but in five of ten runs no better than in two of "
+        "three cases: two questions share a letter, and then the guesser chooses between them. Influence depends "
+        "on the other agent's answer alone, so a consistent lie is rewarded like the truth: the first letter of "
+        "the informed agent is correct in a fourth of cases, less often than by chance. MAPoRL's α2 and α3 "
+        "distinguish the two. If nothing but influence rewards a first letter, a gain for confident turns adds "
+        "its own noise, and codes form accidentally."
     ),
 )

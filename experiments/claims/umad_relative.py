@@ -48,21 +48,30 @@ def times(agent: str) -> Any:
 CLAIM = Claim(
     name="umad_relative",
     algorithms=("umad",),
-    claim="UMAD's relative gain moves learning to the more confident agent: its steps lose variance, and those of the others gain it",
-    source="2603.01221",
-    setting="Two agents say one of four letters each, and are paid the share of them that were right; one is right with 0.7, the other speaks by chance. 60 first steps of 32 attempts, with `umad.relative` 0.5 and without, of GRPO without scale. "
-    "Signal over noise is the mean step along the exact gradient over a step's distance from the mean, so that the rate is left out.",
+    claim="UMAD's relative gain shifts learning to the more confident agent: this agent's steps lose variance, and those of the other agents gain variance",
+    source="UMAD, 2603.01221",
+    setting=(
+        "Two agents choose one of four letters each, and the reward is the share of correct letters; one agent is "
+        "correct with probability 0.7, the other has a uniform policy. 60 first steps of 32 episodes, with and "
+        "without `umad.relative` 0.5, of GRPO without scale. Signal over noise is the mean step along the exact "
+        "gradient divided by a step's distance from the mean, so it does not depend on the learning rate."
+    ),
     arms={"none": {}, "gain": {"relative": ALPHA}},
     measure=measure,
     predictions=(
         Prediction(
-            "The sure agent's signal over noise, with the gain over without; by simulation 1.21",
+            "Signal over noise of the confident agent, with the gain divided by without; by simulation 1.21",
             times("sure"),
             at_least=1.1,
             turned=1.0,
         ),
-        Prediction("The other's; by simulation 0.72", times("unsure"), at_most=0.85, turned=1.0),
+        Prediction(
+            "Signal over noise of the other agent, with the gain divided by without; by simulation 0.72",
+            times("unsure"),
+            at_most=0.85,
+            turned=1.0,
+        ),
     ),
     plot="bars",
-    plotted=("unsure", "", "signal over noise of one step, unsure agent"),
+    plotted=("unsure", "", "signal over noise of one step, less confident agent"),
 )

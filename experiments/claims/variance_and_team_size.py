@@ -83,26 +83,42 @@ def contenders(agents: int) -> dict[str, Contender]:
 CLAIM = Claim(
     name="variance_and_team_size",
     algorithms=("grpo", "mappo", "coma", "counterfactual", "ccpo", "vdn", "qmix"),
-    claim="With a team reward the variance of an agent's gradient grows with every partner; with credit for its own part it hardly grows",
+    claim="With a team reward, the variance of an agent's gradient grows with every partner; with credit for the agent's own part, it hardly grows",
     source="Kuba et al. 2021, 2108.08612; COMA, 1705.08926; VDN, 1706.05296",
     setting=(
-        "2 to 16 agents say one of four letters each, at once, and are paid the share of them that were right. What is measured is the variance of an agent's update over its "
-        "squared mean, for one sampled letter of each agent (groups of 8; continuations count). Critics learn for 12 or 24 steps before, mixers for 48, at policies that stay as they are."
+        "2 to 16 agents simultaneously choose one of four letters each; the reward is the share of correct "
+        "letters. The measure is the variance of an agent's update divided by its squared mean, for one sampled "
+        "letter of each agent (groups of 8; continuations count). Critics learn for 12 or 24 steps beforehand, "
+        "mixers for 48, on fixed policies."
     ),
     arms={name: one for agents in (2, 4, 8, 16) for name, one in contenders(agents).items()},
     measure=measure,
     predictions=(
-        Prediction("`grpo` is noisier with 16 agents than with 2 by", growth("grpo"), at_least=6.0).about(
-            "grpo"
-        ),
-        Prediction("`mappo` is, by", growth("mappo"), at_least=6.0).about("mappo"),
-        Prediction("`counterfactual` by", growth("counterfactual"), at_most=2.0).about("counterfactual"),
-        Prediction("`ccpo` by", growth("ccpo"), at_most=2.0).about("ccpo"),
-        Prediction("`vdn` by", growth("vdn"), at_most=2.0).about("vdn"),
-        Prediction("`qmix` by", growth("qmix"), at_most=2.0).about("qmix"),
-        Prediction("`coma` is noisier with 8 than with 2 by", growth("coma", 8), at_most=2.0).about("coma"),
         Prediction(
-            "`coma` whose critic shares nothing between answers is noisier with 4 than with 2 by",
+            "noise of `grpo` with 16 agents, divided by that with 2 agents", growth("grpo"), at_least=6.0
+        ).about("grpo"),
+        Prediction(
+            "noise of `mappo` with 16 agents, divided by that with 2 agents", growth("mappo"), at_least=6.0
+        ).about("mappo"),
+        Prediction(
+            "noise of `counterfactual` with 16 agents, divided by that with 2 agents",
+            growth("counterfactual"),
+            at_most=2.0,
+        ).about("counterfactual"),
+        Prediction(
+            "noise of `ccpo` with 16 agents, divided by that with 2 agents", growth("ccpo"), at_most=2.0
+        ).about("ccpo"),
+        Prediction(
+            "noise of `vdn` with 16 agents, divided by that with 2 agents", growth("vdn"), at_most=2.0
+        ).about("vdn"),
+        Prediction(
+            "noise of `qmix` with 16 agents, divided by that with 2 agents", growth("qmix"), at_most=2.0
+        ).about("qmix"),
+        Prediction(
+            "noise of `coma` with 8 agents, divided by that with 2 agents", growth("coma", 8), at_most=2.0
+        ).about("coma"),
+        Prediction(
+            "noise of `coma` with 4 agents, divided by that with 2 agents, if the critic shares nothing between answers",
             growth("coma, nothing shared", 4),
             at_least=2.0,
         ).about("coma"),
@@ -111,10 +127,15 @@ CLAIM = Claim(
     plotted=("noise", "agents", "variance over squared signal"),
     logarithmic=True,
     remark=(
-        "With p = ¼ the return that an agent is paid has n − 1 terms which are none of its doing: 2 + 3(n − 1) by hand, without the group's own error. `mappo`'s critic is central, and "
-        "still cannot help: a state value must not know simultaneous answers, and without them there is nothing to know. What helps is a baseline that knows them and not the agent's own: sampled "
-        "(`counterfactual`, twice the tokens, and the noise of one alternative), by removal (`ccpo`, nothing is sampled anew here), or learned (`vdn`, `qmix`, `coma`). The learned ones need what "
-        "they share between answers: `coma` by a critic that is a sum over turns is as good as the best, and by one that knows every joint answer by heart it is nearly `grpo` with four agents. "
-        "The fit must be done: after 24 steps in place of 48, `vdn` had 6.9 with 16 agents, three times as much as with 8, and contradicted its prediction; that is the one thing that was changed after a run."
+        "With p = ¼, the return of an agent has n − 1 terms that do not depend on the agent: 2 + 3(n − 1) by "
+        "hand, without the group's own error. `mappo`'s critic is central and still does not help: a state value "
+        "must not depend on simultaneous answers, and without them there is nothing to explain. A baseline helps "
+        "if it depends on the other agents' answers and not on the agent's own: a sampled baseline "
+        "(`counterfactual`, twice the tokens, and the noise of one alternative), removal of the agent (`ccpo`, "
+        "nothing is sampled again here), or a learned baseline (`vdn`, `qmix`, `coma`). Learned baselines must "
+        "generalise across answers: with a critic that is a sum over turns, `coma` is as good as the best, and "
+        "with a critic that memorises every joint answer it is nearly `grpo` with four agents. The fit must have "
+        "converged: after 24 steps in place of 48, `vdn` had 6.9 with 16 agents, three times as much as with 8, "
+        "and contradicted its prediction; this is the only setting that was changed after a run."
     ),
 )

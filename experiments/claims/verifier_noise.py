@@ -65,10 +65,15 @@ SHOWN = {"none": "R − mean", "std": "(R − mean)/std"}
 CLAIM = Claim(
     name="verifier_noise",
     algorithms=("grpo", "verifier", "maporl"),
-    claim="A verifier with error rate p slows learning by 1 − 2p, and reverses it from p = ½ on",
-    source="perturbed rewards: 1810.01032, §3; verifiers that err: 2510.00915, §3",
-    setting="One agent, four letters of which one pays 1, and a verifier that turns 0 into 1 and 1 into 0 with chance p. Speed is the mean update of 1,280 attempts along the exact gradient, at first; "
-    "then teams learn until they are right with 0.8, at one small rate, 32 attempts a step. By hand: what is left of the speed is 1 − 2p, times √(q(1 − q)/m(1 − m)) with division by the std, q and m the chance of being right and of being paid.",
+    claim="A verifier with error rate p slows learning by a factor of 1 − 2p, and for p > ½ it reverses learning",
+    source="perturbed rewards: 1810.01032, §3; verifiers with errors: 2510.00915, §3",
+    setting=(
+        "One agent, four letters of which one has reward 1, and a verifier that changes 0 to 1 and 1 to 0 with "
+        "probability p. Speed is the mean initial update of 1,280 episodes along the exact gradient. Then teams "
+        "learn until their success is 0.8, with one small learning rate and 32 episodes per step. By hand, 1 − 2p "
+        "of the speed is left. With division by the std, it is multiplied by √(q(1 − q)/m(1 − m)), where q is the "
+        "probability of a correct answer and m the probability of a reward."
+    ),
     arms={
         f"{SHOWN[scale]} @ {noise:g}": (scale, noise)
         for scale in SHOWN

@@ -80,11 +80,15 @@ SAYS = {"regret": "Regret", "error": "Error of the critic's values"}
 CLAIM = Claim(
     name="vtrace",
     algorithms=("marft", "ppo"),
-    claim="With stale samples, V-trace targets keep a critic's values nearer to those of the current team",
+    claim="With stale samples, V-trace targets keep a critic's values closer to those of the current team",
     source="IMPALA, 1802.01561, §4.1 and §5.2.1",
     setting=(
-        "Three agents, one after another: each must say the letter that follows the one before. At first the first is right with 0.25, the others with 0.4. MARFT with λ = 1, 16 attempts a step, 100 steps, sampled by the weights of 0, 1, 4 or 16 steps before, at one rate for all. "
-        "The error is the root mean square, over steps and the states that were met, of the critic's value less the exact one of the present team; regret is by how much the team's worth falls short of 1, on average over the steps."
+        "Three agents act one after another: each must choose the letter that follows the previous agent's "
+        "letter. At first the first agent is correct with probability 0.25 and the others with 0.4. MARFT with λ "
+        "= 1, 16 episodes per step, 100 steps, sampled with the weights of 0, 1, 4 or 16 steps before, with one "
+        "learning rate for all arms. The error is the root mean square, over steps and visited states, of the "
+        "critic's value minus the exact value of the current team. Regret is the average over the steps of the "
+        "difference between 1 and the team's return."
     ),
     arms={f"{way} @ {age}": (way, age) for way in WAYS for age in (0, 1, 4, 16)},
     measure=measure,
@@ -94,7 +98,7 @@ CLAIM = Claim(
         times("error", "no correction @ 16", "V-trace and TIS @ 16", 1.2),
         times("error", "TIS @ 4", "V-trace and TIS @ 4", 1.05),
         Prediction(
-            "Error of `V-trace and TIS`, fresh, over `TIS`, which is the same there",
+            "Error of the critic's values on fresh samples, `V-trace and TIS` over `TIS`, which are equal there",
             lambda found: found["V-trace and TIS @ 0"]["error"] / found["TIS @ 0"]["error"],
             at_most=1.001,
         ),
@@ -103,7 +107,11 @@ CLAIM = Claim(
     plot="lines",
     plotted=("error", "age of the samples, steps", "error of the critic's values"),
     remark=(
-        "V-trace's fixed point is the value of a policy between the one that sampled and the present one, since its weights are cut at 1: it takes away a fifth to a quarter of the error and not all. The policies gain a sixteenth in regret, and without any correction of theirs they lose even less here, "
-        "as old samples tell no lies in a game where everybody only gets better: what is not corrected is a larger step. Where a policy must settle on a mixture that can be overshot, correction of the policies pays ([staleness](#staleness))."
+        "V-trace's fixed point is the value of a policy between the sampling policy and the current policy, "
+        "because its weights are truncated at 1: it removes a fifth to a quarter of the error and not all of it. "
+        "The regret of the policies falls by a sixteenth, and without any correction of the policies it is even "
+        "lower here: in a game in which every agent only improves, old samples are not misleading, and an update "
+        "without correction is simply larger. If a policy must converge to a mixture that can be overshot, "
+        "correction of the policies helps ([staleness](#staleness))."
     ),
 )

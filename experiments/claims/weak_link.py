@@ -26,9 +26,14 @@ def measure(algorithm: dict[str, Any], seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="weak_link",
     algorithms=("c3", "counterfactual", "ccpo"),
-    claim="The weak link of a chain improves with fewer tokens where turns are compared, or continued, from one state",
+    claim="The weak link of a chain improves with fewer tokens if turns from the same state are compared or continued",
     source="C3, 2603.06859; COMA, 1705.08926; CCPO, 2603.21563",
-    setting="Four agents, each of which must say the letter that follows the one before, of four letters. The second does so with a chance of 0.1 at first, the others with 0.87. Each seat's payment is inverted with a chance of 0.05, also that of seats which earn nothing. Four groups a step, of eight attempts, or of four that are played on.",
+    setting=(
+        "Four agents, each of which must choose, from four letters, the letter that follows the previous agent's "
+        "letter. At first the second agent does so with probability 0.1, the others with 0.87. Each agent's "
+        "reward, including a reward of 0, is inverted with probability 0.05. A step has four groups of eight "
+        "episodes, or of four episodes with continuations."
+    ),
     arms={
         "grpo": {"name": "grpo", **EIGHT},
         "rloo, four attempts": {"name": "rloo", **FOUR},
@@ -49,7 +54,12 @@ CLAIM = Claim(
         better("counterfactual", "grpo", 0.01).about("counterfactual"),
         better("ccpo", "grpo", 0.01).about("ccpo"),
     ),
-    remark="Playing a turn on draws the luck of all later turns again, and pays for it: in a chain that is worse than comparing whole attempts. `ccpo` goes on without an agent that the chain cannot do without, so that what it subtracts is a constant, for more tokens. `c3` is ahead in most runs, "
-    "but three of twenty were misled: all attempts of a tree are played in one world, so that an error in what is paid turns the whole tree round.",
+    remark=(
+        "A continuation of a turn samples all later turns again, which adds noise and costs tokens: in a chain "
+        "this is worse than comparing whole episodes. `ccpo` continues without an agent on which the chain "
+        "depends, so it subtracts a constant and costs more tokens. `c3` is ahead in most runs, but three of "
+        "twenty were misled: all episodes of a tree use the same environment seed, so an error in the reward "
+        "inverts the whole tree."
+    ),
     landmarks=Relay.model_validate(GAME).landmarks,
 )

@@ -1,4 +1,4 @@
-"""`python -m kapelle` is `kapelle`: the form that `torchrun -m` starts."""
+"""`python -m kapelle` is the same as `kapelle`; `torchrun -m` starts this form."""
 
 from kapelle.cli import main
 

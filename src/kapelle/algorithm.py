@@ -35,10 +35,10 @@ class Credit:
     return_T: Tensor | None = None
     """Targets of the critic's values, `[T]` or `[1]` (`CriticSpec.unit`); None without a critic."""
     weight: float = 1.0
-    """How often the turn counts in its policy's loss and in the loss's divisor; 0 excludes it. Losses over pairs use only whether
+    """Weight of the turn in its policy's loss and in the loss's divisor; 0 excludes it. Losses over pairs use only whether
     it is 0. A custom loss reads weights other than 0 and 1 from `Column.WEIGHT`."""
     pair: int | None = None
-    """Number of the turn's pair, for losses over pairs: advantage +1 on the chosen side, −1 on the rejected."""
+    """Number of the turn's pair, for losses over pairs; the advantage is +1 on the chosen side and −1 on the rejected side."""
     after: Tensor | None = None
     """Target (scalar) of the critic's value after the turn, which estimates everything that follows. None if it is unknown or
     nothing follows; used only in steps with such values (`Signals.after`)."""
@@ -61,13 +61,13 @@ class Targets:
     segments: int
     """S."""
     mask_K: Tensor
-    """1.0 for tokens that count."""
+    """1.0 for tokens that count, else 0.0."""
     columns: Mapping[str, Tensor]
     """Per-token columns: see `rows.Column`, whose members are these strings."""
     pair_S: Tensor | None = None
     """Number of each sequence's pair (`Credit.pair`), int64; None without pairs."""
     observed_S: Tensor | None = None
-    """1.0 for sequences that the agent observed, 0.0 for those that it wrote; None if it wrote all."""
+    """1.0 for sequences that the agent observed, 0.0 for sequences that it wrote; None if it wrote all."""
 
     def __getitem__(self, column: str) -> Tensor:
         return self.columns[column]
@@ -97,13 +97,13 @@ CreditFunction: TypeAlias = "Callable[[Sequence[Group], Signals], Mapping[TurnKe
 
 
 MIXER_UNDONE = "mixer_undone"
-"""Metric of a credit memory: 1.0 if its fit made weights non-finite and was undone; absent otherwise."""
+"""Metric of a credit memory: 1.0 if its fit made weights non-finite and was undone, otherwise absent."""
 
 
 class CreditMemory(Protocol):
     """Credit with state between steps: baselines, mixers, replay.
 
-    `state` contains all of it, so that a resumed run is bitwise identical. A subclass can omit what it does not need.
+    `state` contains all of this state, so that a resumed run is bitwise identical. A subclass can omit methods that it does not need.
     """
 
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
@@ -119,7 +119,7 @@ class CreditMemory(Protocol):
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore the state that `state` returned."""
         return
 
 
@@ -128,7 +128,7 @@ Choose: TypeAlias = Callable[[Sequence[str], int, int], tuple[str, ...]]
 
 
 def everybody(policies: Sequence[str], step: int, seed: int) -> tuple[str, ...]:
-    """Return all policies, in the joint order."""
+    """Return all policies, in the given order."""
     return tuple(policies)
 
 
@@ -189,10 +189,10 @@ class CriticSpec:
     coefficient: float = 1.0
     """Weight of the critic's loss."""
     unit: Literal["token", "turn", "after"] = "token"
-    """One value before each completion token, one before the turn, or one after it (Q). With `after`, the view `central` includes
-    simultaneous completions of other agents."""
+    """One value before each completion token, one before the turn, or one after the turn (Q). With `after`, the view `central`
+    includes simultaneous completions of other agents."""
     bootstraps: bool = True
-    """Whether credit uses the values after turns of truncated episodes, which critics then learn. The view `answer` has none."""
+    """Whether credit uses the values after turns of truncated episodes, which critics then learn. The view `answer` has no such values."""
     everyone: bool = False
     """Whether one critic evaluates all agents, including frozen ones (a verifier)."""
     ends: Callable[[str, str], Sequence[int]] | None = None
@@ -203,7 +203,7 @@ class CriticSpec:
 
 
 JointAction = tuple[int, ...]
-"""One candidate (its number) for each agent that moves at a moment."""
+"""The number of one candidate for each agent that moves at a moment."""
 
 
 JudgedBy: TypeAlias = Callable[[Sequence[int], int, int], Sequence[JointAction]]
@@ -215,11 +215,11 @@ class Tree:
     """Tree sampling: the candidates at a moment, their values, and the candidate with which the episode continues."""
 
     candidates: int
-    """Candidates per prompt at every turn of a trained agent."""
+    """Number of candidates per prompt at every turn of a trained agent."""
     continuations: int
-    """Continuations of the episode per joint action."""
+    """Number of continuations of the episode per joint action."""
     returns: Callable[[Episode], Mapping[str, float]]
-    """Episode → each agent's return over the whole episode. Rewards before the moment are equal for all candidates and cancel."""
+    """Episode → each agent's return over the whole episode. Rewards before the moment are equal for all candidates, so they cancel."""
     judged_by: JudgedBy
     chosen: Callable[[Sequence[float]], int]
     """Values of one agent's candidates → the number of the candidate with which the episode continues."""
@@ -232,7 +232,7 @@ class Interventions:
     change: Callable[[Group, int, Team], Sequence[Change]]
     """(group, episode's number, team) → the changes of the episode."""
     continuations: int
-    """Continuations per change; the n-th ones of all changes at one moment use the same seeds."""
+    """Number of continuations per change; the n-th continuations of all changes at one moment use the same seeds."""
     returns: Callable[[Episode], Mapping[str, float]]
     """Episode → each agent's return over the whole episode."""
     share: float | None = None
@@ -240,8 +240,8 @@ class Interventions:
     tokens: int | None = None
     """Maximum tokens of all continuations of a step, divided equally among its groups; None for no limit."""
     says: Callable[[Group], Callable[[Slot], float]] | None = None
-    """Group without one of its episodes → the priority of a change of that episode, by its slot. Within a limit, the changes of
-    highest priority are continued. None keeps the listed order."""
+    """Group without one of its episodes → the priority of a change of that episode, by its slot. If there is a limit, the changes with
+    the highest priority are continued. None keeps the listed order."""
 
 
 class Slot(NamedTuple):
@@ -267,22 +267,22 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """The source of a step's episodes, and what they must contain."""
+    """The source of a step's episodes, and requirements on them."""
 
     source: Literal["rollout", "demonstrations"] = "rollout"
     group_size: int = 1
-    """Episodes per task."""
+    """Number of episodes per task."""
     tree: Tree | None = None
     """Tree sampling at every turn of a trained agent; None samples whole episodes."""
     widths: tuple[int, ...] = ()
-    """Samples at each first moment, at each second moment after it, and so on; `group_size` is their product. Episodes of one
-    branch share their turns up to the next branch."""
+    """Number of samples at each first moment, at each second moment after it, and so on; `group_size` is their product. Episodes
+    of one branch share their turns up to the next branch."""
     interventions: Interventions | None = None
     """Changes of every episode that measure the effect of a turn or an agent."""
     redraw: int = 0
-    """Maximum replacements of a task whose group has no variance by another task in the same step."""
+    """Maximum number of times that a task whose group has no variance is replaced by another task in the same step."""
     scores: bool = False
-    """Whether credit reads `Turn.score`; the workflow must then have turns scored."""
+    """Whether credit reads `Turn.score`; if so, the workflow must score turns."""
     observations: float = 0.0
     """Weight of the agent's next observations, for algorithms without credit; 0 excludes them."""
 
@@ -292,9 +292,9 @@ class Update:
     """The optimiser's passes over a step's data."""
 
     epochs: int = 1
-    """Passes over a step's data."""
+    """Number of passes over a step's data."""
     minibatches: int = 1
-    """Optimiser steps per pass."""
+    """Number of optimiser steps per pass."""
     order: Order = Order()
     entropy: bool = False
     """Whether the loss reads `Outputs.entropy_K`."""
@@ -305,7 +305,7 @@ class AfterUpdate(Protocol):
 
     @property
     def moves_weights(self) -> bool:
-        """Whether the hook changes policies' weights; rollouts then cannot run ahead of the update."""
+        """Whether the hook changes policies' weights; if so, rollouts cannot run ahead of the update."""
         ...
 
     def __call__(self, step: int, team: Team, engine: Learners) -> None:
@@ -325,7 +325,7 @@ class Taught:
     """Settings of an algorithm whose policies learn from a teacher."""
 
     teacher: str | dict[str, str]
-    """One teacher for all policies, or policy → teacher; a run stands for the folder of the policy's namesake in it."""
+    """One teacher for all policies, or policy → teacher; if a teacher is a run, its policy of the same name is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,9 +334,9 @@ class Algorithm:
 
     name: str
     policy_loss: PolicyLoss
-    """Loss of every step; with `annealed`, of the first step."""
+    """Loss of every step; with `annealed`, only of the first step."""
     credit: CreditFunction | None = None
-    """Credit function; None for algorithms that learn from demonstrations. With a `memory`, the credit of a first step."""
+    """Credit function; None for algorithms that learn from demonstrations. With a `memory`, it gives the credit of the first step."""
     data: Data = Data()
     needs: tuple[Signal, ...] = ()
     """Signals that credit and losses need (`kapelle.algorithms.signals`)."""
@@ -344,7 +344,7 @@ class Algorithm:
     memory: Callable[[Team, int], CreditMemory] | None = None
     """(team, seed) → the credit memory that replaces `credit`."""
     memory_learns: bool = False
-    """Whether the memory is fitted to returns, as a critic is, and can learn first without the policies
+    """Whether the memory is fitted to returns, as a critic is, so that it can be trained alone before the policies
     (`training.critic_warmup`)."""
     returns: Callable[[Episode], Mapping[str, float]] | None = None
     """Episode → each agent's undiscounted return in training, after reward sharing; None for no sharing."""
@@ -355,15 +355,15 @@ class Algorithm:
     lacks: str = "no turn has credit"
     """Message for a step from which nothing can be learned."""
     annealed: Callable[[float], PolicyLoss] | None = None
-    """Share of the run's steps that are done → the loss of the next step; None for a constant loss."""
+    """Share of the run's steps that are done → the loss of the next step; None if the loss is constant."""
 
     def need(self, kind: type[S]) -> S | None:
-        """Return the algorithm's signal of a kind; None if it needs none."""
+        """Return the signal of this kind that the algorithm needs; None if it needs none."""
         return next((signal for signal in self.needs if isinstance(signal, kind)), None)
 
     @property
     def critic(self) -> CriticSpec | None:
-        """The critics that it needs; None without critics."""
+        """The critics that it needs; None if it needs none."""
         return next((signal.critic for signal in self.needs if isinstance(signal, _NeedsCritics)), None)
 
     @property
@@ -399,28 +399,30 @@ ELSEWHERE = {
     "madpo": "`algorithm.name: dpo`",
     "gkd": "`algorithm.name: distill`",
 }
-"""Name of an algorithm in papers or other libraries → the settings that give it here."""
+"""Name of an algorithm in papers or other libraries → the settings that select it in kapelle."""
 
 
 def algorithm_class(name: str) -> type:
     """Return the settings class of an algorithm by name, `module:Class` or entry point."""
     if name.lower() in ("sac", "td3", "ddpg"):
         raise ConfigError(
-            f"The algorithm '{name}' does not exist, for the reason in docs/explanations/which_algorithm.md. Use `a2c`, or `ppo` with a KL "
-            "penalty."
+            f"The algorithm '{name}' does not exist in kapelle (docs/explanations/which_algorithm.md explains why). Use `a2c`, or `ppo` "
+            "with a KL penalty."
         )
     if name.lower() in ELSEWHERE:
-        raise ConfigError(f"The algorithm '{name}' has another name here. Set {ELSEWHERE[name.lower()]}.")
+        raise ConfigError(
+            f"The algorithm '{name}' has a different name in kapelle. Set {ELSEWHERE[name.lower()]}."
+        )
     return find_class("algorithm", name, catalogue("kapelle.algorithms"))
 
 
-# -------- Checks of a row before a model is loaded: a user's own code can build it
+# -------- Checks of a row before a model is loaded, because a user's own code may build it
 
 
 def row_of(name: str, build: Callable[[], Algorithm]) -> Algorithm:
     """Return the row that the settings of an algorithm build.
 
-    Raises ConfigError, with the algorithm's name, if `build` raises, or if the row or one of its parts has a wrong type.
+    Raises ConfigError, with the algorithm's name, if `build` raises an error, or if the row or one of its parts has a wrong type.
     """
     who = f"Algorithm '{name}'"
     try:
@@ -444,8 +446,8 @@ def row_of(name: str, build: Callable[[], Algorithm]) -> Algorithm:
         if isinstance(signal, type) or not callable(getattr(signal, "gather", None)):
             example = f"{signal.__name__}()" if isinstance(signal, type) else "MySignal()"
             raise ConfigError(
-                f"{who}: `needs` contains {signal!r:.60}, which is not a signal. Use an instance such as {example}; a signal has a "
-                "method `gather`."
+                f"{who}: `needs` contains {signal!r:.60}, which is not a signal. Use an instance with a method `gather`, such as "
+                f"{example}."
             )
     for hook in row.after_update:
         if not _is_function(hook) or not hasattr(hook, "moves_weights"):
@@ -456,7 +458,7 @@ def row_of(name: str, build: Callable[[], Algorithm]) -> Algorithm:
     for check in row.checks:
         if not _is_function(check):
             raise ConfigError(
-                f"{who}: `checks` contains {check!r:.60}. Use functions of a team that raise ConfigError."
+                f"{who}: `checks` contains {check!r:.60}. Use functions that take a team and raise ConfigError."
             )
     signatures: list[tuple[str, object, tuple[str, ...]]] = [
         ("`policy_loss`", row.policy_loss, ("outputs", "targets")),
@@ -519,10 +521,10 @@ def _check_types(who: str, row: Algorithm) -> None:
 
 
 def check_learners(run: RunToCheck) -> Iterator[str]:
-    """Yield that no weights are trained, or weights that the algorithm does not train; raise ConfigError for another team."""
+    """Yield a message if no weights are trained, or if the algorithm does not train them; raise ConfigError for unsuitable teams."""
     algorithm, team = run.algorithm, run.team
     if algorithm.judges and team.trained:
-        yield f"`{algorithm.name}` trains no agent, but policy '{team.trained[0]}' of this team is trained. Set `team.sharing: frozen`."
+        yield f"`{algorithm.name}` does not train agents, but policy '{team.trained[0]}' of this team is trained. Set `team.sharing: frozen`."
     elif not algorithm.judges and not team.trained:
         yield "No agent of this team is trained. Set `team.sharing: lora` or `shared`, or an agent's `weights`."
     else:
@@ -532,16 +534,16 @@ def check_learners(run: RunToCheck) -> Iterator[str]:
 
 
 def check_critic_warmup(run: RunToCheck) -> Iterator[str]:
-    """Yield that critics cannot learn alone at first."""
+    """Yield a message if critics cannot be trained alone at first."""
     algorithm = run.algorithm
     learns_beside = algorithm.critic is not None or algorithm.memory_learns
     if run.config.training.critic_warmup and (not learns_beside or algorithm.judges):
         others = "nothing else" if algorithm.judges else "no critic"
-        yield f"`training.critic_warmup` trains critics alone at first, and `{algorithm.name}` trains {others}. Set it to 0."
+        yield f"`training.critic_warmup` trains only critics at first, but `{algorithm.name}` trains {others}. Set it to 0."
 
 
 def check_one_tokeniser(run: RunToCheck) -> Iterator[str]:
-    """Yield that a central critic would read token ids of different tokenisers."""
+    """Yield a message if a central critic would read token ids of different tokenisers."""
     algorithm, team = run.algorithm, run.team
     if algorithm.critic is None or algorithm.critic.view != "central" or run.config.team.critic_model:
         return
@@ -552,25 +554,25 @@ def check_one_tokeniser(run: RunToCheck) -> Iterator[str]:
     if len(kinds) > 1:
         (one, first), (other, second) = list(kinds.items())[:2]
         yield (
-            f"`{algorithm.name}` reads what all agents see as tokens of one model, but '{first}' has {one} and '{second}' {other}. "
-            "Set `team.critic_model` (it reads text), or `algorithm.name: ippo`."
+            f"`{algorithm.name}` reads the contexts of all agents as tokens of one model, but '{first}' has {one} and '{second}' has {other}. "
+            "Set `team.critic_model`, which reads text, or `algorithm.name: ippo`."
         )
 
 
 def check_sampling(run: RunToCheck) -> None:
-    """Raise ConfigError for a trained agent that samples with log-probs which the trainer cannot compute."""
+    """Raise ConfigError for a trained agent whose sampling log-probs the trainer cannot compute."""
     for agent in run.team.agents if run.algorithm.collects_episodes else ():
         sampling = agent.sampling
         if not run.team.policy(agent.name).trained:
             continue
         if sampling.temperature <= 0:
             raise ConfigError(
-                f"Agent '{agent.name}' learns, but samples greedily. Set its `sampling.temperature` above 0."
+                f"Agent '{agent.name}' is trained, but samples greedily. Set its `sampling.temperature` above 0."
             )
         if sampling.top_p < 1 or sampling.top_k > 0:
             raise ConfigError(
-                f"Agent '{agent.name}' learns, but samples with top_p {sampling.top_p} and top_k {sampling.top_k}, whose log-probs the trainer "
-                "cannot compute. Set `top_p: 1` and `top_k: 0`."
+                f"Agent '{agent.name}' is trained, but the trainer cannot compute log-probs for samples drawn with top_p {sampling.top_p} "
+                f"and top_k {sampling.top_k}. Set `top_p: 1` and `top_k: 0`."
             )
 
 

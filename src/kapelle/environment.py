@@ -1,12 +1,12 @@
 """The interface of environments: tasks, and a single-use episode state (`EpisodeState`) for each episode.
 
-An environment is a value: the same settings give the same task for the same split and index in every process. All
-episodes of a group therefore have the same task. An `EpisodeState` holds the state of one episode: what each agent
-observes, who may move, and the reward of each move. The observation of one agent never contains what is private to
-another agent.
+An environment is an immutable value: the same settings give the same task for the same split and index in every process.
+All episodes of a group therefore have the same task. An `EpisodeState` holds the state of one episode: the observation of
+each agent, which agents may move, and the reward of each move. The observation of one agent never contains information
+that is private to another agent.
 
 Everything else that an environment can do is a *capability*: a class below that it inherits from (`class Sums(Settings,
-Scripted)`). A capability is declared by inheritance; a setting that is called `script` or `members` is only a setting.
+Scripted)`). A capability is declared by inheritance; a setting named `script` or `members` does not declare one.
 `offers(environment, Capability)` tests for one.
 """
 
@@ -33,9 +33,9 @@ from kapelle.types import Episode, Image, Json, Message, Split, Task
 C = TypeVar("C")
 
 REWARD_PREFIX = "reward/"
-"""Prefix of each reward function's or judge's result in an episode's `info`; None if it does not apply."""
+"""Prefix of the key of each reward function's or judge's result in an episode's `info`; the value is None if it does not apply."""
 FAILED = "failed"
-"""The value of that entry if the episode failed because this reward raised or returned no verdict."""
+"""The value of that entry if the episode failed because this reward raised an error or returned no verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +51,25 @@ class Outcome:
     roles: Mapping[str, str] = field(default_factory=dict)
     """See `Episode.roles`."""
     turn_rewards: Mapping[int, float] = field(default_factory=dict)
-    """Rewards of single turns, by `Turn.index`; they are added to `Turn.reward`."""
+    """Rewards of individual turns, by `Turn.index`; they are added to `Turn.reward`."""
 
 
 class EpisodeState(Protocol):
     """The state of one episode. Used once, then closed."""
 
     def observe(self, agent: str) -> str:
-        """Return what this agent observes now, including its private view."""
+        """Return this agent's current observation, including its private information."""
         ...
 
     def movers(self) -> tuple[str, ...]:
-        """Return who may move now: one agent, several at once, or an empty tuple at the end of the episode."""
+        """Return the agents that may move now: one, several at once, or an empty tuple at the end of the episode."""
         ...
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Take the texts of the agents that moved; return the immediate reward of each (often an empty mapping).
+        """Apply the messages of the agents that moved; return the immediate reward of each (often an empty mapping).
 
-        `final` is the text that counts as the team's answer where a workflow names one (a vote, the
-        last of a chain); with None the environment decides.
+        `final` is the message that counts as the team's answer if a workflow selects one (the result of a vote, or the
+        last message of a chain); with None, the environment decides.
         """
         ...
 
@@ -87,7 +87,7 @@ class Environment(Protocol):
 
     @property
     def name(self) -> str:
-        """The name by which its class is found; a settings field."""
+        """The name by which its class is found; this is a field of the settings."""
         ...
 
     @property
@@ -97,23 +97,23 @@ class Environment(Protocol):
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """A description of where the tasks of each split come from; the two never overlap."""
+        """A description of the source of the tasks of each split; the two splits never overlap."""
         ...
 
     def check(self, agents: Sequence[str]) -> None:
-        """Check the data and the team before anything expensive happens.
+        """Check the data and the team before any expensive work.
 
-        Raises DataError for data that are missing or corrupt, ConfigError when these agents (names in team
-        order) do not fit. Must be cheap: it may read the data, but loads no model.
+        Raises DataError if data is missing or corrupt, and ConfigError if these agents (names in team
+        order) do not fit. It must be cheap: it may read the data, but must not load a model.
         """
         ...
 
     def size(self, split: Split) -> int | None:
-        """Return the number of tasks of a split; None for an endless supply."""
+        """Return the number of tasks of a split; None if it is unlimited."""
         ...
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the task at an index: the same in every process."""
+        """Return the task at an index, which is the same in every process."""
         ...
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> EpisodeState:
@@ -141,7 +141,7 @@ class Retriable:
     """An episode of a question that can accept another answer after an incorrect one."""
 
     def allow_answers(self, most: int) -> None:
-        """Accept up to `most` `final` texts, until one is correct; called before the first step.
+        """Accept up to `most` `final` messages until one is correct; called before the first step.
 
         `observe` then reports that the answer was incorrect, but never the correct one. Only the last answer counts.
         """
@@ -152,7 +152,7 @@ class Resets:
     """An episode with asynchronous work to do once, before the first observation."""
 
     async def reset(self) -> None:
-        """Do this work; awaited after `Environment.start` and before the first `observe`."""
+        """Do this work; it is awaited after `Environment.start` and before the first `observe`."""
         raise NotImplementedError
 
 
@@ -166,7 +166,7 @@ class KnowsMoves:
     """An episode of an environment that `ListsMoves`."""
 
     def legal(self, agent: str) -> Sequence[str]:
-        """Return every legal move of this agent, as it should be written; empty if it may not move now."""
+        """Return every legal move of this agent in the required notation; empty if it may not move now."""
         raise NotImplementedError
 
 
@@ -176,7 +176,7 @@ class StateWithImages:
     def images(self, agent: str) -> Sequence[Image]:
         """Return the images that belong to this agent's current observation.
 
-        Those that its conversation does not contain yet are placed before the next text that it reads.
+        Images that its conversation does not contain yet are placed before the next text that it reads.
         """
         raise NotImplementedError
 
@@ -185,10 +185,10 @@ class StateWithImages:
 
 
 class Answerable:
-    """An environment with one answer for each task: it can compare answers."""
+    """An environment with one answer for each task, so that answers can be compared."""
 
     def extract(self, text: str) -> str | None:
-        """Return the final answer of a text in a normal form, None if it has none."""
+        """Return the final answer in a text in normalised form; None if there is none."""
         raise NotImplementedError
 
 
@@ -196,7 +196,7 @@ class Scripted:
     """An environment that can demonstrate how an agent in a role should answer."""
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the text of the scripted expert in this role; `seed` decides where its intended flaws occur."""
+        """Return the message of the scripted expert in this role; `seed` determines where its deliberate mistakes occur."""
         raise NotImplementedError
 
 
@@ -206,7 +206,7 @@ class Teachable:
     teacher: str | None
 
     def teacher_hash(self) -> str | None:
-        """Return a hash of the code of the `teacher`; None without one, or if its code is not found."""
+        """Return a hash of the code of the `teacher`; None if there is no teacher or its code is not found."""
         raise NotImplementedError
 
 
@@ -214,16 +214,16 @@ class Recorded:
     """An environment of recorded answers, which cannot reward other answers."""
 
     def answers_per_task(self) -> int:
-        """Return the largest number of recorded answers of one task: at most this many episodes of a group differ."""
+        """Return the maximum number of recorded answers to one task; at most this many episodes of a group differ."""
         raise NotImplementedError
 
     def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str | Message:
-        """Return this agent's text in its turn (from 0), in record `sample` of the task; or its message with tool calls."""
+        """Return this agent's text in its turn (from 0) in record `sample` of the task, or its message if that has tool calls."""
         raise NotImplementedError
 
 
 class Progressive:
-    """An environment that changes its train tasks during a run, such as a game that begins small."""
+    """An environment that changes its train tasks during a run, such as a game that starts on a small board."""
 
     def task_after(self, played: int, index: int) -> Task:
         """Return the train task at an index that follows `played` earlier tasks of the run."""
@@ -235,7 +235,7 @@ class Mixed:
 
     @property
     def members(self) -> Mapping[str, Environment]:
-        """Return the environments by the name of their part."""
+        """Return the environments, keyed by the name of their part."""
         raise NotImplementedError
 
 
@@ -251,33 +251,33 @@ class ListsMoves:
 
 
 class TeamMoves:
-    """An environment with one role, which any agent of the team can fill: its episodes take one text per move.
+    """An environment with one role, which any agent of the team can fill; its episodes take one message per move.
 
-    A team therefore works on each move together (the workflow `chain`), and the agent that moves receives the reward.
+    So the team works on each move together (the workflow `chain`), and the agent that moves receives the reward.
     """
 
 
 class HasPlayers:
-    """An environment that provides players for an agent's role: random, search, or an equilibrium.
+    """An environment that provides its own players for an agent's role, such as random, search or equilibrium players.
 
-    Its `start` assigns them the roles of `Task.environment_players`. The agents of these roles never move and receive the
-    same rewards as others.
+    Its `start` assigns them the roles of `Task.environment_players`. The agents in these roles never move, and receive the
+    same rewards as other agents.
     """
 
     def check_player(self, player: str) -> None:
-        """Raise ConfigError, which names the known players, for an unknown one."""
+        """Raise ConfigError, which lists the known players, for an unknown player."""
         raise NotImplementedError
 
 
 class Private:
-    """An environment that declares what is private to one agent, so that it can be checked."""
+    """An environment that declares which information is private to one agent, so that this can be checked."""
 
     def private(self, task: Task, agent: str, agents: Sequence[str]) -> Sequence[str]:
-        """Return texts that the episode may show to this agent and to no other.
+        """Return strings that the episode may show to this agent but to no other.
 
-        `kapelle validate` searches for them in the observations of the others, at the start and after every step. It
-        compares characters: `"7"` is found in "17 points" too, so name unique texts ("Your number is 7"). A text that
-        an agent has written itself is no longer private.
+        `kapelle validate` searches for them in the observations of other agents, at the start and after every step. It
+        compares characters: `"7"` is also found in "17 points", so return unique strings ("Your number is 7"). A string
+        that an agent has written itself is no longer private.
         """
         raise NotImplementedError
 
@@ -293,14 +293,14 @@ class Decision:
     text: str
     """The observation of this player."""
     actions: tuple[int, ...]
-    """The legal moves by number, and in the same order by text."""
+    """The numbers of the legal moves, and in the same order their text."""
     moves: tuple[str, ...]
     before: tuple[tuple[str, int], ...]
-    """The player's earlier moves that lead here: information state and action."""
+    """The player's earlier moves that lead to this state, as (information state, action)."""
 
 
 class Enumerable:
-    """A game small enough to enumerate: the values of policies are exact (`evaluation.exploitability`)."""
+    """A game small enough to enumerate, so that the values of policies are exact (`evaluation.exploitability`)."""
 
     @property
     def players(self) -> int:
@@ -308,21 +308,21 @@ class Enumerable:
         raise NotImplementedError
 
     def decisions(self) -> Iterator[Decision]:
-        """Yield every information state once; ConfigError if they cannot be listed."""
+        """Yield every information state once; raise ConfigError if they cannot be listed."""
         raise NotImplementedError
 
     def check_moves(self) -> None:
-        """Raise ConfigError unless each move is one text, with the probability of its tokens."""
+        """Raise ConfigError unless each move is one string, whose probability is that of its tokens."""
         raise NotImplementedError
 
     def exact_values(self, policy: Mapping[str, Mapping[int, float]]) -> tuple[tuple[float, ...], float]:
-        """Return the expected return of each player and NashConv; `policy` has each information state's probabilities."""
+        """Return the expected return of each player and NashConv; `policy` contains the probabilities in each information state."""
         raise NotImplementedError
 
     def best_response(
         self, policy: Mapping[str, Mapping[int, float]], player: int
     ) -> tuple[float, Mapping[str, int]]:
-        """Return the value of a best response of one player (from 0) to the others' policy, and its move in each state."""
+        """Return the value of one player's (from 0) best response to the policy of the others, and its move in each state."""
         raise NotImplementedError
 
     def visits(self, policy: Mapping[str, Mapping[int, float]]) -> Mapping[str, float]:
@@ -361,13 +361,13 @@ class FrozenModel:
     """A model that is not trained and samples greedily."""
 
     path: str
-    """A model, or the folder of an adapter (PEFT)."""
+    """Path of a model, or of the folder of an adapter (PEFT)."""
     max_tokens: int
     """Maximum tokens of a reply."""
 
 
 class ModelsInPlace(Protocol):
-    """The frozen models of the process that runs episodes."""
+    """The frozen models in the process that runs episodes."""
 
     def ask(self, model: FrozenModel) -> Callable[[Sequence[Message]], Awaitable[str]]:
         """Return a function that queries a model: it takes a conversation and returns the reply's text."""
@@ -383,11 +383,11 @@ class QuestionCounts:
     """The maximum number of queries to a model that computes rewards; cached replies are not counted."""
 
     episode: int = 0
-    """Queries about each episode, one after another."""
+    """Number of queries about each episode, sent one after another."""
     group: int = 0
-    """Queries about all episodes of a group together, one after another; a group of one has none."""
+    """Number of queries about all episodes of a group together, sent one after another; a group of one episode has none."""
     at_once: int = 0
-    """Maximum number of queries in flight at once; 0 sets no limit."""
+    """Maximum number of simultaneous queries; 0 sets no limit."""
 
     def of_step(self, tasks: int, group: int) -> int:
         """Return the maximum number of queries about this many tasks with `group` episodes each."""
@@ -415,7 +415,7 @@ class UsesModels:
         return {}
 
     def costs(self) -> Mapping[str, float]:
-        """Return cost metrics of this process since the last call, by full name."""
+        """Return this process's cost metrics since the last call, by full name."""
         return {}
 
 
@@ -427,25 +427,25 @@ class Reporting:
 
     @property
     def alive(self) -> Sequence[str]:
-        """Return the settings (servers, endpoints) whose answers vary; empty if its episodes repeat exactly and can be replayed."""
+        """Return the settings (servers, endpoints) whose answers may vary; empty if its episodes can be replayed exactly."""
         return ()
 
     @property
     def constant_sum(self) -> bool:
-        """Return whether one agent wins what the others lose; a shared reward then carries no signal."""
+        """Return whether one agent wins exactly what the others lose, so that a shared reward carries no signal."""
         return False
 
     @property
     def symmetric(self) -> bool | None:
-        """Return whether exchanging the texts of two roles exchanges their rewards; None if that is unknown."""
+        """Return whether exchanging the messages of two roles exchanges their rewards; None if that is unknown."""
         return None
 
     def descriptors(self, agents: int) -> int:
-        """Return the most pipes and connections that one episode of this many agents holds open; episodes wait if there are too many."""
+        """Return the maximum number of pipes and connections that one episode of this many agents holds open; others wait for free ones."""
         return 0
 
     def skipped(self) -> Mapping[Split, str]:
-        """Return, by split, how many unusable rows are excluded, where the first ones are and why."""
+        """Return, by split, how many unusable rows are excluded, where the first of them are, and why."""
         return {}
 
     def remarks(self) -> Sequence[str]:
@@ -455,7 +455,7 @@ class Reporting:
     def doubts(self) -> Sequence[str]:
         """Return a message for each property of the data that will fail episodes.
 
-        Only `kapelle validate` calls it, since it may take seconds.
+        Only `kapelle validate` calls this, because it may take seconds.
         """
         return ()
 
@@ -464,7 +464,7 @@ class Reads:
     """Settings, of an environment or of a part of one, that read files or a data set."""
 
     def contents(self) -> Mapping[str, str]:
-        """Return the hash of each input by name: a resumed run reports changes."""
+        """Return the hash of each input by name, so that a resumed run can report changes."""
         raise NotImplementedError
 
 
@@ -473,7 +473,7 @@ class InMemory:
 
     @property
     def in_memory(self) -> Sequence[str]:
-        """Return descriptions of what exists only in this process's memory; empty if the settings describe everything."""
+        """Return descriptions of the data that exists only in this process's memory; empty if the settings describe everything."""
         raise NotImplementedError
 
     def keep(self, folder: Path) -> None:
@@ -493,13 +493,13 @@ class ExternalServer:
     """Its role in the run, as the beginning of a sentence: `The judge`."""
     url: str
     probe: str
-    """The URL that is fetched to test whether the server answers; any HTTP status will do."""
+    """The URL that is fetched to test whether the server answers; any HTTP status is accepted."""
     key_env: str
     """Environment variable that holds its key."""
 
 
 class UsesServers:
-    """Settings, of an environment or of a part of one, that call servers in episodes: they are tested before models load."""
+    """Settings, of an environment or of a part of one, that call servers in episodes; the servers are tested before models are loaded."""
 
     def servers(self) -> Sequence[ExternalServer]:
         """Return the servers."""
@@ -507,9 +507,9 @@ class UsesServers:
 
 
 class StartsProgram:
-    """Settings of a part of an environment that start a program or call a server to learn what it offers.
+    """Settings of a part of an environment that start a program or call a server to find out which tools it offers.
 
-    It is removed where a recipe is only inspected.
+    Such a part is removed if a recipe is only inspected.
     """
 
     @property
@@ -519,25 +519,25 @@ class StartsProgram:
 
 
 class DrivenByPrograms:
-    """An environment with episodes that an outside program runs: it calls this process, which serves."""
+    """An environment whose episodes are run by an external program, which calls the server in this process."""
 
     programs: int
     """Maximum number of programs that run at once; other episodes wait."""
 
     @property
     def demonstrates(self) -> bool:
-        """Whether its settings name a script for demonstrations, if it is `Scripted`."""
+        """Whether the settings specify a script that produces demonstrations (for `Scripted` environments)."""
         return False
 
     def check_server(self, processes: int = 1) -> None:
         """Raise ConfigError if the server that programs call cannot be started safely or reached.
 
-        Also raise it if each of several `processes` cannot run its own server.
+        Also raise it if there are several `processes` and each one cannot run its own server.
         """
         raise NotImplementedError
 
     def serve(self, setup: Any, say: Callable[[str, str], None]) -> AbstractContextManager[None]:
-        """Run the server while the block runs: it serves the agents of `setup` (`rollout.setup.RolloutSetup`); `say` prints messages."""
+        """Serve the agents of `setup` (`rollout.setup.RolloutSetup`) while the block runs; `say` prints messages."""
         raise NotImplementedError
 
 
@@ -549,7 +549,7 @@ class Described:
 
     @property
     def offered(self) -> frozenset[type]:
-        """The capabilities in addition to those that its class declares."""
+        """The capabilities that it has in addition to those that its class declares."""
         raise NotImplementedError
 
 
@@ -571,7 +571,7 @@ CAPABILITIES: tuple[type, ...] = (
     *(Reads, Recorded, Reporting, RewardsEpisodes, Scripted, ShowsImages, Teachable, TeamMoves),
     *(UsesModels, UsesServers),
 )
-"""Capabilities of environments; episodes declare `StateWithImages`, `KnowsMoves`, `Scorable`, `Retriable` and `Resets`."""
+"""Capabilities of environments; the capabilities of episodes are `StateWithImages`, `KnowsMoves`, `Scorable`, `Retriable`, `Resets`."""
 OPTIONAL = frozenset(
     {
         *(name for name in vars(Reporting) if not name.startswith("_")),
@@ -582,14 +582,14 @@ OPTIONAL = frozenset(
 
 
 def offers(environment: object, capability: type[C]) -> TypeIs[C]:
-    """Return whether an environment has a capability: its class declares it, or its server reports it."""
+    """Return whether an environment has a capability, which its class declares or its server reports."""
     return isinstance(environment, capability) or (
         isinstance(environment, Described) and capability in environment.offered
     )
 
 
 def report_of(environment: object) -> Reporting:
-    """Return what an environment reports; the defaults if it is not `Reporting`."""
+    """Return the environment as a `Reporting`; the defaults if it is not one."""
     return environment if offers(environment, Reporting) else Reporting()
 
 
@@ -618,15 +618,15 @@ class WorkerLost(Exception):
     """The process or server that held an episode has ended, and so has the episode."""
 
     def __init__(self, how: str, *, blamed: bool) -> None:
-        """Take the reason, and whether this episode was running a call at the time."""
+        """Set the reason, and whether this episode was running a call at the time."""
         super().__init__(how)
         self.blamed = blamed
 
 
 class RemoteState:
-    """An episode in another process, over the protocol of `wire/worlds.py`; subclasses transport the requests.
+    """An episode in another process, which uses the protocol of `wire/worlds.py`; subclasses transport the requests.
 
-    `movers` and `observe` are synchronous. Every answer of the other process therefore brings the changes of both, and
+    `movers` and `observe` are synchronous. Every answer of the other process therefore contains the changes of both, and
     this class caches them.
     """
 
@@ -634,7 +634,7 @@ class RemoteState:
     """Whether it can score a text before the episode ends."""
 
     def __init__(self, name: str, patience: Patience) -> None:
-        """Take the environment's name, for messages, and how long calls may take."""
+        """Set the environment's name, for messages, and how long calls may take."""
         self._name, self._patience = name, patience
         self._movers: Mapping[str, Any] = {}
         self._shown: dict[str, Mapping[str, Any]] = {}
@@ -647,7 +647,7 @@ class RemoteState:
         raise NotImplementedError
 
     async def call(self, method: str, request: Mapping[str, Any]) -> Any:
-        """Return the answer to a request, within the time limit of a method; raises the exception of the other process."""
+        """Return the answer to a request within the method's time limit; raises the exception of the other process."""
         raise NotImplementedError
 
     def release(self) -> None:
@@ -685,7 +685,7 @@ class RemoteState:
         return tuple(self._shown[agent].get("legal", ()))
 
     def movers(self) -> tuple[str, ...]:
-        """Return who may move, or raise the environment's exception."""
+        """Return the agents that may move, or raise the environment's exception."""
         if "error" in self._movers:
             raise environment_error(*self._movers["error"])
         return tuple(self._movers["value"])
@@ -711,7 +711,7 @@ class RemoteState:
         return Outcome(**await self.call("outcome", {"call": "outcome"}))
 
     async def close(self) -> None:
-        """See `EpisodeState`; an episode that was lost with its process is closed already."""
+        """See `EpisodeState`; an episode that was lost with its process is already closed."""
         try:
             if self.lost is None:
                 await self.call("close", {"call": "close"})
@@ -736,7 +736,7 @@ _listeners: list[Callable[[str], None]] = []
 
 @contextmanager
 def on_environment_change(listen: Callable[[str], None]) -> Iterator[None]:
-    """Call `listen`, while the block runs, when a server replaces its environment."""
+    """While the block runs, call `listen` whenever a server replaces its environment."""
     _listeners.append(listen)
     try:
         yield
@@ -750,27 +750,27 @@ def report_change(line: str) -> None:
         listen(line)
 
 
-# -------- Checks of what an environment declares, before training: its code may come from any user
+# -------- Checks of an environment's declarations before training, because its code may come from any user
 
 
 def check_declared(environment: Environment, seconds: float = Patience.environment) -> None:
     """Raise Unfit unless `reward_range` is two finite numbers and `sources` describes both splits."""
     bounds: object = call_user_code("reward_range", seconds, lambda: environment.reward_range)
     if not isinstance(bounds, Sequence) or isinstance(bounds, str) or len(bounds) != 2:
-        raise Unfit(f"`reward_range` is {bounds!r:.60}; give the smallest and the largest reward.")
+        raise Unfit(f"`reward_range` is {bounds!r:.60}. Give the smallest and the largest reward.")
     if not all(isinstance(b, int | float) and math.isfinite(b) for b in bounds) or bounds[0] > bounds[1]:
-        raise Unfit(f"`reward_range` is {bounds!r:.60}; declare two finite numbers, the smaller first.")
+        raise Unfit(f"`reward_range` is {bounds!r:.60}. Give two finite numbers, the smaller first.")
     sources: object = call_user_code("sources", seconds, lambda: environment.sources)
     if not isinstance(sources, Mapping) or not all(
         isinstance(sources.get(split), str) for split in ("train", "test")
     ):
         raise Unfit(
-            f"`sources` is {sources!r:.60}; say in words where the tasks of `train` and `test` come from."
+            f"`sources` is {sources!r:.60}. Give a description of the source of the tasks for `train` and for `test`."
         )
 
 
 def size_of(environment: Environment, split: Split, seconds: float = Patience.environment) -> int | None:
-    """Return the number of tasks of a split, None for an endless supply; Unfit for anything else."""
+    """Return the number of tasks of a split, or None if it is unlimited; raise Unfit for anything else."""
     size: object = call_user_code("size", seconds, environment.size, split)
     if size is None:
         return None
@@ -780,7 +780,7 @@ def size_of(environment: Environment, split: Split, seconds: float = Patience.en
         count = -1
     if not 0 <= count <= sys.maxsize:
         raise Unfit(
-            f"`size('{split}')` returns {size!r:.60}; return the number of tasks, or None for an endless supply."
+            f"`size('{split}')` returns {size!r:.60}. Return the number of tasks, or None if it is unlimited."
         )
     return count
 
@@ -793,7 +793,7 @@ def task_of(
     *,
     played: int | None = None,
 ) -> Task:
-    """Return a task; Unfit if it is not a `Task`, or takes longer than `environment.timeout` (or `seconds`).
+    """Return a task; raise Unfit if it is not a `Task`, or takes longer than `environment.timeout` (or `seconds`).
 
     `played` is the number of earlier train tasks of the run, for an environment that is `Progressive`.
     """
@@ -807,15 +807,15 @@ def task_of(
     else:
         task = call_user_code(f"task('{split}', {index})", seconds, environment.task, split, index)
     if not isinstance(task, Task):
-        raise Unfit(f"`task('{split}', {index})` returns {task!r:.60}; return a kapelle.Task.")
+        raise Unfit(f"`task('{split}', {index})` returns {task!r:.60}. Return a kapelle.Task.")
     for name, value in (("id", task.id), ("question", task.question)):
         if not isinstance(value, str):
-            raise Unfit(f"`task('{split}', {index})` has the {name} {value!r:.60}, which is not text.")
+            raise Unfit(f"`task('{split}', {index})` has the {name} {value!r:.60}, which is not a string.")
     return task
 
 
 def check_capabilities(environment: Environment, agents: int, seconds: float = Patience.environment) -> None:
-    """Raise Unfit if a part of a declared capability raises or returns another type."""
+    """Raise Unfit if a part of a declared capability raises an error or returns a wrong type."""
 
     def promise(
         capability: type, part: str, promised: tuple[type, ...], in_words: str, *given: object
@@ -825,15 +825,15 @@ def check_capabilities(environment: Environment, agents: int, seconds: float = P
             if callable(vars(capability)[part]):
                 found = call_user_code(part, seconds, cast("Callable[..., object]", found), *given)
             if not isinstance(found, promised) or (isinstance(found, str) and str not in promised):
-                raise Unfit(f"`{part}` gives {found!r:.60}; `{capability.__name__}` promises {in_words}.")
+                raise Unfit(f"`{part}` is {found!r:.60}, but `{capability.__name__}` requires {in_words}.")
 
-    promise(Mixed, "members", (Mapping,), "a mapping of environments")
+    promise(Mixed, "members", (Mapping,), "a mapping from names to environments")
     promise(Recorded, "answers_per_task", (int,), "a whole number")
-    promise(Reporting, "alive", (Sequence,), "a tuple of words")
+    promise(Reporting, "alive", (Sequence,), "a tuple of strings")
     promise(Reporting, "constant_sum", (bool,), "True or False")
     promise(Reporting, "symmetric", (bool, type(None)), "True, False or None")
     promise(Reporting, "descriptors", (int,), "a whole number", agents)
-    promise(Reporting, "skipped", (Mapping,), "a mapping of splits to words")
+    promise(Reporting, "skipped", (Mapping,), "a mapping from splits to strings")
     # A mixture can compare answers only if all of its members can.
     if has_comparable_answers(environment):
-        promise(Answerable, "extract", (str, type(None)), "a text or None", "")
+        promise(Answerable, "extract", (str, type(None)), "a string or None", "")

@@ -2,11 +2,11 @@
 
     KapelleError
     ├── ConfigError (ValueError)      an invalid recipe, key, name or combination of them
-    │   └── AbsentCode                a missing file or function of the user's that settings name
+    │   └── AbsentCode                a user's file or function that settings name but that is missing
     ├── DataError (ValueError)        a data file that is missing, corrupt or in the wrong format
     ├── ModelError (ValueError)       a model folder, tokeniser or adapter that cannot be used
     ├── ContextError (ValueError)     a prompt that exceeds the model's context
-    ├── RunDirectoryError             a run directory that is in use, foreign or cannot be written
+    ├── RunDirectoryError             a run directory that is in use, belongs to something else or cannot be written
     ├── CheckpointError               a checkpoint that is missing or damaged
     ├── EngineError                   a failure of a rollout or train engine
     │   ├── ParityError               log-probs of trainer and sampler differ: the sampler used other weights
@@ -14,16 +14,16 @@
     ├── AlgorithmError                signals, credit, a loss or a hook that training cannot use
     ├── NumericsError                 a loss, gradient, reward or log-prob that is not finite
     ├── EpisodeError                  a failure inside one episode; recorded as data, never a crash
-    ├── Absent                        something that this machine lacks and another can have
+    ├── Absent                        something that this machine lacks but another may have
     │   ├── AbsentPackage (ConfigError)
     │   ├── AbsentData (DataError)
     │   ├── AbsentModel (ModelError)
     │   └── SandboxError              a sandbox that this machine cannot provide; nothing ran
-    ├── TrainingHalted                a run that one of its own limits stopped
+    ├── TrainingHalted                a run that was stopped by one of its own limits
     └── OutputError                   an output file or stream of a command that cannot be written
 
-Messages say what is wrong, where, and how to fix it. The command line prints each as one line and exits with code 2. Any other
-exception is a defect of kapelle and shows its traceback.
+Messages say what is wrong, where, and how to fix it. The command line prints each message as one line and exits with code 2. Any
+other exception is a defect of kapelle and shows its traceback.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ class ModelError(KapelleError, ValueError):
 
 
 class Absent(KapelleError):
-    """Something that this machine lacks and another can have: a package, device, file or a hub's response.
+    """Something that this machine lacks but another may have: a package, device, file or a hub's response.
 
-    `--dry-run` lists it and continues.
+    `--dry-run` lists such things and continues.
     """
 
 
 @contextmanager
 def noting(absent: list[str] | None, *also: type[KapelleError]) -> Iterator[None]:
-    """Add the message of an `Absent` error in the block to `absent`, without duplicates; re-raise it if `absent` is None.
+    """Add the message of an `Absent` error in the block to `absent`, without duplicates; re-raise the error if `absent` is None.
 
-    `also` names further errors to collect.
+    `also` lists additional classes of errors to collect.
     """
     kinds: tuple[type[KapelleError], ...] = (Absent, *also)
     try:
@@ -75,11 +75,11 @@ def noting(absent: list[str] | None, *also: type[KapelleError]) -> Iterator[None
 
 
 class AbsentPackage(ConfigError, Absent):
-    """A package or device that settings need and this machine lacks."""
+    """A package or device that settings need but this machine lacks."""
 
 
 class AbsentCode(ConfigError):
-    """A missing file or function of the user's that settings name; rollouts and training need it, export and serving do not."""
+    """A user's file or function that settings name but that is missing; rollouts and training need it, but export and serving do not."""
 
 
 class AbsentData(DataError, Absent):
@@ -107,7 +107,7 @@ class EngineError(KapelleError):
 
 
 class ParityError(EngineError):
-    """Log-probs of trainer and sampler differ: the sampler used other weights than the trained ones."""
+    """Log-probs of trainer and sampler differ: the sampler did not use the trained weights."""
 
 
 class PeerFailed(EngineError):
@@ -126,7 +126,7 @@ class EpisodeError(KapelleError):
     """A failure inside one episode; it becomes `Episode.error`, and other episodes continue."""
 
     def __init__(self, message: str = "", info: Mapping[str, str] | None = None) -> None:
-        """Take a message, and information on the episode that becomes `Episode.info`."""
+        """Set a message, and information on the episode that becomes `Episode.info`."""
         super().__init__(message)
         self.info: Mapping[str, str] = dict(info or {})
 
@@ -136,10 +136,10 @@ class SandboxError(Absent):
 
 
 class TrainingHalted(KapelleError):
-    """A run that one of its own limits stopped, such as the share of failed episodes."""
+    """A run that was stopped by one of its own limits, such as the share of failed episodes."""
 
     def __init__(self, message: str = "", groups: Collection[Any] = ()) -> None:
-        """Take a message, and the groups with the failed episodes that caused the stop."""
+        """Set a message, and the groups with the failed episodes that caused the stop."""
         super().__init__(message)
         self.groups = groups
 
@@ -162,9 +162,9 @@ def raise_all(faults: Collection[ConfigError]) -> None:
 
 
 def need_known(setting: str, kind: str, name: str | None, known: Collection[str]) -> None:
-    """Raise ConfigError if a setting names something (an agent, a node) that does not exist; None names nothing."""
+    """Raise ConfigError if a setting names something (an agent, a node) that does not exist; None is accepted."""
     if name is not None and name not in known:
-        raise ConfigError(f"{setting} names the unknown {kind} '{name}'.{did_you_mean(name, known)}")
+        raise ConfigError(f"{setting} refers to the unknown {kind} '{name}'.{did_you_mean(name, known)}")
 
 
 LONGEST_LIST = 120
@@ -179,7 +179,7 @@ IN_PYTHON_OR_COMMAND: ContextVar[bool] = ContextVar("in a call in Python or a co
 
 @contextmanager
 def for_command() -> Iterator[None]:
-    """Make errors in the block name options as the command line does."""
+    """Make errors in the block refer to options in the form of the command line."""
     mark = IN_PYTHON_OR_COMMAND.set(True)
     try:
         yield
@@ -188,9 +188,9 @@ def for_command() -> Iterator[None]:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ` Did you mean 'x'?` for the closest known word, else a list of the known words or of similar ones.
+    """Return ` Did you mean 'x'?` for the closest known word, or else a list of the known words or of similar words.
 
-    A long list contains only similar words. Without similar words, it contains all, or none if there are more than `MOST_NAMES`.
+    A long list contains only similar words. If there are none, all words are listed, or none if they exceed `MOST_NAMES`.
     """
     names = sorted(set(known))
     if not names:

@@ -4,8 +4,8 @@
     print(run)
     run.trainer.evaluate()
 
-`train` builds the sections of a `Trainer` and trains; settings, checks and results are those of the trainer. The run is kept in
-a new directory, `runs/train-20260101-120000`, unless `run_dir` names one or is None.
+`train` builds the sections of a `Trainer` and trains; settings, checks and results are those of the trainer. The run is saved in
+a new directory, such as `runs/train-20260101-120000`, unless `run_dir` specifies one or is None.
 """
 
 from __future__ import annotations
@@ -65,26 +65,26 @@ Functions = Function | Sequence[Function]
 Tool = Callable[..., Any] | str | ToolSettings | Mapping[str, Any]
 """A tool for agents: a function, its import path, or settings of a tool, such as `{"tool": "calculator"}`."""
 EXAMPLES = {"team": "lora", "training": "tasks_per_step", "evaluation": "problems"}
-"""Sections to which a call adds values, each with one of its settings."""
+"""Sections to which a call adds values, each with an example of its settings."""
 CONVERTED = {
-    "DataFrame": "Give its rows: {0}.to_dict('records') of pandas, {0}.to_dicts() of polars.",
+    "DataFrame": "Give its rows: {0}.to_dict('records') for pandas, {0}.to_dicts() for polars.",
     "DatasetDict": "Give one of its splits, such as {0}['train'].",
     "IterableDatasetDict": "Give one of its splits, such as {0}['train'].",
     "function": "Give the rows that it returns: {0}().",
-    "dict": "Give a list of rows, each a dict; one of columns is [dict(zip(d, row)) for row in zip(*d.values())].",
+    "dict": "Give a list of rows, each a dict. To convert a dict `d` of columns, use [dict(zip(d, row)) for row in zip(*d.values())].",
 }
 """Type that is not a data set → how to convert it to one."""
 
 
 class RunDir(Enum):
-    """The default of `run_dir`: no folder is named."""
+    """The default of `run_dir`, if no folder is given."""
 
     NEW = "runs/NAME-DATE"
-    """A new folder in `runs`: the run's `name`, or its data set's, and the time of its start."""
+    """A new folder in `runs`, named after the run's `name` or its data set and the time of its start."""
 
 
 TEAM = "team"
-"""Key of the functions that reward every agent, among functions by agent."""
+"""Key of the functions that reward every agent, if functions are given by agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ ARGUMENT_OF = {
     "training.steps": "steps",
     "training.tasks_per_step": "tasks_per_step",
 }
-"""Setting → the argument of `train` that sets it; errors and the origins of a run's settings name it."""
+"""Setting → the argument of `train` that sets it, which errors and the origins of a run's settings refer to."""
 
 
 @in_python(ARGUMENT_OF)
@@ -160,16 +160,16 @@ def train(
     """Train a team on the questions of a data set with reward functions, and return the run.
 
     `reward` is a function, a list of functions whose weighted sum (`reward_weights`) is the reward of the team, or a mapping from
-    agents to such; its key `team` rewards every agent. `environments.rewarded` describes their parameters. `success` is a function of
-    the same parameters that returns a Boolean or a share, or the minimum reward of a solved episode. `agents` is a number, names,
-    or prompts by name; by default those of `team`, or one. Several agents act as a chain unless a `workflow` is given. `tools`
-    are typed functions, or settings of tools, that agents call before they answer (workflow `tool_use`). `eval_dataset` holds
-    unseen rows, or the share of rows to hold out; without it nothing is evaluated. The run takes `steps` steps of
+    agents to either; its key `team` rewards every agent. `environments.rewarded` describes their parameters. `success` is a function
+    of the same parameters that returns a Boolean or a share, or the minimum reward of a solved episode. `agents` is a number, names,
+    or prompts by name; the default is the agents of `team`, or one agent. Several agents act as a chain unless a `workflow` is given.
+    `tools` are typed functions, or settings of tools, that agents call before they answer (workflow `tool_use`). `eval_dataset` is
+    unseen rows, or the share of rows to hold out; without it, nothing is evaluated. The run takes `steps` steps of
     `tasks_per_step` questions. `question_field` is the column of questions (with `rendered_prompts`, of prompts that a chat
     template has rendered), and `dataset_config` a configuration of a data set on the hub. At most the share `max_unusable` of
-    rows may be unusable (default 1 %). The run is kept in `run_dir`, by default a new folder in `runs`, which is printed. With
-    None nothing is written, and arguments that need a run directory (`resume`, `trackers`, `checkpoint`, `episodes`) are errors.
-    `sections` are those of `Trainer`: `team=`, `optimizer=`, `training=` and so on, and settings by the names of TRL, verl and
+    rows may be unusable (default 1 %). The run is saved in `run_dir`, by default a new folder in `runs`, which is printed. With
+    None, nothing is written, and arguments that need a run directory (`resume`, `trackers`, `checkpoint`, `episodes`) raise an error.
+    `sections` are those of `Trainer` (`team=`, `optimizer=`, `training=` and so on), and settings under their names in TRL, verl and
     CoMLRL: `learning_rate=`, `num_generations=`, `epochs=` (docs/coming_from/names.md). Raises the errors of `Trainer`.
     """
     own: dict[str, Any] = {**sections}
@@ -182,10 +182,10 @@ def train(
     own = {word: value for word, value in own.items() if word not in unknown}
     if any(
         isinstance(each, tuple) and not each for each in (dataset, reward)
-    ):  # a misspelt word may name them
+    ):  # a misspelt word may refer to them
         raise_all([*unknown.values()])
     if "environment" in own:
-        raise ConfigError("`kapelle.train` makes the environment of its data set. For others use `kapelle.Trainer`.")  # fmt: skip
+        raise ConfigError("`kapelle.train` builds the environment from its data set. For other environments, use `kapelle.Trainer`.")  # fmt: skip
     _check_run_dir(run_dir, resume, own)
     rounds = own.pop("max_tool_calling_iterations", None)
     optional = {
@@ -193,7 +193,7 @@ def train(
         "rendered_prompts": rendered_prompts or None,
         "config": dataset_config,
         "max_unusable": max_unusable,
-        # The answer after the last calls is a turn, too.
+        # The answer after the last calls is also a turn.
         "max_turns": rounds + 1 if type(rounds) is int else rounds,
     }
     environment = _environment(dataset, eval_dataset, reward, reward_weights, success, tools, optional)
@@ -201,13 +201,15 @@ def train(
     if agents is None:
         agents = team.pop("agents", 1)
     elif team.pop("agents", agents) != agents:
-        raise ConfigError("`agents` and `team={'agents': …}` differ. Remove one.")
+        raise ConfigError("`agents` and `team={'agents': …}` differ. Remove one of them.")
     names, team["agents"] = _seats(agents)
-    # The origin of these values in the run's record: the keyword that gave them, or the value from which they follow.
+    # The origin of these values in the run's record is the keyword that gave them, or the value that they follow from.
     origin = {setting: f"argument {theirs.get(word, word)}" for setting, word in ARGUMENT_OF.items()}
     origin["environment.name"] = "kapelle.train"
     if algorithm is None:
-        raise ConfigError("`algorithm` is None. Name one, such as 'grpo', or give its settings.")
+        raise ConfigError(
+            "`algorithm` is None. Give the name of an algorithm, such as 'grpo', or its settings."
+        )
     section: Any = {"name": algorithm} if isinstance(algorithm, str) else algorithm
     if isinstance(reward, Mapping):
         _check_rewarded(reward, names)
@@ -237,7 +239,7 @@ def train(
         kept = ""
         if isinstance(run_dir, RunDir):
             run_dir = failing.enter_context(new_folder(_named(own.get("name", own.get("run_name")), dataset)))
-            kept = f"the run is kept in {run_dir}"
+            kept = f"the run is saved in {run_dir}"
         trainer = Trainer(
             run_dir=run_dir, resume=resume, observer=observer, metrics=metrics, origin=origin, **own
         )
@@ -256,25 +258,27 @@ def train(
 
 
 def _check_rewarded(reward: Mapping[str, Functions], names: Sequence[str]) -> None:
-    """Raise ConfigError unless functions by agent give every agent of the team a reward, and no other."""
+    """Raise ConfigError unless functions by agent cover every agent of the team and no other."""
     for agent in reward:
         if agent not in (TEAM, *names):
             raise ConfigError(
-                f"`reward` names the unknown agent '{agent}'.{did_you_mean(agent, [*names, TEAM])}"
+                f"`reward` contains the unknown agent '{agent}'.{did_you_mean(agent, [*names, TEAM])}"
             )
     for name in names:
         if name not in reward and TEAM not in reward:
-            raise ConfigError(f"`reward` has no function for '{name}'. Add one for it, or for '{TEAM}'.")
+            raise ConfigError(
+                f"`reward` has no function for '{name}'. Add one for this agent, or for '{TEAM}'."
+            )
 
 
 def _training(
     own: dict[str, Any], amounts: Mapping[str, int | None], origin: dict[str, str]
 ) -> dict[str, Any]:
-    """Return the section `training` with the amounts that the call gives."""
+    """Return the section `training` with the amounts from the call."""
     training = _plain("training", own)
     passes = next((name for name in BY_EPOCHS if name in own), None)
     if amounts["steps"] is not None and passes is not None:
-        raise ConfigError(f"`steps` and `{passes}` both set the length of the run. Remove one.")
+        raise ConfigError(f"`steps` and `{passes}` both set the length of the run. Remove one of them.")
     for word, amount in amounts.items():
         if isinstance(amount, bool):
             raise ConfigError(f"`{word}` is {amount}. Give a whole number.")
@@ -283,7 +287,7 @@ def _training(
             continue
         if training.get(word, amount) != amount:
             raise ConfigError(
-                f"`{word}` is {amount}, and `training={{'{word}': {training[word]}}}`. Remove one."
+                f"`{word}` is {amount}, but `training` contains `{{'{word}': {training[word]}}}`. Remove one of them."
             )
         training[word] = amount
     return training
@@ -292,7 +296,7 @@ def _training(
 def _evaluation(
     own: dict[str, Any], eval_dataset: Dataset | float | None, origin: dict[str, str]
 ) -> dict[str, Any]:
-    """Return the section `evaluation`; without `eval_dataset` nothing is evaluated."""
+    """Return the section `evaluation`; without `eval_dataset`, nothing is evaluated."""
     evaluation = _plain("evaluation", own)
     if eval_dataset is not None:
         return evaluation
@@ -308,13 +312,13 @@ def _evaluation(
 
 
 def _keeping(algorithm: Any) -> Any:
-    """Return an algorithm's settings in which each agent keeps its own reward, unless they set `team_reward`."""
+    """Return an algorithm's settings, changed so that each agent keeps its own reward unless they set `team_reward`."""
     if isinstance(algorithm, Settings):
         kind, given = type(algorithm), {*algorithm.model_fields_set}
     elif isinstance(algorithm, Mapping) and isinstance(algorithm.get("name"), str):
         kind, given = algorithm_class(algorithm["name"]), {*algorithm}
     else:
-        return algorithm  # an error when the section is made
+        return algorithm  # raises an error when the section is built
     if "team_reward" in given or "team_reward" not in getattr(kind, "model_fields", {}):
         return algorithm
     own = {"team_reward": "individual"}
@@ -322,18 +326,18 @@ def _keeping(algorithm: Any) -> Any:
 
 
 def _check_run_dir(run_dir: str | Path | RunDir | None, resume: bool, sections: Mapping[str, Any]) -> None:
-    """Raise ConfigError for arguments that need a run directory, or a named one."""
+    """Raise ConfigError if arguments need a run directory, or a given one, that is missing."""
     if not isinstance(resume, bool):
         raise ConfigError(f"`resume` is {resume!r}. Give True to continue the run in `run_dir`.")
     if resume and not isinstance(run_dir, str | Path):
-        raise ConfigError('`resume` continues a run. Name its directory: `run_dir="runs/…"`.')
+        raise ConfigError('`resume` continues a run. Give its directory: `run_dir="runs/…"`.')
     needing = [name for name in ("trackers", "checkpoint", "episodes") if sections.get(name)]
     if run_dir is None and needing:
         raise ConfigError(
-            f"`{needing[0]}` needs a run directory, and `run_dir` is None. Remove one of the two."
+            f"`{needing[0]}` needs a run directory, but `run_dir` is None. Remove one of the two."
         )
     if isinstance(run_dir, RunDir) and launched_rank() is not None:
-        raise ConfigError('Several processes train this run. Name its directory: `run_dir="runs/mine"`.')
+        raise ConfigError('Several processes train this run. Give its directory: `run_dir="runs/mine"`.')
 
 
 def _named(name: object, dataset: Dataset) -> str:
@@ -344,13 +348,13 @@ def _named(name: object, dataset: Dataset) -> str:
 
 
 def _renamed(own: dict[str, Any], observer: Observer, **given: Any) -> Iterator[Any]:
-    """Return our arguments with the values that `own` has under TRL's names; these are removed from `own`."""
+    """Return our arguments with the values that `own` contains under TRL's names, which are removed from `own`."""
     for name, ours in ARGUMENTS.items():
         if name not in own:
             continue
         value = given[ours]
         if not (value is None or isinstance(value, RunDir) or (isinstance(value, tuple) and not value)):
-            raise ConfigError(f"`{name}` is read as `{ours}`, and both are given. Remove one.")
+            raise ConfigError(f"`{name}` is read as `{ours}`, but both are given. Remove one of them.")
         given[ours] = own.pop(name)
         observer.phase("recipe", f"{name} is read as {ours}")
     return iter(given.values())
@@ -369,17 +373,19 @@ def _environment(
     rewards = _rewards(reward, weights, functions)
     question_field, config = others["question_field"], others["config"]
     if question_field is not None and not isinstance(question_field, str):
-        raise ConfigError(f"`question_field` is {question_field!r:.40}. Name a column, as a text.")
+        raise ConfigError(
+            f"`question_field` is {question_field!r:.40}. Give the name of a column as a string."
+        )
     is_number = isinstance(success, int | float) and not isinstance(success, bool) and math.isfinite(success)
     if not (
         success is None or is_number or callable(success) or (isinstance(success, str) and ":" in success)
     ):
         raise ConfigError(
-            f"`success` is {success!r:.40}. Give a function, `module:function`, or a finite number: the least reward of a solved episode."
+            f"`success` is {success!r:.40}. Give a function, `module:function`, or a finite number, which is the minimum reward of a solved episode."
         )
     path, train = _where(dataset, "dataset")
     if config is not None and (path == IN_MEMORY or Path(path).exists()):
-        raise ConfigError("`dataset_config` is for a data set on the hub. Remove it.")
+        raise ConfigError("`dataset_config` applies only to a data set on the hub. Remove it.")
     share: dict[str, float] = {}
     test_path, test = "none", ()
     if isinstance(eval_dataset, int | float):
@@ -414,8 +420,8 @@ def _where(dataset: Dataset, what: str) -> tuple[str, tuple[Any, ...]]:
         # A path that can only be a file must exist; `owner/name` is looked up on the hub later.
         if not place.exists() and (place.suffix or len(place.parts) != 2):
             raise DataError(
-                f"`{what}` names '{place}', but there is no {place.absolute()}. Name an existing file or `owner/name` of a data "
-                "set on the Hugging Face hub, or give a list of rows."
+                f"`{what}` is '{place}', but {place.absolute()} does not exist. Give an existing file, `owner/name` of a data "
+                "set on the Hugging Face hub, or a list of rows."
             )
         return str(dataset), ()
     kind = type(dataset).__name__
@@ -436,7 +442,7 @@ def _rewards(
     if isinstance(reward, Mapping):
         if weights is not None:
             raise ConfigError(
-                "`reward_weights` are for a list of functions. Let each agent's function weigh for itself."
+                "`reward_weights` apply only to a list of functions. Apply weights inside each agent's function."
             )
         pairs = [
             (None if agent == TEAM else agent, each) for agent, own in reward.items() for each in _listed(own)
@@ -444,11 +450,11 @@ def _rewards(
     else:
         pairs = [(None, each) for each in _listed(reward)]
     if not pairs:
-        raise ConfigError("`reward` has no function. Give one that returns a number for an episode.")
+        raise ConfigError("`reward` has no function. Give a function that returns a number for an episode.")
     for _, each in pairs:
         if isinstance(each, str) and ":" not in each:
             raise ConfigError(
-                f"`reward` is the text '{each}'. Name a function as `module:function` or `file.py:function`."
+                f"`reward` is the string '{each}'. Give a function as `module:function` or `file.py:function`."
             )
         if not isinstance(each, str | Rubric | Ranking) and not callable(each):
             raise ConfigError(
@@ -456,7 +462,7 @@ def _rewards(
             )
         if isinstance(each, Rubric | Ranking) and each.agent is not None:
             raise ConfigError(
-                f"A judge in `reward` names the agent '{each.agent}'. Name it as the key instead: `reward={{'{each.agent}': …}}`."
+                f"A judge in `reward` sets the agent '{each.agent}'. Use the agent as the key instead: `reward={{'{each.agent}': …}}`."
             )
     if weights is not None and not all(
         isinstance(weight, int | float) and not isinstance(weight, bool) and math.isfinite(weight)
@@ -468,7 +474,7 @@ def _rewards(
     given = [None] * len(pairs) if weights is None else _listed(weights)
     if len(given) != len(pairs):
         raise ConfigError(
-            f"There are {len(given)} `reward_weights` for {len(pairs)} reward functions. Give each one."
+            f"There are {len(given)} `reward_weights` for {len(pairs)} reward functions. Give one weight for each function."
         )
     found: list[Reward | Rubric | Ranking] = []
     for (agent, each), weight in zip(pairs, given, strict=True):
@@ -483,7 +489,7 @@ def _rewards(
 
 
 def _tools(tools: Any) -> list[Any]:
-    """Return the entries of the setting `tools`: functions become one entry, settings of other tools stay as they are."""
+    """Return the entries of the setting `tools`: functions become one entry, and settings of other tools are kept unchanged."""
     entries, named = [], []
     held: dict[str, Callable[..., Any]] = {}
     for each in _listed(tools):
@@ -520,7 +526,7 @@ def _seats(agents: Any) -> tuple[list[str], int | list[Any]]:
     if isinstance(agents, int) and not isinstance(agents, bool):
         return [f"agent_{k}" for k in range(agents)], agents
     if isinstance(agents, str):
-        raise ConfigError(f"`agents` is the text '{agents}'. Give a list of names: `agents=['{agents}']`.")
+        raise ConfigError(f"`agents` is the string '{agents}'. Give a list of names: `agents=['{agents}']`.")
     if not isinstance(agents, Mapping | Sequence) or any(
         not isinstance(agent, str | Mapping | AgentConfig) for agent in agents
     ):
@@ -532,7 +538,7 @@ def _seats(agents: Any) -> tuple[list[str], int | list[Any]]:
     else:
         configs = [{"name": agent} if isinstance(agent, str) else agent for agent in agents]
     if not configs:
-        raise ConfigError("`agents` is empty. A team has at least one agent.")
+        raise ConfigError("`agents` is empty. Give at least one agent.")
     return [
         str(config.name if isinstance(config, AgentConfig) else config.get("name")) for config in configs
     ], configs
@@ -543,7 +549,7 @@ def _plain(name: str, sections: dict[str, Any]) -> dict[str, Any]:
     section = sections.pop(name, {})
     if not isinstance(section, Mapping | Settings):
         raise ConfigError(
-            f"`{name}` is {section!r}. It is a section: give its settings by name, such as {name}={{'{EXAMPLES[name]}': …}}."
+            f"`{name}` is {section!r}, but it is a section. Give its settings by name, such as {name}={{'{EXAMPLES[name]}': …}}."
         )
     return section.model_dump(exclude_unset=True) if isinstance(section, Settings) else dict(section)
 
@@ -560,10 +566,10 @@ def blame(
 ) -> Blame:
     """Return which turns made episodes of a run (`RUN`, `RUN@best`, `RUN@12`) fail, by the success before and after each turn.
 
-    At most `episodes` failed episodes and as many solved ones are continued from each of their moments, `samples` times. They are
+    At most `episodes` failed episodes and as many solved ones are continued from each of their moments, `samples` times. These are
     the episodes that the run recorded when it evaluated the checkpoint. New episodes are rolled out if there are none, if
     `settings` such as `evaluation.problems=100` are given, or for the split `train`. `seed` is the seed of the continuations, by
-    default the run's. The result is kept in the run's folder `blame`: another call continues where this one stopped. Raises the
+    default the run's. The result is saved in the run's folder `blame`, so that another call continues where this one stopped. Raises the
     errors of `errors.py`.
     """
     check_blame(episodes, samples, split)

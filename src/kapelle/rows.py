@@ -1,7 +1,7 @@
-"""The turns of a step, and the values that are computed about them before the update.
+"""The turns of a step, and the values that are computed for them before the update.
 
 A `Sample` is a sequence of tokens with the targets at which a learner is evaluated. A `Signal` evaluates samples
-for credit; the results of all of them are the step's `Signals`.
+for credit; the results of all signals are the step's `Signals`.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class TurnKey(NamedTuple):
 
 
 class Column(StrEnum):
-    """Values that a sample holds for each of its targets: one float each."""
+    """Kinds of values in a sample, with one float for each of its targets."""
 
     BEHAVIOUR = "behaviour"
-    """Log-prob by the weights that sampled it, nats."""
+    """Log-prob under the weights that sampled it, in nats."""
     ADVANTAGE = "advantage"
-    """The advantage; for pairs +1 on the chosen side, −1 on the rejected."""
+    """The advantage; for pairs, +1 on the chosen side and −1 on the rejected side."""
     REFERENCE = "reference"
-    """Log-prob by the policy's reference (`ReferenceLogProbs`)."""
+    """Log-prob under the policy's reference (`ReferenceLogProbs`)."""
     PROXIMAL = "proximal"
-    """Log-prob by the trainer's own weights before the update (`ProximalLogProbs`)."""
+    """Log-prob under the trainer's own weights before the update (`ProximalLogProbs`)."""
     RETURN = "return"
-    """The target of a critic; for a verifier the label."""
+    """The target of a critic, or the label for a verifier."""
     VALUE = "value"
     """The critic's value before the update."""
     WEIGHT = "weight"
@@ -54,14 +54,14 @@ class Sample:
     tokens: tuple[int, ...]
     targets: tuple[int, ...]
     """Ascending indices of the target tokens, each predicted from the token before it; a critic may
-    also have the index after the last token, and if it reads text one index several times (`signals.samples`)."""
+    also have the index after the last token and, if it reads text, the same index several times (`signals.samples`)."""
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     """`Column` → one float per target."""
     mask: Tensor | None = None
     """1.0 for targets that count, else 0.0; None counts all."""
     temperature: float = 1.0
     bundle: int | None = None
-    """The loss compares samples of one learner and one bundle: they share a forward pass and a step."""
+    """The loss compares samples with the same learner and bundle, which share a forward pass and a step."""
     observed: bool = False
     """True if the agent observed the targets, False if it generated them."""
     images: tuple[Image, ...] = ()
@@ -69,7 +69,7 @@ class Sample:
     routing: Routing | None = None
     """Experts to which its tokens are routed; None leaves it to the routers."""
     constraint: Constraint | None = None
-    """Constraint of the completion: log-probs are of the distribution over allowed tokens."""
+    """Constraint of the completion; log-probs are those of the distribution over allowed tokens."""
     begin: int = 0
     """Index of the completion's first token, if there is a constraint."""
 
@@ -99,18 +99,18 @@ class MissingSignal(KeyError):
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """Results about the sampled turns before the update; a part is empty unless `Algorithm.needs` names its signal."""
+    """Results for the sampled turns before the update; a field is empty unless `Algorithm.needs` contains its signal."""
 
     values: Mapping[TurnKey, Tensor] = field(default_factory=dict)
     """`values_T` of each turn's critic at each completion token (`CriticValues`)."""
     bootstrap: Mapping[TurnKey, Tensor] = field(default_factory=dict)
     """The critic's value (scalar) after an agent's last turn of a truncated episode (`CriticValues`)."""
     after: Mapping[TurnKey, Tensor] = field(default_factory=dict)
-    """The same value (scalar) after every turn, in a step with a truncated episode: the critics learn it (`CriticValues`)."""
+    """The same value (scalar) after every turn, in a step with a truncated episode; the critics are trained on it (`CriticValues`)."""
     reference: Mapping[TurnKey, Tensor] = field(default_factory=dict)
     """`reference_logp_T` (`ReferenceLogProbs`)."""
     proximal: Mapping[TurnKey, Tensor] = field(default_factory=dict)
-    """`logp_T` by the trainer's own weights before the update (`ProximalLogProbs`)."""
+    """`logp_T` under the trainer's own weights before the update (`ProximalLogProbs`)."""
     greedy: Mapping[int, Episode] = field(default_factory=dict)
     """Group → the greedy episode of its task (`GreedyBaseline`)."""
     embedding: Mapping[TurnKey, Embedding] = field(default_factory=dict)
@@ -120,17 +120,17 @@ class Signals:
     step: int = 1
     """Number of the step, from 1."""
     more: Mapping[str, Mapping[TurnKey, Tensor]] = field(default_factory=dict)
-    """Results of further signals, by their own names."""
+    """Results of other signals, by their own names."""
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> object:
             raise AttributeError(
-                f"no field of `Signals` is called '{name}'. Read what a signal of your own gave as `signals['{name}']`"
+                f"`Signals` has no field '{name}'. Read the results of your own signal as `signals['{name}']`"
             )
 
     def __getitem__(self, name: str) -> Mapping[TurnKey, Tensor]:
-        """Return the results of a signal by its own name; MissingSignal if none of `Algorithm.needs` gave them."""
+        """Return the results of a signal by its own name; raise MissingSignal if no signal of `Algorithm.needs` gave them."""
         if name in self.more:
             return self.more[name]
         if name in NAMED:
@@ -143,7 +143,7 @@ class Signals:
 
 
 class Reader(Protocol):
-    """How text becomes the tokens of one model."""
+    """Converts text to the tokens of one model."""
 
     @property
     def context(self) -> int:
@@ -155,11 +155,11 @@ class Reader(Protocol):
         ...
 
     def completion(self, text: str) -> tuple[int, ...]:
-        """Return the ids of a completion, end of turn included."""
+        """Return the ids of a completion, including the end of turn."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return tokens as text, special ones as they are written."""
+        """Return tokens as text, with special tokens in their written form."""
         ...
 
 
@@ -167,7 +167,7 @@ class Learners(Protocol):
     """The methods that signals and hooks need from the holder of the weights; every train engine has them."""
 
     def renderer(self, learner: str) -> Reader:
-        """Return how text becomes the tokens of a policy or critic."""
+        """Return the converter from text to the tokens of a policy or critic."""
         ...
 
     def score(self, samples: Sequence[Sample]) -> list[Tensor]:
@@ -183,20 +183,20 @@ class Learners(Protocol):
         ...
 
     def refresh_references(self) -> None:
-        """Make every reference policy a copy of its policy as it is now."""
+        """Make every reference policy a copy of the current weights of its policy."""
         ...
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """A step whose episodes are collected but not learned from yet: the input of a signal."""
+    """A step whose episodes have been collected but not trained on yet; the input of a signal."""
 
     number: int
     """Number of the step, from 1."""
     groups: Sequence[Group]
     team: Team
     greedily: Callable[[], Sequence[Group]]
-    """Rolls out each group's task once more with greedy sampling for all agents, one episode per task."""
+    """Rolls out one additional episode of each group's task, with greedy sampling for all agents."""
 
     @cached_property
     def turns(self) -> Sequence[tuple[TurnKey, Turn]]:
@@ -210,7 +210,7 @@ class Sampled:
 
 
 class Signal(Protocol):
-    """Values of a step's turns that credit or a loss needs; `signals` has one in each file."""
+    """Values of a step's turns that credit or a loss needs; each file of `signals` defines one."""
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[Any, Any]]:
         """Return results by field of `Signals`, or by their own name (`Signals.more`)."""
@@ -218,7 +218,7 @@ class Signal(Protocol):
 
 
 class Beside:
-    """A signal with weights that act for no agent."""
+    """A signal with weights that do not act for an agent."""
 
     def beside(self, team: Team) -> Team:
         """Return the team with those weights in `Team.beside`; raise ConfigError if they do not suit the team."""
@@ -226,19 +226,19 @@ class Beside:
 
 
 class ReadsTokens:
-    """A signal whose weights read the token ids of policies: their tokenisers must be equal."""
+    """A signal whose weights read the token ids of policies, so that their tokenisers must be equal."""
 
     def readers(self, team: Team) -> Mapping[str, str]:
-        """Return, by policy, the policy beside the team that reads its tokens."""
+        """Return a mapping from each policy to the policy in `Team.beside` that reads its tokens."""
         raise NotImplementedError
 
 
 class ReadsText:
-    """A signal of texts, which does not support images."""
+    """A signal that reads text and does not support images."""
 
 
 class PlaysAlone:
-    """A signal with single episodes, which are not compared with those of a group."""
+    """A signal with individual episodes, which are not compared with the episodes of a group."""
 
 
 class Loads:
@@ -278,9 +278,9 @@ def in_rounds(groups: Sequence[Group]) -> list[tuple[TurnKey, Turn, int]]:
 
 
 def label_of(episode: Episode, turn: Turn) -> float | None:
-    """Return the correctness of a turn's answer, in [0, 1]: its score, else for its agent's last turn the terminal reward.
+    """Return the correctness of a turn's answer, in [0, 1]: its score, or else, for its agent's last turn, the terminal reward.
 
-    None for a turn that was not graded.
+    The result is None for a turn that was not graded.
     """
     if turn.score is not None:
         return turn.score

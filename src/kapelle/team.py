@@ -1,7 +1,7 @@
 """The team map from agents to weights, which determines sampling, training, saving and serving.
 
 An `Agent` is a role in a workflow. A `Policy` is a set of weights. Shared weights, one LoRA adapter per agent, different models,
-frozen agents and remote endpoints are values in this map. Other modules do not depend on how weights are shared.
+frozen agents and remote endpoints are all entries in this map. Other modules do not depend on how weights are shared.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from kapelle.errors import ConfigError, did_you_mean
 from kapelle.types import Json, Sampling
 
 VERIFIER = "judge:verifier"
-"""Name of the critic that evaluates answers; reserved, so agents and policies cannot have it."""
+"""Name of the critic that evaluates answers; agents and policies cannot use it."""
 
 EMBEDDER = "judge:embedder"
-"""Name of the base and of the learner of a separate embedding model, which acts for no agent."""
+"""Name of the base and of the learner of a separate embedding model, which does not act for an agent."""
 
 
 def embedder_name(policy: str) -> str:
@@ -38,10 +38,10 @@ class Agent:
     system: str | None = None
     """System message at the start of its conversation."""
     prompt: str | None = None
-    """Template of its user message, with `{question}` and names of other agents in braces; None is the workflow's default."""
+    """Template of its user message, with `{question}` and names of other agents in braces; None means the workflow's default."""
     sampling: Sampling = Sampling()
     examples: tuple[tuple[str, str], ...] = ()
-    """Messages of a user and the agent's answers to them, which it reads before its task (few-shot)."""
+    """User messages and the agent's answers to them, which it reads before its task (few-shot)."""
     chat_template_kwargs: Mapping[str, Json] = field(default_factory=dict, hash=False)
     """Arguments of its model's chat template, such as `enable_thinking`."""
 
@@ -59,12 +59,12 @@ class Lora:
     alpha: float = 32.0
     """Scale of the update."""
     targets: tuple[str, ...] = (ALL_LINEAR,)
-    """Names of the adapted linear layers, as PEFT's `target_modules`; or `all-linear`, by a rule per architecture
+    """Names of the adapted linear layers, as in PEFT's `target_modules`, or `all-linear`, which follows a rule per architecture
     (`models/adapters.py`)."""
     dropout: float = 0.0
     """Dropout of the adapter's inputs in training."""
     fan_in_fan_out: bool = field(default=False, compare=False)
-    """Whether the layers store weights as (in, out), as GPT-2's do; `adapters.named` sets it for PEFT."""
+    """Whether the layers store weights as (in, out), as in GPT-2; `adapters.named` sets it for PEFT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +83,12 @@ class Place:
 
     dtype: str = "float32"
     device: str | None = None
-    """Device; None is `cuda` if there is one, else `cpu`."""
+    """Device; None means `cuda` if there is one, else `cpu`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A learning rate and its schedule; None is the value of the run's `optimizer`."""
+    """A learning rate and its schedule; None means the value of the run's `optimizer`."""
 
     lr: float | None = None
     schedule: str | None = None
@@ -110,7 +110,7 @@ class Policy:
     """PEFT folder of a saved adapter; such a policy is frozen."""
     rate: Rate = Rate()
     learns_for: str = ""
-    """The policy whose roles it learns in, if a feature added it; both start from the same weights."""
+    """The policy in whose roles it is trained, if a feature added it; both start from the same weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class Critic:
     whole: bool = False
     """Whether the base's own weights are trained with the head; the base then belongs to this critic."""
     reads_text: bool = False
-    """Whether it reads conversations as text in the tokens of its own model, which differs from the agents' model."""
+    """Whether it reads conversations as text with the tokeniser of its own model, which differs from the agents' model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Team:
     agents: tuple[Agent, ...]
     policies: Mapping[str, Policy]
     policy_of: Mapping[str, str]
-    """Agent name → policy name; of the first turn if each turn has its own policy."""
+    """Agent name → policy name; if each turn has its own policy, that of the first turn."""
     bases: Mapping[str, str] = field(default_factory=lambda: {"base": "embedded"})
     """Base name → model path, hub name or `embedded`."""
     critics: Mapping[str, Critic] = field(default_factory=dict)
@@ -145,21 +145,21 @@ class Team:
     turns_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Agent name → the policy of each of its turns in an episode, for agents whose weights differ by turn."""
     beside: Mapping[str, Policy] = field(default_factory=dict)
-    """Frozen policies that act for no agent and only read turns: teachers and embedding models."""
+    """Frozen policies that do not act for an agent and only read turns: teachers and embedding models."""
     places: Mapping[str, Place] = field(default_factory=dict)
     """Base name → device and data type; other bases use those of the run's `model`."""
 
     def __post_init__(self) -> None:
         names = [agent.name for agent in self.agents]
         if not names:
-            raise ConfigError("`team.agents` is empty. Name at least one agent.")
+            raise ConfigError("`team.agents` is empty. Define at least one agent.")
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
-            raise ConfigError(f"`team.agents` names '{repeated[0]}' twice. Give every agent its own name.")
+            raise ConfigError(f"`team.agents` contains '{repeated[0]}' twice. Give every agent its own name.")
         for agent, policy in self.policy_of.items():
             if agent not in names:
                 raise ConfigError(
-                    f"The team map names an unknown agent '{agent}'.{did_you_mean(agent, names)}"
+                    f"The team map contains an unknown agent '{agent}'.{did_you_mean(agent, names)}"
                 )
             if policy not in self.policies:
                 raise ConfigError(
@@ -193,7 +193,7 @@ class Team:
 
     @classmethod
     def filling(cls, roles: Mapping[str, tuple[Team, str]]) -> Team:
-        """Return the team of agents from several teams that act in one episode, without critics.
+        """Return a team, without critics, of agents from several teams that act in one episode.
 
         `roles` maps a role to a team and the name of its agent for that role. A policy has the same name in all teams.
         """
@@ -212,7 +212,7 @@ class Team:
     def agent_for_role(self, role: int, roles: int) -> str:
         """Return the agent for role number `role` (from 0) of a game with `roles` roles.
 
-        It is the agent of the same number, or the first agent if the team has another size.
+        This is the agent of the same number, or the first agent if the team has a different size.
         """
         return self.names[role if len(self.names) == roles else 0]
 
@@ -240,11 +240,11 @@ class Team:
 
     @property
     def every(self) -> Mapping[str, Policy]:
-        """All policies by name, including those beside the team."""
+        """All policies by name, including those in `beside`."""
         return {**self.policies, **self.beside}
 
     def with_beside(self, policy: Policy, path: str, device: str | None = None) -> Team:
-        """Return the team with a frozen policy beside it, whose base is loaded from `path`, on `device` if it is given."""
+        """Return the team with an additional frozen policy in `beside`, whose base is loaded from `path`, on `device` if given."""
         assert not policy.trained, "a policy that acts for no agent is not trained"
         places = dict(self.places)
         if device is not None:
@@ -267,7 +267,7 @@ class Team:
             return self.policies[self.policy_of[agent]]
         if turn >= len(listed):
             raise ConfigError(
-                f"Agent '{agent}' takes turn {turn + 1}, but its `weights.per_turn` has weights for {len(listed)}. Raise it to "
+                f"Agent '{agent}' takes turn {turn + 1}, but its `weights.per_turn` has weights for only {len(listed)} turns. Raise it to "
                 "the workflow's number of turns per agent, or set fewer rounds."
             )
         return self.policies[listed[turn]]
@@ -282,19 +282,19 @@ class Team:
 
 
 ANY_TEAM = "team"
-"""A name that stands for any team, whatever the name of its run: in training, serving and on the command line."""
+"""A name that refers to any team, whatever the name of its run, in training, serving and on the command line."""
 
 
 def own_name(called: str, team: str) -> str:
-    """Return an agent's own name for `planner`, `team/planner` or `demo/planner` (for the team `demo`); other texts unchanged."""
+    """Return an agent's own name for `planner`, `team/planner` or `demo/planner` (for the team `demo`), and other strings unchanged."""
     of, slash, agent = called.partition("/")
     return agent if slash and of in (ANY_TEAM, team) else called
 
 
 def split_scored(team: Team) -> tuple[Team, Team]:
-    """Return two teams: one without the frozen models that only score, and one with only these as critics and beside it.
+    """Return two teams: one without the frozen models that only score, and one with only these, as critics and in `beside`.
 
-    The frozen models are frozen critics and the policies beside the team. Each team has the bases that it needs.
+    The frozen models are frozen critics and the policies in `beside`. Each team has the bases that it needs.
     """
     frozen = {name: critic for name, critic in team.critics.items() if not critic.trained}
     trained = {name: critic for name, critic in team.critics.items() if critic.trained}

@@ -1,6 +1,6 @@
-"""The nouns of kapelle: frozen values that flow from the sampler to the optimiser.
+"""The basic types of kapelle: frozen values that flow from the sampler to the optimiser.
 
-This module uses only the standard library. Token ids are authoritative; texts are stored beside them for people.
+This module uses only the standard library. Token ids are authoritative; text is stored with them for readers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Image:
 
     @classmethod
     def of(cls, data: bytes) -> Image:
-        """Return the image of a PNG, JPEG, GIF or WebP file; ValueError for other or too many bytes.
+        """Return the image of a PNG, JPEG, GIF or WebP file; raise ValueError for other formats or too many bytes.
 
         Only the first bytes are checked; a damaged image raises an error when it is read.
         """
@@ -106,7 +106,7 @@ def worded(message: Message, wording: Callable[[str], str]) -> Message:
 
 
 def as_text(messages: Sequence[Message]) -> str:
-    """Return a conversation as one text: the content of a single message, else each content after its role."""
+    """Return a conversation as one string: the content of a single message, else each content after its role."""
     if len(messages) == 1:
         return messages[0].content
     return "\n\n".join(f"{message.role}: {message.content}" for message in messages)
@@ -118,7 +118,7 @@ class SampledMessage(Message):
 
     ids: tuple[int, ...] = ()
     thoughts: int = 0
-    """Number of its first tokens that are thoughts."""
+    """Number of tokens at its beginning that are thoughts."""
 
 
 ConstraintKind = Literal["json_schema", "json_object", "regex", "choices", "grammar", "endpoint"]
@@ -126,9 +126,9 @@ ConstraintKind = Literal["json_schema", "json_object", "regex", "choices", "gram
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A constraint on a completion: tokens that violate it have probability 0, and the turn ends when the text is complete.
+    """A constraint on a completion: tokens that violate it have probability 0, and the turn ends when the completion satisfies it.
 
-    Two constraints are equal if their kinds and texts are equal. The class methods create them.
+    Two constraints are equal if their kinds and texts are equal. Use the class methods to create constraints.
     """
 
     kind: ConstraintKind
@@ -148,12 +148,12 @@ class Constraint:
 
     @classmethod
     def regex(cls, pattern: str) -> Constraint:
-        """Return the constraint to texts that match the whole pattern (Rust's syntax: no look-around or back-references)."""
+        """Return the constraint to strings that match the whole pattern (in Rust's syntax, without look-around or back-references)."""
         return cls("regex", pattern)
 
     @classmethod
     def choices(cls, texts: Sequence[str]) -> Constraint:
-        """Return the constraint to one of these texts, without duplicates, in their order."""
+        """Return the constraint to one of these strings, without duplicates, in their order."""
         return cls(
             "choices", json.dumps(list(dict.fromkeys(texts)), ensure_ascii=False, separators=(",", ":"))
         )
@@ -175,36 +175,36 @@ class Constraint:
 
     @classmethod
     def grammar(cls, lark: str) -> Constraint:
-        """Return the constraint to texts of this grammar, in llguidance's form of Lark (`%json {…}` embeds a schema)."""
+        """Return the constraint to strings of this grammar, in llguidance's dialect of Lark (`%json {…}` embeds a schema)."""
         return cls("grammar", lark)
 
 
 @dataclass(frozen=True, slots=True)
 class Adjustments:
-    """Changes of a sampling distribution that callers of a served team set; the order is that of vLLM. Training has none."""
+    """Changes to the sampling distribution that callers of a served team set, applied in vLLM's order. Training uses none."""
 
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """Token ids and what is added to their logits."""
+    """Token ids and the values added to their logits."""
     min_tokens: int = 0
-    """Tokens before which an answer without a constraint cannot end."""
+    """Minimum number of tokens of an answer without a constraint."""
     repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of tokens in the prompt or the completion."""
+    """Factor that divides positive and multiplies negative logits of tokens in the prompt or the completion."""
     presence_penalty: float = 0.0
-    """Subtracted from the logits of tokens in the completion."""
+    """Value subtracted from the logits of tokens in the completion."""
     frequency_penalty: float = 0.0
-    """Subtracted from a token's logit for each time it is in the completion."""
+    """Value subtracted from a token's logit for each occurrence in the completion."""
     min_p: float = 0.0
-    """Tokens with less than this share of the likeliest token's probability are excluded."""
+    """Tokens whose probability is less than this share of the most likely token's are excluded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling settings of a policy call; log-probs are those of the distribution they describe."""
+    """Sampling settings of a policy call; log-probs are those of the distribution that the settings describe."""
 
     max_tokens: int = 64
     """Maximum tokens of a completion, including the end-of-turn token."""
     temperature: float = 1.0
-    """Sampling temperature; 0 is greedy, with log-probs of the untempered distribution."""
+    """Sampling temperature; 0 means greedy sampling, with log-probs at temperature 1."""
     top_p: float = 1.0
     """Cumulative probability of the smallest set of tokens from which one is sampled; 1 keeps all."""
     top_k: int = 0
@@ -214,11 +214,11 @@ class Sampling:
     constraint: Constraint | None = None
     """Constraint of the completion; None for free text."""
     adjusted: Adjustments | None = None
-    """Changes that a caller has set; None for the distribution of the settings above."""
+    """Changes that a caller has set; None means the distribution of the settings above."""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Json]) -> Sampling:
-        """Return the sampling from a row of `dataclasses.asdict`, in which JSON can have turned tuples into lists."""
+        """Return the sampling from a row of `dataclasses.asdict`, in which JSON may have converted tuples to lists."""
         constraint, adjusted = row.get("constraint"), row.get("adjusted")
         own = {**row, "stop": tuple(row["stop"])}
         if adjusted is not None:
@@ -239,7 +239,7 @@ class Cast:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task of an environment, the same value in every process."""
+    """One task of an environment; it is the same value in every process."""
 
     id: str
     """Identifier, unique within the environment and its split."""
@@ -252,11 +252,11 @@ class Task:
     not comparable, so credit can separate them."""
     cast: Mapping[str, Cast] = field(default_factory=dict)
     """Agent → the policy or player that replaces the policy of the team map. All episodes of a task have the same cast, so that a
-    group has one opponent."""
+    group has only one opponent."""
     system: str = ""
-    """The task's system message; every agent reads it after its own (`Agent.system`)."""
+    """The task's system message, which every agent reads after its own (`Agent.system`)."""
     messages: tuple[tuple[Message, ...], ...] = ()
-    """Messages before each turn of an agent, if the task is a conversation; `question` is the first entry as one text."""
+    """Messages before each turn of an agent, if the task is a conversation; `question` is the first entry as one string."""
     rendered: bool = False
     """Whether `question` is a whole prompt, including the chat template. The agent then reads its tokens unchanged."""
 
@@ -278,7 +278,7 @@ class Turn:
     agent: str
     policy: str
     version: int
-    """Number of updates of the weights that sampled this turn; of its last token if there are several (`versions`)."""
+    """Number of updates of the weights that sampled this turn, or its last token if there are several (`versions`)."""
     weights_hash: str
     """Content hash of those weights."""
     index: int
@@ -305,8 +305,8 @@ class Turn:
     trained: bool = True
     """False for frozen agents, opponents and endpoints."""
     versions: tuple[tuple[int, int], ...] = ()
-    """(version, number of tokens) of each run of completion tokens by the same weights, in order; empty if `version` sampled
-    all (`training.partial_rollouts`)."""
+    """(version, number of tokens) of each span of completion tokens by the same weights, in order; empty if `version` sampled
+    all tokens (`training.partial_rollouts`)."""
     images: tuple[Image, ...] = ()
     """Images of its prompt in order."""
     routing: Routing | None = None
@@ -314,18 +314,18 @@ class Turn:
     constraint: Constraint | None = None
     """Constraint of the completion; log-probs are those of the constrained distribution."""
     caller: int | None = None
-    """Index of another agent's turn that requested this one, by a tool call, a handoff, or as its sub-agent. None if no turn
-    did or it is unknown (custom workflows, some outside programs)."""
+    """Index of another agent's turn that caused this turn by a tool call, a handoff or a call of a sub-agent. None if no turn
+    did, or if this is unknown (custom workflows, some external programs)."""
     copied: bool = False
-    """Whether another episode of the group sampled it for both; its tokens are counted there (`Data.widths`)."""
+    """Whether it was sampled by another episode of the group and is shared; its tokens are counted in that episode (`Data.widths`)."""
     usage: tuple[int, int] | None = None
     """Prompt and completion tokens as counted by an endpoint's server; None if the ids above are exact."""
 
     thoughts: int = 0
-    """Number of first characters of `text` that are thoughts (`<think>…</think>`); other agents do not read them."""
+    """Number of characters at the beginning of `text` that are thoughts (`<think>…</think>`); other agents do not read them."""
     dropped: int = 0
-    """Number of messages that compaction dropped from its conversation before this turn; `new_messages` then starts a new one
-    (`episode.compaction`)."""
+    """Number of messages that compaction dropped from its conversation before this turn; `new_messages` then starts a new
+    conversation (`episode.compaction`)."""
 
     def __post_init__(self) -> None:
         assert len(self.completion_ids) == len(self.logprobs), "one log-prob for each sampled token"
@@ -338,17 +338,17 @@ class Turn:
 
     @property
     def runs(self) -> tuple[tuple[int, int], ...]:
-        """(version, number of tokens) of each run of tokens by the same weights: `versions`, or the single run."""
+        """(version, number of tokens) of each span of tokens by the same weights: `versions`, or the only span."""
         return self.versions or ((self.version, len(self.completion_ids)),)
 
 
 @dataclass(frozen=True, slots=True)
 class RewardEvent:
-    """A reward of an agent at one moment of an episode, before its end."""
+    """A reward of an agent during an episode, before its end."""
 
     agent: str
     after: int
-    """Number of turns recorded by then."""
+    """Number of turns recorded at that time."""
     reward: float
 
 
@@ -363,7 +363,7 @@ class Intervention:
     turn: int | None
     """Index of the changed turn, or of the changed agents' first turn; None if they have none."""
     returns: tuple[Mapping[str, float], ...]
-    """Each agent's return, as the algorithm counts it, in every continuation that did not fail."""
+    """Each agent's return, as defined by the algorithm, in every continuation that did not fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,18 +376,18 @@ class Episode:
     turns: tuple[Turn, ...] = ()
     """All turns in global time order."""
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """Terminal reward of each agent that the environment scored, on top of `Turn.reward`."""
+    """Terminal reward of each agent that the environment scored, in addition to `Turn.reward`."""
     success: float | None = None
     """The team's score in [0, 1]; None if the environment has none."""
     info: Mapping[str, Json] = field(default_factory=dict)
     """The environment's report on the outcome, such as the extracted answer."""
     truncated: bool = False
-    """True if a limit of turns or tokens ended it."""
+    """Whether it was ended by a limit on turns or tokens."""
     error: str | None = None
-    """Reason of a failure; a failed episode has no reward and is excluded from its group."""
+    """Reason for a failure; a failed episode has no reward and is excluded from its group."""
     branches: tuple[Turn, ...] = ()
     """Candidates of tree sampling with which the episode did not continue. `parent` is the index of the turn with which it
-    did; their own indices follow those of `turns`."""
+    continued; their own indices follow those of `turns`."""
     reward_events: tuple[RewardEvent, ...] = ()
     """Rewards by time, whose sums are in `Turn.reward`."""
     continued: Mapping[str, int] = field(default_factory=dict)
@@ -397,23 +397,23 @@ class Episode:
     interventions: tuple[Intervention, ...] = ()
     """Results of the episode's interventions, for algorithms with `Data.interventions`."""
     final: str | None = None
-    """The last text that the workflow named as the team's answer (`Scene.step`); None if it named none."""
+    """The last message that the workflow gave as the team's answer (`Scene.step`); None if it gave none."""
 
     @property
     def answer(self) -> str:
-        """The team's answer: the text that the workflow named, else the text of the last turn; empty without turns."""
+        """The team's answer: the message that the workflow gave, else the text of the last turn; empty if there are no turns."""
         if self.final is not None:
             return self.final
         return self.turns[-1].words if self.turns else ""
 
     def by(self, agent: str) -> tuple[Turn, ...]:
-        """Return the turns of one agent in time order: its trajectory."""
+        """Return the turns of one agent in time order, which are its trajectory."""
         return tuple(turn for turn in self.turns if turn.agent == agent)
 
     def rounds(self, agents: Sequence[str] | None = None, *, trained: bool = False) -> list[dict[str, Turn]]:
         """Return agent → turn for each round; round k contains the k-th turn of every agent.
 
-        Agents are in time order; with `agents` only those count, in that order. With `trained` only trained turns count.
+        Agents are in time order. With `agents`, only these agents count, in their order. With `trained`, only trained turns count.
         """
         rounds: list[dict[str, Turn]] = []
         taken: dict[str, int] = {}

@@ -7,7 +7,7 @@
         await scene.step({"writer": final.text}, final=final.text)
 
 `say` generates, records and returns the turn. Debate, chains and votes are workflows, not environments. A workflow runs on every
-compatible environment; `check` raises ConfigError for the others before a model is loaded.
+compatible environment; `check` raises ConfigError for other environments before a model is loaded.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class AgentSession(Protocol):
 
     @property
     def renderer(self) -> object:
-        """Converter of its conversation to tokens in its next turn; `TokenizesChats` if the model is on this machine."""
+        """Renderer of its conversation to tokens in its next turn; a `TokenizesChats` if the model is on this machine."""
         ...
 
     async def say(self, *messages: Message | str, fresh: bool = False) -> Turn:
-        """Add messages to the agent's conversation, generate its completion, record and return the turn.
+        """Add messages to the agent's conversation, generate its completion, and record and return the turn.
 
         A plain string is a user message. The conversation continues from the exact tokens that the agent sampled before.
-        With `fresh` a new conversation starts with the agent's system message.
+        With `fresh`, a new conversation starts with the agent's system message.
         """
         ...
 
@@ -87,18 +87,18 @@ class Continued:
     """A request to an agent in a conversation that the caller maintains."""
 
     messages: tuple[Message, ...]
-    """New messages; without `after`, the whole conversation, system message included."""
+    """New messages; without `after`, the whole conversation, including the system message."""
     after: int | None
     """Index of the agent's turn that the messages follow; None starts a conversation."""
     max_tokens: int | None = None
-    """Maximum tokens of the completion; the agent's own limit holds too."""
+    """Maximum tokens of the completion; the agent's own limit also applies."""
     stop: tuple[str, ...] = ()
     """Strings that end the completion, in addition to the agent's own. Other sampling settings are the agent's, so that the
     trainer computes the same log-probs."""
     constraint: Constraint | None = None
     """Constraint of the completion, in place of the agent's own; the turn records it for the trainer."""
     caller: int | None = None
-    """Index of another agent's turn that requested this one, if known (`Turn.caller`)."""
+    """Index of another agent's turn that caused this turn, if known (`Turn.caller`)."""
 
 
 class Scene(Protocol):
@@ -116,12 +116,12 @@ class Scene(Protocol):
 
     @property
     def seed(self) -> int:
-        """Seed of this episode, for random choices of a workflow."""
+        """Seed of this episode, for random choices in a workflow."""
         ...
 
     @property
     def team_moves(self) -> bool:
-        """Whether the environment takes one text per move, from any agent (`TeamMoves`)."""
+        """Whether the environment takes one message per move, from any agent (`TeamMoves`)."""
         ...
 
     def __getitem__(self, name: str) -> AgentSession:
@@ -131,20 +131,20 @@ class Scene(Protocol):
     async def together(
         self, words: Mapping[str, Sequence[Message | str]], fresh: bool = False
     ) -> dict[str, Turn]:
-        """Generate turns of several agents at the same moment; none reads another's completion. See `AgentSession.say`."""
+        """Generate turns of several agents at the same moment; no agent reads another's completion. See `AgentSession.say`."""
         ...
 
     async def converse(self, continued: Mapping[str, Continued]) -> dict[str, Turn]:
         """Generate turns of several agents at the same moment, each in a conversation that the workflow maintains.
 
-        Calls can overlap, for the same agents too: a turn is recorded when it is complete.
+        Calls can overlap, even for the same agents; a turn is recorded when it is complete.
         """
         ...
 
     def allow_answers(self, most: int) -> None:
-        """Keep the episode of a question open after an incorrect final text, for at most `most` texts in total.
+        """Keep the episode of a question open after an incorrect final message, for at most `most` final messages in total.
 
-        Other environments decide through `movers` whether they continue.
+        Other environments use `movers` to decide whether they continue.
         """
         ...
 
@@ -157,7 +157,7 @@ class Scene(Protocol):
         ...
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Pass the agents' texts to the environment; its rewards are added to their last turns."""
+        """Pass the agents' messages to the environment; its rewards are added to their last turns."""
         ...
 
     def extract(self, text: str) -> str | None:
@@ -171,17 +171,17 @@ class Scene(Protocol):
     async def score(self, turn: Turn) -> float:
         """Score a turn's text as its agent's answer, record the score in `Turn.score` and return it.
 
-        Rewards and the episode's state stay unchanged. Raises EpisodeError if the environment cannot score a text.
+        Rewards and the episode's state are not changed. Raises EpisodeError if the environment cannot score a text.
         """
         ...
 
 
 class Workflow(Protocol):
-    """A topology: frozen settings and one async program."""
+    """A topology, defined by frozen settings and one async program."""
 
     @property
     def name(self) -> str:
-        """Name by which its class is found; a settings field."""
+        """Name by which its class is found; this is a field of the settings."""
         ...
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
@@ -205,7 +205,7 @@ class ScoresRounds:
     """A workflow that can score every turn's text as an answer."""
 
     score_rounds: bool
-    """Whether it scores them; a setting of the workflow."""
+    """Whether it scores turns; this is a setting of the workflow."""
 
 
 class CountsTurns:
@@ -217,9 +217,9 @@ class CountsTurns:
 
 
 class GoesOnWithout:
-    """A workflow that continues without removed agents: they are absent from `Scene.names`, unless all are removed.
+    """A workflow that continues without removed agents, which are absent from `Scene.names` unless all are removed.
 
-    In other workflows a removed agent keeps its place and its messages are empty.
+    In other workflows, a removed agent keeps its place, and its messages are empty.
     """
 
 
@@ -229,7 +229,7 @@ def workflow_class(name: str) -> type:
 
 
 def workflow_files() -> Any:
-    """Return the module that reads files that describe a whole workflow (`kapelle.workflows.dag_file`), found by name."""
+    """Return the module `kapelle.workflows.dag_file`, which reads files that describe a whole workflow; it is found by name."""
     return import_module(import_module("kapelle.workflows").FILES)
 
 
@@ -237,7 +237,7 @@ _FIELD = re.compile(r"\{([A-Za-z_]\w*)\}")
 
 
 def fill(template: str, values: Mapping[str, str]) -> str:
-    """Replace `{name}` by its value; braces around unknown names stay unchanged.
+    """Replace `{name}` with its value; braces around unknown names are kept.
 
     Nothing is evaluated, and values are not scanned again, so an agent's text cannot change the template.
     """
@@ -245,12 +245,12 @@ def fill(template: str, values: Mapping[str, str]) -> str:
 
 
 def observation_prompt(scene: Scene, name: str) -> str:
-    """Return an agent's prompt with its current observation as `{question}`; without a prompt, the observation."""
+    """Return an agent's prompt with its current observation as `{question}`, or without a prompt, the observation."""
     return fill(scene[name].agent.prompt or "{question}", {"question": scene.observe(name)})
 
 
 def instructions(agent: Agent, task: Task | None = None) -> list[Message]:
-    """Return what an agent reads before any message of a task: its system text and the task's as one message, then its examples."""
+    """Return what an agent reads before a task's messages: its system message joined with the task's, then its examples."""
     texts = dict.fromkeys(text for text in (agent.system, task and task.system) if text)
     system = [Message("system", "\n\n".join(texts))] if texts else []
     roles = ("user", "assistant")
@@ -261,10 +261,10 @@ def instructions(agent: Agent, task: Task | None = None) -> list[Message]:
 
 
 def conversation(message: Message, task: Task, turn: int = 0) -> list[Message]:
-    """Return a message before an agent's turn (from 0), with the task's conversation as messages in place of its text.
+    """Return the messages before an agent's turn (from 0): `message`, in which the task's conversation becomes separate messages.
 
-    A prompt contains a task's conversation as one text. Text around it moves into the conversation's last message if that is
-    a user message; otherwise the message stays unchanged.
+    A prompt contains a task's conversation as one string. Text around it moves into the conversation's last message if that is
+    a user message; otherwise the message is kept unchanged.
     """
     if turn >= len(task.messages) or message.role != "user" or message.structured is not None:
         return [message]
@@ -279,7 +279,7 @@ def conversation(message: Message, task: Task, turn: int = 0) -> list[Message]:
 
 
 def opening(agent: Agent, task: Task) -> list[Message]:
-    """Return the first messages that an agent reads of a question, if the workflow adds nothing to them."""
+    """Return the first messages that an agent reads for a question, if the workflow does not add to them."""
     prompt = (agent.prompt or "{question}").replace("{question}", task.question)
     return [*instructions(agent, task), *conversation(Message("user", prompt), task)]
 
@@ -290,10 +290,10 @@ def append_texts(question: str, texts: Mapping[str, str]) -> str:
 
 
 def need_answers(workflow: str, does: str, environment: Environment) -> None:
-    """Raise ConfigError for an environment without answers: `does` states why the workflow needs answers."""
+    """Raise ConfigError for an environment without answers; `does` states why the workflow needs answers."""
     if not has_comparable_answers(environment):
         own = (
-            " If its tasks are questions, let its class inherit from `kapelle.Answerable` and define `extract`."
+            " If its tasks are questions, make its class inherit from `kapelle.Answerable` and define `extract`."
             if ":" in environment.name
             else ""
         )
@@ -304,7 +304,7 @@ def need_answers(workflow: str, does: str, environment: Environment) -> None:
 
 
 def need_two(what: str, agents: Sequence[Agent], remedy: str = "Add agents") -> None:
-    """Raise ConfigError for a team of one agent: `what` states why the workflow needs more agents."""
+    """Raise ConfigError for a team of one agent; `what` states why the workflow needs more agents."""
     if len(agents) < 2:
         raise ConfigError(
             f"{what}, but the team has only '{agents[0].name}'. {remedy}, or set `workflow.name: solo`."
@@ -316,7 +316,7 @@ def check_names(agents: Sequence[Agent], taken: Sequence[str]) -> None:
     for agent in agents:
         if agent.name in taken:
             raise ConfigError(
-                f"An agent named '{agent.name}' cannot be distinguished from {{{agent.name}}}. Rename it."
+                f"An agent named '{agent.name}' cannot be distinguished from the template field {{{agent.name}}}. Rename the agent."
             )
 
 
@@ -330,7 +330,7 @@ def check_template(agent: Agent, known: Sequence[str], where: str) -> None:
     for name in _FIELD.findall(agent.prompt or ""):
         if name not in known:
             raise ConfigError(
-                f"The prompt of agent '{agent.name}' uses {{{name}}}, which {where} does not know."
+                f"The prompt of agent '{agent.name}' uses {{{name}}}, which is not a field of {where}."
                 f"{did_you_mean(name, known)}"
             )
 
@@ -339,7 +339,7 @@ def check_template(agent: Agent, known: Sequence[str], where: str) -> None:
 
 
 def check_workflow(run: RunToCheck) -> Iterator[str]:
-    """Raise ConfigError for a workflow that cannot be played; yield agents with weights for another number of turns."""
+    """Raise ConfigError for a workflow that cannot be run; yield messages about agents with weights for a wrong number of turns."""
     workflow, team, config = run.config.workflow, run.team, run.config
     try:
         check_parameters("`check`", workflow.check, "agents", "environment")
@@ -363,16 +363,16 @@ def check_workflow(run: RunToCheck) -> Iterator[str]:
 
 
 def check_turn_scores(run: RunToCheck) -> Iterator[str]:
-    """Yield that the algorithm needs scores of turns, and the environment or the workflow has none."""
+    """Yield a message if the algorithm needs scores of turns, but the environment or the workflow does not provide them."""
     config, name, environment = run.config, run.algorithm.name, run.config.environment
     if not run.algorithm.data.scores:
         return
     state = environment.start(task_of(environment, "train", 0), run.team.names, 0)
     run_async(state.close)
     if not isinstance(state, Scorable):
-        yield f"`{name}` needs a score at every turn, which '{environment.name}' cannot give. Use an environment of questions, or `algorithm.verifier`."
+        yield f"`{name}` needs a score for every turn, which '{environment.name}' cannot provide. Use an environment of questions, or `algorithm.verifier`."
     elif not (isinstance(config.workflow, ScoresRounds) and config.workflow.score_rounds):
-        yield f"`{name}` needs a score of every turn. Set `workflow.score_rounds: true` (workflow `debate`), or `algorithm.verifier`."
+        yield f"`{name}` needs a score for every turn. Set `workflow.score_rounds: true` (workflow `debate`), or `algorithm.verifier`."
 
 
 CHECKS: tuple[Check, ...] = (check_workflow,)

@@ -181,5 +181,5 @@ def test_a_teacher_with_another_tokeniser_raises_an_error_before_a_model_loads(
     stranger = opinionated()
     tokens = stranger.renderer.tokenizer
     monkeypatch.setattr(tokens, "get_vocab", lambda: {"another": 0})
-    with pytest.raises(ConfigError, match=r"with another vocabulary\. Name a model of the same family"):
+    with pytest.raises(ConfigError, match=r"has a different vocabulary\. Use a model of the same family"):
         taught(models={"teacher": stranger})

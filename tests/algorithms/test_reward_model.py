@@ -26,7 +26,7 @@ PAID_OTHERWISE = {
     "distill": "does not learn from such rewards",
     "sft": "does not learn from such rewards",
     "verifier": "does not learn from such rewards",
-    "maporl": "is rewarded by a verifier's scores alone",
+    "maporl": "is rewarded only by a verifier's scores",
     **dict.fromkeys(("counterfactual", "ccpo", "sharp"), "learns from the rewards of continued episodes"),
 }
 """Algorithms for which a term of the reward has no meaning, and what they say."""

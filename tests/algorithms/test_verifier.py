@@ -274,7 +274,7 @@ class TestKept:
         run = run_of(training={"steps": 1, "tasks_per_step": 4}, model={"embedded": SIZE})
         run.save_policies(tmp_path)
         other = run_of(model={"embedded": {**SIZE, "seed": 1}})
-        with pytest.raises(ModelError, match="another base model"):
+        with pytest.raises(ModelError, match="a different base model"):
             load_verifier(tmp_path / "verifier", other.team.critics[VERIFIER], other.models, other.engine)
 
     def test_a_folder_without_a_verifier_raises_an_error(self, tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ class TestKept:
         run.save_policies(tmp_path)
         (tmp_path / "verifier" / "value_head.safetensors").unlink()
         write_checksums(tmp_path / "verifier")
-        with pytest.raises(ModelError, match="not a verifier's folder"):
+        with pytest.raises(ModelError, match="does not hold a verifier"):
             load_verifier(tmp_path / "verifier", run.team.critics[VERIFIER], run.models, run.engine)
 
 

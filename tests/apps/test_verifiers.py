@@ -90,7 +90,7 @@ def test_its_evaluation_set_is_the_test_split_and_never_in_training() -> None:
     assert (apart.size("train"), apart.size("test")) == (20, 5)
     mixed = world("single", args={"overlap": 2})
     assert (mixed.size("train"), mixed.size("test")) == (18, 5)
-    assert mixed.skipped() == {"train": "2 of 20 rows, which are in the evaluation set too"}
+    assert mixed.skipped() == {"train": "2 of 20 rows, which are also in the evaluation set"}
     one = world("single", args={"evaluation": 0})
     splits: dict[str, set[str]] = {
         "train": {one.task("train", k).question for k in range(one.size("train") or 0)},

@@ -40,7 +40,7 @@ def test_grades_between_have_no_accuracy_and_equal_grades_no_correlation() -> No
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"question": "q", "score": 1}, "has no text"),
+        ({"question": "q", "score": 1}, "has no string"),
         ({"question": "q", "text": "t", "score": 2}, "from 0 to 1"),
         ({"question": "q", "text": "t", "score": "good"}, "from 0 to 1"),
     ],

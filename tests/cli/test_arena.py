@@ -109,7 +109,7 @@ def test_a_damaged_pair_is_named_before_anything_is_played(
     assert (said.code, said.err.count("\n")) == (2, 1), said.err
     assert f"kapelle: {file}" in said.err
     assert reason in said.err
-    assert "Remove it to play the pair again" in said.err
+    assert "Remove it to roll out the pair again" in said.err
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_what_is_measured_is_not_measured_again(kapelle: Kapelle, run: Path) -> 
     assert again.out.startswith("run after 2 steps: 2 failed and")
     assert json.loads(Path("again.json").read_text()) == first.json
     assert file.read_bytes() == bytes_before
-    assert "0 continuations, about 0 tokens; 2 episodes are measured already" in again.err
+    assert "0 continuations, about 0 tokens; 2 episodes have already been measured" in again.err
     file.write_bytes(bytes_before[:-20])
     assert kapelle("blame", str(run), *FEW).code == 0
     assert file.read_bytes() == bytes_before, "the broken line is measured again"

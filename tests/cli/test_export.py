@@ -14,13 +14,13 @@ def test_what_cannot_be_exported_is_one_line(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
     for words, told in (
-        ([], "Name one run directory"),
+        ([], "Give one run directory"),
         (["nowhere"], "nowhere"),
         (["nowhere", "--merge", "--format", "peft"], "exclude each other"),
         (["nowhere", "--public"], "Add --push OWNER/NAME"),
         (["nowhere@first"], "is not a checkpoint"),
-        (["nowhere", "--push", "../x/y"], "--push takes a repository"),
-        (["nowhere", "--push", "../x/y", "--dry-run"], "--push takes a repository"),
+        (["nowhere", "--push", "../x/y"], "--push must be a repository"),
+        (["nowhere", "--push", "../x/y", "--dry-run"], "--push must be a repository"),
         (["nowhere", "--push", "me/team"], "there is no token. Set HF_TOKEN"),
     ):
         said = kapelle("export", *words)

@@ -42,8 +42,8 @@ CASES: dict[str, tuple[Damage, tuple[str, ...], int, str]] = {
     "latest, garbage": (bytes_in("run/latest", b"\0\xff"), RESUME, CONTINUES, "kapelle train --resume run"),
     # A step with half a row runs again, from the newest complete checkpoint.
     "metrics.jsonl, half a row behind": (half_a_row, RESUME, CONTINUES, ""),
-    "a checkpoint, cut": (cut("run/checkpoints/00000002/train.safetensors"), RESUME, CONTINUES, "passed over"),
-    "a checkpoint's state, a folder": (folder_at("run/checkpoints/00000002/state.json"), RESUME, CONTINUES, "passed over"),
+    "a checkpoint, cut": (cut("run/checkpoints/00000002/train.safetensors"), RESUME, CONTINUES, "skipped a checkpoint"),
+    "a checkpoint's state, a folder": (folder_at("run/checkpoints/00000002/state.json"), RESUME, CONTINUES, "skipped a checkpoint"),
     # Files that define the run.
     "config.yaml, no UTF-8": (bytes_in("run/config.yaml", b"name: \xff"), RESUME, ENDS, "config.yaml is damaged: it is not UTF-8 text"),
     "config.yaml, nested": (bytes_in("run/config.yaml", NESTED), RESUME, ENDS, "nested too deeply"),
@@ -82,7 +82,7 @@ def test_a_damaged_episode_is_named(run: Path, row: bytes) -> None:
             read()
     file.unlink()
     file.mkdir()
-    with pytest.raises(RunDirectoryError, match=re.escape(f"Cannot read {file}: it is not a plain file")):
+    with pytest.raises(RunDirectoryError, match=re.escape(f"Cannot read {file}: it is not a regular file")):
         read_groups(run, 1)
 
 

@@ -29,7 +29,7 @@ def test_a_copied_recipe_is_the_recipe(kapelle: Kapelle, words: list[str], place
     assert kapelle("recipes", "cp", "demo", *words).code == 0
     assert Path(place).read_text("utf-8") == builtin_recipes()["demo"]
     again = kapelle("recipes", "cp", "demo", *words)
-    assert (again.code, again.err) == (2, f"kapelle: {place} exists already. Name another destination.\n")
+    assert (again.code, again.err) == (2, f"kapelle: {place} exists already. Choose another destination.\n")
 
 
 def test_validation_prints_its_checks(kapelle: Kapelle) -> None:

@@ -36,7 +36,9 @@ def test_a_hand_against_the_equilibrium(kapelle: Kapelle, typed: Type) -> None:
     assert said.code == 0, said.err
     lines = said.out.split("\n")
     assert lines[1] == "1/2 1 <Pass | Bet>"
-    assert lines[2] == "'bte' is none of the legal moves: Pass, Bet. Type one, or its first letters."
+    assert (
+        lines[2] == "'bte' is not one of the legal moves: Pass, Bet. Type one of them, or its first letters."
+    )
     assert lines[4].startswith("moves   you: Bet, nash: ")
     assert lines[5].split()[0] == "you"
     returns = [float(value) for value in lines[6].removeprefix("roles").split(",")]

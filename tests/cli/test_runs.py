@@ -54,7 +54,7 @@ def test_one_run_is_shown_with_its_settings_checkpoints_metrics_and_failures(
 ) -> None:
     (run / "checkpoints" / "00000002" / "state.json").write_bytes(b"{}")
     (run / "provenance.json").write_text("{}")
-    assert f"not recorded; {run / 'config.yaml'} has all" in kapelle("runs", "show", run).out
+    assert f"not recorded; {run / 'config.yaml'} contains all settings" in kapelle("runs", "show", run).out
     (run / "provenance.json").write_text(
         '{"optimizer.lr": "command line", "optimizer.betas": "mine", "seed": "default"}'
     )

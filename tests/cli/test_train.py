@@ -51,7 +51,7 @@ def test_missing_weights_to_start_from_are_an_error_before_a_model_loads(
 ) -> None:
     said = kapelle(*words)
     assert said.code == 2
-    assert f"`start_from` names 'missing', but there is no {tmp_path / 'missing'}." in said.err
+    assert f"`start_from` is 'missing', but {tmp_path / 'missing'} does not exist." in said.err
 
 
 def test_validation_prints_doubts(kapelle: Kapelle) -> None:
@@ -59,14 +59,17 @@ def test_validation_prints_doubts(kapelle: Kapelle) -> None:
     assert said.code == 0
     doubts = [line for line in said.out.splitlines() if line.startswith("-   ")]
     assert len(doubts) == 2, "two agents' lengths"
-    assert "fit: the model reads" in "".join(doubts)
+    assert "fit, because the model's context has" in "".join(doubts)
     for name, meant in (("sucess", "success"), ("rewrd/actor", "reward/actor")):
         best = kapelle("validate", "demo", f"checkpoint.best={name}").out
-        assert f"no metric '{name}' (`checkpoint.best`). Did you mean '{meant}'?\n" in best
+        assert (
+            f"`checkpoint.best` is '{name}', which is not a metric of kapelle. Did you mean '{meant}'?\n"
+            in best
+        )
     for name in ("success", "return/actor", "custom/mine", "info/carry"):
         assert "\n-   " not in kapelle("validate", "demo", f"checkpoint.best={name}").out
     alone = kapelle("validate", "demo", "workflow.name=solo").out
-    assert "-   Agent 'actor' learns, but takes no turn in the workflow `solo`.\n" in alone
+    assert "-   Agent 'actor' is trained, but the workflow `solo` gives it no turn.\n" in alone
     assert not [line for line in kapelle("validate", "demo").out.splitlines() if line.startswith("-   ")]
 
 
@@ -103,9 +106,7 @@ def test_a_resumed_run_reports_changed_data(kapelle: Kapelle) -> None:
     data_source.raw_rows.cache_clear()  # as a process that has read nothing yet
     again = kapelle("train", "--resume", "run", "training.steps=3")
     assert again.code == 0, again.err
-    line = (
-        r"data/train\.jsonl was content [0-9a-f]{12}, is content [0-9a-f]{12}: from step 3 on this run learns"
-    )
+    line = r"data/train\.jsonl was content [0-9a-f]{12}, is content [0-9a-f]{12}: from step 3 on, this run learns"
     assert re.search(rf"\] resume: {line}", again.out)
     assert len(re.findall(line, again.out)) == 2, "when it goes on, and in the summary"
 
@@ -132,7 +133,7 @@ def test_a_dry_run_lists_what_it_lacks_and_finds_what_is_wrong_all_the_same(
     assert "# learning_rate is read as optimizer.lr" in head
     assert len(kapelle("train", "gpu.yaml", "--dry-run", "--json").json["not_looked_at"]) >= 3
     for wrong, why in {
-        "training.tasks_per_step=100000000": "makes 800,000,000 episodes in one step",
+        "training.tasks_per_step=100000000": "results in 800,000,000 episodes per step",
         "workflow.name=debate": "the team has only 'agent_0'",
         "evaluation.prices={x: [1, 1]}": "names 'x', which is not an agent",
         "optimizer.lr=-1": "'optimizer.lr' cannot be -1",

@@ -64,8 +64,8 @@ UP = "model.layers.0.mlp.up_proj.weight"
 # What is done to a model's folder → (how, a part of what is said; empty where the model is sound).
 DAMAGE: dict[str, tuple[Damage, str]] = {
     "nothing": (lambda: None, ""),
-    "cut in the weights": (cut(WEIGHTS, 0.9), "is cut off: it holds"),
-    "a pointer of LFS": (bytes_in(WEIGHTS, POINTER), "pointer of Git LFS"),
+    "cut in the weights": (cut(WEIGHTS, 0.9), "is truncated: it contains"),
+    "a pointer of LFS": (bytes_in(WEIGHTS, POINTER), "Git LFS pointer"),
     "a pickle alone": (pickled, "no weights (*.safetensors)"),
     "a weight is missing": (rewritten(lambda t: t.pop(UP)), f"no weights for '{UP}'"),
     "a weight of another shape": (rewritten(lambda t: t.update({UP: torch.zeros(3, 5)})), f"'{UP}' of shape (3, 5)"),
@@ -137,9 +137,9 @@ SPLIT = ("train_engine.name=fsdp", "train_engine.tensor_parallel=2", FULL)
 # Family (None: the embedded model), what is set, and a part of what is said.
 SHAPES: dict[str, tuple[str | None, tuple[str, ...], str]] = {
     "nothing to replay": (None, ("model.routing=replayed",), "Qwen3ForCausalLM has none"),
-    "replayed without a cache": ("minimax", ("model.routing=replayed",), "reads each text again. Set `model.routing: free`"),
+    "replayed without a cache": ("minimax", ("model.routing=replayed",), "for each token. Set `model.routing: free`"),
     "no router to train": (None, ("model.router=trained", FULL), "Set `model.router: frozen`"),
-    "heads of uneven width": (None, ("model.embedded.heads=3",), "`hidden: 16` leaves 5 numbers to each of 3 heads"),
+    "heads of uneven width": (None, ("model.embedded.heads=3",), "`hidden: 16` gives each of 3 heads 5 dimensions"),
     "keys for a part of the heads": (
         None, ("model.embedded.heads=4", "model.embedded.kv_heads=3"), "`kv_heads: 3` does not divide `heads: 4`",
     ),

@@ -37,7 +37,7 @@ def test_an_unreachable_address_is_reported_at_once() -> None:
         held.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{held.getsockname()[1]}"
         with pytest.raises(
-            ConfigError, match=f"No Ray answers at `ray.address: {address}`: Connection refused"
+            ConfigError, match=f"No Ray cluster answers at `ray.address: {address}`: Connection refused"
         ):
             ActorConnection.join(address)
 

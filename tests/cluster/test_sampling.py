@@ -118,14 +118,14 @@ def test_pools_are_placed_once_and_rollout_workers_share_their_workers() -> None
     [
         (
             {"big": {"agents": ["bem"]}},
-            r"`ray.pools.big.agents` names 'bem', which is not an agent.*Did you mean 'ben'",
+            r"`ray.pools.big.agents` contains 'bem', which is not an agent.*Did you mean 'ben'",
         ),
         ({"a": {"agents": ["ben"]}, "b": {"agents": ["ben"]}}, r"in the pool 'a'"),
         (
             {"big": {"agents": ["ada"]}},
             r"'cleo', which shares a model",
         ),
-        ({"big": {"agents": ["dan"]}}, r"names 'dan'"),
+        ({"big": {"agents": ["dan"]}}, r"contains 'dan'"),
     ],
 )
 def test_impossible_pools_are_errors(pools: dict[str, Any], reason: str, model: str) -> None:

@@ -217,5 +217,5 @@ def test_impossible_settings_are_errors(settings: dict[str, Any], word: str) -> 
 def test_the_user_must_be_in_the_team() -> None:
     with pytest.raises(ConfigError, match="gest"):
         UserConversation(user="gest").check(["guest", "a"])
-    with pytest.raises(ConfigError, match="only the user"):
+    with pytest.raises(ConfigError, match="the only agent"):
         UserConversation(user="guest").check(["guest"])

@@ -178,7 +178,7 @@ class TestScript:
         ({}, ("ada", "ben"), "proposer: proposer"),
         ({"proposer": "bem"}, ("ada", "ben"), r"Did you mean 'ben'"),
         ({"proposer": "ben"}, ("ada", "ben"), "Put 'ben' first"),
-        ({}, ("proposer",), "only the proposer"),
+        ({}, ("proposer",), "the only agent"),
         ({"problems": {"flaws": {"adda": 0.5}}}, ("proposer", "ada"), "Did you mean 'ada'"),
     ],
 )

@@ -82,7 +82,7 @@ def test_a_script_is_correct_with_every_rule(rule: ExtractionRule) -> None:
 def test_levels_have_a_maximum(name: str, hardest: int) -> None:
     kind = environment_class(name)
     assert kind(difficulty=(1, hardest)).difficulty == (1, hardest)
-    with pytest.raises(ValidationError, match=f"hardest is {hardest}"):
+    with pytest.raises(ValidationError, match=f"hardest level is {hardest}"):
         kind(difficulty=(1, hardest + 1))
 
 

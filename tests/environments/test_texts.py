@@ -109,7 +109,7 @@ async def test_fields_and_prompt_are_settings(tmp_path: Path) -> None:
     [
         ([{"document": "x"}], {}, "reference_field"),
         ([{"document": "x", "summary": ""}], {}, "empty"),
-        ([{"document": "x", "summary": ["a", 3]}], {}, "list of texts"),
+        ([{"document": "x", "summary": ["a", 3]}], {}, "list of strings"),
         ([{"document": "x", "summary": "a " * 1_001}], {}, "1,001 words"),
         ([NEWS], {"text_field": "documents"}, "Did you mean 'document'"),
     ],

@@ -58,7 +58,7 @@ async def test_tutorial_game_conforms_and_leak_is_found(folder: Path) -> None:
     [finding] = [f for f in await conform(environment_class("leaky.py:Hints")()) if f.status == "failed"]
     assert finding.name == "private views"
     assert finding.detail.startswith(
-        "'agent_1' sees a secret of 'agent_0' in task train-0 at the start: 'river' in "
+        "'agent_1' observes a secret of 'agent_0' in task train-0 at the start: 'river' in "
     )
 
 

@@ -84,7 +84,7 @@ def test_a_verdict_that_turns_is_named(of_numbers: Claim, tmp_path: Path) -> Non
     assert turned(of_numbers, now, before) == []
     now.runs["up"] = [{"area": 0.5}] * 2
     [line] = turned(of_numbers, now, before)
-    assert line.startswith("group_baseline: `up` is ahead of `down`")
+    assert line.startswith("group_baseline: `up` exceeds `down`")
 
 
 def test_the_page_says_what_the_results_say() -> None:

@@ -275,7 +275,7 @@ def _evaluated(
         elif row == whole:
             verdict = Verdict(Outcome.BITWISE)
         else:
-            announced = "passed over" in ended.said and row.get("steps") != whole["steps"]
+            announced = "skipped a checkpoint" in ended.said and row.get("steps") != whole["steps"]
             verdict = Verdict(Outcome.RECOVERED if announced else Outcome.LOST, "another result")
         return [(f"evaluated: {damage.path}: {damage.how}", verdict)]
     finally:

@@ -57,7 +57,7 @@ class TestWhatTheFilesHold:
     def test_a_weight_of_another_shape_is_named(self, folder: Path) -> None:
         rewrite(folder, lambda tensors: tensors.update({LAYER: torch.zeros(3, 5)}))
         with pytest.raises(
-            ModelError, match=rf"'{LAYER}' of shape \(3, 5\), where Qwen3ForCausalLM needs \(32, 16\)"
+            ModelError, match=rf"'{LAYER}' of shape \(3, 5\), but Qwen3ForCausalLM needs \(32, 16\)"
         ):
             load_language_model(ModelConfig(path=str(folder)))
 

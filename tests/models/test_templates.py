@@ -150,6 +150,6 @@ def test_a_team_with_system_prompts_trains_on_a_model_that_rejects_them(
 ) -> None:
     words = ["demo", f"model.path={saved(GEMMA)}", *RUN, *SMALL]
     assert main(["validate", *words]) == 0
-    assert capsys.readouterr().out.count("takes no system message") == 1
+    assert capsys.readouterr().out.count("does not support system messages") == 1
     assert main(["train", *words, "--run-dir", str(tmp_path / "run"), "--no-rich"]) == 0
-    assert "takes no system message" in capsys.readouterr().out
+    assert "does not support system messages" in capsys.readouterr().out

@@ -243,5 +243,5 @@ def test_a_grammar_that_cannot_continue_ends_the_turn() -> None:
     walk.take(0)
     assert allowed(masks.next([walk])[0]) == [3]
     assert not walk.complete
-    with pytest.raises(ConfigError, match="no token begins one"):
+    with pytest.raises(ConfigError, match="no token can begin such a text"):
         masks.begin(Constraint.choices(["no"]))

@@ -80,7 +80,7 @@ SAID: Mapping[str, tuple[Any, str]] = {
     "info of an object": ({"info": {"board": object()}}, "info.board is a object"),
     "info in itself": ({"info": _in_itself()}, "64 levels deep"),
     "info of bytes": ({"info": {"raw": b"x"}}, "info.raw is a bytes"),
-    "info too long a number": ({"info": {"n": 10**5000}}, "info.n is a whole number"),
+    "info too long a number": ({"info": {"n": 10**5000}}, "info.n is an integer"),
     "info no mapping": ({"info": [1]}, "must be a mapping"),
     "info with odd keys": ({"info": {((),): 1, (1, "a"): [1]}}, ""),
     "reward text": ({"rewards": {"agent_0": "much"}}, "The reward of 'agent_0' is 'much'"),
@@ -112,7 +112,7 @@ DONE: Mapping[str, tuple[str, Any, str]] = {
     "foreign in close": ("close", _foreign, "Foreign: of a library"),
     "unreadable": ("outcome", _unreadable, "Unreadable: (its message cannot be read"),
     "shows a number": ("observe", lambda agent: 3, "The observation of 'agent_0' is 3"),
-    "pays nothing at all": ("outcome", lambda: None, "`outcome` returns None; return a kapelle.Outcome."),
+    "pays nothing at all": ("outcome", lambda: None, "`outcome` returns None. Return a kapelle.Outcome."),
 }
 
 

@@ -159,7 +159,7 @@ class TestFailures:
         setup = stage(at_grpo(2), Counting(numbered, lambda r: "boom"))
         episode = await roll_out_episode(setup, TASK, 0)
         assert episode.error == (
-            "EpisodeError: All continuations of a candidate failed. The error of the first: EpisodeError: boom"
+            "EpisodeError: All continuations of a candidate failed. The first error was: EpisodeError: boom"
         )
         assert episode.continued == {"actor": 2 * len("boom")}
 
@@ -173,7 +173,7 @@ class TestFailures:
     @pytest.mark.parametrize(
         ("odd", "workflow", "how"),
         [
-            ("shown", Chain(), "'reasoner' has another prompt at its turn 1, from token 12 on"),
+            ("shown", Chain(), "the prompt of 'reasoner' at its turn 1 differs from token 12 on"),
             ("paid", TwoSteps(), r"'reasoner' has the reward \d+\.0 for turn 0 and not \d+\.0"),
             (
                 "over",

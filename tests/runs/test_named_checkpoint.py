@@ -51,7 +51,9 @@ def test_checkpoints_are_found_by_name(kept: Path, tmp_path: Path) -> None:
         split_run(f"{kept}@bset")
     assert named_checkpoint(kept, None) is None
     assert named_checkpoint(kept, "3") == kept / "checkpoints" / "00000003"
-    with pytest.raises(CheckpointError, match=r"step 7. The nearest of its 5: .*@2, .*@3, .*@4"):
+    with pytest.raises(
+        CheckpointError, match=r"step 7. The nearest of its 5 checkpoints are .*@2, .*@3, .*@4"
+    ):
         named_checkpoint(kept, "7")
     assert named_checkpoint(kept, "best") == kept / "checkpoints" / "00000002"
     (kept / "config.yaml").write_text("name: other\n")

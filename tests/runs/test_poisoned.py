@@ -233,7 +233,7 @@ def test_weights_that_broke_between_steps_are_not_saved(tmp_path: Path) -> None:
         weights = trainer.engine.weights("agent_1")
         with torch.no_grad():
             next(iter(weights.values())).view(-1)[0] = math.nan
-        with pytest.raises(NumericsError, match="step 1 is not written: 1 of the"):
+        with pytest.raises(NumericsError, match="step 1 was not written: 1 of the"):
             trainer.save()
     assert list(states(run)) == ["00000001"]
 

@@ -183,7 +183,7 @@ def test_a_damaged_record_raises(tmp_path: Path, saved: dict[str, int]) -> None:
     with pytest.raises(RunDirectoryError, match=r"recorded\.jsonl has lost rows"):
         resumed(run, saved)
     table.write_bytes(b"".join([*rows[:3], b"{}\n", *rows[4:]]))
-    assert any("the first is line 4" in line for line in all_losses(run))
+    assert any("the first of them line 4" in line for line in all_losses(run))
     table.unlink()
     with pytest.raises(RunDirectoryError, match=r"recorded\.jsonl has lost rows"):
         resumed(run, saved)

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWa
 
 SAVED = {"rank": 2, "alpha": 4.0, "targets": ["q_proj", "v_proj", "down_proj"]}
 OTHERS = [
-    ({"alpha": 8.0}, "alpha 4.0 in the folder and 8.0 here"),
+    ({"alpha": 8.0}, "alpha is 4.0 in the folder, but 8.0 in this team"),
     ({"targets": [*SAVED["targets"], "k_proj"]}, "targets"),  # type: ignore[misc]
 ]
 
@@ -126,7 +126,7 @@ def test_an_adapter_on_another_base_raises(how: str, tmp_path: Path) -> None:
     past = {"weights": {"past": str(folder)}} if how == "past" else {}
     start = {"ada": folder} if how == "start_from" else {}
     Trainer(**sections(team=team(**past)), start_from=start).close()
-    with pytest.raises(ModelError, match="other base weights"):
+    with pytest.raises(ModelError, match="base weights that differ"):
         Trainer(**sections(team=team(**past), model={"embedded": {**SIZE, "seed": 5}}), start_from=start)
 
 

@@ -105,11 +105,11 @@ def test_a_decompression_bomb_raises_before_it_is_unpacked(
     path.write_bytes(framed(bomb, 4_000_001))
     assert len(read(tmp_path, 7)) == 1  # the same bytes are harmless where they are not too many
     monkeypatch.setattr(step_rows, "LARGEST", 1_000_000)
-    with pytest.raises(DataError, match="would unpack to 4000001 bytes"):
+    with pytest.raises(DataError, match="would decompress to 4000001 bytes"):
         read(tmp_path, 7)
     newlines = zstandard.ZstdCompressor().compress(b"\n" * (FRAME + 1))
     path.write_bytes(framed(newlines, FRAME + 1, FRAME + 1))
-    with pytest.raises(DataError, match="would unpack to 1048577 bytes"):
+    with pytest.raises(DataError, match="would decompress to 1048577 bytes"):
         read(tmp_path, 7)
     path.write_bytes(framed(bomb, 100))
     with pytest.raises(DataError, match="description"):

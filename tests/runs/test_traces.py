@@ -236,7 +236,7 @@ def test_agents_and_scores_are_those_of_the_nearest_span(tmp_path: Path) -> None
         ({**PRESENT, "gen_ai.output.messages": "[{"}, "not JSON (probably"),
         (
             {**PRESENT, "gen_ai.system_instructions": "[]", "gen_ai.input.messages": "[]"},
-            "without a question",
+            "without a prompt",
         ),
         (
             {**PRESENT, "gen_ai.input.messages": json.dumps([{"role": "user", "parts": [{"type": "blob"}]}])},

@@ -104,7 +104,9 @@ def test_wandb_runs_are_named_after_their_folder(
 
 def test_wandb_without_a_key_is_explained(tmp_path: Path, wandb: FakeWandb) -> None:
     wandb.refusal = wandb.Error("No API key configured.")
-    with pytest.raises(ConfigError, match=r"No API key configured\. Set WANDB_API_KEY, or `offline: true`"):
+    with pytest.raises(
+        ConfigError, match=r"No API key configured\. Set WANDB_API_KEY, or set `offline: true`"
+    ):
         WandbTracker(tmp_path, "team", offline=False)
 
 
@@ -136,7 +138,7 @@ def test_a_tracker_that_fails_is_reported_once() -> None:
     tracker.close()
     assert broken.new_messages == ["log 1", "table", "log 2"]
     assert said == [
-        "the tracker 'mine' has failed and is not used any more (ConnectionError: gone away); the run directory has everything"
+        "the tracker 'mine' has failed and is no longer used (ConnectionError: gone away); the run directory holds everything"
     ]
 
 

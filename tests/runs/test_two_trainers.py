@@ -159,7 +159,7 @@ def test_a_checkpoint_appears_only_while_the_run_is_held(tmp_path: Path) -> None
     with pytest.raises(RunDirectoryError, match="was moved, deleted or replaced"):
         run.prune(1, tmp_path)
     run.close()
-    with pytest.raises(RunDirectoryError, match="no longer held"):
+    with pytest.raises(RunDirectoryError, match="no longer locked"):
         run.report("training", 1)
 
 

@@ -48,8 +48,8 @@ PLANTED: list[tuple[Word, str, Verdict]] = [
     ("healthy", "success rose", played(60, success=rising(0.4, 0.8, 60))),
     ("healthy", "stays at", played(60, success=lambda _: 0.98, dead_groups=lambda _: 0.97)),
     ("healthy", "the mean return rose", played(40, return__a=rising(0.0, 3.0, 40))),
-    ("healthy", "nats a token fell", played(30, nll__a=lambda k: 2.0 * 0.9**k)),
-    ("healthy", "nats a token fell", played(60, nll__a=lambda k: 0.1 * 0.9**k, entropy__a=lambda k: 0.4 * 0.8**k,
+    ("healthy", "nats per token fell", played(30, nll__a=lambda k: 2.0 * 0.9**k)),
+    ("healthy", "nats per token fell", played(60, nll__a=lambda k: 0.1 * 0.9**k, entropy__a=lambda k: 0.4 * 0.8**k,
         demonstrated_success=lambda _: 1.0, dead_groups=lambda _: 1.0)),
     ("flat", "the share of pairs ranked correctly went", played(60, preference_accuracy__a=lambda k: 0.9 + 0.01 * (k % 2),
         entropy__a=lambda k: 0.4 * 0.8**k, demonstrated_success=lambda _: 0.5)),
@@ -68,20 +68,20 @@ PLANTED: list[tuple[Word, str, Verdict]] = [
     ("diverging", "the mean return fell from -1.", played(40, return__a=rising(-1.0, -5.0, 40))),
     ("diverging", "the mean return fell from 0.9", played(40, return__a=lambda k: 0.2 + 0.04 * k if k < 20 else 1.5 - 0.025 * k)),
     ("diverging", "KL to the reference of a rose from 2.25 to 3.57e+03", played(40, success=lambda _: 0.5, kl__a=lambda k: 10 ** (k / 10))),
-    ("diverging", "gradient norm of a rose from 0.4 to 40, above 10 first at step 21", played(40, success=lambda _: 0.5, grad_norm__a=lambda k: 0.4 if k < 20 else 40.0)),
+    ("diverging", "gradient norm of a rose from 0.4 to 40, first above 10 at step 21", played(40, success=lambda _: 0.5, grad_norm__a=lambda k: 0.4 if k < 20 else 40.0)),
     ("diverging", "success on unseen problems fell from 90.0 % at step 60 to 80.0 % at step 120", played(120, success=lambda k: 0.5 - 0.09 * (k >= 70),
         evaluations=evaluated((60, 0.9, 0.86, 0.94), (120, 0.8, 0.76, 0.84)))),
-    ("memorising", "while nats a token went from 1.", played(40, nll__a=lambda k: 2.0 * 0.97**k,
+    ("memorising", "while nats per token changed from 1.", played(40, nll__a=lambda k: 2.0 * 0.97**k,
         evaluations=evaluated((20, 0.9, 0.86, 0.94), (40, 0.5, 0.46, 0.54)))),
     ("failing", "70.0 % of episodes ended in an error", played(40, success=rising(0.4, 0.8, 40), failed_episodes=lambda _: 0.7)),
-    ("memorising", "while success in training went from", played(40, success=lambda _: 0.97, return__a=lambda _: 0.97,
+    ("memorising", "while success in training changed from", played(40, success=lambda _: 0.97, return__a=lambda _: 0.97,
         evaluations=evaluated((0, 0.8, 0.75, 0.85), (40, 0.4, 0.35, 0.45)))),
-    ("memorising", "while success in training went from", played(40, success=lambda _: 0.6,
+    ("memorising", "while success in training changed from", played(40, success=lambda _: 0.6,
         evaluations=evaluated((0, 0.8, 0.75, 0.85), (40, 0.4, 0.35, 0.45)))),
-    ("memorising", "while the mean return went from", played(40, return__a=noise(0.1),
+    ("memorising", "while the mean return changed from", played(40, return__a=noise(0.1),
         evaluations=evaluated((0, 0.8, 0.75, 0.85), (40, 0.4, 0.35, 0.45)))),
-    ("diverging", "gave no finite weights in 2 of the last 10", played(30, success=rising(0.4, 0.8, 30), undone__a=lambda k: float(k > 27))),
-    ("collapsing", "entropy of a fell from 0.155 to 3.46e-06 nats a token, below a tenth from step 16", played(60, success=lambda _: 0.4, entropy__a=lambda k: 0.4 * 0.8**k)),
+    ("diverging", "resulted in non-finite weights in 2 of the last 10", played(30, success=rising(0.4, 0.8, 30), undone__a=lambda k: float(k > 27))),
+    ("collapsing", "entropy of a fell from 0.155 to 3.46e-06 nats per token, below a tenth from step 16", played(60, success=lambda _: 0.4, entropy__a=lambda k: 0.4 * 0.8**k)),
     ("starved", "all groups are dead in 30 of 40 steps", played(40, success=lambda _: 0.02, dead_groups=lambda k: float(k > 9))),
     ("hacked", "the mean return rose", played(60, success=rising(0.6, 0.5, 60), return__a=rising(0.0, 3.0, 60),
         evaluations=evaluated((0, 0.5, 0.45, 0.55), (20, 0.6, 0.55, 0.65), (60, 0.3, 0.25, 0.35)))),
@@ -89,7 +89,7 @@ PLANTED: list[tuple[Word, str, Verdict]] = [
     ("memorising", "success in training rose", played(60, success=rising(0.4, 0.9, 60), return__a=rising(0.4, 0.9, 60),
         evaluations=evaluated((0, 0.5, 0.45, 0.55), (60, 0.3, 0.25, 0.35)))),
     ("young", "7 of the 8 steps", played(7, success=lambda _: 0.0, dead_groups=lambda _: 1.0)),
-    ("young", "which chance explains", played(12, success=lambda _: 0.4)),
+    ("young", "which can be explained by chance", played(12, success=lambda _: 0.4)),
     ("young", "no step", judge([], {})),
     ("unrated", "no reward and no success", played(12)),
 ]  # fmt: skip
@@ -231,7 +231,7 @@ def test_zero_sum_games_are_not_flat() -> None:
     assert "NashConv fell from 0.4" in found.evidence[0].sentence
     thrice: list[float | None] = [{4: 5.0, 8: 4.5, 12: 5.5}.get(k) for k in range(13)]
     (few,) = judge(range(13), {"return/a": column[:13], "league/nash_conv": thrice}, opposed=True).evidence
-    assert few.sentence.startswith("NashConv went from 5 to 5.5 in 3 measurements, steps 4 to 12;")
+    assert few.sentence.startswith("NashConv changed from 5 to 5.5 in 3 measurements, steps 4 to 12;")
     entries: list[float | None] = [float(k) if k % 4 == 0 else None for k in range(40)]
     rated = judge(range(40), {**columns, "league/rating": entries}, opposed=True)
     assert (

@@ -71,11 +71,11 @@ def meetings() -> list[object]:
 
 
 OTHER = (
-    "ConfigError: Rank 1 does not run what rank 0 runs: `seed` is 1 there and 0 on rank 0. Start every process with the "
+    "ConfigError: Rank 1 differs from rank 0: `seed` is 1 there and 0 on rank 0. Start every process with the "
     "same command, the same files and the same versions."
 )
 APART = (
-    "EngineError: The ranks have come apart: rank 0 at 'place 0', rank 1 at 'place 1'. Please report this defect, with the "
+    "EngineError: The ranks are at different exchanges: rank 0 at 'place 0', rank 1 at 'place 1'. Please report this defect, with the "
     "recipe."
 )
 

@@ -69,5 +69,5 @@ def test_a_wait_for_an_ended_rank_reports_why() -> None:
 
 
 def test_every_wait_is_bounded() -> None:
-    with pytest.raises(EngineError, match="Not all ranks came to 'parts'"):
+    with pytest.raises(EngineError, match="Not all ranks reached 'parts'"):
         barriers(HashStore(), 0.05)[0].all_gather("parts", bytes)

@@ -32,7 +32,7 @@ def test_a_failed_event_loop_leaves_nothing_half_made(monkeypatch: pytest.Monkey
         with pytest.raises(OSError) as raised:
             run_async(nothing)
     assert raised.value.errno == errno.EMFILE
-    assert "may open no more files" in (refusal(raised.value) or "")
+    assert "cannot open more files" in (refusal(raised.value) or "")
     del raised
     gc.collect()
     assert not seen

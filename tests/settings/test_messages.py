@@ -30,7 +30,7 @@ def error_of(text: str, folder: Path) -> str:
         (f"{REST}trackers: wandb\n", "`trackers: [{name: wandb, …}]`"),
         (f"{REST}team: {{agents: [{{name: a, prompt: {{question}}}}]}}\n", "'team.agents.0.prompt'"),
         (f"{REST}name: yes\n", "quotes"),
-        (f"{REST}training: {{steps: 5 steps}}\n", "whole number"),
+        (f"{REST}training: {{steps: 5 steps}}\n", "write an integer"),
         (f"{REST}team: {{agents: [{{name: my agent}}]}}\n", "letters, digits and _"),
         (f"{REST}steps: 5\n", "Did you mean 'training.steps' or 'warmup.steps'?"),
         ("# nothing\n", "is empty"),

@@ -21,7 +21,7 @@ def test_a_number_of_very_many_digits(number: str) -> None:
 @pytest.mark.parametrize("line", ["{}: 1", "? {}"])
 def test_keys_of_one_hash(line: str) -> None:
     text = "\n".join(line.format(k * ONE_HASH) for k in range(1, MOST_OTHER_KEYS + 2))
-    with pytest.raises(ValueError, match="keys that are not text"):
+    with pytest.raises(ValueError, match="keys that are not strings"):
         parse_yaml(text)
 
 

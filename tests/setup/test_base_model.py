@@ -52,7 +52,7 @@ class TestWarmup:
             assert found.origin["warmup.steps"].endswith(who)
             assert found.origin["warmup.demonstrations"] == "demo"
             assert any(
-                note.startswith("warm-up: of all weights of Qwen") and who in note for note in found.notes
+                note.startswith("warm-up: trains all weights of Qwen") and who in note for note in found.notes
             )
 
     def test_python_is_warned(self, pretrained: str) -> None:

@@ -33,7 +33,9 @@ def test_a_dead_endpoint_ends_in_one_line_before_models_load(
     said = kapelle(command[0], *RUN, endpoint(f"http://127.0.0.1:{unused_tcp_port}/v1"), *command[1:])
     assert said.code == 2
     (line,) = said.err.splitlines()
-    assert f"The endpoint of policy 'actor' at http://127.0.0.1:{unused_tcp_port}/v1 does not answer:" in line
+    assert (
+        f"The endpoint of policy 'actor' at http://127.0.0.1:{unused_tcp_port}/v1 does not respond:" in line
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,7 +43,7 @@ def test_a_dead_endpoint_ends_in_one_line_before_models_load(
     [
         (200, ""),
         (401, "rejects the key in $OPENAI_API_KEY: HTTP 401"),
-        (503, "answers HTTP 503"),
+        (503, "returns HTTP 503"),
     ],
 )
 def test_what_a_server_answers(status: int, told: str, kapelle: Kapelle) -> None:

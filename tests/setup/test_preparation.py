@@ -104,5 +104,5 @@ def test_a_central_critic_that_cannot_read_a_first_round_is_doubted(name: str, t
     )
     prepare(config, passed=lambda *told: new_messages.append(told))
     doubts = [words for what, words in new_messages if what == DOUBT]
-    assert any("central critic reads what all agents read" in each for each in doubts) is told
-    assert any("its model reads 192" in each for each in doubts) is told
+    assert any("central critic reads the prompts and completions" in each for each in doubts) is told
+    assert any("its model's context has 192" in each for each in doubts) is told

@@ -75,7 +75,9 @@ def drawn(config: Any, steps: int) -> list[str]:
 def test_a_test_problem_in_the_training_rows_is_an_error(tmp_path: Path) -> None:
     rows = {"name": "math", "path": written(tmp_path / "own", "How much is 1,200 + 3?", split="train")}
     tested = {"name": "math", "path": written(tmp_path / "set", "how much is:  1200+3 ?", "another one?")}
-    with pytest.raises(ConfigError, match=r"`evaluation.sets.held`: 1 of its 2 problems are trained on too"):
+    with pytest.raises(
+        ConfigError, match=r"`evaluation.sets.held`: 1 of its 2 problems are also in the training data"
+    ):
         prepare(resolve(settings(rows, tested)))
 
 
@@ -100,7 +102,7 @@ def test_a_test_set_with_all_training_problems_is_an_error(tmp_path: Path) -> No
     games = {"name": "arithmetic", "digits": 1, "operators": ["+"]}
     every = [f"{a}+{b}" for a in range(10) for b in range(10)]
     tested = {"name": "math", "path": written(tmp_path / "set", *every)}
-    with pytest.raises(ConfigError, match=r"`evaluation.sets.held` holds all \d+ problems of 256 tasks"):
+    with pytest.raises(ConfigError, match=r"`evaluation.sets.held` contains all \d+ problems of 256 tasks"):
         prepare(resolve(settings(games, tested)))
 
 

@@ -224,7 +224,7 @@ class TestWrongKeys:
         with pytest.raises(ConfigError, match="not a mapping"):
             load_recipe(str(tmp_path / "list.yaml"))
         (tmp_path / "broken.yaml").write_text("a: [1")
-        with pytest.raises(ConfigError, match="is not YAML"):
+        with pytest.raises(ConfigError, match="is not valid YAML"):
             load_recipe(str(tmp_path / "broken.yaml"))
         (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
         with pytest.raises(ConfigError, match=r"bytes\.yaml"):
@@ -254,5 +254,5 @@ class TestWrongKeys:
 
     def test_a_recipe_cannot_make_objects(self, tmp_path: Path) -> None:
         (tmp_path / "evil.yaml").write_text("name: !!python/object/apply:os.system ['true']")
-        with pytest.raises(ConfigError, match="is not YAML"):
+        with pytest.raises(ConfigError, match="is not valid YAML"):
             load_recipe(str(tmp_path / "evil.yaml"))

@@ -74,7 +74,7 @@ class TestWeights:
 
     def test_what_shares_an_adapter_has_one_size_of_it(self) -> None:
         fields = {"a": {"weights": {"adapter": "x"}}, "b": {"weights": {"adapter": "x"}, "lora": {"rank": 2}}}
-        with pytest.raises(ConfigError, match="'b' gives policy 'x' other settings"):
+        with pytest.raises(ConfigError, match="The settings of agent 'b' for policy 'x' differ"):
             build(seats("a", "b", **fields))
 
     def test_an_adapter_on_a_base_that_trains_is_an_error(self) -> None:
@@ -104,10 +104,10 @@ class TestCritics:
     @pytest.mark.parametrize(
         ("fields", "message"),
         [
-            ({"a": {"share_critic_with": "a"}}, "goes in a circle"),
-            ({"a": {"share_critic_with": 1}, "b": {"share_critic_with": 0}}, "goes in a circle"),
+            ({"a": {"share_critic_with": "a"}}, "leads back to the same agent"),
+            ({"a": {"share_critic_with": 1}, "b": {"share_critic_with": 0}}, "leads back to the same agent"),
             ({"a": {"share_critic_with": 3}}, "from 0 to 2"),
-            ({"a": {"share_critic_with": "bb"}}, "names 'bb'.*Did you mean 'b'|Known: a, b, c"),
+            ({"a": {"share_critic_with": "bb"}}, "the unknown agent 'bb'.*Did you mean 'b'|Known: a, b, c"),
         ],
     )
     @pytest.mark.parametrize("algorithm", ["ippo", "mappo"])
@@ -151,11 +151,12 @@ class TestRates:
     )
     def test_what_does_not_train_has_none(self, weights: Any) -> None:
         with pytest.raises(
-            ConfigError, match="`optimizer` of agent 'a' sets a learning rate, but nothing trains its weights"
+            ConfigError,
+            match="`optimizer` of agent 'a' sets a learning rate, but the agent's weights are not trained",
         ):
             build(seats("a", "b", a={"weights": weights, "optimizer": {"lr": 1e-3}}))
 
     def test_agents_that_share_weights_share_their_rate(self) -> None:
         listed = seats("a", "b", a={"optimizer": {"lr": 1e-3}})
-        with pytest.raises(ConfigError, match="set the same `lora` and `optimizer`"):
+        with pytest.raises(ConfigError, match="Set the same `lora` and `optimizer`"):
             build(listed, sharing="shared")

@@ -60,8 +60,8 @@ def test_paths_are_those_beside_the_file_and_settings_are_laid_over(tmp_path: Pa
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"format": 2}, "has the format 2, and this version of kapelle reads 1"),
-        ({"policies": [1]}, "is not a team of `kapelle export`"),
+        ({"format": 2}, "has the format 2, but this version of kapelle reads only 1"),
+        ({"policies": [1]}, "is not a team file written by `kapelle export`"),
     ],
 )
 def test_another_file_is_no_team(tmp_path: Path, changed: dict[str, object], told: str) -> None:

@@ -52,7 +52,7 @@ def checked(**sections: Any) -> RunConfig:
         ({"algorithm": {"name": "m_grpo"}, "team": {"agents": 1}}, r"set `algorithm\.name: grpo`"),
         (
             {"algorithm": {"name": "m_grpo", "levels": [["planner"], ["serach"]]}, **CALLS},
-            r"`algorithm\.levels` names the unknown agent 'serach'\. Did you mean 'search'\?",
+            r"`algorithm\.levels` refers to the unknown agent 'serach'\. Did you mean 'search'\?",
         ),
         ({"algorithm": {"name": "m_grpo", "levels": [["planner"], ["search"]]}, **CALLS}, "'code'"),
         (
@@ -61,7 +61,7 @@ def checked(**sections: Any) -> RunConfig:
         ),
         ({"algorithm": {"name": "grpo", "loss": {"kind": "sapo", "clip_high": 0.28}}}, "clip_high"),
         ({"environment": PENNIES, "algorithm": {"name": "grpo"}}, r"Set `algorithm\.team_reward: individual`"),
-        ({"environment": PENNIES, "algorithm": {"name": "mappo", "team_reward": "sum"}}, "rewards all agents alike"),
+        ({"environment": PENNIES, "algorithm": {"name": "mappo", "team_reward": "sum"}}, "gives all agents the same reward"),
     ],
 )  # fmt: skip
 def test_a_wrong_combination_is_an_error_with_a_fix(sections: dict[str, Any], mending: str) -> None:

@@ -115,7 +115,7 @@ WRONG_CREDIT: dict[str, tuple[Callable[[dict[TurnKey, Credit]], object], str]] =
     "a pair by name": (give(pair="left"), f"gave {AGENT} the pair 'left'"),
     "a look-up that finds nothing": (
         missing,
-        rf"`credit` raised KeyError \(test_boundary.py, line \d+\): there is no value for {AGENT}",
+        rf"`credit` raised KeyError \(test_boundary.py, line \d+\): it has no value for {AGENT}",
     ),
     "an error of its own": (
         broken,
@@ -233,13 +233,13 @@ def misses(step: Sampled) -> Any:
         (lambda step: later(), "the signal `Counting` is async"),
         (
             {"step": {}},
-            "`gather` of the signal `Counting` returned a result named 'step'. Give it another name",
+            "`gather` of the signal `Counting` returned a result named 'step'. Rename it",
         ),
         (
             {"more": {}},
-            "`gather` of the signal `Counting` returned a result named 'more'. Give it another name",
+            "`gather` of the signal `Counting` returned a result named 'more'. Rename it",
         ),
-        ({3: {}}, "`gather` of the signal `Counting` returned a result named 3. Give it another name"),
+        ({3: {}}, "`gather` of the signal `Counting` returned a result named 3. Rename it"),
     ],
 )
 def test_a_wrong_signal_is_one_sentence(found: Any, says: str) -> None:

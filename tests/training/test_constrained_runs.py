@@ -75,7 +75,7 @@ def test_worlds_in_another_process_list_their_moves() -> None:
     assert rows(poker(episode={"environment_workers": 1})) == here
 
 
-@pytest.mark.filterwarnings("ignore:.*were cut after")
+@pytest.mark.filterwarnings("ignore:.*were cut off after")
 def test_what_is_sampled_in_parts_keeps_its_form() -> None:
     form = "[a-z]([a-z ]{0,30}\\.){1,4}"
     settings = {
@@ -134,7 +134,7 @@ def test_what_nothing_can_hold_to_is_refused_before_a_model_loads() -> None:
     assert "exists. Set a higher `max_tokens`" in refused(team=team(json_schema=place))
     assert "exists. Set a higher `max_tokens`" in refused(team=team(grammar='start: "nothing" "short"'))
     assert "`choices` and `regex` exclude" in refused(team=team(choices=["a"], regex="a"))
-    assert "Put the text in quotes" in refused(
+    assert "Put the string in quotes" in refused(
         team=yaml.safe_load("{agents: 2, sharing: lora, sampling: {choices: [yes, no]}}")
     )
     served = {"endpoint": "http://127.0.0.1:9/v1", "model": "m"}

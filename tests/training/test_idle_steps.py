@@ -54,7 +54,7 @@ def test_a_run_without_any_reward_says_so_within_ten_steps_and_what_to_try(algor
     assert early.count("starved: no completion has received a reward above 0 in 8 steps") == 1
     advice = early[early.index("what to do: ") :]
     assert all(word in advice for word in ("`warmup`", "`examples`", "easier split"))
-    assert "steps in a row" not in shown
+    assert "consecutive steps" not in shown
     _, shown = run(lambda completion: float(sum(map(ord, completion)) % 2), algorithm, LONG)
     assert "starved" not in shown
 
@@ -62,7 +62,7 @@ def test_a_run_without_any_reward_says_so_within_ten_steps_and_what_to_try(algor
 def test_constrained_completions_that_are_cut_are_reported_once() -> None:
     _, shown = run(same, GRPO(group_size=8), 2, sampling={"max_tokens": 3, "regex": "a{1,9}"})
     assert shown.count("constrained completions of agent 'agent_0' in step") == 1
-    assert "were cut after 3 tokens. Set a higher `sampling.max_tokens`" in shown
+    assert "were cut off after 3 tokens. Set a higher `sampling.max_tokens`" in shown
     _, shown = run(same, GRPO(group_size=8), 2, sampling={"max_tokens": 3, "regex": "a{1,2}"})
     assert "constrained completions" not in shown
 
@@ -126,7 +126,7 @@ def test_a_stretch_is_told_once_until_a_step_learns() -> None:
     for number in range(1, 3 * LONG):
         steps.note(replace(idle, number=number))
     assert len(said) == 1
-    assert said[0].startswith(f"{LONG} steps in a row had nothing to learn from: all episodes")
+    assert said[0].startswith(f"{LONG} consecutive steps had nothing to learn from: all episodes")
     steps.note(Step(1, (), {}))
     for _ in range(LONG):
         steps.note(idle)

@@ -252,7 +252,7 @@ class TestFailures:
 
     def test_too_many_stop_the_run_with_the_reason(self) -> None:
         with pytest.raises(
-            TrainingHalted, match=r"4 of 15 .* 0\.2\. Most often \(4 times\): OSError: no such"
+            TrainingHalted, match=r"4 of 15 .* 0\.2\. The most frequent reason \(4 times\): OSError: no such"
         ):
             next(self.with_failures(4).steps())
 

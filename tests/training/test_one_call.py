@@ -98,7 +98,9 @@ def test_each_agent_learns_from_its_own_function_and_nothing_is_evaluated_withou
         run.trainer.evaluate()
     assert read_status(tmp_path / "run").state == "finished"
     run.trainer.close()
-    with pytest.raises(ConfigError, match="The reward function `lambda` was in the memory of the program"):
+    with pytest.raises(
+        ConfigError, match="The reward function `lambda` existed only in the memory of the program"
+    ):
         kapelle.Trainer.from_run(tmp_path / "run")
 
 
@@ -192,7 +194,7 @@ def broken(completion: str) -> float:
         (
             (ROWS, vowel),
             {"reward_funcs": vowel},
-            "`reward_funcs` is read as `reward`, and both are given",
+            "`reward_funcs` is read as `reward`, but both are given",
         ),
         ((), {"train_dataset": "nowhere.jsonl", "reward_fn": vowel}, "there is no /.*/nowhere.jsonl"),
         (
@@ -218,8 +220,8 @@ def broken(completion: str) -> float:
             "`num_generations: 8` is read as `algorithm.group_size: 8`, and `algorithm.group_size` is 2",
         ),
         ((ROWS, vowel), {"training": {"task_per_step": 2}}, "Did you mean 'tasks_per_step'"),
-        ((ROWS, vowel), {"training": "fast"}, "`training` is 'fast'. It is a section"),
-        ((ROWS, vowel), {"team": None}, "`team` is None. It is a section"),
+        ((ROWS, vowel), {"training": "fast"}, "`training` is 'fast', but it is a section"),
+        ((ROWS, vowel), {"team": None}, "`team` is None, but it is a section"),
         ((ROWS, vowel), {"steps": True}, "`steps` is True"),
         ((ROWS, vowel), {"tasks_per_step": True}, "`tasks_per_step` is True"),
         (
@@ -230,7 +232,7 @@ def broken(completion: str) -> float:
         (
             (ROWS, vowel),
             {"tasks_per_step": 3},
-            r"`tasks_per_step` is 3, and `training=",
+            r"`tasks_per_step` is 3, but `training` contains",
         ),
         ((ROWS, vowel), {"question_field": 3}, "`question_field` is 3"),
         ((ROWS, vowel), {"success": float("inf")}, "`success` is inf"),
@@ -244,9 +246,13 @@ def broken(completion: str) -> float:
             {"reward_weights": [True]},
             r"`reward_weights` is \[True\]. Give one finite number",
         ),
-        ((ROWS, vowel), {"algorithm": None}, "`algorithm` is None. Name one, such as 'grpo'"),
-        ((ROWS, vowel), {"run_dir": ""}, "`run_dir` is an empty text"),
-        ((ROWS, vowel, ["a", "a"]), {}, "^`agents` names 'a' twice"),
+        (
+            (ROWS, vowel),
+            {"algorithm": None},
+            "`algorithm` is None. Give the name of an algorithm, such as 'grpo'",
+        ),
+        ((ROWS, vowel), {"run_dir": ""}, "`run_dir` is an empty string"),
+        ((ROWS, vowel, ["a", "a"]), {}, "^`agents` contains 'a' twice"),
         ((), {"reward": vowel}, "`dataset` has no rows. Give at least one"),
         (
             (EMPTY, vowel),
@@ -282,9 +288,9 @@ def broken(completion: str) -> float:
         ((ROWS, vowel), {"checkpoint": {"every": 2}}, "`checkpoint` needs a run directory"),
         ((ROWS, vowel), {"success": True}, "`success` is True. Give a function"),
         ((ROWS, vowel), {"success": "exact"}, "`success` is 'exact'. Give a function"),
-        ((ROWS, vowel), {"resume": True}, "`resume` continues a run. Name its directory"),
+        ((ROWS, vowel), {"resume": True}, "`resume` continues a run. Give its directory"),
         ((ROWS, vowel), {"resume": "runs/a/checkpoints/1"}, "`resume` is"),
-        ((ROWS, vowel), {"algorithm": 3}, "`algorithm` is 3. It is a section"),
+        ((ROWS, vowel), {"algorithm": 3}, "`algorithm` is 3, but it is a section"),
         ((ROWS, vowel), {"observer": 3}, "`observer` is int, which has no `phase`"),
         ((ROWS, vowel), {"engine": 3}, "`engine` is int, which has no `generate`"),
         ((ROWS, vowel), {"engine": {"name": "locl"}}, "Did you mean 'local'"),
@@ -352,7 +358,7 @@ def test_what_is_solved_is_measured_on_unseen_rows(success: Any) -> None:
         ),
         ((), {"enviroment": {}}, "`Trainer` has no keyword 'enviroment'. Did you mean 'environment'"),
         (({"environment": {}},), {}, "not dict. Sections are keywords"),
-        ((), {"model": None}, "`model` is None. Name a folder"),
+        ((), {"model": None}, "`model` is None. Give a folder"),
     ],
 )
 def test_a_trainer_says_which_keyword_was_meant(given: Any, sections: dict[str, Any], said: str) -> None:

@@ -71,7 +71,7 @@ def test_past_selves_and_teachers_are_named_by_their_run_as_well(trained: Path, 
         Trainer(**{**settings(), "algorithm": {"name": "distill", "teacher": f"{trained}@9"}})
     strangers = [{"name": "ada", "weights": {"past": str(trained)}}, {"name": second}]
     with pytest.raises(
-        ConfigError, match=f"`weights.past`: .* no weights of 'ada', only of: {first}, {second}"
+        ConfigError, match=f"`weights.past`: .* no weights for 'ada', only for: {first}, {second}"
     ):
         Trainer(**{**settings(), "team": {**settings()["team"], "agents": strangers}})
     assert not tmp_path.joinpath("new").exists()

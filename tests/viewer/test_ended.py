@@ -70,7 +70,7 @@ def test_a_killed_run_is_killed(tmp_path: Path) -> None:
                 status | {"state": "running", "host": "elsewhere", "updated": "2026-01-01T00:00:00.000+00:00"}
             )
         )
-        assert "nothing was written since" not in web.get("/run/run").text, "its metrics are new"
+        assert "nothing has been written since" not in web.get("/run/run").text, "its metrics are new"
         for file in run.iterdir():
             os.utime(file, (0, 0))
-        assert "nothing was written since 2026-01-01" in web.get("/run/run").text
+        assert "nothing has been written since 2026-01-01" in web.get("/run/run").text

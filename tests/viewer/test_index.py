@@ -83,8 +83,8 @@ def test_the_first_page_of_a_long_run_says_that_it_is_reading(tmp_path: Path) ->
     with client_of(tmp_path) as web:
         page = web.get(absent).text
         assert "Reading …" in page
-        assert "No episode fits" not in page
+        assert "No episode matches" not in page
         while "data-indexing" in (page := web.get(absent).text):
             assert "Reading …" in page
-        assert "No episode fits" in page
+        assert "No episode matches" in page
         assert '<p class="quiet tight" id="count">19,204 episodes</p>' in web.get("/run/run/episodes").text

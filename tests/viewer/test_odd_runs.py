@@ -177,12 +177,12 @@ def test_damage_is_reported_on_the_page(tmp_path: Path, site: Site) -> None:
     content[scan(packed).frames[1].start + 9] ^= 255  # in what says where rows are
     packed.write_bytes(content)
     said = {
-        "twice": "2 rows out of order or twice in metrics.jsonl",
-        "endless": "2 numbers in metrics.jsonl not finite",
+        "twice": "metrics.jsonl has 2 rows out of order or duplicated",
+        "endless": "metrics.jsonl has 2 non-finite numbers",
         "folder": "metrics.jsonl cannot be read",
         "settings": "config.yaml cannot be read",
         "state": "status.json",
-        "packed": f"1 file of episodes damaged; some episodes are missing here: train/{packed.name}",
+        "packed": f"the run has 1 damaged episode file, so some episodes are missing here: train/{packed.name}",
     }
     assert "warnings" not in site.web.get("/run/whole").text
     for name, words in said.items():

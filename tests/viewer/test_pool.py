@@ -108,7 +108,7 @@ def test_the_page_opens_for_any_entry_files(tmp_path: Path, web: httpx.Client) -
     assert page.status_code == 200
     assert "<script>alert" not in page.text
     assert len(page.text) < 300_000
-    assert "What members earn from one another" in page.text
+    assert "Payoffs between members" in page.text
     assert "5 standing.json cannot be read or are damaged: broken, device, folder, large, pipe." in page.text
     assert web.get("/run/run/league.json").status_code == 200
 

@@ -148,7 +148,7 @@ def test_the_shown_command_collects_the_same_episodes(
     )
     assert "different rewards" in capsys.readouterr().err
     assert main(["collect", words[2], "--recorded", "re=(", "--out", "none.jsonl"]) == 2
-    assert "the expression `re` cannot be used" in capsys.readouterr().err
+    assert "the regular expression `re` cannot be used" in capsys.readouterr().err
     for query, said in (
         ("outcom=right", "Did you mean 'outcome'?"),
         ("outcome=rigt", "Did you mean 'right'?"),

@@ -197,9 +197,9 @@ def test_unsupported_combinations_raise_an_error() -> None:
     for workflow, says in (
         (dag({**x, "dependencies": ("y",)}, y), "x <- y <- x"),
         (dag(x, {**y, "dependencies": ("z",)}), r"unknown node 'z'"),
-        (dag(x, {**y, "agent": "c"}), r"Node 'y' names the unknown agent 'c'"),
-        (dag(x, {**y, "agent_group": 1}), "set one of them"),
-        (dag({"id": "x"}), "set one of them"),
+        (dag(x, {**y, "agent": "c"}), r"Node 'y' refers to the unknown agent 'c'"),
+        (dag(x, {**y, "agent_group": 1}), "Set one of them"),
+        (dag({"id": "x"}), "Set one of them"),
         (
             dag(x, {"id": "y", "agent_group": 2, "dependencies": ("x",)}),
             "agent_group: 2",
@@ -207,10 +207,10 @@ def test_unsupported_combinations_raise_an_error() -> None:
         (dag(x), "Agent 'b' has no node"),
         (dag(x, x, y), r"has the id 'x' twice"),
         (dag(x, {"id": "y", "agent": "b"}), "workflow.answer"),
-        (dag(x, y, answer="yy"), r"answer names the unknown node 'yy'. Did you mean 'y'"),
+        (dag(x, y, answer="yy"), r"answer refers to the unknown node 'yy'. Did you mean 'y'"),
         (dag(x, {**y, "prompt": "${x.outptu}"}), r"uses \$\{x.outptu\}.*Did you mean 'x.output'"),
         (dag({**x, "prompt": "${y.output}"}, y), r"The prompt of node 'x' uses \$\{y.output\}"),
-        (dag({**x, "process_path": "gone.py"}, y), r"there is no file 'gone.py'"),
+        (dag({**x, "process_path": "gone.py"}, y), r"the file 'gone.py' does not exist"),
         (dag({**x, "process_path": "no_such_module_here"}, y), r"cannot be imported"),
         (dag({**x, "process_path": "json"}, y), r"defines neither"),
         (

@@ -231,7 +231,7 @@ def test_a_critics_own_model_is_that_of_all_critics(key: str) -> None:
         ({**siirl(), "use_all_traj": "no"}, "true or false"),
         ({**siirl(), "share_reward_in_agent": 1}, "true or false"),
         ({**siirl(), "rewards_with_env": 0}, "true or false"),
-        ({"nodes": [{"id": "a", "agent": "x", "agent_group": 0}]}, "set one of them"),
+        ({"nodes": [{"id": "a", "agent": "x", "agent_group": 0}]}, "Set one of them"),
         ({"nodes": [{"agent": "x"}]}, "has no `id`"),
         ({"nodes": [{"id": "a", "agent": "x", "promt": ""}]}, "Did you mean 'prompt'"),
     ],

@@ -147,7 +147,7 @@ async def test_a_reward_for_a_stranger_is_an_error() -> None:
     scripts = {"a": lines("x"), "b": lines("y")}
     [episode] = await play(Secrets(stranger=True), Parallel(), ["a", "b"], scripts, SECRET_TASK)
     assert episode.error
-    assert "'nobody', who is not in the team" in episode.error
+    assert "'nobody', which is not in the team" in episode.error
 
 
 def test_a_prompt_with_an_unknown_field_raises_an_error() -> None:

@@ -70,7 +70,7 @@ def test_unsupported_combinations_raise_an_error() -> None:
     two = [Agent("a"), Agent("b")]
     with pytest.raises(ConfigError, match="only 'a'"):
         Router().check([Agent("a")], Arithmetic())
-    with pytest.raises(ConfigError, match=r"first names the unknown agent 'c'"):
+    with pytest.raises(ConfigError, match=r"first refers to the unknown agent 'c'"):
         Router(first="c").check(two, Arithmetic())
     with pytest.raises(ConfigError, match="is a game of moves"):
         Router().check(two, Matrix())

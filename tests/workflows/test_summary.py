@@ -65,7 +65,7 @@ def test_unsupported_combinations_raise_an_error() -> None:
         (Summary(layers=0), "layers is 0"),
         (Summary(layers=()), "a layer without drafters"),
         (Summary(layers=(("a",), ())), "a layer without drafters"),
-        (Summary(layers=(("a", "bb"),)), r"layers names the unknown agent 'bb'"),
+        (Summary(layers=(("a", "bb"),)), r"layers refers to the unknown agent 'bb'"),
         (Summary(layers=(("a", "a"),)), "an agent twice"),
         (Summary(layers=(("a", "chief"),)), "is also the aggregator"),
         (Summary(layers=(("a",), ("b",)), reply="{b}"), r"`workflow.reply`"),

@@ -28,17 +28,17 @@ WHILE = {
     "a forgotten step": (STEP, "        pass\n", "The workflow 'talk.py:Talk' ended without a step"),
     "a step that is not awaited": ("await scene.step", "scene.step", "The workflow 'talk.py:Talk' ended without a step"),
     "an agent that is not there": ("scene[critic]", "scene['judge']", "'judge'"),
-    "a number to read": ("say(notes.text)", "say(3)", "The workflow gives 'agent_0' a int to read. Give `say` texts"),
-    "a turn to read": ("say(notes.text)", "say(notes)", "The workflow gives 'agent_0' a Turn to read. Give `say` texts, such as `turn.text`"),
+    "a number to read": ("say(notes.text)", "say(3)", "The workflow gives 'agent_0' a int to read. Pass strings to `say`"),
+    "a turn to read": ("say(notes.text)", "say(notes)", "The workflow gives 'agent_0' a Turn to read. Pass strings to `say`, such as `turn.text`"),
     "a text in place of texts": (
         "await scene[writer].say(question)",
         "(await scene.together({writer: question}))[writer]",
-        "The workflow gives 'agent_0' a text to read. Give `say` texts, such as `turn.text`, and `together` a list of texts",
+        "The workflow gives 'agent_0' a string to read. Pass strings to `say`, such as `turn.text`, and a list of strings",
     ),
     "a list in place of a mapping": ("await scene[writer].say(question)", "(await scene.together([writer]))[writer]", "The workflow gives `together` a list."),
-    "a turn as an action": ("{writer: answer.text}", "{writer: answer}", "The workflow gives `step` a Turn. Give texts by agent"),
-    "a turn as the answer": ("final=answer.text", "final=answer", "The workflow gives `step` a Turn. Give texts by agent"),
-    "a change of its settings": ("        question =", "        self.n = 1\n        question =", "`n`: settings are frozen, and nothing can be set on them (talk.py, line"),
+    "a turn as an action": ("{writer: answer.text}", "{writer: answer}", "The workflow gives `step` a Turn. Give a mapping from agents to strings"),
+    "a turn as the answer": ("final=answer.text", "final=answer", "The workflow gives `step` a Turn. Give a mapping from agents to strings"),
+    "a change of its settings": ("        question =", "        self.n = 1\n        question =", "`n`: settings are frozen and cannot be changed (talk.py, line"),
 }  # fmt: skip
 """The same of what only an episode shows."""
 

@@ -1,4 +1,4 @@
-"""Built-in algorithms by name. To add one, write its module, a line in `BUILTIN`, and an import below for editors."""
+"""Built-in algorithms by name. To add one, write its module, and add a line to `BUILTIN` and an import below for editors."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -42,10 +42,10 @@ BUILTIN: Mapping[str, str] = {
     "vdn_token": "kapelle.algorithms.vdn_token:VDNToken",
     "qmix": "kapelle.algorithms.qmix:QMIX",
 }
-"""Name in a recipe → `module:Class`, imported on first use."""
+"""Mapping from the name in a recipe to `module:Class`, which is imported on first use."""
 
 HOMES: Mapping[str, str] = classes(BUILTIN)
-"""Class → module that defines it: `from kapelle.algorithms import GRPO`."""
+"""Mapping from a class to the module that defines it, for `from kapelle.algorithms import GRPO`."""
 
 if TYPE_CHECKING:
     from kapelle.algorithms.a2c import A2C as A2C

@@ -2,11 +2,11 @@
 
     loss = −ρ·A·log π(token) − c·entropy,    ρ = π/π_sampler, without a gradient
 
-On-policy, ρ is 1. The gradient is then that of PPO's clipped surrogate before clipping, so PPO with one epoch and one
-minibatch equals A2C. For samples of older weights (`training.overlap`), ρ corrects the expectation and is not clipped.
+On-policy, ρ is 1. The gradient is then that of PPO's surrogate where nothing is clipped, so PPO with one epoch and one
+minibatch equals A2C. For samples from older weights (`training.overlap`), ρ corrects the expectation and is not clipped.
 
 The critic, GAE and reward sharing are those of PPO. With λ = 1 the advantage is the return minus V. After a truncation,
-the critic's value replaces the missing future, as in the paper's n-step returns.
+the critic's value replaces the missing future rewards, as in the paper's n-step returns.
 
 Deviations from the paper:
 
@@ -35,7 +35,7 @@ from kapelle.settings.base import Settings
 
 
 class A2C(Settings):
-    """Settings of A2C: one update per step of sampling, so it has no epochs, minibatches or clip bounds."""
+    """Settings of A2C: one update per step of sampling, so there are no epochs, minibatches or clip bounds."""
 
     name: Literal["a2c"] = "a2c"
     group_size: int = Field(default=1, ge=1)
@@ -52,7 +52,7 @@ class A2C(Settings):
     """Steps between refreshes of the reference policy of `gae.kl_in_reward`; 0 never refreshes it."""
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row: that of PPO with one pass over the samples and an unclipped loss."""
+        """Return the algorithm: PPO with one pass over the samples and an unclipped loss."""
         row = actor_critic_row(
             IPPO(
                 group_size=self.group_size,

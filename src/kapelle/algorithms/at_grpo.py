@@ -2,24 +2,27 @@
 
     A = (R_t − mean R_t) / (std R_t + ε)
 
-Without a tree, a set holds the same agent's turns of the same number in the episodes of a task. R_t is the return from that
-turn on. From the second turn on their prompts differ, so the comparison is approximate.
+Without a tree, a comparison set contains one agent's turns with the same number, one from each episode of a task. R_t is
+the return from that turn on. From the second turn on, the prompts in a set differ, so the comparison is approximate.
 
 With `tree: true`, each task has one episode. At every turn of a trained agent, `group_size` candidates (the paper's K) are
 sampled from the same prompt. The value of a candidate is the mean return of the agent when the episode continues from it
-(`tree.py`). The episode continues with the best candidate (the first of ties). All candidates are trained on in one set. An
-agent that writes no answer itself, such as the Reasoner of a chain, is thus judged by what the others achieve with its text.
+(`tree.py`). The episode continues with the best candidate (the first one if several are tied). All candidates are trained
+on and form one set. An agent that writes no answer itself, such as the Reasoner of a chain, is thus evaluated by what the
+other agents achieve with its text.
 
 Deviations from the paper:
 
 - A candidate's value is a return, estimated from `continuations` episodes. The paper uses the reward of the candidate's own
-  turn, r = α·r_team + r_local, by rules per task and role that a user's environment lacks. The return includes such an
-  immediate reward.
-- `team_reward` replaces α: it defines how the agents' rewards become each agent's training reward. `mean` and `sum` use the
-  team's reward alone, `individual` each agent's own. An environment that gives α·team + local reproduces the paper's mix.
-- If several agents move at the same moment, a candidate is evaluated together with the others' first candidates. Each agent
-  continues with its own best candidate; the combination of the best ones is not evaluated.
-- An environment uses the episode's seed in every continuation, so all candidates meet the same cards.
+  turn, r = α·r_team + r_local, from rules per task and role that a user's environment does not have. The return includes
+  any immediate reward.
+- `team_reward` replaces α: it defines how the agents' rewards become each agent's training reward. `mean` and `sum` use
+  only the team's reward; `individual` uses each agent's own. An environment whose rewards are α·r_team + r_local reproduces
+  the paper's mix.
+- If several agents move at the same moment, a candidate is evaluated together with the other agents' first candidates. Each
+  agent continues with its own best candidate; the combination of these best candidates is not evaluated.
+- An environment uses the episode's seed in every continuation, so all candidates face the same random events, such as the
+  cards dealt.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ class ATGRPO(TreeSampling):
     """`std` divides differences from the mean by the standard deviation; `none` does not."""
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the algorithm."""
         if self.tree:
             return self.tree_row(self.name, BY_SCALE[self.scale], alone, best)
         return self.row(self.name, judge=self.credit)
@@ -51,6 +54,6 @@ class ATGRPO(TreeSampling):
     def credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return credit without a tree: each turn's return-to-go, compared for the same agent and turn number."""
+        """Return credit without a tree: each turn's return-to-go, compared among turns of the same agent and number."""
         members = by_agent_turn(groups, self.rewards(groups, signals))
         return spread(self, groups, compare(members, BY_SCALE[self.scale], earlier))

@@ -1,24 +1,27 @@
 """C3: a nested tree in which every node is trained on and compared with its siblings (2603.06859).
 
-With `widths: [w₁, w₂, …]`, each first moment of a task is sampled w₁ times, each second moment after it w₂ times, and so on. A
-group has w₁·w₂·… episodes, which share their turns up to the moment at which they branch. A moment is one at which trained
-agents move, one alone or several at once; frozen agents do not branch. With W the mean return of the episodes under a node,
+With `widths: [w₁, w₂, …]`, the first moment of a task is sampled w₁ times, the second moment after each of these samples w₂
+times, and so on. A group has w₁·w₂·… episodes, which share their turns up to the moment at which they branch. A moment is a
+point at which one trained agent moves, or several move at once; frozen agents do not branch. With W the mean return of the
+episodes under a node,
 
     A = W − mean W of its siblings
 
 The siblings have the same prompt. At moments beyond the last width, and at moments of width 1, a turn is compared at the
 deepest moment before it that branches. Every sampled turn is trained on once.
 
-A node at depth d is w₁·…·w_d times as frequent as a turn of a plain episode. Its advantage is therefore weighted by the number
-of episodes under it, divided by the mean of that number over its policy's turns. The expected update is then a multiple of ∇J
-(`tests/algorithms/test_expected_replays.py`). If all agents share one policy, early and late turns have the weights that they
-have in plain episodes.
+A node at depth d is w₁·…·w_d times as frequent as a turn of an independent episode. Its advantage is therefore weighted by
+the number of episodes under it, divided by the mean of that number over its policy's turns. The expected update is then a
+multiple of ∇J (`tests/algorithms/test_expected_replays.py`). If all agents share one policy, early and late turns have the
+same weights as in independent episodes.
 
-Shared tokens are sampled and counted once: 4 × 3 episodes of two turns of equal length cost 16 turns; 12 GRPO episodes cost 24.
+Shared tokens are sampled and counted once: with two turns of equal length per episode, 4 × 3 episodes cost 16 turns,
+whereas 12 GRPO episodes cost 24.
 
 With `replay: false` episodes share nothing (the paper's ablation): each is compared with all others of its group, as in RLOO.
 
-The authors' code has two more variants, available under their names. Q is a central critic's value after a turn, fitted to W.
+The authors' code has two more variants, which `variant` selects by the authors' names. Q is a central critic's value after
+a turn, fitted to W.
 
     reward_only     A = W − mean W of the siblings
     value_assisted  A = W − (1 − α) · mean W of the siblings − α · mean Q of the siblings
@@ -30,7 +33,7 @@ the critic, and is unbiased if the critic is correct.
 Deviations from the paper:
 
 - Each agent has its own return (`team_reward`); the paper uses the team's outcome alone.
-- `reward_only` is the default; that of the code is `value_assisted` with α = 1.
+- `reward_only` is the default; the authors' code defaults to `value_assisted` with α = 1.
 - The critic also reads prompts, and learns from each node once.
 - The loss is the clipped surrogate.
 """
@@ -60,10 +63,10 @@ class C3(MonteCarlo):
 
     name: Literal["c3"] = "c3"
     widths: tuple[int, ...] = Field(default=(4, 3), min_length=1)
-    """Number of samples at the first moment, at each second moment after those, and so on."""
+    """Number of samples at the first moment, at the second moment after each of those samples, and so on."""
     group_size: int = Field(default=12, ge=2)
-    """Episodes per task, the product of `widths`. If only this is set, it is split into two widths as equal as possible: 8 is
-    4 × 2."""
+    """Episodes per task, the product of `widths`. If only this is set, it is split into two widths that are as equal as
+    possible: 8 becomes 4 × 2."""
     replay: bool = True
     """Whether episodes share their turns up to a branch; with false, whole episodes are compared."""
     variant: Literal["reward_only", "value_assisted", "value_only"] = "reward_only"
@@ -94,11 +97,12 @@ class C3(MonteCarlo):
             )
         if self.order.build().sequential:
             raise ValueError(
-                "`order: sequential` multiplies ratios over rounds of one episode; set `order: joint`"
+                "`order: sequential` multiplies ratios over the rounds of one episode, which `c3` does not support; set "
+                "`order: joint`"
             )
         if self.umad.active:
             raise ValueError(
-                "`umad` compares whole episodes, but a tree compares turns of one prompt; remove `umad`"
+                "`umad` compares whole episodes, but a tree compares turns with the same prompt; remove `umad`"
             )
         if self.variant != "reward_only" and not self.replay:
             raise ValueError(
@@ -109,7 +113,7 @@ class C3(MonteCarlo):
         return self
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the algorithm."""
         needs = () if self.variant == "reward_only" else (CriticValues(self.value_loss.q_critic()),)
         row = self.row(self.name, judge=self.credit, needs=needs)
         return replace(row, data=replace(row.data, widths=self.widths if self.replay else ()))
@@ -117,7 +121,7 @@ class C3(MonteCarlo):
     def credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return W minus the mean W of the siblings for each sampled turn, weighted by the number of episodes under it."""
+        """Return, for each sampled turn, W minus the mean W of its siblings, weighted by the number of episodes under it."""
         if not self.replay:
             members = by_agent(groups, self.rewards(groups, signals))
             return spread(self, groups, compare(members, LEAVE_ONE_OUT, earlier))
@@ -170,7 +174,7 @@ class TreeTurn(NamedTuple):
     worth: float
     """Mean return of the episodes under it."""
     siblings: tuple[Sibling, ...]
-    """Empty if no moment up to the turn's has branched, or if the other branches failed."""
+    """Empty if no moment up to and including the turn's has branched, or if the other branches failed."""
     leaves: int
     """Number of episodes under it, including failed ones."""
 
@@ -178,7 +182,7 @@ class TreeTurn(NamedTuple):
 def nodes(
     g: int, group: Group, widths: Sequence[int], returns: Callable[[Episode], Mapping[str, float]]
 ) -> list[TreeTurn]:
-    """Return each trained turn once; a turn that several episodes share is that of the first one that did not fail."""
+    """Return each trained turn once; a turn that several episodes share is taken from the first of them that did not fail."""
     returns_of = {e: returns(episode) for e, episode in enumerate(group.episodes) if episode.error is None}
     moments = {e: _moments(group.episodes[e]) for e in returns_of}
     # Number of episodes that share the first `depth` moments.

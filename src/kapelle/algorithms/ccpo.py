@@ -1,20 +1,21 @@
-"""CCPO: credit by removal, the team's return compared with its return without the agent (2603.21563).
+"""CCPO: credit by removal: the team's return is compared with its return without the agent (2603.21563).
 
     D_i = R(τ) − (1/K) Σ_k R(τ without i),    A_i = D_i − mean D_i of the group's other episodes
 
-A_i is used for all turns of agent i. To remove i, its message is empty from its first turn on, or the workflow continues
-without it if it can (`debate`, `vote`). Earlier turns and simultaneous turns of other agents are replayed. All later turns
-are sampled again. What is subtracted is independent of i's completions in this episode, so the expected update is ∇J.
+A_i is used for all turns of agent i. To remove i, its messages are left empty from its first turn on; a workflow that can
+do so (`debate`, `vote`) continues without i instead. Earlier turns and simultaneous turns of other agents are replayed. All
+later turns are sampled again. The subtracted terms are independent of i's completions in this episode, so the expected
+update is ∇J.
 
-If the team can do without i, both terms of D_i share the luck of the task and of the partners, and it cancels. If it cannot,
-R(τ without i) is constant, and A_i is that of `rloo`.
+If the team can do without i, both terms of D_i contain the same randomness of the task and of the other agents, which
+cancels. If it cannot, R(τ without i) is constant, and A_i is the same as in `rloo`.
 
 R is the team's return, counted once (`team_reward` defines it), the same for every agent.
 
 Deviations from the paper:
 
-- The difference is compared with that of the other episodes. The paper divides it by a running standard deviation, which
-  would change the direction of the update.
+- D_i is compared with the D_i of the other episodes. The paper divides it by a running standard deviation, which would
+  change the direction of the update.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class CCPO(Replays):
     name: Literal["ccpo"] = "ccpo"
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the algorithm."""
         return self.replaying(self.name, self.credit, self.changes, self.earned)
 
     def changes(self, group: Group, number: int, team: Team) -> Sequence[Change]:

@@ -5,7 +5,7 @@
 Q is a critic over messages: its value after the turn, given everything that all agents read and wrote until then, including
 simultaneous completions of other agents. It is fitted to the return from the turn on. The alternatives a_i^k are the same
 agent's completions of the same prompt in the task's other episodes, which are samples of its policy. The critic reads each
-in place of the turn. No episode is continued, so the environment need not repeat.
+of them in place of the turn. No episode is continued, so the environment need not be repeatable.
 
 The baseline is independent of the turn's completion, so it adds no bias with any critic. Q(s, a) can add bias: with
 `worth: value`, the paper's form, the update follows the critic, and is a multiple of ∇J if the critic is correct. With
@@ -13,12 +13,12 @@ The baseline is independent of the turn's completion, so it adds no bias with an
 
 Deviations from the paper:
 
-- `worth: return` is the default. A critic over messages that explains nothing yet leads the policies astray with `value`
+- `worth: return` is the default. With `value`, a critic over messages misleads the policies until it explains returns
   (figures in docs/algorithms/coma.md).
-- The expectation over an agent's actions is a mean over samples, because the actions of a language cannot be listed. The
-  turn's own completion is excluded.
-- In later turns, other episodes can have no equal prompt. The mean is then over Q of the agent's turns of the same number in the
-  other episodes, in their own histories. Without such turns, nothing is subtracted.
+- The expectation over an agent's actions is a mean over samples, because the actions of a language model cannot be
+  enumerated. The turn's own completion is excluded.
+- In later turns, it can happen that no other episode has the same prompt. The mean is then over Q of the agent's turns of
+  the same number in the other episodes, each with its own history. Without such turns, nothing is subtracted.
 - The critic is fitted to returns, not by TD(λ) with a target network.
 - `team.sharing` decides which agents share a policy; prompts contain no agent number.
 """
@@ -55,7 +55,7 @@ class COMA(MonteCarlo):
     value_loss: ValueLossConfig = ValueLossConfig()
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the algorithm."""
         signal = CounterfactualValues(self.value_loss.q_critic())
         return self.row(self.name, credit=self.credit, needs=(signal,))
 

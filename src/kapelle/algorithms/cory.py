@@ -1,12 +1,12 @@
 """CORY: a pioneer and an observer learn together and exchange roles (2410.06101).
 
-The pioneer answers a question. The observer reads the question and the pioneer's answer, and answers too (workflow `cory`).
-Both receive the reward r_1 + r_2. Every `swap_every` steps the two policies exchange roles: their weights are swapped,
-together with optimiser state, counters and references. `base` computes advantages and updates the weights; it can be any
-algorithm that learns from rollouts. Without a swap, CORY equals `base` on the sum of rewards.
+The pioneer answers a question. The observer reads the question and the pioneer's answer, and then gives its own answer
+(workflow `cory`). Both receive the reward r_1 + r_2. Every `swap_every` steps the two policies exchange roles: their
+weights are swapped, together with optimiser state, counters and references. `base` computes advantages and updates the
+weights; it can be any algorithm that learns from rollouts. Without a swap, CORY equals `base` on the sum of rewards.
 
 Critics stay with their roles, because they evaluate what a role reads. The phase (which weights have which role) follows
-from the step number; the checkpoint holds the weights by role.
+from the step number; the checkpoint stores the weights by role.
 
 Deviations from the paper:
 
@@ -53,7 +53,7 @@ class CORY(Settings):
         return found.model_validate({**given, "team_reward": "sum"})  # type: ignore[attr-defined]
 
     def build(self) -> Algorithm:
-        """Return the base's row with the exchange."""
+        """Return the base algorithm with the exchange."""
         row = self.base.build()
         hooks = (Exchange(self.swap_every), *row.after_update) if self.swap_every else row.after_update
         return replace(row, name=self.name, after_update=hooks, checks=(*row.checks, check_pair))
@@ -82,6 +82,6 @@ def check_pair(team: Team) -> None:
     first, second = (team.policies[name] for name in team.trained)
     if (first.lora, team.bases[first.base]) != (second.lora, team.bases[second.base]):
         raise ConfigError(
-            f"`cory` exchanges the weights of '{first.name}' and '{second.name}', but their models or `lora` settings differ. "
-            "Use the same for both."
+            f"`cory` exchanges the weights of '{first.name}' and '{second.name}', but their models or `lora` settings "
+            "differ. Use the same model and settings for both."
         )

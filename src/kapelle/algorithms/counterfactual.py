@@ -4,18 +4,20 @@
 
 This is COMA's advantage (1705.08926, eq. 4) with continuations in place of a learned Q. It is also the difference reward of
 Wolpert and Tumer (2002) with the policy's own other actions as the default action. Earlier turns and simultaneous turns of
-partners are replayed, so their luck is in both terms. The baseline is independent of the turn, so the expected update is ∇J.
+partners are replayed, so their randomness is in both terms. The baseline is independent of the turn, so the expected update
+is ∇J.
 
-With `alternatives: siblings`, the other actions are completions of the same prompt in other episodes of the group, the first
-`continuations` of them; only later turns are sampled. If no other episode has that prompt, the turn is sampled again.
+With `alternatives: siblings`, the other actions are completions of the same prompt in other episodes of the group (the
+first `continuations` of them), and only later turns are sampled. If no other episode has that prompt, the turn is sampled
+again.
 
-Within a `budget`, the turns chosen for continuation are those after whose prompts the other episodes' returns vary most. A
-turn without continuations is compared with the mean of the group's other episodes.
+Within a `budget`, the turns chosen for continuation are those with prompts after which the other episodes' returns vary
+most. A turn without continuations is compared with the mean of the group's other episodes.
 
 Deviations from COMA:
 
-- There is no critic, so the environment must repeat (`coma` learns a critic).
-- A sampled return replaces Q(s, a), so A has the return's noise.
+- There is no critic, so the environment must be repeatable (`coma` learns a critic).
+- A sampled return replaces Q(s, a), so A contains the return's noise.
 - The loss is the clipped surrogate.
 """
 
@@ -43,7 +45,7 @@ class Counterfactual(Replays):
     """Source of an agent's other actions: sampled again, or taken from other episodes with the same prompt."""
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the algorithm."""
         return self.replaying(
             self.name, self.credit, self.changes, says=partial(disagreement, returns=self.returns)
         )

@@ -22,8 +22,8 @@ Deviations from the papers:
 - The clipped surrogate replaces plain policy gradient; with one pass over the data they are equal.
 - MiniLLM's length normalisation and its mixed-in teacher samples are omitted.
 - Both log-probs are at the agent's sampling temperature.
-- Prompts are given: the gradient ignores that a policy's text shapes later prompts.
-- With `training.max_staleness`, log π is that of the weights that sampled.
+- Prompts are treated as given: the gradient ignores that a policy's text shapes later prompts.
+- With `training.max_staleness`, log π is computed with the weights that sampled.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ class Distill(Settings, Taught):
     name: Literal["distill"] = "distill"
     teacher: str | dict[str, str]
     """Teacher: a model's path, the PEFT folder of an adapter, or an earlier run (`RUN`, `RUN@best`, `RUN@STEP`), in which
-    each policy's teacher is the policy of the same name. One for all policies, or a mapping from policies to teachers.
-    Resolved settings hold the folders."""
+    each policy's teacher is the policy of the same name. Give one teacher for all policies, or a mapping from policies to
+    teachers. Resolved settings contain the folders."""
     discount: float = Field(default=1.0, ge=0.0, le=1.0)
-    """γ: 1 minimises the divergence of whole completions, 0 that of single tokens."""
+    """γ: 1 minimises the divergence of whole completions, and 0 minimises that of single tokens."""
     group_size: int = Field(default=4, ge=1)
-    """Episodes per task; with 1, the baseline is a running mean of earlier steps."""
+    """Episodes per task; with 1, the baseline is a running mean over earlier steps."""
     epochs: int = Field(default=1, ge=1)
     """Passes over the samples of a step."""
     minibatches: int = Field(default=1, ge=1)
     """Optimiser steps into which each pass is divided."""
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the algorithm."""
         return Algorithm(
             name=self.name,
             policy_loss=SurrogateConfig().build(),
@@ -76,7 +76,7 @@ class Distill(Settings, Taught):
 
 
 BY_POSITION = Comparison(leave_one_out, start=0.0)
-"""Before there are earlier returns, a token is compared with 0, the return of a policy that equals its teacher."""
+"""Value with which a token is compared before there are earlier returns: the return of a policy that equals its teacher."""
 
 
 class TaughtCredit:
@@ -117,7 +117,7 @@ class TaughtCredit:
         return {key: Credit(piece_T) for (key, _, _), piece_T in zip(turns, pieces, strict=True)}
 
     def metrics(self) -> Mapping[str, float]:
-        """Return each policy's reverse KL to its teacher, nats per token, as sampled."""
+        """Return each policy's reverse KL to its teacher at the sampled tokens, in nats per token."""
         return self._metrics
 
     def state(self) -> dict[str, object]:

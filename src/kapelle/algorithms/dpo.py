@@ -70,15 +70,15 @@ class DPO(Settings):
     def _makes_pairs(self) -> DPO:
         if self.group_size < 2:
             raise ValueError(
-                "DPO needs two episodes per task to form a pair; set `algorithm.group_size: 2` or more, for recorded pairs too ("
-                "`algorithm.data: recorded` with `environment.name: preferences`)"
+                "DPO needs two episodes per task to form a pair, even with recorded pairs (`algorithm.data: recorded` "
+                "with `environment.name: preferences`); set `algorithm.group_size: 2` or more"
             )
         if self.kind == "ipo" and self.label_smoothing:
             raise ValueError("`label_smoothing` needs `kind: dpo`; remove it for `kind: ipo`")
         return self
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the algorithm."""
         return Algorithm(
             name=self.name,
             policy_loss=self.loss(),
@@ -116,7 +116,7 @@ class DPO(Settings):
 
 
 def pairs_of(group: Group, how: TeamReward) -> dict[str, tuple[int, int]]:
-    """Return, by agent, the indices of its best and its worst episode; the first of ties.
+    """Return, for each agent, the indices of its best and its worst episode; of tied episodes, the first.
 
     Frozen agents, and agents with equal returns in all episodes, are absent.
     """

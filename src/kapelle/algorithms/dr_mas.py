@@ -25,7 +25,7 @@ class DrMAS(MonteCarlo):
     name: Literal["dr_mas"] = "dr_mas"
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the algorithm."""
         return self.row(self.name, judge=self.credit)
 
     def credit(

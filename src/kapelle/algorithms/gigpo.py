@@ -7,15 +7,15 @@ the group that met the same state (an anchor state), each with its discounted re
 episode met has A^S = 0.
 
 With `state: context`, a state is the whole prompt, token for token. The comparison is then exact, but states rarely repeat in
-multi-turn conversations. With `new_messages` (the authors' `anchor_obs`), it is what the agent has read since its last turn. Such
-states repeat more often, with different histories.
+multi-turn conversations. With `new_messages` (the authors' `anchor_obs`), it is what the agent has read since its last
+turn. Such states repeat more often, but their histories differ.
 
 Deviations from the paper:
 
 - With `scale: none`, a state that an episode meets several times is compared with the other episodes only. The paper's mean
   includes the episode's own later returns, which depend on its action; `scale: std` is the paper's form.
 - `alone: episode` uses A^E as the A^S of a state that no other episode met. With 0, rare states have less weight, which
-  biases the expected update. With A^E, `scale: none` and `gamma: 1`, it is a multiple of ∇J.
+  biases the expected update. With A^E, `scale: none` and `gamma: 1`, the expected update is a multiple of ∇J.
 - States must be equal. The authors' code can also cluster similar texts.
 """
 
@@ -42,7 +42,7 @@ class GiGPO(MonteCarlo):
     scale: Literal["std", "none"] = "std"
     """`std` divides both advantages by the standard deviation of the set; `none` (the authors' `mean_norm`) does not."""
     omega: float = Field(default=1.0, ge=0.0)
-    """ω, the weight of the step advantage; 0 is `grpo`."""
+    """ω, the weight of the step advantage; with 0, the advantage is that of `grpo`."""
     gamma: float = Field(default=0.95, ge=0.0, le=1.0)
     """Discount from one of the agent's turns to the next, in the step advantage."""
     state: Literal["context", "new_messages"] = "context"
@@ -51,7 +51,7 @@ class GiGPO(MonteCarlo):
     """Step advantage of a state that no other episode met: `zero`, as in the paper, or the episode's advantage."""
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the algorithm."""
         return self.row(self.name, judge=self.credit)
 
     def credit(
@@ -75,13 +75,13 @@ class GiGPO(MonteCarlo):
         return spread(self, groups, {key: own + self.omega * step[key] for key, own in episode.items()})
 
     def _within(self, members: Sequence[Member], most: int) -> list[float | None]:
-        """Return each turn's advantage among those that met its state; None if no other episode met it.
+        """Return each turn's advantage among the turns that met the same state; None if no other episode met it.
 
         `most` is the largest number of valid episodes of a task.
         """
         value_B = torch.tensor([member.value for member in members], dtype=torch.float64)
         episode_B = torch.tensor([member.keys[0].episode for member in members])
-        # Turns × turns: 1 for turns of other episodes. The own episode's later returns depend on the turn's action.
+        # Turns × turns: 1 for turns of other episodes. Later returns of the turn's own episode depend on its action.
         others_BB = (episode_B[:, None] != episode_B).double()
         count_B = others_BB.sum(1)
         if self.scale == "std":

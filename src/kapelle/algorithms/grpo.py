@@ -11,13 +11,13 @@ Options give its variants:
   (2511.20347).
 - `loss.clip_high` above `clip_low`, `redraw` and `penalties.overlong_buffer` are DAPO (2503.14476).
 
-`compare` defines the set. All turns of a trajectory get its advantage.
+`compare` defines the comparison set. All turns of a trajectory get the trajectory's advantage.
 
 - `agent`: an agent's return, after team-reward sharing, is compared with the same agent's returns in the group.
 - `episode`: the whole episode's return is compared, with the team's rewards counted once, and every agent gets its advantage.
   The two differ only if agents receive different rewards.
-- `prompt`: turns with the same prompt are compared, across all agents of one policy, by their agents' own returns from there
-  on. These are R-Zero's groups (2508.05004), in which a solver's answers to one problem are compared.
+- `prompt`: turns with the same prompt are compared, across all agents of one policy, by their agents' own returns from that
+  turn on. These are R-Zero's groups (2508.05004), in which a solver's answers to one problem are compared.
 
 Deviations from the paper:
 
@@ -50,7 +50,7 @@ class GRPO(MonteCarlo):
     scale: Literal["std", "none"] = "std"
     """`std` divides by the standard deviation, as in GRPO; `none` does not, as in Dr.GRPO (2503.20783)."""
     redraw: int = Field(default=0, ge=0)
-    """Maximum replacements of a group without variance by another task's group (DAPO's dynamic sampling)."""
+    """Maximum number of times that a group without variance is replaced by another task's group (DAPO's dynamic sampling)."""
 
     @model_validator(mode="after")
     def _own_reward_per_prompt(self) -> GRPO:
@@ -62,7 +62,7 @@ class GRPO(MonteCarlo):
         return self
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the algorithm."""
         return self.row(self.name, judge=self.credit, redraw=self.redraw)
 
     def credit(

@@ -1,21 +1,23 @@
-"""M-GRPO: GRPO for a main agent that calls sub-agents 0, 1 … k times, normalised per level (2511.13288).
+"""M-GRPO: GRPO, normalised per level, for a main agent that calls sub-agents 0, 1 … k times (2511.13288).
 
     A = (R − mean) / (std + ε),    for a sub-agent with k calls in the episode: k̄/k · A
 
 An agent's return is compared with its own returns in the task's other episodes. Levels differ in how often they act and in
 their returns, so they are never mixed.
 
-The number of calls of a sub-agent varies between episodes. The paper aligns their trajectories: it duplicates some of an
-episode with few calls and drops some of an episode with many, until all have the same number. Here every call of an episode
-with k calls has the weight k̄/k, where k̄ is the mean number of calls over the step's episodes with calls. This is the
-expectation of the paper's resampling, without its noise. Each episode counts once for an agent, however often it is called.
+The number of calls of a sub-agent varies between episodes. The paper aligns their trajectories: it duplicates some
+trajectories of an episode with few calls and drops some of an episode with many calls, until all episodes have the same
+number. Here every call of an episode with k calls has the weight k̄/k, where k̄ is the mean number of calls over the step's
+episodes with calls. This is the expectation of the paper's resampling, without its noise. Each episode counts once for an
+agent, however often it is called.
 
-A call is the set of an agent's turns that one turn of another agent requested (`Turn.caller`). If that is unknown, it is the
-agent's turns until an agent of a higher level moves again. Its return is the agent's whole return in the episode.
+A call is the set of an agent's turns that one turn of another agent requested (`Turn.caller`). If the caller is unknown, a
+call consists of the agent's turns until an agent of a higher level moves again. The return of a call is the agent's whole
+return in the episode.
 
-`compare: main` gives every call the main agent's advantage. With `align: none` and one policy for all agents this is the idea
-of MATPO (2510.04678). Workers have no score of their own, and the planner's answer scores every rollout. MATPO's code
-normalises over all rollouts, including workers'; here each episode counts once.
+`compare: main` gives every call the main agent's advantage. With `align: none` and one policy for all agents this is the
+idea of MATPO (2510.04678). There, workers have no separate score: the score of the planner's answer applies to every
+rollout. MATPO's code normalises over all rollouts, including workers'; here each episode counts once.
 
 Deviations from the paper:
 
@@ -49,7 +51,7 @@ class MGRPO(MonteCarlo):
 
     name: Literal["m_grpo"] = "m_grpo"
     levels: Levels = ()
-    """Agents by level: the main agent, then the agents it calls, then the agents these call, for example
+    """Agents by level: the main agent, then the agents that it calls, then the agents that those call, for example
     `[[planner], [search, code]]`. Empty: the team's first agent calls all others."""
     align: Literal["weights", "none"] = "weights"
     """Weight of one of k calls in an episode: k̄/k (`weights`) or 1 (`none`)."""
@@ -71,14 +73,14 @@ class MGRPO(MonteCarlo):
         return self
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the algorithm."""
         check = partial(_check_levels, levels=self.levels, by_main=self.compare == "main")
         return self.row(self.name, judge=self.credit, checks=(check,))
 
     def credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return each turn's advantage, multiplied by its weight for sub-agents."""
+        """Return each turn's advantage, which is multiplied by the turn's weight for sub-agents."""
         members = by_agent(groups, self.rewards(groups, signals))
         if self.compare == "main":
             turns: dict[tuple[int, int], list[TurnKey]] = {}
@@ -132,7 +134,7 @@ class MGRPO(MonteCarlo):
 
 
 def _check_levels(team: Team, levels: Levels, by_main: bool) -> None:
-    """Raise ConfigError unless each agent has a level, and with `compare: main` the main agent is trained."""
+    """Raise ConfigError if an agent has no level, or if `compare: main` is set and the main agent is frozen."""
     names = [agent.name for agent in team.agents]
     if len(names) < 2:
         raise ConfigError(

@@ -6,16 +6,16 @@ The G episodes of a task are G joint samples. In round k, the set holds the team
 that acted in the round get the same advantage.
 
 Prompts of later rounds differ inside a set (see `groups.py`). With `tree: true` they are equal: all G joint samples at a
-moment continue one history (`tree.py`). `joint` defines how joint samples are made of the agents' candidates: `aligned` takes
-the k-th candidate of each agent. `cross` takes every combination; a candidate's value is then the mean over those that contain
-it. The episode continues with the first candidates, a plain sample of the team's policies.
+moment continue one history (`tree.py`). `joint` defines how joint samples are formed from the agents' candidates: `aligned`
+takes the k-th candidate of each agent. `cross` takes every combination; a candidate's value is then the mean over those
+that contain it. The episode continues with the first candidates, which are an ordinary sample from the team's policies.
 
 Deviations of the tree from the authors' code (comlrl 1.4.3, `MAGRPOTrainer`):
 
-- The code expands every joint sample to the end and trains on all of it, Gᵗ histories at round t. Here one history
-  continues, and the other joint samples are completed by `continuations` plain episodes, which are not trained on. Their
-  mean replaces the code's mean over a node's children.
-- With `cross` the code sums where this takes the mean, which is a factor of G^(n−1).
+- The code expands every joint sample to the end and trains on all of them, which gives Gᵗ histories at round t. Here one
+  history continues, and the other joint samples are completed by `continuations` ordinary episodes, which are not trained
+  on. Their mean replaces the code's mean over a node's children.
+- With `cross` the code takes a sum where this module takes the mean; the two differ by a factor of G^(n−1).
 - The code's threshold that stops good branches early is omitted.
 - Agents that act one after another branch one after another.
 
@@ -50,7 +50,7 @@ class SummedSurrogate(SurrogateConfig):
     @model_validator(mode="before")
     @classmethod
     def _a_whole_turn_is_a_sum(cls, given: Any) -> Any:
-        """Use no sum with one ratio per turn, which has one loss per turn already."""
+        """Do not sum with one ratio per turn, because there is already one loss per turn."""
         if isinstance(given, dict) and given.get("level", "token") != "token":
             return {"aggregation": None, **given}
         return given
@@ -73,7 +73,7 @@ class MAGRPO(TreeSampling):
         return self
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the algorithm."""
         if self.tree:
             judged_by = {"aligned": aligned, "cross": cross}[self.joint]
             return self.tree_row(self.name, BY_SCALE[self.scale], judged_by, first, self.earned_together)
@@ -87,6 +87,6 @@ class MAGRPO(TreeSampling):
         return spread(self, groups, compare(members, BY_SCALE[self.scale], earlier))
 
     def earned_together(self, episode: Episode) -> Mapping[str, float]:
-        """Return agent → the team's return, counted once and the same for every agent."""
+        """Return the team's return for each agent; it is counted once and is the same for every agent."""
         total = sum(chain_rewards(episode, self.team_reward, self.forms).values())
         return dict.fromkeys(episode.agents, total)

@@ -9,21 +9,21 @@ the mean of the agents' scores at t (`sharing: all`) or the agent's own score (`
     current           V_t
 
 The influence terms α0…α3 reward correction and persuasion (`functional.shaping.maporl_influence`): an agent gains if it helps
-others to the correct answer, and loses if it misleads them. An answer is correct if v > ½, or by the environment's score with
-`correctness: label`. The others are correct if more than half of them are.
+others to the correct answer, and loses if it misleads them. An answer counts as correct if v > ½; with
+`correctness: label`, the environment's score decides. The others are correct if more than half of them are.
 
 An agent that has stopped answering (its own consensus, `settled_after`) keeps the score of its last answer, which is still
-valid. That score enters the means of later turns, and its influence on others is rewarded on that last turn. Rounds that were
-not played do not count. v replaces the environment's rewards.
+valid. That score enters the means of later turns, and the agent's influence on others is rewarded on that last turn. Rounds
+that did not take place do not count. v replaces the environment's rewards.
 
-A verifier that cannot separate correct from incorrect answers to one question rewards noise. `least_auc` is the AUC that it
-must have reached on held-out questions (see `training/held_out.py`).
+A verifier that cannot separate correct from incorrect answers to one question rewards noise. `least_auc` is the minimum AUC
+that it must have reached on held-out questions (see `training/held_out.py`).
 
 Deviations from the paper and the authors' code:
 
-- R_t already contains the future. By default GAE passes nothing from turn to turn (`gae.gamma_turn: 0`), so each turn is an
-  action of its own, as each is one PPO sample in the authors' code.
-- That code seems to use different signs and places for α2 and α3; here they follow the meaning stated above.
+- R_t already contains the future. By default GAE passes nothing from turn to turn (`gae.gamma_turn: 0`), so each turn is a
+  separate action, just as it is one PPO sample in the authors' code.
+- The authors' code seems to use different signs and places for α2 and α3; here they follow the meaning stated above.
 - A team can share weights, or have an adapter or a model per agent, or an adapter per agent and turn as in the authors' code
   (`weights: {per_turn: 3}`). Critics belong to agents in every case.
 """
@@ -67,7 +67,7 @@ class MAPoRL(ActorCritic):
     together: Together = "mean"
     """Combined score of several verifiers: the mean of their probabilities, or the lowest (`least`)."""
     least_auc: float | None = Field(default=0.7, gt=0.5, le=1.0)
-    """Minimum AUC of the verifier among answers to one held-out question, with an interval above ½; null accepts any
+    """Minimum AUC of the verifier among answers to one held-out question, whose interval must lie above ½; null accepts any
     verifier."""
     refresh: RefreshConfig | None = None
     """Continued training of the verifier on graded answers of the team; null keeps it frozen."""
@@ -107,7 +107,7 @@ class MAPoRL(ActorCritic):
         return (self.verifier,) if isinstance(self.verifier, str) else self.verifier
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the algorithm."""
         row = actor_critic_row(self, self.name, "local", credit=GAECredit(self.gae, self.rewards))
         labels = self.correctness == "label" and self.influence != NO_INFLUENCE
         judge: tuple[VerifierScores, ...] = ()
@@ -161,7 +161,7 @@ class MAPoRL(ActorCritic):
 
 
 def _by_turn(own: Mapping[str, tuple[Turn, ...]], value: Callable[[Turn], float]) -> Tensor:
-    """Return the values `_TA` of all agents' answers by debate turn; a last answer is repeated."""
+    """Return the values `_TA` of all agents' answers by debate turn; an agent's last answer is repeated."""
     length = max(len(turns) for turns in own.values())
     columns = []
     for turns in own.values():

@@ -15,7 +15,7 @@ team's reward is placed once, on the chain's last turn. One central critic, with
 Deviations from the paper:
 
 - The critic reads the global state through the base model's own layers, without an additional encoder.
-- `team_reward: last` is the paper's public code with `share_reward_in_agent: false`.
+- `team_reward: last` corresponds to `share_reward_in_agent: false` in the paper's public code.
 - That code stores advantages as integers, and treats agent number 0 in `share_critic_with` as "no". Here advantages are
   floats, and 0 is a valid agent.
 """
@@ -65,7 +65,7 @@ class MARFT(ActorCritic):
         return self.model_copy(update={"loss": SurrogateConfig.model_validate(loss), "gae": gae})
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the algorithm."""
         settings = self._leveled()
         later = partial(deferred_rewards, how=self.team_reward, chain=True)
         chain = GAECredit(settings.gae, self.rewards, later, chain=True)

@@ -42,7 +42,7 @@ class MARS(MonteCarlo):
     """Order of the two operations on a player's rewards: sum over turns, and normalisation."""
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the algorithm."""
         return self.row(self.name, judge=self.credit)
 
     def credit(

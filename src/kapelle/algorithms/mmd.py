@@ -13,9 +13,9 @@ Here the maximum is approximated by `epochs` passes over the step's samples, wit
 
     loss = −ρ·A + α·K(μ) + (1/η)·K(π_t),    K(ν) = ρ·log(π/ν) − ρ + 1
 
-K(ν) has the expectation and the gradient of KL(π‖ν), however far π has moved. For the uniform magnet, the negative entropy over
-the vocabulary replaces it, which is known without sampling. At π = π_t the last term has no gradient: with one pass and one
-minibatch, MMD is REINFORCE with an entropy bonus.
+K(ν) has the expectation and the gradient of KL(π‖ν), however far π has moved. For the uniform magnet, it is replaced by the
+negative entropy over the vocabulary, which is known without sampling. At π = π_t the last term has no gradient: with one
+pass and one minibatch, MMD is REINFORCE with an entropy bonus.
 
 Deviations from the paper:
 
@@ -59,9 +59,9 @@ class MMD(Settings):
     step_size: float = Field(default=1.0, gt=0.0)
     """η, the step size; 1/η is the weight of the divergence from the policy that sampled, in units of reward per nat."""
     magnet: Literal["uniform", "moving"] = "uniform"
-    """μ, the magnet: the uniform policy, or a copy of the policy from every `reference_every` steps."""
+    """μ, the magnet: the uniform policy, or a copy of the policy that is renewed every `reference_every` steps."""
     reference_every: int = Field(default=0, ge=0)
-    """Steps between two copies, with `magnet: moving`; 0 keeps the initial policy."""
+    """Steps between two copies, with `magnet: moving`; 0 keeps the initial policy as the magnet."""
     order: OrderConfig = Joint()
     """Order of the policies' updates."""
     epochs: int = Field(default=4, ge=1)
@@ -78,9 +78,9 @@ class MMD(Settings):
         return self
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row: that of RLOO with this loss."""
+        """Return the algorithm: RLOO with this loss."""
         uniform = self.magnet == "uniform"
-        # These coefficients only cause the row to provide entropies, or a reference and its refreshes.
+        # These coefficients only make the algorithm request entropies, or a reference and its refreshes.
         surrogate = SurrogateConfig(
             entropy_coefficient=self.temperature if uniform else 0.0,
             kl_coefficient=0.0 if uniform else self.temperature,

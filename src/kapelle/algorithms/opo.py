@@ -25,7 +25,7 @@ class OPO(MonteCarlo):
     name: Literal["opo"] = "opo"
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the algorithm."""
         return self.row(self.name, judge=self.credit)
 
     def credit(

@@ -10,11 +10,11 @@ agent and turn number.
 
 The idea is known as lenient learning (Panait, Sullivan and Luke, AAMAS 2006), and for `best_share` → 0 as the optimistic
 assumption of distributed Q-learning (Lauer and Riedmiller, ICML 2000). These use a table of actions over time; here all
-returns are from one group.
+returns come from one group.
 
 With `best_share: 1` and `scale: none` each action has the mean of its returns in place of single returns. The expected update is
-then that of AT-GRPO, a multiple of ∇J. Below 1 the objective differs from J: luck counts as the partners' skill, and risky actions
-are overrated if rewards are stochastic.
+then that of AT-GRPO, a multiple of ∇J. Below 1 the objective differs from J: luck is mistaken for the partners' skill, and
+risky actions are overrated if rewards are stochastic.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Optimistic(MonteCarlo):
     scale: Literal["std", "none"] = "std"
     """`std` divides differences from the mean by the standard deviation; `none` does not."""
     best_share: float = Field(default=0.1, gt=0.0, le=1.0)
-    """Share of an action's best returns that its value averages, rounded up, at least one."""
+    """Share of an action's returns, best first, over which its value is the mean; rounded up to at least one return."""
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the algorithm."""
         return self.row(self.name, judge=self.credit)
 
     def credit(

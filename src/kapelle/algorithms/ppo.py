@@ -1,10 +1,10 @@
-"""PPO for teams: clipped actors with advantages from a critic that sees what its agent sees.
+"""PPO for teams: clipped actors with advantages from a critic that reads what its agent reads.
 
     loss = −min(ρA, clip(ρ, 1 − ε, 1 + ε)·A),    A_t = δ_t + γλ·A_{t+1},    δ_t = r_t + γV_{t+1} − V_t
 
 PPO (1707.06347) with GAE over an agent's own completion tokens, over all its turns in a row (`gae.py`). With several agents
-and a critic for each, this is IPPO (2011.09533); `ppo` is the same row with one policy. MAPPO, MARFT and HAPPO differ in the
-critic's view, the path of GAE and the order of updates. Each is a few lines on top of this file.
+and a critic for each, this is IPPO (2011.09533); `ppo` is the same algorithm with one policy. MAPPO, MARFT and HAPPO differ
+in the critic's view, the path of GAE and the order of updates. Each is a few lines on top of this file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from kapelle.types import Group
 
 
 class ActorCritic(Settings):
-    """Settings that all algorithms with a critic share; each adds its name and its own settings."""
+    """Settings that all algorithms with a critic share; each algorithm adds its name and further settings."""
 
     group_size: int = Field(default=1, ge=1)
     """Episodes per task; 1 is enough with a critic."""
@@ -84,7 +84,7 @@ class PPO(ActorCritic):
     name: Literal["ppo"] = "ppo"
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the algorithm."""
         return actor_critic_row(self, self.name, "local", checks=(check_one_policy,))
 
 
@@ -94,7 +94,7 @@ class IPPO(ActorCritic):
     name: Literal["ippo"] = "ippo"
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the algorithm."""
         return actor_critic_row(self, self.name, "local")
 
 
@@ -105,7 +105,7 @@ def actor_critic_row(
     credit: CreditFunction | None = None,
     checks: tuple[Callable[[Team], None], ...] = (),
 ) -> Algorithm:
-    """Return the row of clipped actors with critics of the given view; `credit` replaces GAE on each agent's own turns."""
+    """Return an algorithm of clipped actors and critics with this view; `credit` replaces GAE on each agent's own turns."""
     s = settings
     credit = credit or GAECredit(s.gae, s.rewards, partial(deferred_rewards, how=s.team_reward))
     critic = CriticSpec(

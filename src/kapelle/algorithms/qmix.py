@@ -43,7 +43,7 @@ class QMIX(CreditMixer):
     mixing: MixingConfig = MixingConfig()
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the algorithm."""
         return mixer_row(self, self.name, self._mixer)
 
     def _mixer(self, width: int, agents: int) -> Module:

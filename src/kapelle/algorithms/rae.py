@@ -2,9 +2,10 @@
 
     b ← 0.95·b + 0.05·R,    A = R − b
 
-Each agent has a running mean b of its returns per role and game. With shared weights, b removes the advantage of one role over
-another, and of one game's stakes over another's, from the gradient. The game is the part of a mixture (`Task.part`). The role
-is the agent's name, with its role of the episode if roles are drawn (`Episode.roles`). The checkpoint holds the means.
+Each agent has a running mean b of its returns per role and game. With shared weights, b removes from the gradient the
+advantage that one role has over another, and differences between the stakes of games. The game is the part of a mixture
+(`Task.part`). The role is the agent's name, plus its role in the episode if roles are drawn (`Episode.roles`). The
+checkpoint holds the means.
 
 Returns update b in the order of the step's tasks. b already contains R, so A is 0.95·(R − the previous b).
 
@@ -40,7 +41,7 @@ class RAE(MonteCarlo):
     """Weight of the previous mean at each new return."""
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the algorithm."""
         return self.row(self.name, None, memory=lambda team, seed: RunningBaselines(self))
 
 

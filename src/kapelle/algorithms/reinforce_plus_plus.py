@@ -65,7 +65,7 @@ class ReinforcePlusPlus(MonteCarlo):
         return self
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the algorithm."""
         if self.baseline == "group":
             return self.row(self.name, judge=self.group_credit)
         return self.row(self.name, self.token_credit, reference=self.kl_in_reward > 0)

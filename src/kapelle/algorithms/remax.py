@@ -30,7 +30,7 @@ class ReMax(MonteCarlo):
     """Sampled episodes per task; the greedy one is additional."""
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the algorithm."""
         return self.row(self.name, judge=self.credit, needs=(GreedyBaseline(),))
 
     def credit(

@@ -2,9 +2,9 @@
 
     A_j = R_j − mean R of the other G − 1 episodes
 
-The baseline of an episode does not contain its own return, so it is unbiased. There is no division by a standard deviation. A
-lone episode (the others failed, or the agent had no turn in them) is compared with a running mean of the agent's earlier
-returns.
+The baseline of an episode excludes the episode's own return, so the gradient is unbiased. There is no division by a
+standard deviation. A lone episode (the others failed, or the agent had no turn in them) is compared with a running mean of
+the agent's earlier returns.
 
 Deviations from the paper:
 
@@ -30,7 +30,7 @@ class RLOO(MonteCarlo):
     name: Literal["rloo"] = "rloo"
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the algorithm."""
         return self.row(self.name, judge=self.credit)
 
     def credit(

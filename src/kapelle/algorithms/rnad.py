@@ -9,12 +9,12 @@ game. Every `reference_every` steps π_reg becomes the current policy, and the f
 original game.
 
 A = R̃ − mean R̃ of the other episodes, where R̃ is the transformed return from the agent's k-th turn on. A move's term is the
-sum over its tokens. The opponent's term is placed on the agent's last turn that had ended, or was simultaneous, when the
-opponent moved.
+sum over its tokens. The opponent's term is placed on the agent's last turn that had ended when the opponent moved, or that
+was simultaneous.
 
 In a game with one move per player, the opponent's term is independent of one's own move. The expected update is then that of a KL
-penalty to the reference (`loss.kl_estimator: k2`, `reference_every`). With several moves, it also values a move by the positions
-to which it leads, and the log-ratios of both players there.
+penalty to the reference (`loss.kl_estimator: k2`, `reference_every`). With several moves, it also accounts for the
+positions to which a move leads, and for both players' log-ratios there.
 
 Deviations from DeepNash:
 
@@ -56,13 +56,13 @@ class RNaD(MonteCarlo):
     """Steps between refreshes of the reference policy."""
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the algorithm."""
         return self.row(self.name, judge=self.credit, reference=True, checks=(check_two_players,))
 
     def credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return each turn's transformed return from there on, compared with that of the other episodes."""
+        """Return the transformed return from each turn on, compared with that of the other episodes."""
         members = by_agent_turn(groups, self.rewards(groups, signals))
         return spread(self, groups, compare(members, LEAVE_ONE_OUT, earlier))
 

@@ -5,8 +5,8 @@
 over the completion tokens of the global batch. The data are the environment's records or its scripted experts, which run the
 workflow in the team's roles.
 
-World model (`world_model` = w > 0): an agent also learns to predict its next observation. The tokens that its next prompt adds
-to its last completion count w times:
+World model (`world_model` = w > 0): an agent also learns to predict its next observation. The tokens that its next prompt
+adds after its last completion have weight w:
 
     (Σ nll_written + w·Σ nll_observed) / (n_written + w·n_observed)
 
@@ -35,10 +35,10 @@ class SFT(Settings):
     minibatches: int = Field(default=1, ge=1)
     """Optimiser steps into which each pass is divided."""
     world_model: float = Field(default=0.0, ge=0.0)
-    """Weight of a token of the agent's next observation, relative to 1 for a token it writes."""
+    """Weight of a token of the agent's next observation, relative to 1 for a token that the agent writes."""
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the algorithm."""
         return Algorithm(
             name=self.name,
             policy_loss=negative_log_likelihood,
@@ -49,7 +49,7 @@ class SFT(Settings):
 
 
 def negative_log_likelihood(outputs: Outputs, targets: Targets) -> Loss:
-    """Return −Σ log π over the counted tokens, and their number; both weighted by the column `weight` if there is one."""
+    """Return −Σ log π over the counted tokens, and their number; both are weighted by the column `weight` if it exists."""
     if Column.WEIGHT not in targets.columns:
         total, weight = token_mean(-outputs.logp_K, targets.mask_K)
         return Loss(total, weight, {"nll": (total.detach(), weight)})

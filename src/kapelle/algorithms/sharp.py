@@ -5,28 +5,29 @@ With v(S) the team's return if only the agents in S act, n trained agents, and s
     φ_i = Σ_S |S|! (n − |S| − 1)! / n! · (v(S ∪ {i}) − v(S))
 
 v(N) is the episode's own return. Every other v(S) is the mean of `continuations` in which the other agents of N are absent.
-With `absent: silent` they write nothing (see `ccpo`). With `absent: reference` their base model replaces them as it was before
-training, so that v(S) measures what training S alone has changed.
+With `absent: silent` they write nothing (see `ccpo`). With `absent: reference` they are replaced by their base model as it
+was before training, so that v(S) measures what training S alone has changed.
 
-Up to `exact` agents, all 2ⁿ − 1 coalitions are sampled. Beyond, coalitions come from `permutations` random orders in which agents
-join (drawn with the episode's seed), and φ_i is the mean of i's contributions. `SHARP.judged` returns the standard error.
+Up to `exact` agents, all 2ⁿ − 1 coalitions are sampled. For larger teams, coalitions come from `permutations` random orders
+in which agents join (drawn with the episode's seed), and φ_i is the mean of i's contributions. `SHARP.judged` returns the
+standard error.
 
-`use: baseline` (the default) is unbiased. D_i = R(τ) − Σ_S |S|! (n − |S| − 1)! / n! · v(S), S without i, is compared with the mean
-D_i of the group's other episodes. Everything that is subtracted is independent of i's completions.
+`use: baseline` (the default) is unbiased. D_i = R(τ) − Σ_S |S|! (n − |S| − 1)! / n! · v(S), over all S without i, is
+compared with the mean D_i of the group's other episodes. Everything that is subtracted is independent of i's completions.
 
 `use: reward` is the paper's form: φ_i is the agent's reward, compared with the mean of its group. The objective differs from J
-unless the team is additive, because v(S ∪ {i}) rewards i for its effect in coalitions that are never deployed. A game of two
-agents in `tests/algorithms/test_expected_replays.py` shows it: there it learns the worse action.
+unless the team is additive, because v(S ∪ {i}) rewards i for its effect in coalitions that are never deployed. A game of
+two agents in `tests/algorithms/test_expected_replays.py` shows this: with `use: reward`, the worse action is learned.
 
-`tool_reward` adds the paper's third part, a reward for tool use: this many times the share of an agent's calls that succeeded, on
-the agent's own return. A call does not succeed if it is malformed, names no tool, violates a schema, fails or times out; an agent
-without calls gets 0. It is a separate reward: the update follows the gradient of the team's return plus this reward, even if
-calls are of no use to the task.
+`tool_reward` adds the paper's third part, a reward for tool use: `tool_reward` times the share of an agent's calls that
+succeeded is added to the agent's own return. A call does not succeed if it is malformed, names no tool, violates a schema,
+fails or times out; an agent without calls gets 0. It is a separate reward: the update follows the gradient of the team's
+return plus this reward, even if calls are of no use to the task.
 
 Deviations from the paper (we know only its abstract):
 
 - The defaults are `use: baseline`, `absent: silent` and no tool reward.
-- How much tool reward is given, and for what, is our reading.
+- The size of the tool reward, and what it is given for, are our interpretation.
 """
 
 from __future__ import annotations
@@ -68,18 +69,19 @@ class SHARP(Replays):
 
     name: Literal["sharp"] = "sharp"
     use: Literal["baseline", "reward"] = "baseline"
-    """Use of the coalitions: as an unbiased baseline of the return, or the Shapley value as the agent's reward."""
+    """Use of the coalitions: for an unbiased baseline of the return, or for the Shapley value as the agent's reward."""
     absent: Literal["silent", "reference"] = "silent"
     """Behaviour of agents outside a coalition: empty messages, or their base model without its adapter."""
     tool_reward: float = Field(default=0.0, ge=0.0)
-    """Reward of an agent whose tool calls all succeeded, proportional to the share that did; 0 turns it off."""
+    """Reward of an agent whose tool calls all succeeded; it is proportional to the share of calls that did. 0 turns it
+    off."""
     exact: int = Field(default=5, ge=1, le=10)
     """Maximum number of trained agents for which all coalitions are sampled."""
     permutations: int = Field(default=8, ge=2)
     """Number of random orders for larger teams."""
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the algorithm."""
         row = self.replaying(self.name, self.credit, self.changes, self.earned)
         return replace(row, needs=(*row.needs, Substitute())) if self.absent == "reference" else row
 

@@ -30,7 +30,7 @@ class VDN(CreditMixer):
     name: Literal["vdn"] = "vdn"
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the algorithm."""
         return mixer_row(self, self.name, _sum)
 
 

@@ -11,7 +11,7 @@ values of the agents that have read its turn.
 
 Truncation. If the episode ended at a limit, Σ_i U_i of the last round's agents replaces the future, where U_i is the value after the
 agent's turn. In rounds that are followed by another one, critics learn their share of γ_turn times V_tot's target at the next round.
-If an agent of the last round never had such a round, the truncation counts as the end.
+If an agent of the last round never had such a round, the truncated episode is treated as terminated.
 
 The critic of agent i is fitted to A + V_i, the target of V_tot minus the other agents' values. At the sampling values, its gradient
 equals that of (V_tot − target)² in V_i, so the sum is fitted although each critic is trained separately.
@@ -67,7 +67,7 @@ class VDNToken(ActorCritic):
         return self
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the algorithm."""
         return actor_critic_row(self, self.name, "local", SummedValues(self))
 
 

@@ -1,4 +1,4 @@
-"""Verifier: a model of the probability that an answer is correct, trained on the answers of a frozen team.
+"""Verifier: a model that estimates the probability that an answer is correct, trained on the answers of a frozen team.
 
 A scalar head on its own LoRA reads the question and one answer, and gives one score at the answer's last token. σ(score) is the
 probability that the answer is correct.
@@ -11,8 +11,8 @@ Labels. With `data: rollout`, the frozen team answers train questions and the en
 are excluded. With `data: recorded`, the data are recorded solutions with labels (environment `labelled`).
 
 With `labels: process`, each step of a worked solution has a label too (2305.20050), found by recomputing the step
-(`grading.math.steps`, without people or models). The verifier then also gives a score after each step, which learns whether all
-steps so far are correct. The score at the end, which is the reward, can build on these scores.
+(`grading.math.steps`, without human labels or models). The verifier then also gives a score after each step, which is
+trained to show whether all steps so far are correct. The score at the end, which is the reward, can build on these scores.
 
 Balance. With `balance: question`, correct and incorrect answers to one question have equal total weight. A question with only
 correct or only incorrect answers has weight 0, because it would teach only how easy the question is.
@@ -63,8 +63,8 @@ class Verifier(Settings):
     objective: Literal["labels", "pairs"] = "labels"
     """Loss: cross-entropy per answer (`labels`), or Bradley–Terry over pairs of a correct and an incorrect one (`pairs`)."""
     labels: Literal["outcome", "process"] = "outcome"
-    """Labels: whether the answer is correct (`outcome`), and with `process` also whether all steps so far are, after each
-    equation of a worked solution (`120+12=132`), by recomputation."""
+    """Labels: whether the answer is correct (`outcome`); with `process` also, after each equation of a worked solution
+    (`120+12=132`), whether all steps so far are correct, by recomputation."""
     balance: Literal["question", "none"] = "question"
     """Balance of correct and incorrect answers, with `objective: labels`; pairs are balanced by construction."""
     calibration: Kind = "none"
@@ -78,7 +78,7 @@ class Verifier(Settings):
     """Optimiser steps into which each pass is divided."""
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the algorithm."""
         loss = bradley_terry_over_pairs if self.objective == "pairs" else weighted_cross_entropy
         ends = step_ends if self.labels == "process" else None
         return Algorithm(
@@ -118,7 +118,7 @@ class VerifierTargets(CreditMemory):
             labels[key] = label
             steps = 0 if self._settings.labels == "outcome" else len(signals.values[key]) - 1
             worked = worked_steps(groups[key.group].task.question, turn.text) if steps else []
-            # With more steps than tokens, the first steps have no value.
+            # If there are more steps than tokens, the first steps have no value.
             targets[key] = torch.tensor([*(float(step.right) for step in worked[-steps:]), label])
         pairs = 0
         for g in range(len(groups)):

@@ -1,6 +1,6 @@
 """`kapelle validate RECIPE --judge GRADED.jsonl`: how far the judges of a recipe agree with graded answers.
 
-Rows are `{question, text, score}`; `score` is true, false or a number in [0, 1]. Rows of one question are its answers.
+Rows are `{question, text, score}`; `score` is true, false or a number in [0, 1]. Rows with the same question are its answers.
 Intervals (95 %) are bootstrapped over questions, because answers to one question depend on one another.
 """
 
@@ -47,13 +47,13 @@ class GradedText:
 
 
 def read_graded(file: Path) -> dict[str, list[GradedText]]:
-    """Return graded answers by question; DataError names the first row without one."""
+    """Return the graded answers of each question; raise DataError for the first row without text or score."""
     found: dict[str, list[GradedText]] = {}
     for row in read_rows(file):
         question, text, score = (row.fields.get(key) for key in ("question", "text", "score"))
         if not isinstance(question, str) or not isinstance(text, str):
             raise DataError(
-                f"{row.place} has no text in `question` or in `text`. Write {{question, text, score}}."
+                f"{row.place} has no string in `question` or in `text`. Write {{question, text, score}}."
             )
         if not isinstance(score, int | float) or not 0 <= score <= 1:
             raise DataError(
@@ -87,7 +87,7 @@ class JudgeAgreement:
     graded: int
     """Number of answers that the judge scored."""
     ungraded: int
-    """Number of answers on which it gave no verdict."""
+    """Number of answers without a verdict."""
     auc: Estimate | None = None
     """Probability that a good answer scores above a bad one, across questions; only for grades of true and false."""
     accuracy: Estimate | None = None
@@ -115,7 +115,7 @@ class JudgeReport:
     def __str__(self) -> str:
         """Return a table."""
         lines = [
-            f"{self.answers} graded answers to {self.questions} questions; {self.calls} calls of judges, {self.cached} replies from the cache"
+            f"{self.answers} graded answers to {self.questions} questions; {self.calls} judge calls, {self.cached} replies from the cache"
         ]
         for each in self.rewards:
             parts = [f"{each.graded} scored, {each.ungraded} without a verdict"]
@@ -137,7 +137,7 @@ Scored = Sequence[tuple[float, float]]
 
 
 def agree(name: str, by_question: Sequence[Scored], ungraded: int) -> JudgeAgreement:
-    """Return how far scores agree with grades; both are given by question."""
+    """Return how far scores agree with grades; both are grouped by question."""
     every = [pair for scored in by_question for pair in scored]
     if not every:
         return JudgeAgreement(name, 0, ungraded)

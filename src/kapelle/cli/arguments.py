@@ -18,7 +18,7 @@ Argument = tuple[tuple[str, ...], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command of the command line; `run(arguments) -> int` of the module of its name returns the exit code."""
+    """One command of the command line; `run(arguments) -> int` in the module of the same name returns the exit code."""
 
     summary: str
     arguments: tuple[Argument, ...]
@@ -30,7 +30,7 @@ def command(summary: str, *arguments: Argument) -> Command:
 
 
 def option(names: str, meaning: str, **more: Any) -> Argument:
-    """Return an option such as `-o --output FILE`: its names, and the name of its value.
+    """Return an option; `names` is its flags and the name of its value, such as `-o --output FILE`.
 
     The value of `--split eval|train` is one of these two words, and `--tag TAG …` may be given several times. An option without a
     value, such as `--json`, is True when it is given.
@@ -59,7 +59,7 @@ def words(metavar: str, meaning: str) -> Argument:
 
 
 KINDS = ("environment", "workflow", "algorithm", "project", "app")
-"""The kinds of pieces that `kapelle new` can create."""
+"""What `kapelle new` can create."""
 FRAMEWORKS = ("openai", "openai_agents", "langgraph", "pydantic_ai", "autogen", "smolagents", "crewai")
 """The frameworks in which `kapelle new app` can write a program."""
 
@@ -79,10 +79,10 @@ def start_words(given: Sequence[str] | None) -> list[str]:
 
 
 CALLS, SECONDS, BATCH = 1024, 600.0, 64
-"""Defaults of `kapelle serve`: maximum answers in progress, seconds for one answer, and answers that are scored together."""
+"""Defaults of `kapelle serve`: maximum calls in progress, seconds for one call, and number of answers scored together."""
 
 TOOL_FORMS = ("hermes", "llama", "pythonic", "mistral", "deepseek", "glm", "qwen_coder", "harmony")
-"""The values of `grading.text.tool_call.Form`, which is not imported to print help."""
+"""The values of `grading.text.tool_call.Form`, whose import would slow down `--help`."""
 
 SESSION_IDLE = 3600.0
 """Default number of seconds without a call after which a session without a reward may be closed."""
@@ -108,7 +108,7 @@ _PLAYER = (
         "a run directory, then settings such as evaluation.problems=100, with YAML values (for a run, those of "
         "`environment`, `episode` and `evaluation`)",
     ),
-    option("--model -m PATH", "instead of a run: a model, a PEFT adapter, a hub's name or `embedded`"),
+    option("--model -m PATH", "in place of a run: a model, a PEFT adapter, a name on a hub or `embedded`"),
     option("--environment -e NAME", "what the model plays: an environment, or a recipe with its team"),
     _REAL,
 )
@@ -118,10 +118,10 @@ def _binding(port: int | None, default: str = "") -> tuple[Argument, ...]:
     """Return the options for where a service listens and who may call it; without `port`, the command itself picks the default."""
     return (
         option("--host HOST", "address to listen on", default="127.0.0.1"),
-        option("--port PORT", f"port to listen on; 0 takes a free one{default}", type=int, default=port),
+        option("--port PORT", f"port to listen on; 0 picks a free one{default}", type=int, default=port),
         option("--tls-cert FILE", "PEM file of the TLS certificate, with its chain"),
         option("--tls-key FILE", "PEM file of its key"),
-        option("--allow-host NAME …", "a further host name by which callers address this service"),
+        option("--allow-host NAME …", "another host name by which clients address this service"),
     )
 
 
@@ -136,12 +136,10 @@ COMMANDS: Mapping[str, Command] = {
         _NO_RICH,
     ),
     "new": command(
-        "create a working piece of your own to build on, with a test and a recipe",
+        "create a working starting point for your own code, with a test and a recipe",
         positional("kind", "KIND", f"what to create: {', '.join(KINDS)}"),
         positional("name", "NAME", "its name, such as word_count; a folder of that name is created here"),
-        option(
-            "--framework FRAMEWORK", f"app: in which it is written: {', '.join(FRAMEWORKS)} (default: openai)"
-        ),
+        option("--framework FRAMEWORK", f"app: framework to use: {', '.join(FRAMEWORKS)} (default: openai)"),
     ),
     "train": command(
         "train a team as described by a recipe",
@@ -155,7 +153,7 @@ COMMANDS: Mapping[str, Command] = {
         option(
             "--launch torchrun|ray",
             "torchrun: several processes on this machine, as torch's launcher starts them; ray: on a Ray cluster, "
-            "or on a Ray started for this run (section `ray` of the recipe); see docs/clusters.md and docs/ray.md",
+            "or on a Ray instance started for this run (section `ray` of the recipe); see docs/clusters.md and docs/ray.md",
         ),
         option("--processes N", "number of processes (default: one for each GPU; with ray 1)", type=whole(1)),
         option(
@@ -164,16 +162,16 @@ COMMANDS: Mapping[str, Command] = {
         ),
     ),
     "doctor": command(
-        "find faults of the machines of a run, before it starts",
+        "find faults in the machines of a run before the run starts",
         option(
             "--launch torchrun|ray",
-            "torchrun: several processes on this machine; ray: on the machines of a cluster. With a launcher of your "
-            "own start `kapelle doctor` in its place of `kapelle train`",
+            "torchrun: several processes on this machine; ray: on the machines of a cluster. With your own launcher, "
+            "start `kapelle doctor` in place of `kapelle train`",
         ),
         option("--processes N", "number of processes (default: one for each GPU; with ray 1)", type=whole(1)),
         option("--address A", "the Ray cluster: auto, or host:port (default: start Ray here)"),
         option("--gpus N", "GPUs of each process on Ray", type=whole(0), default=0),
-        option("--run-dir DIR", "the folder that all machines have to share", default="runs"),
+        option("--run-dir DIR", "the folder that all machines must share", default="runs"),
         option("--timeout SECONDS", "how long to wait for all processes", type=float, default=60.0),
         _JSON,
     ),
@@ -190,11 +188,11 @@ COMMANDS: Mapping[str, Command] = {
         option("--gpus N", "GPUs on each machine; 0 for none (default: one for each process)", type=whole(0)),
         option("--time TIME", "time limit: minutes, H:MM:SS or DAYS-HOURS"),
         option("--image IMAGE", "the container image; Kubernetes needs one"),
-        option("--volume CLAIM", "Kubernetes: the persistent volume claim that keeps /runs"),
+        option("--volume CLAIM", "Kubernetes: the persistent volume claim that stores /runs"),
         option("--name NAME", "the job's name (default: the recipe's)"),
         option("--run-dir DIR", "folder of the run (default: runs/NAME; in a pod /runs/NAME)"),
         option("--output FILE", "new file to write to (default: standard output)"),
-        option("--unchecked", "skip the checks of models and data, when only the cluster has them"),
+        option("--unchecked", "skip the checks of models and data that only the cluster has"),
     ),
     "plan": command(
         "estimate how much memory a run will need and what fits, before a model is loaded",
@@ -202,7 +200,7 @@ COMMANDS: Mapping[str, Command] = {
         _REAL,
         option(
             "--gpu-memory GB",
-            "of each GPU: report what fits, or what to change (exit code 3)",
+            "memory of each GPU: report what fits, or what to change (exit code 3)",
             type=gigabytes,
         ),
         option("--processes N", "plan for one of N processes that train together", type=whole(1), default=1),
@@ -212,27 +210,39 @@ COMMANDS: Mapping[str, Command] = {
         "measure a run or a model on unseen problems",
         *_PLAYER,
         option(
-            "--no-baselines", "skip the baselines: one agent alone, and majority votes with as many tokens"
+            "--no-baselines",
+            "skip the baselines: one agent alone, and majority votes with the same number of tokens",
         ),
-        option("--num-episodes -n N", "unseen problems to play, as evaluation.problems=N", type=whole(1)),
+        option(
+            "--num-episodes -n N",
+            "number of unseen problems; the same as evaluation.problems=N",
+            type=whole(1),
+        ),
         option("--output -o FILE", ".json for results and episodes, .jsonl for the episodes alone"),
         option("--samples K", "answers to each problem: avg@K, pass@1 to pass@K, maj@K", type=whole(1)),
         option(
-            "--temperature T", "of all agents (default: greedy; that of training with --samples)", type=float
+            "--temperature T",
+            "temperature of all agents (default: greedy; with --samples, that of training)",
+            type=float,
         ),
-        option("--table lm-eval|hub", "print lm-eval's table, or the front matter of a card for the Hub"),
+        option(
+            "--table lm-eval|hub",
+            "print a table in lm-eval's format, or the front matter of a model card for the Hub",
+        ),
         _JSON,
     ),
     "blame": command(
-        "find out which agent's turns lost the episodes that a run failed",
+        "find out which agent's turns made a run's episodes fail",
         words(
             "RUN …",
             "a run directory, RUN@best or RUN@STEP, then settings of `environment`, `episode` and `evaluation`; with settings, "
             "new episodes are sampled",
         ),
         option("--split eval|train", "episodes of the evaluation, or of training tasks", default="eval"),
-        option("--episodes N", "most failed episodes, and most solved ones", type=whole(1), default=50),
-        option("--samples K", "continuations from each moment", type=whole(1), default=8),
+        option(
+            "--episodes N", "maximum number of failed episodes, and of solved ones", type=whole(1), default=50
+        ),
+        option("--samples K", "continuations from before and after each turn", type=whole(1), default=8),
         option("--seed N", "seed of the continuations (default: the run's)", type=whole(0)),
         option(
             "--json FILE",
@@ -242,18 +252,21 @@ COMMANDS: Mapping[str, Command] = {
         ),
     ),
     "arena": command(
-        "let runs, models, servers and a game's own players meet in every role, and rate them",
+        "play runs, models, servers and a game's built-in players against each other in every role, and rate them",
         words(
             "PLAYER …",
-            "RUN, RUN@best, RUN@STEP, a model's or adapter's folder, OWNER/NAME of a hub, http://HOST/v1#MODEL, or a player of the "
-            "environment (nash, mcts(simulations=200), random); NAME=PLAYER calls it otherwise. Then settings of `environment`, "
+            "RUN, RUN@best, RUN@STEP, a model's or adapter's folder, OWNER/NAME on a hub, http://HOST/v1#MODEL, or a player of the "
+            "environment (nash, mcts(simulations=200), random); NAME=PLAYER gives it another name. Then settings of `environment`, "
             "`workflow`, `team.sampling`, `episode`, `engine` and `model`",
         ),
-        option("--environment NAME", "environment, recipe or game of OpenSpiel (default: the first run's)"),
+        option("--environment NAME", "environment, recipe or OpenSpiel game (default: the first run's)"),
         option("--games N", "deals of each pair, in every assignment of roles", type=whole(1), default=100),
-        option("--jobs J", "pairs at a time, each in a process", type=whole(1), default=1),
+        option("--jobs J", "pairs at a time, each in its own process", type=whole(1), default=1),
         option("--seed N", "seed of deals and sampling", type=whole(0), default=0),
-        option("--output -o FOLDER", "folder of results (default: runs/…); its pairs are not played again"),
+        option(
+            "--output -o FOLDER",
+            "folder of results (default: runs/…); pairs with results in it are not played again",
+        ),
         _JSON_AND_PROGRESS,
     ),
     "compare": command(
@@ -279,17 +292,17 @@ COMMANDS: Mapping[str, Command] = {
         option("--against tokens|step", "what curves are drawn over", default="tokens"),
         option(
             "--metric NAME",
-            "what is drawn: success, return or return/SEAT (default: success, or the returns of one task that has none); without a "
-            "success in any run, `success` draws returns",
+            "what to draw: success, return or return/SEAT (default: success, or returns for a single task without success); "
+            "if no run has a success, `success` draws returns",
         ),
         option("--seed N", "seed of the bootstrap", type=whole(0), default=0),
     ),
     "collect": command(
-        "play training tasks and keep their episodes for SFT, or graded answers for a verifier; or read a program's traces",
+        "roll out training tasks and write their episodes for SFT, or graded answers for a verifier; or read a program's traces",
         *_PLAYER,
         option(
             "--for sft|dpo|verifier",
-            "sft: episodes, turn by turn; dpo (with --recorded): only turns that were answered better and worse; verifier: correct and incorrect graded answers",
+            "sft: episodes, turn by turn; dpo (with --recorded): only turns with both a better and a worse completion; verifier: correct and incorrect graded answers",
             dest="purpose",
             default="sft",
         ),
@@ -303,19 +316,20 @@ COMMANDS: Mapping[str, Command] = {
             type=float,
         ),
         option(
-            "--no-balance", "verifier: keep all distinct answers, not equally many correct and incorrect ones"
+            "--no-balance",
+            "verifier: keep all distinct answers, in place of equally many correct and incorrect ones",
         ),
         option(
             "--recorded QUERY",
-            "instead of playing, take the episodes that the run has recorded and QUERY selects, as the page of episodes of `kapelle view` "
-            "shows it (outcome=right&from=10&re=carry); an empty one takes all of training",
+            "instead of sampling, take the run's recorded episodes that QUERY selects; the episodes page of `kapelle view` shows "
+            "the query (outcome=right&from=10&re=carry); an empty query selects all training episodes",
         ),
         option("--traces PATH", "read a program's conversations from OpenTelemetry's spans (OTLP as JSON)"),
         option("--metric NAME", "traces: the evaluation that scores a call (default: any)"),
         option("--show FILE", "summarise a file of graded answers instead of collecting"),
-        option("--tasks N", "training tasks to play (default: 200)", type=whole(1)),
+        option("--tasks N", "training tasks to roll out (default: 200)", type=whole(1)),
         option("--samples K", "episodes for each task (default: 4)", type=whole(1)),
-        option("--num-episodes -n N", "so many training tasks, one episode each", type=whole(1)),
+        option("--num-episodes -n N", "number of training tasks, with one episode each", type=whole(1)),
         _JSON,
     ),
     "export": command(
@@ -328,7 +342,7 @@ COMMANDS: Mapping[str, Command] = {
             "peft: adapters; hf: merged models; gguf-ready: merged models that llama.cpp's converter takes "
             "(default: peft)",
         ),
-        option("--agent NAME …", "export this agent's weights alone"),
+        option("--agent NAME …", "export only this agent's weights"),
         option("--license NAME", "licence on the model card, such as apache-2.0 (default: the base's)"),
         option("--push OWNER/NAME", "send the folder to this repository of a hub"),
         option("--public", "make a new repository public (default: private)"),
@@ -339,18 +353,18 @@ COMMANDS: Mapping[str, Command] = {
         "find out how much each agent of a run could gain against the others",
         words(
             "RUN …",
-            "a run directory, RUN@best or RUN@STEP; then settings of how the response learns, such as optimizer.lr=5e-4",
+            "a run directory, RUN@best or RUN@STEP; then training settings of the response, such as optimizer.lr=5e-4",
         ),
         option("--steps N", "steps of training for each agent", type=whole(1), default=50),
-        option("--games N", "unseen games to measure by", type=whole(2), default=500),
-        option("--agent NAME …", "respond as this agent alone"),
+        option("--games N", "unseen games for the measurement", type=whole(2), default=500),
+        option("--agent NAME …", "train a response only for this agent"),
         option("--json", "print the result as JSON, with the curve of every response"),
     ),
     "play": command(
         "play a game in the terminal against a script, a solver or a trained team",
         words(
             "ENV|RUN …",
-            "an environment, a recipe, a game of OpenSpiel such as kuhn_poker, or a run directory; then "
+            "an environment, a recipe, an OpenSpiel game such as kuhn_poker, or a run directory; then "
             "settings such as environment.digits=1, with YAML values",
         ),
         option("--role N", "your role, counted from 1", type=whole(1), default=1),
@@ -359,20 +373,23 @@ COMMANDS: Mapping[str, Command] = {
             "who plays the other roles: random (the environment's script), mcts, cfr, nash or a run directory "
             "(default: random; a run plays its own)",
         ),
-        option("--seed S", "which game is dealt", type=int, default=0),
+        option("--seed S", "seed of the game's random events", type=int, default=0),
         option("--exact", "print exact values of the run's checkpoints instead: NashConv, returns"),
     ),
     "chat": command(
-        "chat with a run's team, or with a model, in the terminal and read each agent's texts",
+        "chat with a run's team, or with a model, in the terminal and read each agent's messages",
         words("RUN …", "a run directory, or a folder of a model or adapter; then settings for a model"),
         _PLAYER[1],
-        option("--environment -e NAME", "whose team the model plays (default: it answers alone)"),
+        option(
+            "--environment -e NAME",
+            "environment whose team the model plays (default: the model answers alone)",
+        ),
         _REAL,
         option("--agent NAME", "chat with one agent alone (default: the whole team)"),
     ),
     "serve": command(
-        "serve a run's team through OpenAI's chat completions API, its verifier as a server of scores, environments to runs "
-        "on any machine, or one to OpenEnv's clients",
+        "serve a run's team through an OpenAI-compatible chat completions API, its verifier as a scoring server, environments "
+        "to runs on any machine, or one environment to OpenEnv clients",
         words(
             "[policy | reward] RUN | environments | openenv NAME",
             "what to serve (default: policy, the team), and its run directory or exported team; for environments their settings, "
@@ -386,15 +403,17 @@ COMMANDS: Mapping[str, Command] = {
             f"how agents call tools: {', '.join(TOOL_FORMS)} (default: as their chat template does, else hermes)",
             choices=TOOL_FORMS,
         ),
-        option("--name NAME", "by which clients call the team or the verifier (default: the run's)"),
+        option("--name NAME", "name by which clients call the team or the verifier (default: the run's)"),
         option("--environments NAMES", "environments: which to serve, as name or name=what, …"),
         option(
             "--workers N",
-            "environments: processes for their episodes; 0 for the server's own",
+            "environments: worker processes for episodes; 0 uses the server's process",
             type=whole(0),
             default=0,
         ),
-        option("--sessions N", "environments: most episodes at once", type=whole(1), default=4096),
+        option(
+            "--sessions N", "environments: maximum number of episodes at once", type=whole(1), default=4096
+        ),
         option(
             "--idle S",
             "seconds without a call before a recorded session may be closed",
@@ -409,13 +428,17 @@ COMMANDS: Mapping[str, Command] = {
         ),
         option("--replace NAMES", "environments: replace these on the server at --at"),
         option("--at HOST:PORT", "environments: the server of --replace"),
-        option("--certificate FILE", "environments: PEM file to verify the server at --at with"),
+        option("--certificate FILE", "environments: PEM file for verifying the server at --at"),
         *_binding(None, " (default: 8000; environments: 50051)"),
         option(
-            "--grpc-port PORT", "reward: gRPC's port too; 0 takes a free one (default: HTTP only)", type=int
+            "--grpc-port PORT",
+            "reward: port for gRPC as well; 0 picks a free one (default: HTTP only)",
+            type=int,
         ),
-        option("--calls N", "most answers in progress at once", type=whole(1), default=CALLS),
-        option("--batch N", "reward: most answers that are scored together", type=whole(1), default=BATCH),
+        option("--calls N", "maximum number of calls in progress", type=whole(1), default=CALLS),
+        option(
+            "--batch N", "reward: maximum number of answers scored together", type=whole(1), default=BATCH
+        ),
         option("--timeout S", "seconds that one call may take", type=positive, default=SECONDS),
     ),
     "view": command(
@@ -425,17 +448,17 @@ COMMANDS: Mapping[str, Command] = {
         *_binding(7860),
     ),
     "runs": command(
-        "list runs, show the result of one, note something of it, or go back to an earlier checkpoint",
+        "list runs, show the result of one, annotate it, or go back to an earlier checkpoint",
         positional(
             "action",
             "ls|show|note|rollback",
-            "list runs, show one, tag or annotate one, or go back in one",
+            "list runs, show one, tag or annotate one, or return one to an earlier checkpoint",
             nargs="?",
         ),
         positional("place", "RUN", "a run directory; for ls a folder of runs (default: runs)", nargs="?"),
         option("--to STEP", "rollback: the step of the checkpoint to go back to", type=int),
         option("--dry-run", "rollback: only show what would be moved"),
-        option("--text NOTE", "note: a text about the run; replaces its note"),
+        option("--text NOTE", "note: text that replaces the run's note"),
         option("--tag TAG …", "note: add a tag"),
         option("--untag TAG …", "note: remove a tag"),
         _JSON,
@@ -463,7 +486,10 @@ COMMANDS: Mapping[str, Command] = {
         positional("action", "prepare", "write the files of a data set", choices=["prepare"]),
         positional("name", "NAME", "gsm8k, math, deepscaler, deepmath, anli or mbpp"),
         option("--out FOLDER", "new folder to write", required=True),
-        option("--source WHERE", "folder, file or `owner/name` on the Hugging Face hub (default: the usual)"),
+        option(
+            "--source WHERE",
+            "folder, file or `owner/name` on the Hugging Face hub (default: the data set's usual source)",
+        ),
         option("--train A,B", "splits or files to train on, instead of the usual ones", default=""),
         option("--test A,B", "splits or files to test on, instead of the usual ones", default=""),
         option("--form jsonl|parquet", "file format", default="jsonl"),

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 STDOUT = "-"
 """The value of `--json` without a file."""
 LEGEND = (
-    "drop: the probability of success before the turn less that after it, mean ± standard error over episodes; lost: failed episodes in "
-    "which this turn cost most"
+    "drop: the probability of success before the turn minus that after it, mean ± standard error over episodes; lost: failed episodes in "
+    "which this turn has the largest drop"
 )
 
 
@@ -38,10 +38,10 @@ def run(arguments: argparse.Namespace) -> int:
     out = None if arguments.json in (None, STDOUT) else Path(arguments.json)
     if out is not None and out.suffix != ".json":
         raise ConfigError(
-            f"--json {out}: name a file that ends in .json, or put --json last to print the result."
+            f"--json {out}: give a file that ends in .json, or put --json last to print the result."
         )
     if len(named) != 1:
-        raise ConfigError("Name one run directory, for example `kapelle blame runs/mine`.")
+        raise ConfigError("Give one run directory, for example `kapelle blame runs/mine`.")
     check_changeable(settings)
     try:
         # An unusable file is an error before anything is sampled.
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
                 with writing(out, "--json"):
                     write_all(file.fileno(), json.dumps(result.row(), indent=2).encode("ascii") + b"\n")
     except KeyboardInterrupt:
-        say("stopped; what is measured is kept. Repeat the command to continue.", sys.stderr)
+        say("stopped; the finished measurements are kept. Repeat the command to continue.", sys.stderr)
         return exit_code()
     if arguments.json == STDOUT:
         say(json.dumps(result.row()))
@@ -85,9 +85,11 @@ def lines(result: Blame, name: str) -> list[str]:
         found.append(f"{unexplained} failed episodes have no turn with a drop")
     broken = sum(each.failed for each in result.episodes)
     if broken:
-        found.append(f"{broken:,} continuations ended in an error and are in no mean")
+        found.append(f"{broken:,} continuations ended in an error and are excluded from all means")
     for reason, episodes in result.excluded.items():
-        found.append(f"{episodes} episodes are excluded, because they do not repeat: {printable(reason)}")
+        found.append(
+            f"{episodes} episodes are excluded, because they cannot be replayed exactly: {printable(reason)}"
+        )
     costly = result.costliest()
     if costly:
         found += ["", "the most costly turns"]

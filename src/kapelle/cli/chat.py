@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.agent = first
         others = " or ".join(f"--agent {name}" for name in setup.team.names[1:])
         hint = f"; to talk with another agent: {others}" if others else ""
-        say(f"An outside program played this team. Here {first} answers{hint}.", sys.stderr)
+        say(f"An external program ran this team. Here {first} answers{hint}.", sys.stderr)
     say(
         f"Chat with {arguments.agent or ', '.join(setup.team.names)}. {COMMANDS}.",
         sys.stderr,
@@ -84,7 +84,7 @@ def _of_run(arguments: argparse.Namespace) -> RolloutSetup:
     named, settings = split_words(arguments.words)
     if len(named) != 1 or settings or arguments.environment is not None or arguments.real:
         raise ConfigError(
-            "Name one run directory: `kapelle chat RUN`; or a model: `kapelle chat --model PATH [--environment NAME]`."
+            "Give one run directory: `kapelle chat RUN`; or a model: `kapelle chat --model PATH [--environment NAME]`."
         )
     folder, which = split_run(named[0])
     exported = is_team(folder)
@@ -114,7 +114,7 @@ def _of_model(arguments: argparse.Namespace) -> RolloutSetup | None:
     if arguments.model is None:
         return None
     if named:
-        raise ConfigError("--model and a run directory exclude each other. Name one of them.")
+        raise ConfigError("--model and a run directory exclude each other. Remove one of them.")
     hush()
     from kapelle.rollout.evaluation.playing import model_config, open_rollout_setup
     from kapelle.setup.team_builder import agent_configs
@@ -135,7 +135,7 @@ def _of_model(arguments: argparse.Namespace) -> RolloutSetup | None:
 
 
 def _agent(given: str | None, names: Sequence[str], team: str) -> str | None:
-    """Return the agent of a name that a server accepts; None for the whole team."""
+    """Return the agent with the given name, in any form that a server accepts; None for the whole team."""
     if given is None or (given in (ANY_TEAM, team) and given not in names):
         return None
     found = own_name(given, team)
@@ -144,7 +144,7 @@ def _agent(given: str | None, names: Sequence[str], team: str) -> str | None:
 
 
 def _lines() -> Iterator[str]:
-    """Yield what people type, without empty lines."""
+    """Yield the lines that the user types, except empty ones."""
     while sys.stdin is not None:  # closed by the shell: `<&-`
         if sys.stdin.isatty():
             print("you: ", end="", flush=True)
@@ -165,7 +165,7 @@ async def _unless_stopped(answer: Coroutine[Any, Any, str | None]) -> str | None
         return await task
     except asyncio.CancelledError:
         say()
-        say("interrupted; the question is forgotten", sys.stderr)
+        say("interrupted; the question is discarded", sys.stderr)
         return None
     finally:
         if handles:

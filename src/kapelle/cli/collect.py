@@ -56,33 +56,31 @@ def _check(arguments: argparse.Namespace) -> None:
     )
     amounts = (arguments.tasks, arguments.samples, arguments.num_episodes)
     if arguments.traces is None and arguments.metric is not None:
-        raise ConfigError("--metric is for --traces. Remove it, or name the traces.")
+        raise ConfigError("--metric needs --traces. Remove --metric, or add --traces PATH.")
     if reads and (arguments.model or arguments.environment or any(amounts) or arguments.real):
-        raise ConfigError(f"{reads} reads existing episodes. Remove the options of new ones.")
+        raise ConfigError(f"{reads} reads existing episodes. Remove the options for new episodes.")
     if arguments.traces is not None and (arguments.words or arguments.recorded is not None):
-        raise ConfigError(
-            "--traces reads existing episodes of a program. Give no run and no settings with it."
-        )
+        raise ConfigError("--traces reads existing episodes of a program. Remove the run and the settings.")
     if arguments.traces is not None and not Path(arguments.traces).exists():
-        raise ConfigError(f"--traces {arguments.traces}: there is no such file or folder.")
+        raise ConfigError(f"--traces {arguments.traces}: this file or folder does not exist.")
     if arguments.recorded is not None and (len(arguments.words) != 1 or not is_run(Path(arguments.words[0]))):
-        raise ConfigError("--recorded needs one run directory. Name it, and nothing else.")
+        raise ConfigError("--recorded needs one run directory. Give it without any settings.")
     if arguments.purpose == "dpo" and arguments.recorded is None:
         raise ConfigError(
-            "--for dpo needs --recorded. The environment `preferences` makes pairs of new episodes, from a file of --for sft."
+            "--for dpo needs --recorded. For pairs of new episodes, give the environment `preferences` a file of --for sft."
         )
     if arguments.out is None:
-        raise ConfigError("`kapelle collect` writes a file. Name it with --out FILE.")
+        raise ConfigError("`kapelle collect` needs a file to write. Add --out FILE.")
     if arguments.out.endswith((".gz", ".parquet", ".csv")):
         raise ConfigError(
-            f"--out {arguments.out}: name it .jsonl, .jsonl.zst (compressed) or .json (one array)."
+            f"--out {arguments.out}: use a name that ends in .jsonl, .jsonl.zst (compressed) or .json (one array)."
         )
     if arguments.purpose == "verifier" and arguments.min_reward is not None:
-        raise ConfigError("A verifier learns from wrong answers too. Remove --min-reward.")
+        raise ConfigError("A verifier learns from incorrect answers too. Remove --min-reward.")
     if arguments.min_reward is not None and not math.isfinite(arguments.min_reward):
-        raise ConfigError(f"--min-reward is {arguments.min_reward}. Give a number.")
+        raise ConfigError(f"--min-reward is {arguments.min_reward}. Give a finite number.")
     if arguments.purpose == "sft" and arguments.no_balance:
-        raise ConfigError("--no-balance is for --for verifier. Remove it.")
+        raise ConfigError("--no-balance applies only to --for verifier. Remove it.")
     if arguments.num_episodes is not None:
         if arguments.tasks or arguments.samples:
             raise ConfigError("--num-episodes N is short for --tasks N --samples 1. Remove one of them.")
@@ -100,7 +98,7 @@ def _write(file: IO[bytes], rows: Sequence[Mapping[str, Any]], out: Path) -> Non
 
 def _too_high(least: float, rewards: Sequence[float]) -> DataError:
     return DataError(
-        f"--min-reward {least:g} is above every reward; the highest is {max(rewards):g}. Set a lower one."
+        f"--min-reward {least:g} is above every reward; the highest is {max(rewards):g}. Set a lower value."
     )
 
 
@@ -251,7 +249,7 @@ def _base(player: Player) -> str:
 
 
 def _collect_recorded(arguments: argparse.Namespace) -> int:
-    """Write the recorded episodes that a query selects, like the page of episodes of `kapelle view`."""
+    """Write the recorded episodes that a query selects, as on the episodes page of `kapelle view`."""
     from kapelle.runs.exports import (
         answer_rows,
         balance,
@@ -267,7 +265,7 @@ def _collect_recorded(arguments: argparse.Namespace) -> int:
     check_query(run, arguments.recorded)
     places, trouble = selected(run, arguments.recorded)
     if trouble:
-        raise ConfigError(f"--recorded: the expression `re` cannot be used: {trouble}.")
+        raise ConfigError(f"--recorded: the regular expression `re` cannot be used: {trouble}.")
     lines: dict[tuple[Split, int], list[int]] = {}
     for split, step, line in places:
         lines.setdefault((split, step), []).append(line)
@@ -308,7 +306,7 @@ def _collect_recorded(arguments: argparse.Namespace) -> int:
 
 
 def _collect_traces(arguments: argparse.Namespace) -> int:
-    """Write the calls of models in a program's traces."""
+    """Write the model calls in a program's traces."""
     from kapelle.runs.exports import balance
     from kapelle.runs.traces import graded_rows, read_traces, sft_rows
 
@@ -329,7 +327,7 @@ def _collect_traces(arguments: argparse.Namespace) -> int:
         raise _too_high(arguments.min_reward, scores)
     if not rows:
         raise DataError(
-            f"Nothing was collected from {arguments.traces}: {len(found.calls)} calls of models in {found.spans} spans, {len(scores)} with a "
+            f"Nothing was collected from {arguments.traces}: {len(found.calls)} model calls in {found.spans} spans, {len(scores)} with a "
             f"score{f'; {excluded}' if excluded else ''}. A verifier needs correct and incorrect answers to one question."
         )
     with new_file(out, "--out") as file:

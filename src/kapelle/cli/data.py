@@ -38,7 +38,9 @@ def run(arguments: argparse.Namespace) -> int:
                 f"{place}: {left['count']} of {left['of']} rows are unusable and excluded: {' | '.join(left['first'])}"
             )
     if manifest["train_rows_that_are_tested"]:
-        say(f"{manifest['train_rows_that_are_tested']} train rows are test rows too, and excluded")
+        say(
+            f"{manifest['train_rows_that_are_tested']} train rows are excluded, because they are also test rows"
+        )
     say(f"licence of the data: {manifest['licence']}")
     say(f"train on it with: {command('train', 'RECIPE', *prepared.use)}")
     return 0

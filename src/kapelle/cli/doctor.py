@@ -1,4 +1,4 @@
-"""`kapelle doctor`: faults of the machines of a run, before it starts."""
+"""`kapelle doctor`: find faults in the machines of a run before the run starts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     hush()
     if arguments.timeout <= 0:
         raise ConfigError(
-            f"`--timeout {arguments.timeout:g}`: give the seconds to wait for all ranks, such as 60."
+            f"`--timeout {arguments.timeout:g}`: give a positive number of seconds to wait for all ranks, such as 60."
         )
     if arguments.processes is not None and arguments.launch is None:
         raise ConfigError(
@@ -90,7 +90,9 @@ def show(every: Sequence[RankFacts], findings: Sequence[MachineFault], *, as_jso
         say(f"folder     {folder.path} ({folder.free / 1e9:.0f} GB free)")
     if len(every) == 1:
         several = command("doctor", "--launch", "torchrun", "--processes", "2")
-        say(f"This is one process. Several: {several}, or `torchrun … -m kapelle doctor` on every machine.")
+        say(
+            f"Only this process was checked. To check several, use {several}, or `torchrun … -m kapelle doctor` on every machine."
+        )
 
 
 def _common(every: Sequence[Mapping[str, str]]) -> dict[str, str]:

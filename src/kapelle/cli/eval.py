@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     out = Path(arguments.output)
     if out.suffix not in (".json", ".jsonl"):
         raise ConfigError(
-            f"--output {out}: name it .json for one object with the results and every episode, or .jsonl for a line each episode."
+            f"--output {out}: use a name that ends in .json for one object with the results and every episode, or in .jsonl for one line per episode."
         )
     with new_file(out, "--output") as file:  # an unusable file is an error before anything is sampled
         code, rows = _run(arguments, each)

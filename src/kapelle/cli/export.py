@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Write and list the files, and send them if --push is given."""
     named, settings = split_words(arguments.words)
     if len(named) != 1 or settings:
-        raise ConfigError("Name one run directory: `kapelle export RUN`.")
+        raise ConfigError("Give one run directory: `kapelle export RUN`.")
     form: Form = arguments.format or ("hf" if arguments.merge else "peft")
     if arguments.merge and form == "peft":
         raise ConfigError("--merge and --format peft exclude each other. Remove one of them.")
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     read_config(folder)  # raises when there is no run
     out = Path(arguments.out) if arguments.out else folder.with_name(f"{folder.resolve().name}-export")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} exists already. Name another folder with --out.")
+        raise ConfigError(f"{out} exists already. Choose another folder with --out.")
     hush()
     from kapelle.training.exporting import export, total
 
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         beside = Path(mkdtemp(prefix=".export-", dir=out.parent))  # renamed to `out` once it is complete
     except OSError as error:
         raise ConfigError(
-            f"{out} cannot be created: {error.strerror}. Name another folder with --out."
+            f"{out} cannot be created: {error.strerror}. Choose another folder with --out."
         ) from error
     try:
         found = export(

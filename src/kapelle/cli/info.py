@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def gather() -> dict[str, dict[str, Any]]:
-    """Return everything as plain JSON, by section."""
+    """Return the facts of each section as plain JSON."""
     return {
         "versions": {"kapelle": _version("kapelle"), "python": platform.python_version()}
         | {name: _version(name) for name in CORE},
@@ -140,7 +140,7 @@ def _machine() -> dict[str, Any]:
     }
 
 
-ON_WINDOWS = "kapelle is made for Linux and macOS. On Windows, sandboxes and worker processes are missing; for them, install it in WSL 2"
+ON_WINDOWS = "kapelle supports Linux and macOS. On Windows, sandboxes and worker processes are missing; to use them, install kapelle in WSL 2"
 
 
 def _gpus() -> str:
@@ -152,7 +152,7 @@ def _gpus() -> str:
     try:
         answer = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True)  # noqa: S603 - fixed arguments
     except (OSError, subprocess.SubprocessError) as error:
-        return f"nvidia-smi does not answer: {error}"
+        return f"nvidia-smi failed: {error}"
     return ", ".join(answer.stdout.split("\n")).strip(", ") or "none"
 
 

@@ -37,9 +37,9 @@ class LaunchedJob:
     run_dir: str
     nodes: int
     processes: int
-    """On each node."""
+    """Number on each node."""
     gpus: int
-    """On each node."""
+    """Number on each node."""
     cpus: int | None
     """Number for each process; None leaves it to the scheduler."""
     memory_gb: int | None
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     hush()
 
     if arguments.slurm == arguments.kubernetes:
-        raise ConfigError("Name one scheduler: `kapelle launch --slurm RECIPE` or `--kubernetes RECIPE`.")
+        raise ConfigError("Choose one scheduler: `kapelle launch --slurm RECIPE` or `--kubernetes RECIPE`.")
     job = _job(arguments, _check_recipe(arguments))
     text = script(job) if arguments.slurm else manifest(job)
     if arguments.output is None:
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     with writing(path, "--output"), path.open("x", encoding="utf-8") as file:
         file.write(text)
     submit = f"sbatch {path}" if arguments.slurm else f"kubectl apply -f {path}"
-    say(f"{path} is yours to read and change. Submit it with: {submit}")
+    say(f"Review {path} and change it if necessary. Submit it with: {submit}")
     return 0
 
 
@@ -85,7 +85,7 @@ def _job(arguments: argparse.Namespace, recipe: str) -> LaunchedJob:
         arguments.name or re.sub(r"[^a-z0-9]+", "-", recipe.lower()).strip("-")[:50].strip("-") or "kapelle"
     )
     if not re.fullmatch(NAME, name):
-        raise ConfigError(f"--name '{name}': use lower-case letters, digits and hyphens, 50 at most.")
+        raise ConfigError(f"--name '{name}': use at most 50 lower-case letters, digits and hyphens.")
     base = "/runs" if arguments.kubernetes else "runs"
     return LaunchedJob(
         name=name,
@@ -119,7 +119,7 @@ def seconds_of(text: str) -> int:
     else:
         seconds = first * 60 + second
     if seconds < 1:
-        raise ConfigError(f"--time '{text}' is less than a minute. Give one minute at least.")
+        raise ConfigError(f"--time '{text}' is less than a minute. Give at least one minute.")
     return seconds
 
 
@@ -152,7 +152,7 @@ STOPPING_S = 120
 
 
 def manifest(job: LaunchedJob) -> str:
-    """Return the manifest of a job; ConfigError without an image, or for files that do not fit into it."""
+    """Return the manifest of a job; raise ConfigError if the image is missing or the files do not fit into it."""
     if job.image is None:
         raise ConfigError("Pods need an image with kapelle. Add --image REGISTRY/NAME:TAG.")
     found, words = _recipe_files(job)
@@ -178,12 +178,12 @@ def manifest(job: LaunchedJob) -> str:
         things.insert(0, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {}, "data": found})
     for thing in things:
         thing["metadata"] = {"name": job.name, "labels": labels}
-    lost = "#\n# Without --volume CLAIM the run is in its pod and is lost with it.\n"
+    lost = "#\n# Without --volume CLAIM, the run is stored only in its pod and is lost with the pod.\n"
     return _text("kubernetes") + ("" if job.volume else lost) + _dumped(things)
 
 
 def _dumped(things: Sequence[Mapping[str, Any]]) -> str:
-    """Return documents as YAML, with multi-line texts as blocks."""
+    """Return documents as YAML, with multi-line strings as blocks."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -198,7 +198,7 @@ def _dumped(things: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _recipe_files(job: LaunchedJob) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the texts of the recipe's files by name, and the arguments of `kapelle train` that name them there."""
+    """Return the contents of the recipe's files by name, and the `kapelle train` arguments that refer to them in a container."""
     texts: dict[str, str] = {}
     words = list(job.train)
     for number, file in enumerate(job.files):
@@ -209,7 +209,7 @@ def _recipe_files(job: LaunchedJob) -> tuple[dict[str, str], tuple[str, ...]]:
             words[number] = f"{RECIPES}/{name}"
     if sum(len(text.encode()) for text in texts.values()) > MOST_BYTES:
         raise ConfigError(
-            "The recipe's files are larger than a ConfigMap may be (1 MiB). Put them into the image and name them there."
+            "The recipe's files are larger than a ConfigMap may be (1 MiB). Put them into the image and give their paths there."
         )
     return texts, tuple(words)
 
@@ -271,7 +271,7 @@ def _resources(job: LaunchedJob) -> dict[str, Any]:
 WARNING_S = 120
 """Seconds before the time limit at which the run receives SIGTERM."""
 SAVING_S = 30
-"""The part of these seconds that is left for the checkpoint once the step has ended."""
+"""How many of these seconds are reserved for the checkpoint after the step has ended."""
 
 
 def script(job: LaunchedJob) -> str:

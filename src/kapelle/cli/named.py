@@ -54,14 +54,14 @@ def open_player(arguments: argparse.Namespace) -> Player:
         arguments.model, named = named[0], ()
     if arguments.model is None:
         if len(named) != 1 or arguments.environment is not None:
-            raise ConfigError("Name one run directory, or --model PATH and --environment NAME.")
+            raise ConfigError("Give one run directory, or --model PATH and --environment NAME.")
         if arguments.real:
-            raise ConfigError(
-                "--real is for a recipe that a model plays; a run plays as it was trained. Remove it."
-            )
+            raise ConfigError("--real applies only to a recipe that a model plays, not to a run. Remove it.")
         return _from_run(named[0], settings)
     if named or arguments.environment is None:
-        raise ConfigError("--model needs --environment NAME and excludes a run directory.")
+        raise ConfigError(
+            "--model needs --environment NAME. Add it, and remove the run directory if there is one."
+        )
     from kapelle.rollout.evaluation.playing import model_config, open_rollout_setup
 
     config = model_config(
@@ -102,7 +102,7 @@ def check_changeable(settings: Sequence[str]) -> None:
     for setting in settings:
         if not setting.startswith(MAY_CHANGE):
             raise ConfigError(
-                f"'{setting}' would change what was trained. Set keys of `environment`, `evaluation` and `episode`."
+                f"'{setting}' cannot be changed after training. Set keys of `environment`, `evaluation` and `episode`."
             )
 
 
@@ -127,14 +127,14 @@ def _from_run(path: str, settings: tuple[str, ...]) -> Player:
 
 
 def owner_of(setting: str, names: Iterable[str]) -> str | None:
-    """Return the environment, of several, to which a setting `name.key=value` applies."""
+    """Return the one of several environments to which a setting `name.key=value` applies."""
     return max((name for name in names if setting.startswith(f"{name}.")), key=len, default=None)
 
 
 def environment_named(name: str, settings: Sequence[str]) -> Environment:
-    """Return an environment by its own name, that of a recipe, or that of a game of OpenSpiel.
+    """Return the environment with this name, which may also be the name of a recipe or of an OpenSpiel game.
 
-    `settings` are `environment.key=value`. ConfigError for a name that is none of these.
+    `settings` are `environment.key=value`. Raises ConfigError for any other name.
     """
     from kapelle.comparison.contestants import config_of_game
 

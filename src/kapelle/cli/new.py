@@ -1,4 +1,4 @@
-"""`kapelle new`: a folder with a piece that works, its test, and a recipe that trains with it."""
+"""`kapelle new`: a folder with a working component, its test, and a recipe that trains with it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WARMUPS: Mapping[str, str] = dict.fromkeys(("pydantic_ai", "smolagents"), "steps
 
 
 def _template(name: str, **names: str) -> str:
-    """Return a file of the folder `programs` with names replaced; `NAME_` is the piece's name, `CLASS_` its class."""
+    """Return a file of the folder `programs`, in which `NAME_` is replaced by the component's name and `CLASS_` by its class."""
     text = (resources.files("kapelle.cli") / "programs" / f"{name}.txt").read_text("utf-8")
     for placeholder, value in names.items():
         text = text.replace(placeholder, value)
@@ -38,7 +38,7 @@ def _template(name: str, **names: str) -> str:
 
 
 def _templates(kind: str, framework: str) -> Mapping[str, str]:
-    """Return the files of a kind of piece, path → text; a program is one of `examples/apps`."""
+    """Return the files of a kind of component, path → text; a program is one of `examples/apps`."""
     if kind == "app":
         packages, module = PROGRAMS[framework]
         return {
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--framework is for `kapelle new app`. Remove it.")
     if framework is not None and framework not in FRAMEWORKS:
         raise ConfigError(
-            f"`kapelle new app` has no framework '{framework}'.{did_you_mean(framework, FRAMEWORKS)}"
+            f"Unknown framework '{framework}' of `kapelle new app`.{did_you_mean(framework, FRAMEWORKS)}"
         )
     framework = framework or FRAMEWORKS[0]
     files = skeleton(kind, name, framework)
@@ -104,13 +104,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def skeleton(kind: str, name: str, framework: str = FRAMEWORKS[0]) -> Mapping[str, str]:
-    """Return the files of a kind of piece, path → text; ConfigError for a name that cannot be used."""
+    """Return the files of a kind of component, path → text; raise ConfigError for a name that cannot be used."""
     made = class_name(name) if _WORD.fullmatch(name) else ""
     if not made:
         proposed = "_".join(re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+", name)).lower()
-        hint = f" '{proposed}' would do." if _WORD.fullmatch(proposed) else ""
+        hint = f" '{proposed}' is a valid name." if _WORD.fullmatch(proposed) else ""
         raise ConfigError(
-            f"'{name}' cannot be a module's name. Use small letters, digits and _, a letter first.{hint}"
+            f"'{name}' is not a valid module name. Use lower-case letters, digits and _, and begin with a letter.{hint}"
         )
     files = _templates(kind, framework)
     words = set(re.findall(r"\w+", " ".join(files.values())))

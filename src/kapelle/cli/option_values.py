@@ -1,4 +1,4 @@
-"""Types of options for argparse: each converts a text or raises ArgumentTypeError. Standard library only."""
+"""Types of options for argparse: each converts a string or raises ArgumentTypeError. Standard library only."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from kapelle.runtime.console import printable
 
 
 def complain(reason: str) -> None:
-    """Print the reason why a command ends on standard error, one line per fault, without secrets in addresses.
+    """Print to standard error why a command ends, one line per fault, without secrets in addresses.
 
     If several ranks end, one of them prints.
     """
@@ -43,13 +43,13 @@ def complain_of_stop() -> None:
 
 @contextmanager
 def writing(path: Path, other: str) -> Iterator[None]:
-    """Turn the disk's errors inside the block into an OutputError, which suggests another `other`."""
+    """Convert disk errors inside the block to an OutputError that suggests another `other`, such as a folder."""
     try:
         yield
     except FileExistsError as error:
-        raise OutputError(f"{path} exists already. Name another {other}.") from error
+        raise OutputError(f"{path} exists already. Choose another {other}.") from error
     except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror}. Name another {other}.") from error
+        raise OutputError(f"{path} cannot be written: {error.strerror}. Choose another {other}.") from error
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def new_file(out: Path, option: str) -> Iterator[IO[bytes]]:
     """
     beside = out.with_name(f".{out.name}.{os.getpid()}.partial")
     if out.exists():
-        raise OutputError(f"{out} exists already. Name another {option}, or remove it first.")
+        raise OutputError(f"{out} exists already. Choose another {option}, or remove it first.")
     made = not out.parent.exists() and out.parent.parent.is_dir()
     with writing(out, option):
         if made:

@@ -21,7 +21,7 @@ SPARKS = "▁▂▃▄▅▆▇█"
 HINT = "Ctrl-C stops; nothing is lost"
 WARMUP_HINT = "Ctrl-C stops; an unfinished warm-up starts over"
 REFRESHES = 4
-"""Drawings per second."""
+"""Redraws per second."""
 
 
 class Panel:

@@ -40,7 +40,7 @@ def overview() -> str:
 
 
 def parse(argv: Sequence[str]) -> tuple[str, argparse.Namespace] | str:
-    """Return the name of the command and its arguments, or the text that answers `--help` and `--version`.
+    """Return the name of the command and its arguments, or the text to print for `--help` and `--version`.
 
     Raises ConfigError for unknown arguments, with the closest known ones.
     """
@@ -53,7 +53,7 @@ def parse(argv: Sequence[str]) -> tuple[str, argparse.Namespace] | str:
         return f"kapelle {__version__}"
     if name not in COMMANDS:
         raise ConfigError(
-            f"Unknown command '{name}'.{did_you_mean(name, COMMANDS)} `kapelle --help` lists all; recipes are trained "
+            f"Unknown command '{name}'.{did_you_mean(name, COMMANDS)} `kapelle --help` lists all commands. Train a recipe "
             "with `kapelle train RECIPE`."
         )
     parser = parser_of(name, COMMANDS[name])
@@ -63,7 +63,7 @@ def parse(argv: Sequence[str]) -> tuple[str, argparse.Namespace] | str:
     if unknown:
         options = [option for action in parser._actions for option in action.option_strings]  # noqa: SLF001
         raise ConfigError(
-            f"`kapelle {name}` does not know '{unknown[0]}'.{_meant(unknown[0], options, 'words' in arguments)}"
+            f"Unknown argument '{unknown[0]}' of `kapelle {name}`.{_meant(unknown[0], options, 'words' in arguments)}"
         )
     return name, arguments
 

@@ -52,12 +52,12 @@ def lines(found: Plan) -> Iterator[str]:
     from kapelle.cluster.planning import questions
     from kapelle.cluster.planning.weights_map import describe, size
 
-    yield "weights: which agent acts with which, and what trains (nothing is loaded)"
+    yield "weights: which agent uses which weights, and which are trained (nothing is loaded)"
     yield from (f"  {line}" for line in describe(found.weights))
     yield ""
     work = found.run.work
     yield (
-        f"a step: {work.tasks} tasks x {work.group} episodes, {len(work.turns)} answers in an episode; the longest text has "
+        f"a step: {work.tasks} tasks x {work.group} episodes, {len(work.turns)} answers in an episode; the longest sequence has "
         f"{work.longest} tokens"
     )
     if not work.played:
@@ -79,7 +79,7 @@ def _computing(found: Plan) -> Iterator[str]:
     run = found.run
     for base, place in run.places.items():
         cpu = run.cpu(base)
-        products = "" if cpu else f", products of float32 {'in TF32' if run.config.model.tf32 else 'exact'}"
+        products = "" if cpu else f", float32 products {'in TF32' if run.config.model.tf32 else 'exact'}"
         tokens = f"at most {run.pass_tokens(base)} tokens"
         if run.left_open and not cpu:
             fits = "what fits" if base in run.chosen_tokens else "with --gpu-memory, what fits"

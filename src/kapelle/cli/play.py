@@ -37,7 +37,7 @@ MOST_PLAYERS = 10
 WIDTH = 60
 """Maximum characters of a move at the end of a game without a list of moves."""
 SOLVERS = ("mcts", "cfr", "nash")
-"""Opponents that only games of OpenSpiel have."""
+"""Opponents that exist only for OpenSpiel games."""
 
 Read = Callable[[str], str]
 """Shows a prompt and returns the line that was typed; EOFError at the end of the input."""
@@ -54,7 +54,7 @@ class GameTable:
     in_sentences: bool = True
     """Whether the person reads full sentences, even if the team reads a shorter wording."""
     agents: tuple[Agent, ...] = ()
-    """The team of a recipe, with its roles and prompts; empty for as many players as the environment takes."""
+    """The team of a recipe, with its roles and prompts; empty if the environment determines the number of players."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -100,7 +100,7 @@ def _open(arguments: argparse.Namespace) -> GameTable:
     """Return the game that the arguments name, with its other players."""
     named, settings = split_words(arguments.words)
     if len(named) != 1:
-        raise ConfigError("Name one environment, recipe, game of OpenSpiel or run directory to play.")
+        raise ConfigError("Give one environment, recipe, OpenSpiel game or run directory to play.")
     name, against = named[0], arguments.against
     sentences, run = not _words(settings), split_run(name)[0]
     if (run / "config.yaml").is_file() and against is None:
@@ -133,16 +133,18 @@ def _open(arguments: argparse.Namespace) -> GameTable:
 
 
 def _against_solver(environment: Environment, solver: str, role: int) -> Environment:
-    """Return a game of OpenSpiel in which a solver plays all roles but one."""
+    """Return an OpenSpiel game in which a solver plays all roles but one."""
     from kapelle.environments.openspiel.environment import OpenSpiel
 
     if not isinstance(environment, OpenSpiel):
         raise ConfigError(
-            f"--against {solver} is for games of OpenSpiel. Play '{environment.name}' --against random."
+            f"--against {solver} works only in OpenSpiel games. Play '{environment.name}' with --against random."
         )
     players = environment.loaded.num_players()
     if role > players:
-        raise ConfigError(f"--role {role}: {environment.game} has {players} players.")
+        raise ConfigError(
+            f"--role {role}: {environment.game} has {players} players. Choose one of their roles."
+        )
     return _with_opponents(environment, {k: solver for k in range(1, players + 1) if k != role})
 
 
@@ -155,7 +157,7 @@ def _from_run(path: str, settings: Sequence[str]) -> GameTable:
 
 
 def _words(settings: Sequence[str]) -> bool:
-    """Return whether the settings choose the wording; it then holds for the person too."""
+    """Return whether the settings choose the wording, which then applies to the person too."""
     return any(re.match(r"environment(\.parts\.\w+\.environment)?\.wording=", each) for each in settings)
 
 
@@ -213,7 +215,7 @@ def with_person(table: GameTable, role: int, read: Read) -> tuple[RolloutSetup, 
         table.environment, team.names if team else ()
     )
     table.environment.check(names)
-    place = role - 1 if len(names) > 1 else 0  # among solvers, only the person's role remains
+    place = role - 1 if len(names) > 1 else 0  # with solvers, only the person's role remains
     if not 0 <= place < len(names):
         raise ConfigError(f"--role {role}: there are roles 1 to {len(names)} ({', '.join(names)}).")
     person = names[place]
@@ -246,7 +248,7 @@ def with_person(table: GameTable, role: int, read: Read) -> tuple[RolloutSetup, 
 
 
 def _names(environment: Environment, known: Sequence[str]) -> tuple[str, ...]:
-    """Return the agents' names: a run's own, or as many players as the environment takes."""
+    """Return the agents' names: those of a run, or one for each player that the environment takes."""
     from kapelle.environments.openspiel.environment import OpenSpiel
 
     counts = [1] if has_comparable_answers(environment) else [*range(2, MOST_PLAYERS + 1), 1]
@@ -270,7 +272,7 @@ def _names(environment: Environment, known: Sequence[str]) -> tuple[str, ...]:
 def _speaker(environment: Environment) -> Callable[[Request], str]:
     if not offers(environment, Scripted):
         raise ConfigError(
-            f"'{environment.name}' has no script for the other roles. Name a run with --against."
+            f"'{environment.name}' has no script for the other roles. Give a run with --against."
         )
     scripted = environment
     return lambda r: scripted.script(r.agent, r.task, r.messages, r.seed)
@@ -291,7 +293,7 @@ class Person:
         return (YOU,)
 
     def renderer(self, policy: str) -> ByteRenderer:
-        """Return a renderer for which text is bytes."""
+        """Return a renderer that encodes text as bytes."""
         return ByteRenderer()
 
     async def generate(self, request: Request) -> Completion:
@@ -320,7 +322,9 @@ class Person:
                 text = begun[0]
                 break
             legal = ", ".join(printable(move) for (move,) in moves)
-            say(f"'{printable(text)}' is none of the legal moves: {legal}. Type one, or its first letters.")
+            say(
+                f"'{printable(text)}' is not one of the legal moves: {legal}. Type one of them, or its first letters."
+            )
         ids = ByteRenderer().completion(text) or (0,)
         return Completion(ids, (0.0,) * len(ids), "stop", text, version=0, weights_hash="person")
 

@@ -77,7 +77,7 @@ _DEFAULTS = {
     # A lost rank breaks connections, and torch would print a page for each of them.
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
-"""Read by the libraries when they are imported; values set by the user stay."""
+"""The libraries read these variables when they are imported; values set by the user are kept."""
 
 _LIBRARIES = r"(torch|transformers|huggingface_hub|datasets|peft|tensorboard|wandb)\b"
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def announce(title: str, *, as_json: bool) -> None:
-    """Print at once that torch is being imported, which takes seconds. Raises ConfigError for environment variables that it cannot read."""
+    """Print at once that torch is being imported, which takes seconds. Raises ConfigError for invalid environment variables."""
     stalled_after()
     stop_within()
     doing("loading torch and transformers")
@@ -118,7 +118,7 @@ def _report(watch: Watch, summary: Summary | None, run_dir: Path, parameters: in
     from kapelle.runs.definitions import has_rated_feature
     from kapelle.runs.summary import verdict_of
 
-    # Read from the run, because an earlier process has evaluated a resumed run before training.
+    # Read from the run: if it was resumed, an earlier process evaluated it before training.
     rows = [point_of(row) for row in read_evaluations(run_dir)] if is_run(run_dir) else []
     config = parse_yaml(read_config(run_dir)) if is_run(run_dir) else {}
     checkpoints = list_checkpoints(run_dir / "checkpoints") if has_rated_feature(config) else []
@@ -143,7 +143,7 @@ def _report(watch: Watch, summary: Summary | None, run_dir: Path, parameters: in
 
 
 def _failed(run_dir: Path, since: str) -> list[str]:
-    """Return health, failed episodes and place of a run that this process has trained and that has failed."""
+    """Return the health, failed episodes and folder of a run that failed in this process."""
     try:
         failure = read_failure(run_dir) if is_first() and is_run(run_dir) else None
     except KapelleError:
@@ -209,7 +209,7 @@ class Report:
     seconds: Mapping[str, float]
     """By phase."""
     parameters: int
-    """Number for all base models together."""
+    """Number of parameters of all base models together."""
     run_dir: Path
     length: str
     """The setting of `training` that sets the length of the run."""
@@ -222,10 +222,10 @@ class Report:
     verdict: Verdict | None = None
     """Whether the run is healthy; None if it cannot be read."""
     earlier: int | None = None
-    """The step of the oldest checkpoint, to be measured against in a game; None in other runs and without another checkpoint."""
+    """The step of the oldest checkpoint, to play against in a game; None in other runs or if there is no other checkpoint."""
 
     def row(self) -> dict[str, Any]:
-        """Return it as plain JSON."""
+        """Return the report as plain JSON."""
         before, after = self.before, self.after
         last = after or before
         shown = (
@@ -267,7 +267,7 @@ class Report:
         }
 
     def lines(self) -> list[str]:
-        """Return it as text."""
+        """Return the report as text."""
         run = str(self.run_dir)
         phases = [name for name in ("warm-up", "training", "evaluation") if name in self.seconds]
         rows = (
@@ -287,7 +287,9 @@ class Report:
                 ("play it", command("play", run)),
                 ("measure", command("arena", run, f"{run}@{self.earlier}")),
             ]
-        if self.verdict is None or self.verdict.word != "diverging":  # whose remedy is a lower rate
+        if (
+            self.verdict is None or self.verdict.word != "diverging"
+        ):  # the advice for `diverging` is a lower rate
             rows.append(("go on", f"{command('train', '--resume', run)} training.{self.length}=N"))
         return ["", *self._scores(), *(_row(*row) for row in rows)]
 

@@ -30,14 +30,14 @@ def run(arguments: argparse.Namespace) -> int:
     if action == "ls":
         return _list(Path(arguments.place or "runs"), as_json=arguments.json)
     if arguments.place is None:
-        raise ConfigError(f"Name a run: `kapelle runs {action} RUN`. `kapelle runs ls` lists them.")
+        raise ConfigError(f"Give a run: `kapelle runs {action} RUN`. `kapelle runs ls` lists them.")
     place = Path(arguments.place)
     if action == "show":
         return _show(place, as_json=arguments.json)
     if action == "note":
         return _note(place, arguments)
     if arguments.to is None:
-        raise ConfigError(f"Name the step to go back to: `kapelle runs rollback {place} --to STEP`.")
+        raise ConfigError(f"Give the step to go back to: `kapelle runs rollback {place} --to STEP`.")
     from kapelle.cli.quiet import hush
 
     hush()
@@ -57,7 +57,9 @@ def _list(folder: Path, *, as_json: bool) -> int:
     from kapelle.runs.summary import find_runs, in_words, summarise
 
     if not folder.is_dir():
-        raise RunDirectoryError(f"There is no folder {folder}. Name one with runs: `kapelle runs ls FOLDER`.")
+        raise RunDirectoryError(
+            f"The folder {folder} does not exist. Give a folder of runs: `kapelle runs ls FOLDER`."
+        )
     found = [summarise(place) for place in find_runs(folder)]
     if as_json:
         say(json.dumps([each.row() for each in found], indent=1))
@@ -121,7 +123,7 @@ def _show(place: Path, *, as_json: bool) -> int:
         from kapelle.runs.summary import find_runs
 
         inner = [str(each) for each in find_runs(place)] if place.is_dir() else []
-        hint = f" It contains runs: {', '.join(inner[:9])}. Name one of them." if inner else tag_hint(place)
+        hint = f" It contains runs: {', '.join(inner[:9])}. Give one of them." if inner else tag_hint(place)
         raise RunDirectoryError(f"There is no kapelle run at {place}.{hint}")
     summary = summarise(place)
     if summary.wrong is not None:
@@ -165,10 +167,10 @@ def _show(place: Path, *, as_json: bool) -> int:
         for line in summary.verdict.lines():
             say(f"  {line}")
     for line in read_excluded(place):
-        say(f"left out: {printable(line, 400)}")
+        say(f"excluded: {printable(line, 400)}")
     say("settings that differ from the defaults")
     if not own:
-        say(f"  not recorded; {place / 'config.yaml'} has all")
+        say(f"  not recorded; {place / 'config.yaml'} contains all settings")
     for key, (value, source) in own.items():
         say(f"  {key}: {printable(str(value), 80)}  ({source})")
     say("checkpoints")

@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         if len(named) == 1 and named[0] not in KINDS:
             hint = f" '{named[0]}' is neither a run nor an exported team.{hint}"
         raise ConfigError(
-            "Name what to serve and a run directory: `kapelle serve policy RUN` or `kapelle serve reward (RUN | MODEL)`. Environments "
+            "Give what to serve and a run directory: `kapelle serve policy RUN` or `kapelle serve reward (RUN | MODEL)`. Environments "
             f"need names: `kapelle serve environments --environments NAMES` or `kapelle serve openenv NAME`.{hint}"
         )
     if arguments.print is not None:
@@ -114,7 +114,7 @@ def _print_vllm(kind: str, folder: Path, port: int) -> int:
     """Print the commands by which vLLM serves the agents of an exported team."""
     if kind != "policy" or not is_team(folder):
         raise ConfigError(
-            f"--print vllm is for a team that `kapelle export RUN --out {folder}` wrote: its {TEAM_FILE} is not there. Name such a "
+            f"--print vllm needs a team that `kapelle export RUN --out {folder}` wrote, but {TEAM_FILE} is missing. Give such a "
             "folder: `kapelle serve policy FOLDER --print vllm`."
         )
     for command in vllm_commands(folder, port):
@@ -179,7 +179,7 @@ def _openenv(name: str, settings: Sequence[str], binding: Binding) -> int:
     environment = environment_named(name, settings)
     if offers(environment, RewardsEpisodes):
         raise ConfigError(
-            f"`{environment.name}` rewards whole episodes, which OpenEnv does not support. Serve the environment of its questions."
+            f"`{environment.name}` rewards whole episodes, which OpenEnv does not support. Serve the environment that provides its questions."
         )
     teams = (tuple(f"agent_{k}" for k in range(size)) for size in range(1, 9))
     # If none of these fits, the environment's `check` raises the reason.
@@ -243,7 +243,7 @@ def named(listed: str, settings: Sequence[str]) -> dict[str, Environment]:
         what = what or each.strip()
         if not name or name in specs:
             raise ConfigError(
-                f"`{listed}` names '{name}' {'twice' if name else 'without a name'}. Write {HOW}."
+                f"`{listed}` contains {f'the name {name!r} twice' if name else 'an entry without a name'}. Write {HOW}."
             )
         specs[name] = SHORT.get(what, what)
     for setting in settings:
@@ -251,7 +251,7 @@ def named(listed: str, settings: Sequence[str]) -> dict[str, Environment]:
         if owner is None:
             name = setting.partition(".")[0]
             raise ConfigError(
-                f"The setting `{setting}` names an environment that is not served.{did_you_mean(name, list(specs))}"
+                f"The setting `{setting}` is for an environment that is not served.{did_you_mean(name, list(specs))}"
             )
     found = {}
     for name, what in specs.items():
@@ -262,7 +262,7 @@ def named(listed: str, settings: Sequence[str]) -> dict[str, Environment]:
             raise type(error)(f"Environment '{name}': {error}") from None
         if offers(found[name], RewardsEpisodes):
             raise ConfigError(
-                f"Environment '{name}' rewards whole episodes, which a server cannot do. Use it as the run's own environment."
+                f"Environment '{name}' rewards whole episodes, which a server cannot do. Use it directly as the run's environment."
             )
     return found
 
@@ -271,7 +271,7 @@ def _replace(arguments: argparse.Namespace, settings: Sequence[str]) -> int:
     """Replace an environment on a running server; runs use it from their next episodes on."""
     if arguments.at is None:
         raise ConfigError(
-            "--replace needs the running server whose environment it replaces: --at localhost:50051."
+            "--replace needs the address of the running server. Add it, such as --at localhost:50051."
         )
     from kapelle.environments.remote import Remote
 

@@ -32,11 +32,11 @@ class Source:
     start_from: Mapping[str, Path] = field(default_factory=dict)
     """Policy → folder of weights that it starts from."""
     notes: tuple[str, ...] = ()
-    """Notes to print before it runs."""
+    """Notes to print before the run."""
     whole: Path | None = None
     """The folder of all stages, if this run is one of several."""
     read: Reading = NOTHING_READ
-    """How names of other libraries were read."""
+    """How setting names of other libraries were converted."""
 
 
 def read_source(words: Sequence[str], run_dir: str | None, *, resume: bool, real: bool) -> Source:
@@ -46,21 +46,21 @@ def read_source(words: Sequence[str], run_dir: str | None, *, resume: bool, real
     if resume and (not files or folder is None):
         place = Path(files[0]) if files else folder
         if place is None:
-            raise ConfigError("Name the run to resume: `kapelle train --resume RUN`.")
+            raise ConfigError("Give the run to resume: `kapelle train --resume RUN`.")
         if real:
-            raise ConfigError("--real is for a recipe. Remove it.")
+            raise ConfigError("--real applies only to a recipe. Remove it.")
         if not is_run(place) and (str(place) in builtin_recipes() or place.suffix in (".yaml", ".yml")):
             raise RunDirectoryError(
-                f"There is no kapelle run at {place}. It is a recipe: name a run, `kapelle train --resume RUN`. `kapelle runs ls` lists them."
+                f"{place} is a recipe, not a run. Give a run: `kapelle train --resume RUN`. `kapelle runs ls` lists all runs."
             )
         read_config(place)  # raises when there is no run
         config = str(place / "config.yaml")
         recipe = load_recipe(config, files[1:], settings)
-        # Origins are those of the run's record, except for settings of this command.
+        # Origins come from the run's record, except for settings of this command.
         try:
             before, notes = read_provenance(place), recipe.notes
         except RunDirectoryError as error:
-            # The record only informs: the run continues without it, and writes a new one.
+            # The record is only informative: without it, the run continues and writes a new one.
             before, notes = {}, (*recipe.notes, str(error))
         origin = {
             key: before.get(key, source) if source == config else source
@@ -80,7 +80,7 @@ def read_recipe(words: Sequence[str], *, real: bool) -> Recipe:
     files, settings = split_words(words)
     if not files:
         raise ConfigError(
-            "Name a recipe: a built-in one (`kapelle recipes ls` lists them), or your own YAML file."
+            "Give a recipe: a built-in one (`kapelle recipes ls` lists them), or your own YAML file."
         )
     return load_recipe(files[0], files[1:], settings, real=real)
 
@@ -112,7 +112,7 @@ class Staged:
 
 
 def find_stages(words: Sequence[str], run_dir: str | None, *, resume: bool, real: bool) -> Staged | None:
-    """Return the stages that arguments name, or that a folder to resume holds; None for a single run."""
+    """Return the stages of the given recipe, or of the folder to resume; None for a single run."""
     files, settings = split_words(words)
     folder = Path(run_dir) if run_dir else None
     if resume and (not files or folder is None):
@@ -144,7 +144,7 @@ def stage_sources(staged: Staged, *, resume: bool) -> Iterator[tuple[str, Source
         title = f"stage {stage.number} of {len(staged.stages)}, {stage.name}"
         if broadcast(ranks, title, partial(_done, stage, whole, held)):
             if not ranks.rank:
-                say(f"{title}: done before")
+                say(f"{title}: already done")
             continue
         start = start_of(stage, staged.stages, whole)
         source = Source(

@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     from kapelle.cli.source import find_stages, read_source, stage_sources
 
     if arguments.resume:
-        # Replace `RUN@latest` and similar names by the run that they name.
+        # Replace `RUN@latest` and similar names by the run that they refer to.
         files, settings = split_words(arguments.words)
         if arguments.run_dir is not None:
             arguments.run_dir = str(resumed_run(arguments.run_dir))
@@ -85,7 +85,7 @@ def _dry_run(source: Source, *, as_json: bool, staged: bool = False) -> int:
     if prepared.outlines:
         check_weights(prepared, source.start_from, source.run_dir, staged=staged)
         found = weights_map(prepared.team, prepared.outlines, in_four_bits(config, prepared.team))
-    absent += [f"The MCP server `{program}` is started by a run alone." for program in programs]
+    absent += [f"The MCP server `{program}` is started only by a run." for program in programs]
     values = config.model_dump(mode="json")
     changed = {key: origin for key, origin in source.origin.items() if origin != "default"}
     notes = [*source.notes, *prepared.notes, *prepared.doubts]
@@ -106,11 +106,11 @@ def _dry_run(source: Source, *, as_json: bool, staged: bool = False) -> int:
     for note in notes:
         say(f"# {note}")
     if absent:
-        say("# not checked, because this machine lacks it; run `kapelle validate` where the run will be")
+        say("# not checked, because this machine lacks it; run `kapelle validate` on the machine of the run")
         for line in absent:
             say(f"# - {printable(' '.join(line.split()))}")
     if found is not None:
-        say("# weights: which agent acts with which, and what trains (nothing is loaded)")
+        say("# weights: which agent uses which weights, and which are trained (nothing is loaded)")
         for line in describe(found):
             say(f"# {line}".rstrip())
     for line in questions.describe(calls, *step):

@@ -1,8 +1,8 @@
 """`kapelle train … --launch torchrun`: starts the processes of a run on this machine, as torch's own launcher would.
 
 Each process gets the variables that `torchrun` sets. Beyond `torchrun`, this launcher reports which process was killed or stopped
-and what it did last, forwards Ctrl-C, SIGTERM, SIGHUP and Ctrl-Z, and ends all processes at the second Ctrl-C. It restarts
-none. For several machines, use `torchrun` itself (docs/clusters.md).
+and what it did last, forwards Ctrl-C, SIGTERM, SIGHUP and Ctrl-Z, and ends all processes at the second Ctrl-C. It does not
+restart processes. For several machines, use `torchrun` itself (docs/clusters.md).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def check_single_launcher() -> None:
     """Raise ConfigError in a process that a launcher has started."""
     if os.environ.keys() >= set(VARIABLES):
         raise ConfigError(
-            "`--launch` starts processes, but a launcher has already started this one (RANK is set). Remove one of them."
+            "`--launch` starts processes, but a launcher has already started this one (RANK is set). Use only one launcher."
         )
 
 
@@ -110,7 +110,7 @@ class Rank:
 
     @property
     def at(self) -> str:
-        """Its last reported work."""
+        """The last work that it reported."""
         return self.pulse.doing or "its start"
 
     @property
@@ -127,7 +127,7 @@ class Rank:
                 self.send_group(signal.SIGCONT)
 
     def stop(self, number: int) -> None:
-        """Request it to stop; kill it if it has not begun, because it would print a traceback of Python's."""
+        """Request it to stop; kill it if it has not begun, because it would print a Python traceback."""
         if self.pulse.beats:
             self.send(number)
         else:
@@ -242,7 +242,7 @@ class _Launcher:
         if self._cause is None and len(self._stops) < 2:
             self._cause = rank, how
             complain(
-                f"{rank} {how}, at: {rank.at}.{why} Resume the run: nothing is lost but the steps since its last checkpoint."
+                f"{rank} {how}, at: {rank.at}.{why} Resume the run: only the steps since its last checkpoint are lost."
             )
         self._end_soon(GRACE)
 
@@ -294,11 +294,13 @@ class _Launcher:
         late = ", ".join(f"{rank}, at: {rank.at}" for rank in self._ranks if rank.gave_up)
         if late:
             complain(
-                f"Some processes did not end when the others had, and were killed: {late}. Resume the run."
+                f"Some processes did not end after the others had, and were killed: {late}. Resume the run."
             )
             return EXIT_WRONG
         if EXIT_ALONE in codes:
-            complain("A rank has ended because it lost another one that still runs. Resume the run.")
+            complain(
+                "A rank ended because it lost the connection to another rank that is still running. Resume the run."
+            )
             return EXIT_WRONG
         return next((128 - code for code in codes if code < 0), 0)
 

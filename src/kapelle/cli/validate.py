@@ -35,7 +35,9 @@ def run(arguments: argparse.Namespace) -> int:
         print_report(report(config, Path(arguments.judge)), as_json=arguments.json)
         return 0
     if arguments.json:
-        raise ConfigError("--json prints how far judges agree with graded answers: add --judge GRADED.jsonl.")
+        raise ConfigError(
+            "--json needs --judge, which compares judges with graded answers. Add --judge GRADED.jsonl."
+        )
     environment = _environment(arguments)
     if environment is not None:
         environment = _looked_at(environment, start=arguments.start)
@@ -51,12 +53,12 @@ def run(arguments: argparse.Namespace) -> int:
             raise  # other agent names would not help
         except ConfigError as error:
             reason = str(error) if str(error).endswith((".", "!", "?")) else f"{error}."
-            hint = "" if team else " If it needs certain agents, name them: --agents A,B."
+            hint = "" if team else " If it needs certain agents, list them: --agents A,B."
             raise ConfigError(f"{reason}{hint}") from error
         except (asyncio.CancelledError, RuntimeError) as error:
             raise ConfigError(
                 f"The code of `{environment.name}` cancelled the checks or stopped their event loop ({type(error).__name__}: "
-                f"{error}). It may end only tasks that it has started itself."
+                f"{error}). Change it to end only tasks that it has started itself."
             ) from error
         marks = {"ok": "ok ", "failed": "NO ", "not checked": "-  "}
         for finding in findings:
@@ -69,7 +71,9 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"{environment.name} is fit for training.")
         return 0
     if arguments.agents is not None:
-        raise ConfigError("--agents is for an environment alone; a recipe names its agents in `team.agents`.")
+        raise ConfigError(
+            "--agents applies only to an environment that is checked alone. Remove it; a recipe lists its agents in `team.agents`."
+        )
     from kapelle.cli.source import find_stages, read_recipe
     from kapelle.setup.preparation import DOUBT, prepare
     from kapelle.training.stages import check_weights
@@ -107,7 +111,7 @@ MOCK = "1"
 
 
 def _program(prepared: PreparedRun) -> Iterator[tuple[str, str]]:
-    """Run the program of an environment of outside programs for one episode, and yield the result.
+    """Run the external program of an environment for one episode, and yield the result.
 
     Raises ConfigError if the program fails before it calls an agent. Later it may fail because of the mock answers.
     """
@@ -122,7 +126,7 @@ def _program(prepared: PreparedRun) -> Iterator[tuple[str, str]]:
     if not isinstance(own, External) or not (own.command or own.entry):
         return
     setting, program = ("entry", own.entry) if own.entry else ("command", " ".join(own.command or ()))
-    environment = own.model_copy(update={"port": 0})  # a run may have the port
+    environment = own.model_copy(update={"port": 0})  # a run may be using the port
     config, team = prepared.config.model_copy(update={"environment": environment}), prepared.team
     setup = make_rollout_setup(config, team, ScriptedEngine(dict.fromkeys(team.policies, lambda _: MOCK)))
     with environment.serve(setup, lambda *_: None):
@@ -142,7 +146,7 @@ def _program(prepared: PreparedRun) -> Iterator[tuple[str, str]]:
 
 
 def _looked_at(settings: S, *, start: bool) -> S:
-    """Return the settings that are checked; without `start` they exclude the programs that they name."""
+    """Return the settings to check; unless `start` is true, they exclude the programs that they name."""
     if start:
         return settings
     from kapelle.setup.preparation import without_programs
@@ -161,7 +165,7 @@ def _print_notes(notes: Sequence[str]) -> None:
 
 
 def _environment(arguments: argparse.Namespace) -> Environment | None:
-    """Return the environment that is named alone; None for a recipe."""
+    """Return the environment to check alone; None for a recipe."""
     from kapelle.rollout.evaluation.playing import model_config
     from kapelle.setup.recipe import builtin_recipes, names_environment
 

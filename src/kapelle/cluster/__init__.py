@@ -4,9 +4,9 @@
     placement.py    the bundles of resources on which each rank may start actors
     ray_workers.py  rollout workers: actors that roll out whole groups of episodes for a rank
     sampling.py     sampling workers: actors that hold the models of some agents
-    scoring.py      scoring workers: actors that hold the models that only score
+    scoring.py      scoring workers: actors that hold the models used only for scoring
     worlds.py       environment workers: actors that hold episode states
-    actors.py       the part of Ray that all of these use; the only module that imports it
+    actors.py       the part of Ray that all of these use; the only module that imports Ray
 
 Messages are bytes (JSON, safetensors), so that no object is pickled.
 """

@@ -1,4 +1,4 @@
-"""The part of Ray that a run uses; the only module that imports it.
+"""The part of Ray that a run uses; the only module that imports Ray.
 
 Arguments and answers of actors are bytes, text and numbers.
 """
@@ -24,20 +24,20 @@ from kapelle.settings.schema import Resources, RunConfig
 
 QUIET: Mapping[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 RECONNECTING = 5
-"""Seconds that processes search for a lost control service of a Ray that kapelle started, before they end."""
+"""Seconds for which processes look for the lost control service of a Ray instance that kapelle started, before they end."""
 STORE = 1 << 30
-"""Most bytes of the object store of a Ray that kapelle started; Ray keeps the rest on disk."""
+"""Maximum bytes of the object store of a Ray instance that kapelle started; Ray keeps the rest on disk."""
 LEAST_STORE = 80 << 20
 LOOK = 0.2
 """Seconds between two checks for a stop request while a process waits for actors."""
 DEATHS = 5
-"""Number of actor deaths in a row, without an answer in between, after which a run stops."""
+"""Number of consecutive actor deaths, without an answer in between, after which a run stops."""
 REACHING = 5.0
-"""Seconds within which a cluster's address has to answer."""
+"""Seconds within which a cluster's address must answer."""
 
 
 class ActorLost(Exception):
-    """An actor is gone; the message is how it ended."""
+    """An actor is gone; the message says how it ended."""
 
 
 class ActorCall:
@@ -47,7 +47,7 @@ class ActorCall:
         self.reference = reference
 
     def answer(self) -> Any:
-        """Wait for the answer and return it; raises ActorLost, and EngineError for what the actor raised."""
+        """Wait for the answer and return it; raises ActorLost, or EngineError for an error that the actor raised."""
         import ray
         from ray.exceptions import RayActorError, RayError, RayTaskError
 
@@ -126,11 +126,11 @@ class StartedWorker:
 
     actor: Actor
     beginning: ActorCall | None
-    """Call that loads its models; None once its answer was checked."""
+    """Call that loads its models; None once its answer has been checked."""
     up: ActorCall | None
-    """Call that shows that the actor runs; None once it was answered."""
+    """Call that shows that the actor runs; None once it has been answered."""
     begun: float
-    """When this process requested the actor."""
+    """Time at which this process requested the actor."""
 
     @classmethod
     def of(cls, actor: Actor, start_with: bytes) -> StartedWorker:
@@ -167,7 +167,7 @@ class Waiting:
             if first_answered([worker.up], 0.0) is not None:
                 worker.up = None
             elif time.monotonic() - worker.begun > self._timeout:
-                # An actor for which the cluster has no room never answers.
+                # An actor never answers if the cluster has no room for it.
                 raise EngineError(
                     f"A {self._kind} did not start within {self._timeout:g} s (`ray.timeout`), because its machine is gone or has no "
                     "free resources. Resume the run."
@@ -175,15 +175,15 @@ class Waiting:
         return first_answered(calls, LOOK)
 
     def answered(self) -> None:
-        """Note that a worker has done its work."""
+        """Record that a worker has done its work."""
         self._deaths = 0
 
     def died(self, lost: ActorLost) -> None:
-        """Note that a worker has died; raises EngineError if too many have died in a row."""
+        """Record that a worker has died; raises EngineError if too many have died in a row."""
         self._deaths += 1
         if self._deaths >= DEATHS:
             raise EngineError(
-                f"{self._deaths} {self._kind}s{self._of} in a row died before they returned a result; the last one: {lost}. "
+                f"{self._deaths} {self._kind}s{self._of} in a row died before they returned a result; the last error was: {lost}. "
                 f"Read their output above, and check the memory of their machines (`{self._setting}`)."
             ) from None
 
@@ -191,7 +191,7 @@ class Waiting:
 def check_hashes(
     kind: str, other: str, known: dict[str, str], found: Mapping[str, str], paths: Mapping[str, str]
 ) -> None:
-    """Add the hashes of a worker's base models to `known`; ConfigError if `other` has read different weights."""
+    """Add the hashes of a worker's base models to `known`; raise ConfigError if `other` has read different weights."""
     for base, own in found.items():
         if known.setdefault(base, own) != own:
             raise ConfigError(
@@ -231,7 +231,7 @@ class ActorConnection:
             with suppress(Exception):  # end the services that have started
                 ray.shutdown()
             raise EngineError(
-                f"Ray did not start on this machine: {_line(error)}. Try again when it is less busy, or start Ray beforehand "
+                f"Ray did not start on this machine: {_line(error)}. Try again when the machine is less busy, or start Ray beforehand "
                 "(`ray start --head`) and set `ray.address`."
             ) from error
         return cls()
@@ -248,19 +248,19 @@ class ActorConnection:
                 socket.create_connection((host.rpartition("/")[2], int(port)), REACHING).close()
             except OSError as error:
                 raise ConfigError(
-                    f"No Ray answers at `ray.address: {address}`: {error.strerror or error}. Start one there (`ray start --head`)."
+                    f"No Ray cluster answers at `ray.address: {address}`: {error.strerror or error}. Start one there (`ray start --head`)."
                 ) from error
         try:
             ray.init(address=address, namespace=namespace, **QUIET)
             return cls(None if group is None else ray.util.get_placement_group(group))
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ConfigError(
-                f"Cannot join the Ray at `ray.address: {address}`: {_line(error)}. Start it with the versions of Ray and Python of "
-                "this machine (`ray start --head`), or remove `ray.address`."
+                f"Cannot join the Ray cluster at `ray.address: {address}`: {_line(error)}. Start it with this machine's versions of Ray "
+                "and Python (`ray start --head`), or remove `ray.address`."
             ) from error
         except Exception as error:  # as in `start`
             raise EngineError(
-                f"The Ray at `ray.address: {address}` did not answer in time: {_line(error)}. Try again when its machine is less busy."
+                f"The Ray cluster at `ray.address: {address}` did not answer in time: {_line(error)}. Try again when its machine is less busy."
             ) from error
 
     @classmethod
@@ -287,7 +287,7 @@ class ActorConnection:
     def place(
         self, name: str, bundles: Sequence[Resources], *, spread: bool, seconds: float, grows: bool
     ) -> None:
-        """Reserve resources for actors, one bundle for each; ConfigError if the cluster has no room within `seconds`.
+        """Reserve resources for actors, one bundle for each; raise ConfigError if the cluster has no room within `seconds`.
 
         If the cluster is too small and cannot grow (`grows`), the error is raised at once.
         """
@@ -315,7 +315,7 @@ class ActorConnection:
                 ) from error
         free = _resources("available_resources", wanted)
         raise ConfigError(
-            f"The cluster has no room for {len(bundles)} actors: they need {_amounts(wanted)}, and there are {_amounts(there)}, of "
+            f"The cluster has no room for {len(bundles)} actors: they need {_amounts(wanted)}, but the cluster has {_amounts(there)}, of "
             f"which {_amounts(free)} are free. Start fewer workers (`ray.rollout_workers`, `--processes`), or reserve less for each "
             "(`ray.trainer.cpus`, `ray.rollout.cpus`, …)."
         )
@@ -323,10 +323,10 @@ class ActorConnection:
     def actor(
         self, kind: type, bundle: int | None, resources: Resources, calls: int = 1, name: str | None = None
     ) -> Actor:
-        """Start an actor of a class on a bundle; it answers `calls` at a time; with 1, it answers them in order.
+        """Start an actor of a class on a bundle; it answers `calls` calls at a time, or with 1 in order.
 
         Without a bundle it starts when and where the cluster has room outside the run's placement group. If an actor of
-        this `name` runs already, return it. An actor ends with the process that has started it.
+        this `name` is already running, return that actor. An actor ends with the process that has started it.
         """
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -365,7 +365,7 @@ class ActorConnection:
 
 
 def own_address() -> str:
-    """Return the address at which the other machines of a cluster reach this one."""
+    """Return the address at which the other machines of a cluster can reach this machine."""
     import ray
 
     utilities: Any = ray.util

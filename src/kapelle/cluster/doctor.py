@@ -1,4 +1,4 @@
-"""Find faults of a run's machines before it starts, by comparing facts of every rank.
+"""Find faults in a run's machines before the run starts, by comparing facts of every rank.
 
     examine     runs in every rank: gather facts of its machine, its GPU and its folders
     diagnose    turn the facts of all ranks into a list of faults, worst first; needs no torch
@@ -33,21 +33,21 @@ class Gpu:
 
     name: str
     identity: str
-    """Equal for two ranks that use one GPU."""
+    """Identifier of the GPU, equal for two ranks that use the same GPU."""
     total: int
     free: int
-    """Bytes that no process holds."""
+    """Bytes that are not in use by any process."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedFolder:
-    """A folder that all machines have to share, as one rank sees it."""
+    """A folder that all machines must share, as seen by one rank."""
 
     path: str
     problem: str = ""
-    """Why the rank cannot use it; empty if it can."""
+    """Why the rank cannot use the folder; empty if it can."""
     seen: float | None = 0.0
-    """Seconds until this rank saw what rank 0 wrote there; None if it did not."""
+    """Seconds until this rank saw the file that rank 0 wrote there; None if it never did."""
     free: int = 0
 
 
@@ -63,14 +63,14 @@ class RankFacts:
     source: str
     """Digest of kapelle's source."""
     address: str
-    """IP address to which the machine's own name resolves; empty if it does not."""
+    """IP address to which the machine's own name resolves; empty if it does not resolve."""
     variables: Mapping[str, str]
-    """Environment variables on which communication depends, see `rank_log.telling_variables`."""
+    """Environment variables that affect communication; see `rank_log.telling_variables`."""
     cores: int
     threads: int
     """Threads that torch uses in this process."""
     memory: int
-    """Memory limit of this process: the machine's, or its container's if that is smaller."""
+    """Memory limit of this process: that of the machine, or of its container if that is smaller."""
     memory_free: int
     shared_memory: int
     """Free bytes in /dev/shm; -1 if it does not exist."""
@@ -80,12 +80,12 @@ class RankFacts:
     folders: tuple[SharedFolder, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain JSON."""
+        """Return the facts as plain JSON."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> RankFacts:
-        """Return what `to_json` wrote."""
+        """Return the facts that `to_json` wrote."""
         gpu = None if row["gpu"] is None else Gpu(**row["gpu"])
         folders = tuple(SharedFolder(**each) for each in row["folders"])
         return cls(**{**row, "gpu": gpu, "folders": folders})
@@ -100,7 +100,7 @@ PACKAGES = ("kapelle", "torch", "transformers", "tokenizers", "safetensors", "nu
 def examine(ranks: Ranks, folders: Sequence[Path], patience: float) -> list[RankFacts]:
     """Return the facts of all ranks; every rank calls it at the same time.
 
-    The machines have to share `folders`: each rank waits `patience` seconds for a file that rank 0 writes there.
+    The machines must share `folders`: each rank waits up to `patience` seconds for a file that rank 0 writes there.
     """
     own = replace(_facts(ranks), folders=tuple(_folder(ranks, path, patience) for path in folders))
     return [
@@ -117,7 +117,7 @@ def _facts(ranks: Ranks) -> RankFacts:
     if local < found:
         properties = torch.cuda.get_device_properties(local)
         free, total = torch.cuda.mem_get_info(local)
-        identity = str(getattr(properties, "uuid", local))  # builds for other makers' cards have none
+        identity = str(getattr(properties, "uuid", local))  # builds for GPUs of other vendors have none
         gpu = Gpu(properties.name, f"{socket.gethostname()} {identity}", total, free)
     versions = versions_of(PACKAGES) | {"CUDA": torch.version.cuda}
     if found and torch.distributed.is_nccl_available():
@@ -135,14 +135,14 @@ def _facts(ranks: Ranks) -> RankFacts:
         threads=torch.get_num_threads(),
         memory=memory,
         memory_free=memory_free,
-        shared_memory=_free("/dev/shm"),  # noqa: S108 - where NCCL and Ray put what processes share
+        shared_memory=_free("/dev/shm"),  # noqa: S108 - where NCCL and Ray put shared data
         gpus=found,
         gpu=gpu,
     )
 
 
 def _source() -> str:
-    """Return a digest of kapelle's source files: equal versions may have different source."""
+    """Return a digest of kapelle's source files, because equal versions may have different source."""
     root = Path(__file__).parents[1]
     found = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -158,7 +158,7 @@ def _address() -> str:
 
 
 def _memory() -> tuple[int, int]:
-    """Return total and free memory in bytes: the machine's, or its container's if that is less."""
+    """Return total and free memory in bytes: that of the machine, or of its container if that is less."""
     total = free = 0
     with suppress(OSError, ValueError, KeyError):
         lines = (line.split() for line in Path("/proc/meminfo").read_text("ascii").splitlines())
@@ -340,7 +340,7 @@ def _of_folders(every: Sequence[RankFacts]) -> Iterator[MachineFault]:
                 True,
                 f"{folder.path} is not shared with {_ranks(unseen)}: a file that rank 0 wrote there did not appear in "
                 f"{unseen[0].folders[number].path}",
-                "Mount a shared file system under the same path on every machine, or choose a folder on one.",
+                "Mount a shared file system under the same path on every machine, or choose a folder on such a file system.",
             )
         if 0 <= folder.free < LEAST_DISK:
             yield MachineFault(
@@ -379,7 +379,7 @@ def _one_of_each_machine(every: Sequence[RankFacts]) -> list[RankFacts]:
 
 
 def _by_value(every: Sequence[RankFacts], value: Callable[[RankFacts], str]) -> str:
-    """Return a text that lists the ranks of each value; empty if all values are equal."""
+    """Return a string that lists the ranks with each value; empty if all values are equal."""
     ranks: dict[str, list[RankFacts]] = {}
     for each in every:
         ranks.setdefault(value(each), []).append(each)
@@ -389,7 +389,7 @@ def _by_value(every: Sequence[RankFacts], value: Callable[[RankFacts], str]) -> 
 
 
 def _ranks(those: Sequence[RankFacts]) -> str:
-    """Return a text such as `rank 3 (node1)` or `ranks 0 to 3, 6`."""
+    """Return a string such as `rank 3 (node1)` or `ranks 0 to 3, 6`."""
     if len(those) == 1:
         return f"rank {those[0].rank} ({those[0].host})"
     runs: list[list[int]] = []

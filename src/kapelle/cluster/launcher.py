@@ -4,7 +4,7 @@
     drive       the driver, the only process of the command that uses Ray: places actors, starts the ranks, prints their output
     RankHost    the actor that holds the process of one rank
 
-Ray ends a process that uses it when the cluster is lost, so the command has a driver, and survives it.
+When the cluster is lost, Ray ends every process that uses it. So the command uses Ray only in a driver, and survives it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from kapelle.settings.schema import RayConfig
 DRIVE = "import sys; sys.path[:] = {path!r}; from kapelle.cluster.launcher import drive; drive()"
 """Code of the driver."""
 LOST = 1
-"""Ray's exit code of a process that has lost its cluster."""
+"""Ray's exit code for a process that has lost its cluster."""
 
 
 def check_installed() -> None:
@@ -99,7 +99,7 @@ def launch(config: RayConfig, processes: int, worlds: int, words: Sequence[str])
     if code < 0:
         raise EngineError(f"The driver, which uses Ray, was killed by signal {-code}. Resume the run.")
     if code == LOST:
-        raise EngineError("The cluster is lost because Ray's control service has ended. Resume the run.")
+        raise EngineError("The cluster is lost, because Ray's control service has ended. Resume the run.")
     return code
 
 
@@ -168,7 +168,7 @@ def _run(order: dict[str, Any]) -> int:
         connection, grows = ActorConnection.start(Path(order["folder"])), False
     else:
         connection, grows = ActorConnection.join(config.address), True
-    for number in (signal.SIGINT, signal.SIGTERM):  # Ray has set its own
+    for number in (signal.SIGINT, signal.SIGTERM):  # Ray has set its own handlers
         signal.signal(number, _note)
     try:
         bundles, places = lay_out(config, count, int(order["worlds"]))
@@ -212,7 +212,7 @@ def _run(order: dict[str, Any]) -> int:
 
 
 def check_versions(where: list[dict[str, Any]]) -> None:
-    """Raise `ConfigError` if a rank has another version of a shared package than this machine."""
+    """Raise `ConfigError` if a rank's version of a shared package differs from this machine's."""
     here = versions_of(SHARED)
     for rank, each in enumerate(where):
         for package, found in each["versions"].items():
@@ -223,7 +223,7 @@ def check_versions(where: list[dict[str, Any]]) -> None:
 
 
 def follow(ranks: list[_Rank]) -> int:
-    """Print the output of the ranks until all have ended; return the exit code of the one that failed first."""
+    """Print the output of the ranks until all have ended; return the exit code of the rank that failed first."""
     for rank in ranks:
         rank.news = rank.host.call("news")
     failed: _Rank | None = None
@@ -257,7 +257,7 @@ def follow(ranks: list[_Rank]) -> int:
             break
     if failed is None:
         return 0
-    # A killed rank is the cause: the others fail because it is gone.
+    # A killed rank is the original cause: the others fail because it is gone.
     killed = next((rank for rank in ranks if rank.death), None)
     if killed is not None:
         _complain(f"{killed.death} Resume the run from its last checkpoint.")
@@ -296,7 +296,7 @@ class RankHost:
     def start(
         self, words: Sequence[str], environ: Mapping[str, str], folder: str, path: Sequence[str]
     ) -> None:
-        """Start `kapelle` with these arguments, in a folder, and with further entries of the import path."""
+        """Start `kapelle` with these arguments, in a folder, and with additional import path entries."""
         known = [*sys.path, *(entry for entry in path if entry not in sys.path)]
         given = {**os.environ, **environ}
         self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
@@ -319,7 +319,7 @@ class RankHost:
                 self._printed.put((name, data))
 
     def news(self) -> tuple[list[tuple[str, bytes]], int | None]:
-        """Return the output since the last call, and the exit code after all output."""
+        """Return the output since the last call, and the exit code once there is no more output."""
         assert self.process is not None
         found: list[tuple[str, bytes]] = []
         with suppress(queue.Empty):

@@ -28,9 +28,9 @@ class RolloutPlace:
     bundle: int | None
     """None for a worker that joins when the cluster has room."""
     worlds: tuple[int | None, ...] = ()
-    """Bundles of its environment workers; None as for itself."""
+    """Bundles of its environment workers; None if they start when the cluster has room."""
     samplers: tuple[tuple[str, int], ...] = ()
-    """For each pool (`ray.pools`) its name, and the bundle of its sampling worker."""
+    """The name of each pool (`ray.pools`), and the bundle of its sampling worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +38,16 @@ class Bundles:
     """The bundles of resources on which one rank may start actors, by number."""
 
     rollout: tuple[RolloutPlace, ...] = ()
-    """Those of the rank's rollout workers."""
+    """Bundles of the rank's rollout workers."""
     worlds: tuple[int | None, ...] = ()
-    """Those of the environment workers of a rank without rollout workers."""
+    """Bundles of the environment workers of a rank without rollout workers."""
     scoring: tuple[int, ...] = ()
-    """Those of the rank's scoring workers, which are assigned to the ranks in turn."""
+    """Bundles of the rank's scoring workers, which are assigned to the ranks in turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class RayPlacement:
-    """The place where one rank may start actors."""
+    """Where one rank may start actors."""
 
     address: str
     namespace: str
@@ -56,7 +56,7 @@ class RayPlacement:
     bundles: Bundles
 
     def variable(self) -> dict[str, str]:
-        """Return it as an environment variable."""
+        """Return the placement as an environment variable."""
         return {VARIABLE: _FORM.dump_json(self).decode()}
 
 
@@ -74,7 +74,7 @@ def check_workers(config: RunConfig, ranks: int) -> None:
     partial = config.training.partial_rollouts
     if least is not None and least > workers:
         raise ConfigError(
-            f"`ray.least_rollout_workers` is {least}, more than `ray.rollout_workers`. Set it to {workers} or less."
+            f"`ray.least_rollout_workers` is {least}, which exceeds `ray.rollout_workers`. Set it to {workers} or less."
         )
     if least is not None and least < ranks:
         raise ConfigError(
@@ -98,7 +98,7 @@ def check_workers(config: RunConfig, ranks: int) -> None:
 
 
 def check_pools(stages: Sequence[PreparedRun]) -> None:
-    """Raise ConfigError for scoring workers without work."""
+    """Raise ConfigError for scoring workers that would have nothing to score."""
     workers = stages[0].config.ray.scoring_workers
     if workers and not any(split_scored(stage.team)[1].bases for stage in stages):
         raise ConfigError(
@@ -108,7 +108,7 @@ def check_pools(stages: Sequence[PreparedRun]) -> None:
 
 
 def lay_out(config: RayConfig, ranks: int, worlds: int) -> tuple[list[Resources], list[Bundles]]:
-    """Return the resources of each bundle, and the bundles of each rank; rank k itself is on bundle k.
+    """Return the resources of each bundle, and the bundles of each rank; rank k itself uses bundle k.
 
     `worlds` is the number of environment workers of each process that rolls out. Rollout workers and scoring workers are assigned to the
     ranks in turn. Rollout workers beyond `least_rollout_workers` have no bundle.

@@ -1,6 +1,6 @@
 """Rollout workers on a cluster: actors that roll out whole groups of episodes for a rank of the trainer.
 
-Groups are assigned to the workers in turn. A group depends on its task, its seed and the weights alone. So if a worker dies, a new
+Groups are assigned to the workers in turn. A group depends only on its task, its seed and the weights. So if a worker dies, a new
 one gets the current weights and repeats the same groups, with the same result.
 """
 
@@ -66,12 +66,12 @@ NAME = "A rollout worker"
 
 @dataclass(slots=True, eq=False)
 class _RayWorker:
-    """A rollout worker: its place, the actor that runs there, and the weights that the actor has."""
+    """A rollout worker: its place, the actor that runs there, and the actor's current weights."""
 
     place: RolloutPlace
     started: StartedWorker | None = None
     not_before: float = 0.0
-    """Earliest time of its next start."""
+    """Earliest time at which it may be started again."""
     has: dict[str, int] = field(default_factory=dict)
     """Policy → number of the weights that were sent to it."""
 
@@ -100,8 +100,8 @@ def players_on(
 ) -> tuple[RayWorkers | None, Hold, RayScorers | None, Mapping[str, str]]:
     """Return the workers of the rank that Ray has placed here; `closing` ends them.
 
-    These are its rollout workers, or None; what holds the rank's environment processes; its scoring workers, or None;
-    and `hashes` with those of the bases that only scoring workers hold. See `RayWorkers` for the other arguments.
+    These are its rollout workers, or None; the holder of the rank's environment processes; its scoring workers, or None;
+    and `hashes`, extended by those of the bases that only scoring workers hold. See `RayWorkers` for the other arguments.
     """
     placed = placement_here()
     assert placed is not None, "Ray has placed this rank"
@@ -146,22 +146,22 @@ class RayWorkers(CollectsGroups):
     ) -> None:
         """Start the workers, which then load their models.
 
-        `team` has the paths of the bases, `hashes` those of their weights; `engine` holds all policies.
+        `team` has the paths of the bases, and `hashes` the hashes of their weights; `engine` holds all policies.
         """
         self._config, self._team, self._hashes, self._models = config, team, dict(hashes), models
         self._start_settings = {**start_settings(config, team.bases), "group": placed.group}
         self._connection = connection
         self._weights: dict[str, tuple[int, object]] = {}
-        """Policy → number, from 1, and the stored weights."""
+        """Policy → the number of its stored weights, from 1, and the weights."""
         self._waiting = Waiting("rollout worker", "ray.rollout", config.ray.timeout)
         self._under_way: list[_Share] = []
-        """Shares that were requested and not collected yet."""
+        """Shares that have been requested but not yet collected."""
         self._partial_steps = 0
         """Steps with partial rollouts so far."""
         self._players: StoreMeeting | None = None
         """Where the workers of all ranks agree on the end of a step."""
         self._store: Any = None
-        """Its store, if there is one rank."""
+        """The store for it, if there is only one rank."""
         for name, policy in team.policies.items():
             if moves(policy):
                 self.load(name, engine.weights(name), 0)
@@ -171,11 +171,11 @@ class RayWorkers(CollectsGroups):
 
     @property
     def policies(self) -> Sequence[str]:
-        """Names of the policies that it holds."""
+        """Names of the policies that the workers hold."""
         return tuple(self._team.policies)
 
     def renderer(self, policy: str) -> Renderer:
-        """Return how a policy's conversations become tokens."""
+        """Return the renderer that converts a policy's conversations to tokens."""
         return self._models[self._team.policies[policy].base].renderer
 
     async def generate(self, request: Request) -> Completion:
@@ -213,7 +213,7 @@ class RayWorkers(CollectsGroups):
     ) -> Callable[[], list[Group]]:
         """Request the rollout of groups, and return a function that waits for them; see `rollout.episodes.CollectsGroups`.
 
-        It raises what a worker raised, StopRequested, and EngineError if workers die repeatedly.
+        That function raises the error of a worker, StopRequested, or EngineError if workers die repeatedly.
         """
         sampling = setup.sampling
         sets = self._config.evaluation.sets
@@ -243,7 +243,7 @@ class RayWorkers(CollectsGroups):
         self, setup: RolloutSetup, pool: Sequence[PartialGroup], enough: EndOfStep, meeting: Meeting
     ) -> Callable[[], Mapping[int, PartialGroup]]:
         """Request that unfinished groups continue; see `CollectsGroups`. The workers of all ranks agree when the step ends."""
-        # Workers were assigned to the ranks in turn: these are the places of this rank's workers among all.
+        # Workers were assigned to the ranks in turn: these are the places of this rank's workers among all workers.
         count = self._config.ray.rollout_workers
         places = [meeting.rank + k * meeting.size for k, _ in enumerate(self._workers)]
         self._partial_steps += 1
@@ -281,7 +281,7 @@ class RayWorkers(CollectsGroups):
     def _request(self, setup: RolloutSetup, shares: Sequence[_Share]) -> Callable[[], list[list[bytes]]]:
         """Send the requests, and return a function that waits for the rows of each share.
 
-        The global generators get the states that the worker of the first share ends with.
+        The global generators are set to the states with which the worker of the first share ends.
         """
         self._under_way += shares
         self._send(shares)
@@ -306,7 +306,7 @@ class RayWorkers(CollectsGroups):
         return wait
 
     def abandon(self) -> None:
-        """End the workers that still work at a request."""
+        """End the workers that are still working on a request."""
         for share in self._under_way:
             worker = share.worker
             if share.answer is None and worker is not None and worker.started is not None:
@@ -330,7 +330,7 @@ class RayWorkers(CollectsGroups):
     def _worker_for(self, place: int) -> _RayWorker:
         """Return the worker of a place, or another one if that worker has not joined yet.
 
-        Shares never change with the number of workers, so batches and the last bits of log-probs stay the same.
+        Shares do not depend on the number of workers, so batches and the last bits of log-probs stay the same.
         """
         for worker in self._workers:
             if worker.started is None and time.monotonic() >= worker.not_before:
@@ -393,7 +393,7 @@ class RayWorkers(CollectsGroups):
                     self._waiting.answered()
                 except ActorLost as lost:
                     share.call = None
-                    if worker.started is not started:  # its death was noticed with another share
+                    if worker.started is not started:  # its death was already noticed with another share
                         continue
                     worker.started = None
                     if worker.place.bundle is None:
@@ -424,7 +424,7 @@ class RayPlayer:
         self._meeting: Meeting | None = None
 
     def here(self) -> None:
-        """Answer, which shows that the actor runs."""
+        """Do nothing; an answer shows that the actor runs."""
 
     def begin(self, start_with: bytes) -> bytes:
         """Build the team from `start_settings` in JSON, and return the hashes of its bases."""
@@ -482,7 +482,7 @@ class RayPlayer:
     def _play_whole(self, team: TeamReplica, wanted: Mapping[str, Any]) -> bytes:
         """Roll out all episodes of groups and return them as JSON lines."""
         sampling, setup = wanted["sampling"], replace(team.setup, timeline=Timeline())
-        if wanted["set"] is not None:  # environment workers hold the run's environment alone
+        if wanted["set"] is not None:  # environment workers hold only the run's environment
             setup = replace(setup, environment=team.config.evaluation.sets[wanted["set"]], workers=None)
         rows = sampling and {name: Sampling.from_row(each) for name, each in sampling.items()}
         setup = replace(setup, sampling=rows)

@@ -1,8 +1,8 @@
 """Sampling workers on a cluster: actors that hold the models of some agents (`ray.pools`) and sample for rollout workers.
 
-With them the models of one team are on different machines. A rollout worker waits until none of its episodes can continue without
-an answer, and then sends one batch of requests to each pool. So batches depend on the episodes alone, and never on time. Between two
-batches a sampling worker keeps its weights and nothing else.
+With them, the models of one team can be on different machines. A rollout worker waits until none of its episodes can continue without
+an answer, and then sends one batch of requests to each pool. So batches depend only on the episodes, never on timing. Between two
+batches a sampling worker keeps only its weights.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 NAME = "A sampling worker"
 AGAIN = 0.2
-"""Seconds until a dead worker is restarted; Ray forgets its name meanwhile."""
+"""Seconds until a dead worker is restarted, so that Ray can release its name."""
 PATIENCE = 60.0
 """Default of `engine.patience`, for engines without this setting: seconds to wait for busy environments."""
 
@@ -58,7 +58,7 @@ class _Pool:
     waiting: Waiting
     actor: Actor | None = None
     beginning: ActorCall | None = None
-    """Call that loads its models; None once their hashes were compared."""
+    """Call that loads its models; None once their hashes have been compared."""
 
 
 @dataclass(slots=True, eq=False)
@@ -86,7 +86,7 @@ class PooledEngine(RolloutEngine):
     def __init__(
         self, connection: ActorConnection, settings: Mapping[str, Any], config: RunConfig, team: Team
     ) -> None:
-        """Use one worker of each pool, on the bundle that `settings` name; start it if no other process has."""
+        """Use one worker of each pool, on the bundle given in `settings`; start it unless another process has."""
         self._connection, self._settings, self._config, self._team = connection, settings, config, team
         policies = pools_of(config, team)
         self._pools = []
@@ -127,7 +127,7 @@ class PooledEngine(RolloutEngine):
     async def generate(self, request: Request) -> Completion:
         """See `RolloutEngine`."""
         if self._pump is None or self._pump.done():
-            self._queue.drop_cancelled()  # nothing waits for the requests of an interrupted run
+            self._queue.drop_cancelled()  # no caller waits for the requests of an interrupted run
             self._pump = asyncio.get_running_loop().create_task(self._drain(batch_barrier()))
         return await self._queue.answer_to(request)
 
@@ -201,7 +201,7 @@ class PooledEngine(RolloutEngine):
                     break
 
     def _start(self, pool: _Pool) -> None:
-        """Start the pool's worker, or use the one that runs already, and let it load its models."""
+        """Start the pool's worker, or use the one that is already running, and let it load its models."""
         name = f"{self._settings['group']}-{pool.name}-{pool.bundle}"
         resources = self._config.ray.pools[pool.name].takes
         pool.actor = self._connection.actor(RaySampler, pool.bundle, resources, name=name)
@@ -213,9 +213,9 @@ class PooledEngine(RolloutEngine):
 
 
 def _dumped(requests: Sequence[Request], weights: Mapping[str, str]) -> bytes:
-    """Return requests as JSON, with the hash of the weights of each policy that has to answer them.
+    """Return requests as JSON, with the hash of the weights of each policy that must answer them.
 
-    Of the messages only the images are sent, each once: workers read tokens.
+    Of the messages, only the images are sent, each once, because workers read tokens.
     """
     images: dict[str, Image] = {}
     rows = []

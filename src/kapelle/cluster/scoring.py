@@ -1,8 +1,8 @@
-"""Scoring workers on a cluster: actors that hold the models that only score, and score the turns of a step for all ranks.
+"""Scoring workers on a cluster: actors that hold the models used only for scoring, and score the turns of a step for all ranks.
 
 Models that only score neither act nor learn: verifiers, teachers, embedding models (`team.split_scored`). A worker builds a train
-engine of the recipe's kind with these models alone. Samples are assigned to workers as to ranks. So with as many workers
-as ranks the results are bitwise identical to those without workers.
+engine of the recipe's kind with these models alone. Samples are assigned to workers as to ranks. So if there are as many
+workers as ranks, the results are bitwise identical to those without workers.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RayScorers(Learners):
     ) -> None:
         """Start the workers of this rank, one on each bundle; they then load their models.
 
-        `prepared` has the paths of the bases; `models` are those that the rank holds, by base name. Raises ConfigError for a
+        `prepared` has the paths of the bases; `models` are the models that the rank holds, by base name. Raises ConfigError for a
         model that exists only in the memory of this process. A rank without workers needs no `connection`.
         """
         config, (_, scored) = prepared.config, split_scored(prepared.team)
@@ -81,7 +81,7 @@ class RayScorers(Learners):
     def hashes(self, known: Mapping[str, str]) -> dict[str, str]:
         """Wait until all workers have loaded their models; return the hashes of all bases' weights, by base name.
 
-        `known` are those of the bases that this rank has read. Raises ConfigError if two processes have read different weights.
+        `known` contains the hashes of the bases that this rank has read. Raises ConfigError if two processes have read different weights.
         """
         self._hashes = {base: found for base, found in known.items() if base in self._bases}
 
@@ -109,11 +109,11 @@ class RayScorers(Learners):
         return self._readers[base]
 
     def score(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """See `Learners`; all ranks have to call it together."""
+        """See `Learners`; all ranks must call it together."""
         return self._split("score", samples, self._engine.score)
 
     def embed(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """See `Learners`; all ranks have to call it together."""
+        """See `Learners`; all ranks must call it together."""
         return self._split("embed", samples, self._engine.embed)
 
     def exchange(self, one: str, other: str) -> None:
@@ -195,7 +195,7 @@ class RayScorers(Learners):
 
 
 def dump_samples(samples: Sequence[Sample]) -> bytes:
-    """Return the fields of samples on which their scores depend as bytes; `load_samples` reads them."""
+    """Return as bytes the fields of samples on which their scores depend; `load_samples` reads them."""
     images = {image.hash: image for sample in samples for image in sample.images}
     rows = [
         {
@@ -250,7 +250,7 @@ class RayScorer:
         self._engine: TrainEngine | None = None
 
     def here(self) -> None:
-        """Answer, which shows that the actor runs."""
+        """Do nothing; an answer shows that the actor runs."""
 
     def begin(self, start_with: bytes) -> bytes:
         """Load the models from `start_settings` in JSON, and return the hashes of their bases."""
@@ -284,11 +284,11 @@ class RayScorer:
         return hashes
 
     def score(self, samples: bytes) -> bytes:
-        """Return `TrainEngine.score` of samples, a tensor for each by its number; no bytes are no samples."""
+        """Return the result of `TrainEngine.score` as bytes: sample number → tensor. Empty input means no samples."""
         return answer_or_error(self._rows, samples, "score")
 
     def embed(self, samples: bytes) -> bytes:
-        """Return `TrainEngine.embed` of samples, a tensor for each by its number."""
+        """Return the result of `TrainEngine.embed` as bytes: sample number → tensor."""
         return answer_or_error(self._rows, samples, "embed")
 
     def _rows(self, samples: bytes, method: str) -> bytes:

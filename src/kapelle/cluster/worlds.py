@@ -1,6 +1,6 @@
 """Environment workers on a cluster: an actor starts the process that holds episode states, and relays its messages.
 
-Process and messages are those of `rollout/workers` on one machine.
+The process and the messages are the same as in `rollout/workers` on one machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kapelle.rollout.workers.pool import LOOK, HeldHere, Holder
 from kapelle.settings.schema import Resources
 
 CHUNK = 1 << 20
-"""Most bytes that are relayed at once."""
+"""Maximum bytes that are relayed at once."""
 CALLS = 4
 """Calls that the actor answers at the same time."""
 
@@ -35,14 +35,14 @@ class StateHost:
         self.held: HeldHere | None = None
 
     def begin(self, path: Sequence[str], folder: str) -> None:
-        """Start the process, with this import path, and in this folder if the machine has it."""
+        """Start the process with this import path, and in this folder if the machine has it."""
         sys.path += [entry for entry in path if entry not in sys.path]
         with suppress(OSError):
             os.chdir(folder)
         self.held = HeldHere()
 
     def send(self, data: bytes) -> None:
-        """Send bytes to the process; an empty text closes its connection."""
+        """Send bytes to the process; an empty value closes its connection."""
         assert self.held is not None, "a host begins first"
         with suppress(OSError):  # `receive` notices the end of the process
             if data:
@@ -72,7 +72,7 @@ class StateHost:
 
 
 class HeldByActor(Holder):
-    """A process on a machine of the cluster; the actor watches whether it is alive."""
+    """A process on a machine of the cluster; the actor checks whether it is alive."""
 
     where = "an actor's process"
 

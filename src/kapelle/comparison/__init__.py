@@ -3,11 +3,11 @@
 <folder>/
   compare.json       budget and results; see `results`
   compare.csv        one row per run
-  figure.pdf         for a paper, also figure.png and figure.svg, with matplotlib; see `figures`
+  figure.pdf         a figure for a paper (also figure.png and figure.svg; needs matplotlib), see `figures`
   grpo/seed-0/       the run directory of one contender and seed
   grpo/seed-1.error.txt     why a run failed
 
-`plot` draws the figure from any results.
+`plot` draws such a figure from any results.
 """
 
 from kapelle.comparison.figures import plot

@@ -4,7 +4,7 @@
 
     print(kapelle.arena("runs/mine", "runs/mine@best", "nash", environment="kuhn_poker", games=200))
 
-`comparison.contestants` finds and loads players by name, `evaluation.arena` rolls out the games of a pair and makes the tables.
+`comparison.contestants` finds and loads players by name; `evaluation.arena` rolls out the games of a pair and creates the tables.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from kapelle.setup.problems import choose_tasks
 from kapelle.types import Json, Task
 
 SETTINGS, PAIRS = "settings.json", "pairs"
-"""In the folder of an arena: its settings, and a file for each finished pair."""
+"""Names in the folder of an arena: the file with its settings, and the folder with a file for each finished pair."""
 GAMES = 100
 """Default number of deals per pair."""
 
@@ -55,16 +55,17 @@ def arena(
 ) -> Arena:
     """Roll out `games` deals for every pair of players, each in every assignment of roles, and return the results.
 
-    A player is a run (`RUN`, `RUN@best`, `RUN@12`), the folder or hub name of a model or PEFT adapter, an OpenAI-compatible server
-    (`http://HOST/v1#MODEL`) or a player of the environment (`nash`, `mcts(simulations=200)`); `NAME=PLAYER` gives it another name.
-    `environment` is the name of an environment, a recipe or a game of OpenSpiel; the default is the environment of the first run.
-    `settings` are `environment.key=value` and those of `team.sampling`, `episode`, `engine` and `model`. All pairs have the same
-    deals. With `output`, results are stored in that folder, and a second call adds only missing pairs. `jobs` pairs run at a time,
-    each in its own process. Raises the errors of `errors.py`.
+    A player is a run (`RUN`, `RUN@best`, `RUN@12`), the folder or hub name of a model or PEFT adapter, an
+    OpenAI-compatible server (`http://HOST/v1#MODEL`) or a player of the environment (`nash`, `mcts(simulations=200)`);
+    `NAME=PLAYER` gives it another name. `environment` is the name of an environment, a recipe or an OpenSpiel game; the
+    default is the environment of the first run. `settings` are `environment.key=value` and settings of `team.sampling`,
+    `episode`, `engine` and `model`. All pairs play the same deals. With `output`, results are stored in that folder,
+    and a second call adds only missing pairs. `jobs` pairs run at the same time, each in its own process. Raises the
+    errors of `errors.py`.
     """
     for name, value, least in (("games", games, 1), ("jobs", jobs, 1), ("seed", seed, 0)):
         if type(value) is not int or value < least:
-            raise ConfigError(f"`{name}` of the arena is {value!r}. Use a whole number of at least {least}.")
+            raise ConfigError(f"`{name}` of the arena is {value!r}. Use an integer of at least {least}.")
     if isinstance(settings, str):
         raise ConfigError(
             f"`settings` is the string {settings!r}. Pass a list of strings: settings=[{settings!r}]."
@@ -129,7 +130,7 @@ def arena(
 def _player(
     entries: Entries, tasks: Sequence[Task], seed: int, folder: Path, report: Report, closing: ExitStack
 ) -> Callable[[tuple[str, str]], Encounter]:
-    """Load all players, and return a function that rolls out and stores a pair; `closing` closes engine and environments."""
+    """Load all players, and return a function that rolls out and stores a pair; `closing` closes the engine and the environments."""
     loaded = load(entries, report)
     closing.callback(loaded.setup.engine.close)
     closing.callback(loaded.setup.close)
@@ -144,7 +145,7 @@ def _player(
 
 
 _loaded: dict[tuple[Any, ...], Callable[[tuple[str, str]], Encounter]] = {}
-"""The function for pairs in a worker process, which keeps all players in memory."""
+"""The function of a worker process that rolls out a pair; it keeps all players in memory."""
 
 
 def play_pair(
@@ -156,12 +157,12 @@ def play_pair(
     folder: str,
     pair: tuple[str, str],
 ) -> None:
-    """Roll out and store one pair: the work of a process."""
+    """Roll out and store one pair; this is the work of one process."""
     key = (players, environment, settings, games, seed, folder)
     if key not in _loaded:
         entries = enter(players, environment, settings)
         tasks = choose_tasks(entries.config.environment, "test", games)
-        # The process closes everything when it ends.
+        # Everything is closed when the process ends.
         _loaded[key] = _player(entries, tasks, seed, Path(folder), lambda _: None, ExitStack())
     _loaded[key](pair)
 
@@ -177,7 +178,7 @@ def _line(meeting: Encounter, done: int, of: int) -> str:
 
 
 def _file(folder: Path, pair: tuple[str, str]) -> Path:
-    """Return the file of a pair, whatever the order of its players."""
+    """Return the file of a pair; the order of the players does not matter."""
     names = sorted(quote(label, safe="@-_., ()=") for label in pair)
     name = "~".join(names)
     if len(name) > 200:
@@ -186,7 +187,7 @@ def _file(folder: Path, pair: tuple[str, str]) -> Path:
 
 
 def _keep_settings(folder: Path, about: Mapping[str, Json], players: Mapping[str, str]) -> None:
-    """Make the folder, or raise ConfigError if it holds another arena or other players with these names."""
+    """Create the folder, or raise ConfigError if it holds another arena or different players with the same names."""
     file = folder / SETTINGS
     kept: dict[str, Any] = {**about, "players": {}}
     if file.is_file():
@@ -199,11 +200,13 @@ def _keep_settings(folder: Path, about: Mapping[str, Json], players: Mapping[str
             if kept.get(key) != value:
                 if key == "tasks":
                     raise ConfigError(
-                        f"{folder} contains an arena with other tasks. Use another --output, or restore the data."
+                        f"{folder} contains an arena with different tasks. Use another --output, or restore "
+                        "the original data."
                     )
                 changed = sorted(_differences(key, kept.get(key), value))
                 raise ConfigError(
-                    f"{folder} contains an arena with other settings: {changed[0]}. Use another --output, or restore the setting."
+                    f"{folder} contains an arena with different settings: {changed[0]}. Use another --output, "
+                    "or restore the original setting."
                 )
         for label, identity in players.items():
             if before.get(label, identity) != identity:
@@ -246,17 +249,17 @@ def _differences(key: str, before: Json, now: Json) -> list[str]:
 
 
 def _read(folder: Path, pair: tuple[str, str], deals: int) -> Encounter:
-    """Return the results of a pair; raises DataError if its file does not hold so many deals of the pair."""
+    """Return the results of a pair; raises DataError if its file does not hold this number of deals of the pair."""
     file = _file(folder, pair)
     try:
         found = Encounter.of(json.loads(file.read_bytes()))
         labels, count = {found.one, found.other}, len(found.games)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(f"{file} cannot be read: {error}. Remove it to play the pair again.") from error
+        raise DataError(f"{file} cannot be read: {error}. Remove it to roll out the pair again.") from error
     if labels != set(pair) or count != deals:
         raise DataError(
-            f"{file} contains {count} deals of {' and '.join(sorted(labels))}, not {deals} of {' and '.join(pair)}. Remove it to "
-            "play the pair again."
+            f"{file} contains {count} deals of {' and '.join(sorted(labels))}, not {deals} of "
+            f"{' and '.join(pair)}. Remove it to roll out the pair again."
         )
     return found
 
@@ -283,7 +286,7 @@ def _write_results(folder: Path, result: Arena) -> None:
 
 
 def draw(folder: Path, result: Arena) -> Path:
-    """Write `arena.svg`, ratings with intervals and the payoff matrix, and return its path; raises ConfigError without matplotlib."""
+    """Write `arena.svg`, with ratings, intervals and the payoff matrix, and return its path; raises ConfigError without matplotlib."""
     path = folder / "arena.svg"
     count, ranked = len(result.labels), result.ranked
     with figure_file(path, size=(10.5 + 0.3 * count, 2.2 + 0.35 * count)) as figure:
@@ -302,13 +305,13 @@ def draw(folder: Path, result: Arena) -> Path:
             left.errorbar(middle, k, xerr=[[middle - low], [high - middle]], fmt="o", color="C0", capsize=3)
         left.set_yticks(rows, ranked)
         left.invert_yaxis()
-        left.set_xlabel("Elo, 95 %" if result.elo else "payoff with the others, 95 %")
+        left.set_xlabel("Elo, 95 %" if result.elo else "payoff with the other players, 95 %")
         left.grid(axis="x", alpha=0.3)
         table = [
             [float("nan") if (p := result.payoff(one, other)) is None else p.mean for other in ranked]
             for one in ranked
         ]
-        known = [abs(value) for line in table for value in line if value == value]  # noqa: PLR0124 - NaN is not itself
+        known = [abs(value) for line in table for value in line if value == value]  # noqa: PLR0124 - NaN does not equal itself
         most = max(known, default=1.0) or 1.0
         right.imshow(table, cmap="RdBu", vmin=-most, vmax=most)
         for k, line in enumerate(table):
@@ -318,6 +321,6 @@ def draw(folder: Path, result: Arena) -> Path:
                     right.text(n, k, f"{value:+.2f}", ha="center", va="center", fontsize=7, color=ink)
         right.set_xticks(rows, ranked, rotation=30, ha="right")
         right.set_yticks(rows, ranked)
-        right.set_title("payoff of the row against the column", fontsize="medium")
+        right.set_title("payoff of the row's player against the column's player", fontsize="medium")
         figure.suptitle(f"{result.environment}: {result.deals} deals in every role")
     return path

@@ -1,8 +1,9 @@
 """The contenders of a comparison: the recipe with each algorithm, and the runs of all seeds.
 
-Settings that the recipe gives its own algorithm (and always the group size) apply to every contender that has them, because a
-shared reward or a penalty belongs to the task as well as to the algorithm; other settings are the contender's defaults. Only
-settings of training may be set for a single contender: tasks, steps, sampling and model are the same for all.
+Settings that the recipe sets for its own algorithm (and always the group size) apply to every contender that has them,
+because a shared reward or a penalty belongs to the task as well as to the algorithm; for other settings, the
+contender's defaults apply. Only training settings may be set for a single contender: the tasks, steps, sampling and
+model are the same for all contenders.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from kapelle.settings.base import Settings
 
 OWN = ("algorithm", "optimizer", "team.sharing", "team.lora", "team.critic_sharing", "team.critic_lora")
-"""Settings that may be set for one contender alone."""
+"""Settings that may be set for a single contender."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Contender:
         return self.build().name
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the contender's algorithm object."""
         return build_algorithm(self.recipe.config)
 
 
@@ -66,17 +67,17 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """The number of its steps; for epochs, as its run has computed it."""
+        """The number of steps; if epochs are set, the number that the run has computed."""
         return planned_steps(self.path, self.recipe.config)
 
     @property
     def error_file(self) -> Path:
-        """The file with the reason of a failure."""
+        """The file with the reason for a failure."""
         return self.path.with_name(f"{self.path.name}.error.txt")
 
     @property
     def done(self) -> bool:
-        """Whether it has finished all steps and the evaluation."""
+        """Whether the run has finished all steps and the evaluation."""
         if not is_run(self.path):
             return False
         status = read_status(self.path)
@@ -88,7 +89,7 @@ def read_contenders(
 ) -> tuple[Contender, ...]:
     """Return the contenders in `algorithms`, each `NAME` or `LABEL=NAME`, and check that each can run.
 
-    `own` holds (label, nested settings) for one contender alone. Raises ConfigError naming the contender.
+    `own` holds (label, nested settings) for single contenders. Raises a ConfigError that names the contender.
     """
     named = [entry.partition("=")[::2] if "=" in entry else (entry, entry) for entry in algorithms]
     labels = [label for label, _ in named]
@@ -98,7 +99,7 @@ def read_contenders(
     for label, _ in own:
         if label not in labels:
             raise ConfigError(
-                f"--set names '{label}', which is not among the algorithms.{did_you_mean(label, labels)}"
+                f"--set contains '{label}', which is not among the algorithms.{did_you_mean(label, labels)}"
             )
     if not recipe.config.evaluation.before_and_after:
         raise ConfigError(
@@ -118,8 +119,8 @@ def read_contenders(
         size = contender.build().attempts
         if size != wanted:
             raise ConfigError(
-                f"`{contender.label}` has {size} episodes per task, but the recipe has {wanted}: all must have the same number. "
-                "Set `algorithm.group_size` for all."
+                f"`{contender.label}` has {size} episodes per task, but the recipe has {wanted}, and all "
+                "algorithms must have the same number. Set `algorithm.group_size` for all of them."
             )
     return found
 
@@ -130,7 +131,7 @@ def plan(contenders: Sequence[Contender], seeds: int, folder: Path) -> tuple[Run
     Raises RunDirectoryError if the folder holds other files, or a run with other settings.
     """
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "compare.json").is_file():
-        raise RunDirectoryError(f"{folder} is not empty and contains no comparison. Use another --run-dir.")
+        raise RunDirectoryError(f"{folder} is not empty, but contains no comparison. Use another --run-dir.")
     runs = tuple(
         Run(c.label, c.recipe.with_seed(seed), folder / c.label / f"seed-{seed}")
         for c in contenders
@@ -141,7 +142,8 @@ def plan(contenders: Sequence[Contender], seeds: int, folder: Path) -> tuple[Run
             changed = changed_settings(read_config(run.path), run.recipe.yaml())
             if changed:
                 raise RunDirectoryError(
-                    f"{run.path} was trained with other settings: {changed[0]}. Use another --run-dir, or delete this run."
+                    f"{run.path} was trained with different settings: {changed[0]}. Use another --run-dir, or "
+                    "delete this run."
                 )
     return runs
 
@@ -177,8 +179,9 @@ def read_own(words: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
         for key in _paths(values):
             if not any(key == own or key.startswith(f"{own}.") for own in OWN):
                 raise ConfigError(
-                    f"`{key}` cannot be set for '{label}' alone, because all have the same tasks and number of episodes. "
-                    f"Set it for all, without '{label}:'. Only these can be set for one: {', '.join(OWN)}."
+                    f"`{key}` cannot be set for '{label}' alone, because all algorithms must have the same "
+                    f"tasks and number of episodes. Set it for all, without '{label}:'. Only these settings "
+                    f"can be set for a single algorithm: {', '.join(OWN)}."
                 )
     return found
 
@@ -194,8 +197,9 @@ def _contender(recipe: Recipe, label: str, name: str, own: Sequence[Mapping[str,
         laid = lay_over([*layers, *((f"--set {label}", values) for values in own)])
     except ConfigError as error:
         raise ConfigError(
-            f"`{label}` cannot be compared here: {error} The recipe's settings of its algorithm apply to `{label}` too: "
-            f"set `algorithm.…` for all, or --set {label}:algorithm.key=value for it alone."
+            f"`{label}` cannot be compared here: {error} The algorithm settings in the recipe also apply to "
+            f"`{label}`: set `algorithm.…` for all algorithms, or use --set {label}:algorithm.key=value for "
+            "this one."
         ) from None
     origin = {
         key: recipe.origin.get(key, "default") if source == "recipe" else source
@@ -205,7 +209,7 @@ def _contender(recipe: Recipe, label: str, name: str, own: Sequence[Mapping[str,
 
 
 def _carried(recipe: Recipe, kind: type[Settings]) -> dict[str, Any]:
-    """Return the settings of the recipe's algorithm that another algorithm has too, and its group size."""
+    """Return those settings of the recipe's algorithm that another algorithm has too, and the group size."""
     values = recipe.config.algorithm.model_dump(mode="json")
     if values["name"] == kind.model_fields["name"].default:
         return {key: value for key, value in values.items() if key != "name"}

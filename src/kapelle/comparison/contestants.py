@@ -1,6 +1,7 @@
-"""The players of an arena: found by name and checked before anything is loaded, then all kept in memory.
+"""The players of an arena: they are found by name and checked before anything is loaded, and then all kept in memory.
 
-Adapters on the same base are in one bank, so that two runs of one recipe sample in one batch; different bases are all loaded.
+Adapters on the same base model are in one bank, so that two runs of one recipe sample in one batch; if there are
+different base models, all of them are loaded.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ if TYPE_CHECKING:
     from kapelle.settings.schema import RunConfig
 
 MAX_TOKENS = 512
-"""Default for the most tokens of a move of a model without a recipe."""
+"""Default for the maximum number of tokens of a move, for a model without a recipe."""
 MOST_PLAYERS = 10
 WORDS = ("wording", "view", "rules", "thinking", "list_moves")
-"""Settings of a game's text; a run expects those that it was trained with."""
+"""Text settings of a game; a run expects those with which it was trained."""
 SETTABLE = ("environment.", "workflow.", "team.sampling.", "episode.", "engine.", "model.")
-"""Sections of settings of the game and of sampling, not of players."""
+"""Sections with settings of the game and of sampling; settings of players cannot be set."""
 _NAMED = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.@ -]*)=(.+)", re.DOTALL)
 _MODEL_FILES = ("config.json", "adapter_config.json")
 
@@ -52,15 +53,15 @@ class Entry:
 
     label: str
     identity: str
-    """What identifies it: other weights are another player."""
+    """Identifies the player; the same name with different weights is a different player."""
     about: Mapping[str, Json]
-    """`player` (the given name), `kind` and, for a run, its folder's name (`run`) and `step`."""
+    """`player` (the given name), `kind` and, for a run, the name of its folder (`run`) and `step`."""
     run: RunConfig | None = None
     checkpoint: Path | None = None
     model: str = ""
     endpoint: Endpoint | None = None
     player: str = ""
-    """A player of the environment."""
+    """The name of a built-in player of the environment; empty for other players."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Entries:
 
     players: tuple[Entry, ...]
     config: RunConfig
-    """Environment, workflow, engine and sampling of the arena."""
+    """The environment, workflow, engine and sampling of the arena."""
     names: tuple[str, ...]
     """Names of the roles."""
     game: str
@@ -82,7 +83,7 @@ class Loaded:
     """All players in memory."""
 
     setup: RolloutSetup
-    """Engine, environment and workflow; its team holds all policies."""
+    """The engine, environment and workflow; the team in it holds all policies."""
     contestants: Mapping[str, Contestant]
 
 
@@ -134,7 +135,8 @@ def _split(word: str) -> tuple[str, str]:
         meant = did_you_mean(section, [each.partition(".")[0] for each in SETTABLE]) if dot else ""
         if meant:
             raise ConfigError(
-                f"'{word}' begins with an unknown section of settings.{meant} A player's name cannot contain a dot."
+                f"'{word}' looks like a setting, but its section is unknown.{meant} If it is a player's name, "
+                "it cannot contain a dot."
             )
         return named[1], named[2]
     if word.startswith(("http://", "https://")):
@@ -145,7 +147,7 @@ def _split(word: str) -> tuple[str, str]:
 
 
 def _check_there(word: str) -> None:
-    """Raise ConfigError for a word that looks like a run and is not one."""
+    """Raise ConfigError for a word that looks like a run but is not one."""
     folder, path = split_run(word)[0], Path(word)
     model = any((path / file).is_file() for file in _MODEL_FILES)
     if model or "://" in word or not (path.is_dir() or "@" in word or ("/" in word and path.parent.is_dir())):
@@ -157,13 +159,13 @@ def _check_there(word: str) -> None:
 def _run_entry(
     label: str, word: str, run: RunConfig, checkpoint: Path, environment: Environment, names: Sequence[str]
 ) -> tuple[Entry, list[str]]:
-    """Return a run's entry and notes on it; raises ConfigError for a run of another game."""
+    """Return the entry of a run and notes about it; raises ConfigError for a run of another game."""
     own = run.environment
     same = [part for part in (own, *_parts(own)) if _game(part) == _game(environment)]
     if not same:
         raise ConfigError(
-            f"'{label}' was trained on {_game(own)}, but the arena plays {_game(environment)}. Remove the player, or set its game with "
-            "--environment."
+            f"'{label}' was trained on {_game(own)}, but the arena plays {_game(environment)}. Remove the "
+            "player, or set the arena's game to this one with --environment."
         )
     count = len(agent_configs(run.team))
     if count not in {1, len(names)}:
@@ -182,14 +184,14 @@ def _run_entry(
     notes = []
     if wrong:
         settings = ", ".join(f"environment.{key}={json.dumps(value)}" for key, value in wrong.items())
-        notes.append(f"{label} was trained with another wording of the game ({settings})")
+        notes.append(f"{label} was trained with different text settings of the game ({settings})")
     about = {"player": word, "kind": "run", "run": checkpoint.absolute().parents[1].name, "step": step}
     content = blake2b((checkpoint / "manifest.json").read_bytes(), digest_size=8).hexdigest()
     return Entry(label, f"step {step} of a run ({content})", about, run=run, checkpoint=checkpoint), notes
 
 
 def _other_entry(label: str, word: str, environment: Environment) -> Entry:
-    """Return the entry of a model, an endpoint or a player of the environment; raises ConfigError for another word."""
+    """Return the entry of a model, an endpoint or a player of the environment; raises ConfigError for any other word."""
     if word.startswith(("http://", "https://")):
         url, _, model = word.partition("#")
         if not model:
@@ -201,7 +203,7 @@ def _other_entry(label: str, word: str, environment: Environment) -> Entry:
     if word == "embedded" or any((path / file).is_file() for file in _MODEL_FILES):
         from kapelle.models.adapters import base_and_adapter
 
-        own, adapter = base_and_adapter(word)  # raises if an adapter does not name its base
+        own, adapter = base_and_adapter(word)  # raises an error if an adapter does not name its base model
         about: dict[str, Json] = {"player": word, "kind": "model"}
         contents = [
             _content(Path(each)) for each in (own, adapter) if each is not None and Path(each).is_dir()
@@ -218,7 +220,7 @@ def _other_entry(label: str, word: str, environment: Environment) -> Entry:
 
 
 def _content(folder: Path) -> str:
-    """Return a digest of the folder of a model or adapter, which may get other weights under the same name."""
+    """Return a digest of the folder of a model or adapter, because its weights may change under the same name."""
     digest = blake2b(digest_size=8)
     for file in sorted(folder.iterdir()):
         if file.is_file():
@@ -233,9 +235,10 @@ def _content(folder: Path) -> str:
 
 
 def config_of_game(name: str, settings: Sequence[str], words: Mapping[str, Json] | None = None) -> RunConfig:
-    """Return settings for an environment by its own name, that of a recipe, or that of a game of OpenSpiel.
+    """Return settings for an environment, given its name, the name of a recipe, or the name of an OpenSpiel game.
 
-    `words` are settings of the text of a game of OpenSpiel; `settings` override them. Raises ConfigError for an unknown name.
+    `words` are the text settings of an OpenSpiel game; `settings` take precedence over them. Raises ConfigError for an
+    unknown name.
     """
     if name in builtin_recipes() or name.endswith((".yaml", ".yml")):
         return load_recipe(name, (), tuple(settings)).config
@@ -267,11 +270,11 @@ def config_of_game(name: str, settings: Sequence[str], words: Mapping[str, Json]
 
 
 def _config(name: str | None, settings: Sequence[str], runs: Sequence[RunConfig]) -> RunConfig:
-    """Return the settings of the named game, or by default that of the first run, without opponents."""
+    """Return the settings of the named game (by default, the game of the first run) without opponents."""
     if name is not None:
         config = config_of_game(name, settings)
         game = _game(config.environment)
-        # Use the text that the first run of this game was trained with.
+        # Use the text settings with which the first run of this game was trained.
         texts = [_words(part) for run in runs for part in _parts(run.environment) if _game(part) == game]
         if texts:
             config = config_of_game(name, settings, texts[0])
@@ -291,7 +294,7 @@ def _config(name: str | None, settings: Sequence[str], runs: Sequence[RunConfig]
 
 
 def _role_names(config: RunConfig) -> tuple[str, ...]:
-    """Return the names of the roles: the agents of the recipe or run if they fit, else as many players as the game needs."""
+    """Return the names of the roles: the agents of the recipe or run if they fit, otherwise as many players as the game needs."""
     own = tuple(slot.name for slot in agent_configs(config.team))
     reasons = []
     for names in (own, *(tuple(f"player_{k + 1}" for k in range(n)) for n in range(2, MOST_PLAYERS + 1))):
@@ -313,7 +316,7 @@ def _parts(environment: Environment) -> list[Environment]:
 
 
 def _game(environment: Environment) -> str:
-    """Return the name of an environment's game; different games have different names."""
+    """Return the name of an environment's game, which is different for different games."""
     from kapelle.environments.openspiel.environment import OpenSpiel
 
     if isinstance(environment, OpenSpiel):
@@ -339,7 +342,7 @@ def _team(run: RunConfig) -> Team:
 
 
 def load(entries: Entries, report: Callable[[str], None]) -> Loaded:
-    """Load each base once and all adapters into its bank, and return the players."""
+    """Load each base model once, load all its adapters into its bank, and return the players."""
     from kapelle.rollout.evaluation.arena import Contestant
     from kapelle.rollout.setup import make_rollout_setup
     from kapelle.setup.model_loading import build_engine, load_models, load_weights
@@ -357,7 +360,7 @@ def load(entries: Entries, report: Callable[[str], None]) -> Loaded:
     policies = {name: policy for team in teams.values() for name, policy in team.policies.items()}
     if not policies:
         whole = Team.alone(Agent("nobody"), Policy("nobody", ""))
-        # The environment plays all roles.
+        # The environment's players take all roles.
         from kapelle.engines.rollout.scripted import ScriptedEngine
 
         engine: Any = ScriptedEngine({})
@@ -390,7 +393,7 @@ def load(entries: Entries, report: Callable[[str], None]) -> Loaded:
 def _of_run(
     entry: Entry, held: dict[str, LanguageModel], folders: dict[str, Path], report: Callable[[str], None]
 ) -> Team:
-    """Return a run's team, with unique names of policies and bases; add its weights to `folders`."""
+    """Return a run's team, with unique names for policies and base models; add its weights to `folders`."""
     assert entry.run is not None, "a run's entry"
     assert entry.checkpoint is not None, "a run's entry"
 
@@ -406,7 +409,7 @@ def _of_run(
         if policy.endpoint is None:
             place = team.places.get(policy.base, Place(run.model.dtype, run.model.device))
             path = paths[policy.base]
-            # All adapters on a base share one model in memory; fully trained weights have their own.
+            # All adapters on a base model share one model in memory; fully trained weights have their own model.
             base = f"own:{own}" if whole else f"{path} {place.dtype} {place.device}"
             bases[base], places[base] = path, place
         policies[own] = replace(policy, name=own, base=base, trained=whole)
@@ -420,7 +423,7 @@ def _of_run(
 
 
 def _of_model(entry: Entry, config: RunConfig) -> Team:
-    """Return the team of one agent with a model or an endpoint, for any role."""
+    """Return a team of one agent with a model or an endpoint, which can take any role."""
     from kapelle.models.adapters import base_and_adapter, read_lora
 
     agent = Agent(entry.label, sampling=config.team.sampling.build())

@@ -1,12 +1,12 @@
-"""Figures for papers, from the results of a comparison or of evaluations.
+"""Figures for papers, drawn from the results of a comparison or of evaluations.
 
     from kapelle.comparison import plot
 
     print(plot("runs/compared/compare.json", "figure.pdf"))
 
-Three panels, after *Deep RL at the edge of the statistical precipice* (2108.13264): the interquartile mean of the runs' last
-scores, the probability that one contender's run scores above another's, and the interquartile mean over tokens or steps. Each has
-a 95 % interval from a bootstrap that resamples the runs of every task separately.
+There are three panels, after *Deep RL at the edge of the statistical precipice* (2108.13264): the interquartile mean of
+the runs' last scores, the probability that a run of one contender scores above a run of another, and the interquartile
+mean over tokens or steps. Each has a 95 % interval from a bootstrap that resamples the runs of every task separately.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
 
 RESULTS = "compare.json"
 POINTS = 60
-"""Most points of a curve; a longer one is drawn at evenly chosen points."""
+"""Maximum number of points of a curve; a longer curve is drawn at evenly spaced points."""
 PAIRS = 12
-"""Most pairs in the panel of improvements: those of the contenders with the highest scores."""
+"""Maximum number of pairs in the panel of improvements; those of the contenders with the highest scores are shown."""
 Against = Literal["tokens", "step"]
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredRun:
-    """One run's scores on one task: after training, and at every evaluation."""
+    """The scores of one run on one task: after training, and at every evaluation."""
 
     label: str
     task: str
     final: Mapping[str, float]
     """Score by measure: `success`, `return` or `return/ROLE`."""
     curve: Sequence[tuple[int, float, Mapping[str, float]]] = ()
-    """Step, tokens sampled for training until then, and scores."""
+    """The step, the number of tokens sampled for training until then, and the scores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ class Summarised:
     means: Mapping[str, tuple[float, Interval]]
     """Interquartile mean and 95 % interval by contender."""
     improvements: Mapping[tuple[str, str], tuple[float, Interval]]
-    """Probability that a run of the first scores above one of the second, with its 95 % interval."""
+    """Probability that a run of the first contender scores above a run of the second, with its 95 % interval."""
     curves: Mapping[str, Mapping[str, Sequence[tuple[float, float, Interval]]]]
-    """Task → contender → place on the axis, interquartile mean and interval."""
+    """Task → contender → position on the axis, interquartile mean and interval."""
 
     def __str__(self) -> str:
         """Return the numbers as lines."""
@@ -86,14 +86,18 @@ class Plotted:
     files: tuple[Path, ...]
     measures: tuple[Summarised, ...]
     notes: tuple[str, ...] = ()
-    """Notes on the choice of the measure."""
+    """Notes about the choice of the measure."""
 
     def __str__(self) -> str:
-        """Return the numbers, and where the figure is."""
+        """Return the numbers, and the paths of the figure."""
         few = any(count < 3 for each in self.measures for count in each.runs.values())
         notes = [
             *self.notes,
-            *(["An interval over fewer than three runs says nothing about other seeds."] if few else []),
+            *(
+                ["An interval over fewer than three runs does not predict the results of other seeds."]
+                if few
+                else []
+            ),
         ]
         return "\n".join([*map(str, self.measures), *notes, f"figure: {', '.join(map(str, self.files))}"])
 
@@ -108,11 +112,12 @@ def plot(
 ) -> Plotted:
     """Draw the figure of `results` into `output` and return its numbers; the suffix gives the format (.pdf, .png, .svg).
 
-    `results` are files of `kapelle compare` (`compare.json`, or its folder), each a task, or of `kapelle eval --output`, each a run;
-    `LABEL=FILE` names the team of an evaluation. `against` is the axis of curves: tokens sampled for training, or steps.
-    `metric` is `success`, `return` or `return/ROLE`; the default is success, or returns for one task without it.
-    `seed` is that of the bootstrap. The first two panels exclude contenders without runs on all tasks. Raises ConfigError if
-    the figure cannot be drawn or written, DataError for a file without results.
+    `results` are files of `kapelle compare` (`compare.json`, or its folder), one for each task, or files of `kapelle
+    eval --output`, one for each run; `LABEL=FILE` names the team of an evaluation. `against` is the horizontal axis of
+    curves: tokens sampled for training, or steps. `metric` is `success`, `return` or `return/ROLE`; the default is
+    success, or returns for a single task without success. `seed` is the seed of the bootstrap. The first two panels
+    exclude contenders without runs on all tasks. Raises ConfigError if the figure cannot be drawn or written, and
+    DataError for a file without results.
     """
     if not can_draw():
         raise ConfigError(MISSING)
@@ -139,7 +144,7 @@ def plot(
 
 
 def read_scores(results: Sequence[str | Path]) -> list[ScoredRun]:
-    """Return the scores of every run in the files, without runs that failed or have not ended."""
+    """Return the scores of every run in the files, except runs that failed or have not ended."""
     if not results:
         raise ConfigError(
             "There are no results to draw. Pass a folder of `kapelle compare`, or files of `kapelle eval --output`."
@@ -152,7 +157,7 @@ def read_scores(results: Sequence[str | Path]) -> list[ScoredRun]:
         try:
             values = json.loads(path.read_bytes())
             if "contenders" in values:
-                # Two folders may hold one recipe with different settings: these are different tasks.
+                # Two folders may hold the same recipe with different settings; these count as different tasks.
                 task = str(values["recipe"])
                 taken = {run.task for run in found}
                 found += _compared(values, task if task not in taken else f"{task} {number + 1}")
@@ -201,7 +206,7 @@ def _evaluated(row: Mapping[str, Any], label: str) -> list[ScoredRun]:
 
 
 def _scores(row: Mapping[str, Any], *, by_role: bool) -> dict[str, float]:
-    """Return a row's score by measure; with `by_role`, each role is a measure."""
+    """Return a row's scores by measure; with `by_role`, each role is a measure."""
     rewards: Mapping[str, float] = row.get("reward") or {}
     found = {} if row["success"] is None else {"success": float(row["success"])}
     if by_role:
@@ -217,7 +222,7 @@ def _scores(row: Mapping[str, Any], *, by_role: bool) -> dict[str, float]:
 def summarise(
     runs: Sequence[ScoredRun], against: Against, seed: int, metric: str | None = None
 ) -> tuple[Summarised, ...]:
-    """Return the numbers of each measure: the `metric`, or by default success if there is one, else returns."""
+    """Return the numbers of each measure: the `metric` or, by default, success if there is one, otherwise returns."""
     measures, _ = _measures(runs, metric)
     return tuple(_summarised(measure, runs, _tasks(runs), against, seed) for measure in measures)
 
@@ -227,19 +232,21 @@ def _tasks(runs: Sequence[ScoredRun]) -> list[str]:
 
 
 def _measures(runs: Sequence[ScoredRun], metric: str | None) -> tuple[list[str], tuple[str, ...]]:
-    """Return the measures to draw, and notes on the choice."""
+    """Return the measures to draw, and notes about the choice."""
     names, tasks = list(dict.fromkeys(name for run in runs for name in run.final)), _tasks(runs)
     if not names:
         raise DataError(
-            "These results contain neither a success nor a return. Use the results of an evaluation."
+            "These results contain neither a success rate nor a return. Use the results of an evaluation."
         )
     notes = []
     if metric == "success" and metric not in names and "return" in names:
-        notes.append("None of these runs has a success, so their returns are drawn.")
+        notes.append("None of these runs has a success rate, so their returns are drawn.")
         metric = "return"
     if metric is not None and metric not in names:
         known = ", ".join(f"`{name}`" for name in names)
-        raise ConfigError(f"--metric {metric}: these results have {known}.{did_you_mean(metric, names)}")
+        raise ConfigError(
+            f"--metric {metric} is not in these results, which have {known}.{did_you_mean(metric, names)}"
+        )
     measures = [metric] if metric is not None else ["success"] if "success" in names else names
     if len(tasks) > 1 and measures != ["success"]:
         if metric is None:
@@ -249,8 +256,9 @@ def _measures(runs: Sequence[ScoredRun], metric: str | None) -> tuple[list[str],
                 f"--metric {named} to draw their mean."
             )
         notes.append(
-            f"The mean of returns of several tasks ({', '.join(tasks)}) weighs those with larger returns more. Probabilities of "
-            "improvement compare runs of one task, and do not depend on its unit."
+            f"A mean of returns over several tasks ({', '.join(tasks)}) gives tasks with larger returns more "
+            "weight. Probabilities of improvement compare runs on the same task, and do not depend on its "
+            "unit."
         )
     return measures, tuple(notes)
 
@@ -278,7 +286,7 @@ def _summarised(
             for name in others
             if set(tasks) == {run.task for run in runs if name in run.final}
         )
-        instead = f" All have values for {known}." if known else " Draw each separately."
+        instead = f" All tasks have values for {known}." if known else " Draw each task separately."
         raise DataError(f"No contender has a {measure} on each of {', '.join(tasks)}.{instead}")
 
     def mean(strata: Sequence[Sequence[float]]) -> float:
@@ -325,7 +333,7 @@ def _curve(
     mean: Callable[[Sequence[Sequence[float]]], float],
     seed: int,
 ) -> list[tuple[float, float, Interval]]:
-    """Return the mean over the runs at each evaluated step of all of them; tokens are their mean until then."""
+    """Return the mean over the runs at each step at which all of them were evaluated; tokens are the mean number until then."""
     known = [
         {step: (tokens, scores[measure]) for step, tokens, scores in run.curve if measure in scores}
         for run in runs
@@ -389,7 +397,7 @@ def _draw(measures: Sequence[Summarised], paths: Sequence[Path], against: Agains
 def _intervals(
     axes: Axes, named: Sequence[tuple[str, tuple[float, Interval]]], colors: Sequence[str]
 ) -> None:
-    """Draw each value as a point on its interval, with its name on the axis."""
+    """Draw each value as a point on its interval, with the name on the axis."""
     for row, ((_, (value, (low, high))), color) in enumerate(zip(named, colors, strict=True)):
         axes.plot([low, high], [row, row], color=color, linewidth=6, alpha=0.35, solid_capstyle="butt")
         axes.plot([value], [row], color=color, marker="|", markersize=11, markeredgewidth=2)

@@ -1,6 +1,7 @@
-"""Work in several processes at once; a process that fails or dies does not affect the others.
+"""Work in several processes at the same time; a process that fails or dies does not affect the other processes.
 
-A process is spawned, computes on one thread, and takes one piece of work after another, so that it imports torch only once.
+A process is spawned, computes on one thread, and does one piece of work after another, so that it imports torch only
+once.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from kapelle.runtime.interrupts import unbroken
 from kapelle.runtime.process_tree import LifeSigns, end_with_parent, how_it_ended, memory_hint
 
 Work = Callable[..., None]
-"""A function of a module with plain arguments; the new process finds it by name."""
+"""A module-level function with plain arguments; the new process finds it by name."""
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-"""Variables for torch: the processes share the cores, so that more threads would be slower."""
+"""Environment variables for torch: the processes share the cores, so that more threads would be slower."""
 
 
 LOOKS = 1.0
@@ -37,9 +38,9 @@ class Failure:
     """Why a piece of work failed."""
 
     reason: str
-    """One line."""
+    """The reason in one line."""
     details: str
-    """The traceback, or the same line if there is none."""
+    """The traceback, or the reason if there is no traceback."""
 
 
 @dataclass(slots=True)
@@ -47,11 +48,11 @@ class _ComparisonWorker:
     process: SpawnProcess
     pipe: Connection
     signs: LifeSigns
-    """Detects whether it is stopped; a waiting process is alive."""
+    """Detects whether the process is stopped; a waiting process counts as alive."""
     doing: int | None = None
-    """Number of its piece of work."""
+    """The number of the process's current piece of work."""
     stalled: str | None = None
-    """Why it was killed as stalled."""
+    """Why the process was killed as stalled."""
 
 
 def in_processes(
@@ -62,9 +63,9 @@ def in_processes(
 ) -> Iterator[tuple[int, Failure | None]]:
     """Yield (number of the piece, None or why it failed) as pieces are done, `processes` at a time.
 
-    `meanwhile` is called about once per second. If the iteration ends early, also by Ctrl-C or SIGTERM, every process gets
-    SIGTERM and is waited for, so that a training run can save. A process that is stopped (SIGSTOP) for too long is killed, and
-    all processes end with this one.
+    `meanwhile` is called about once per second. If the iteration ends early, also by Ctrl-C or SIGTERM, every process
+    receives SIGTERM and this process waits for it, so that a training run can save. A process that is stopped (SIGSTOP)
+    for too long is killed, and all processes end with this one.
     """
     left = deque(range(len(pieces)))
     workers: list[_ComparisonWorker] = []
@@ -93,7 +94,7 @@ def in_processes(
 def _start(context: SpawnContext, work: Work) -> _ComparisonWorker:
     parent_end, child_end = context.Pipe()
     process = context.Process(target=_serve, args=(child_end, work, os.getpid()), daemon=False)
-    # A terminal sends Ctrl-C to all processes. The new one inherits the blocked signal; this one stops it with SIGTERM.
+    # A terminal sends Ctrl-C to all processes. The new process inherits the blocked signal; this process stops it with SIGTERM.
     masks = hasattr(signal, "pthread_sigmask")  # not on Windows
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]) if masks else None
     try:
@@ -122,7 +123,7 @@ def _finished(
         assert isinstance(pipe, Connection)
         worker = busy[pipe]
         number = worker.doing
-        assert number is not None, "only workers with work send answers"
+        assert number is not None, "only workers with work send results"
         try:
             answer = pipe.recv()
         except (EOFError, OSError):
@@ -140,8 +141,8 @@ def _stop(workers: Sequence[_ComparisonWorker]) -> None:
     for worker in workers:
         worker.process.terminate()
         if worker.process.pid is not None and hasattr(signal, "SIGCONT") and worker.process.is_alive():
-            os.kill(worker.process.pid, signal.SIGCONT)  # a stopped process must run to save
-    with unbroken():  # they finish their step first
+            os.kill(worker.process.pid, signal.SIGCONT)  # a stopped process must continue before it can save
+    with unbroken():  # the processes finish their step first
         for worker in workers:
             while worker.process.is_alive():
                 worker.process.join(LOOKS)
@@ -151,24 +152,24 @@ def _stop(workers: Sequence[_ComparisonWorker]) -> None:
 
 
 def _serve(pipe: Connection, work: Work, parent: int) -> None:
-    """Do pieces of work until the pipe is closed or the process `parent` has ended: the main function of a process."""
-    # A process of a fork server ends with that server.
+    """Do pieces of work until the pipe is closed or the process `parent` has ended; this is the main function of a process."""
+    # A process that a fork server started ends with that server.
     creator, above = multiprocessing.parent_process(), os.getppid()
     end_with_parent(above if above != parent and creator is not None and creator.is_alive() else parent)
-    # The pipe is closed, or a signal ends the process.
+    # The pipe was closed, or a signal ends the process.
     with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         while True:
             piece, failure = pipe.recv(), None
             try:
                 work(*piece)
-            except Exception as error:  # noqa: BLE001 - any error becomes a report
+            except Exception as error:  # noqa: BLE001 - any error is reported
                 failure = " ".join(f"{type(error).__name__}: {error}".split()), traceback.format_exc()
             pipe.send(failure)
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Set one thread for processes that start inside the block."""
+    """Limit processes that start inside the block to one thread."""
     before = {name: os.environ.get(name) for name in ONE_THREAD}
     os.environ.update(ONE_THREAD)
     try:

@@ -1,10 +1,10 @@
 """The result of a comparison: each run's last evaluation, and medians with quartiles over the seeds of each contender.
 
 `compare.json` holds `recipe`, `budget` (steps, tasks per step, episodes per task), `contenders` (label, algorithm and
-the results over their seeds) and `runs`. Missing numbers are null. A run that failed or has not ended has the reason under
-`error`, and medians exclude it. `success` is the mean over the `scored` of `problems` episodes of the last evaluation,
-without episodes that failed or were not scored. In games in which one role wins what others lose, a mean over roles is
-meaningless: there `returns` holds the return of each role.
+the results over their seeds) and `runs`. Missing numbers are null. A run that failed or has not ended has the reason
+under `error`, and medians exclude it. `success` is the mean over the `scored` episodes of the last evaluation (out of
+`problems`); episodes that failed or were not scored are excluded. In games in which one role wins what others lose, a
+mean over roles is meaningless: `returns` then holds the return of each role.
 """
 
 from __future__ import annotations
@@ -39,32 +39,31 @@ class Measured:
     label: str
     seed: int
     path: str
-    """Its run directory, relative to the comparison's folder."""
+    """The run directory, relative to the comparison's folder."""
     error: str | None
-    """Why there are no numbers; None if there are."""
+    """Why there are no numbers; None if there are numbers."""
     success: float | None = None
     """Success after training, on unseen tasks, in [0, 1]; None if the environment has no success."""
     reward: Mapping[str, float] | None = None
-    """Each agent's mean undiscounted return on these tasks."""
+    """Each agent's mean undiscounted return on the same tasks."""
     tokens: float | None = None
-    """Completion tokens sampled for training, by all agents."""
+    """Number of completion tokens that all agents sampled for training."""
     seconds: float | None = None
-    """Wall time of the training steps, which depends on other work on the machine."""
+    """Wall time of the training steps in seconds, which depends on other work on the machine."""
     scored: int | None = None
     """Number of problems in `success`."""
     problems: int | None = None
     """Number of evaluated problems."""
     failed: int | None = None
-    """Number of problems with an episode that ended in an error."""
+    """Number of problems whose episode ended in an error."""
     reason: str = ""
-    """The most frequent reason why problems failed or were not scored, and why fewer were evaluated than set."""
+    """The most frequent reason why problems failed or were not scored, and why fewer problems were evaluated than configured."""
     curve: Sequence[Mapping[str, Json]] = ()
-    """Every evaluation: `step`, the `tokens` sampled for training until then, `success`, the numbers `scored`, `problems` and
-    `failed`, and each agent's `reward`."""
+    """For every evaluation: `step`, the `tokens` sampled until then, `success`, `scored`, `problems`, `failed`, and each agent's `reward`."""
 
     @property
     def mean_return(self) -> float | None:
-        """Mean over agents; meaningless if one wins what others lose."""
+        """The mean over agents; meaningless if one agent wins what others lose."""
         return fmean(self.reward.values()) if self.reward else None
 
 
@@ -108,19 +107,19 @@ def measure(run: Run, folder: Path) -> Measured:
 
 
 def _fewer(evaluation: Mapping[str, Any]) -> str:
-    """Return how many problems were evaluated and why not more; empty if their number is as set."""
+    """Return how many problems were evaluated and why not more; empty if the number is as configured."""
     fewer = evaluation.get("fewer", "")
     return f"evaluated on {evaluation.get('problems')} problems: {fewer}" if fewer else ""
 
 
 def _tokens(row: Mapping[str, Any]) -> float:
-    """Return the tokens that all agents sampled in a step."""
+    """Return the number of tokens that all agents sampled in a step."""
     return sum(float(value) for key, value in row.items() if key.startswith("tokens/"))
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One contender over its seeds."""
+    """The results of one contender over its seeds."""
 
     label: str
     algorithm: str
@@ -136,11 +135,11 @@ class Standing:
     problems: int | None = None
     failed_episodes: int | None = None
     returns: Mapping[str, Quartiles] | None = None
-    """Returns by role, if one wins what others lose."""
+    """Returns by role, if one role wins what others lose."""
 
 
 def standings(contenders: Sequence[Contender], measured: Sequence[Measured]) -> list[Standing]:
-    """Return each contender's medians and quartiles, in the order given."""
+    """Return each contender's medians and quartiles, in the given order."""
     found = []
     for contender in contenders:
         own = [m for m in measured if m.label == contender.label]
@@ -184,8 +183,8 @@ def _over(measured: Sequence[Measured], of: Callable[[Measured], float | None]) 
 def table(found: Sequence[Standing]) -> list[str]:
     """Return the standings as lines: median [first quartile, third quartile].
 
-    If no run has a success, as with reward functions, there is no such column, and `played` is the number of problems in the
-    mean returns.
+    If no run has a success rate, as with reward functions, there is no column for it, and `played` is the number of
+    problems in the mean returns.
     """
     roles = list(dict.fromkeys(role for s in found for role in s.returns or {}))
     returns = [f"return {role}" for role in roles] or ["return"]
@@ -212,7 +211,7 @@ def table(found: Sequence[Standing]) -> list[str]:
 
 
 def has_success(found: Sequence[Standing]) -> bool:
-    """Return whether any contender has a success, or none has a return."""
+    """Return whether any contender has a success rate, or none has a return."""
     return any(s.success is not None for s in found) or not any(s.mean_return or s.returns for s in found)
 
 
@@ -239,7 +238,7 @@ def spread_text(spread: Quartiles | None) -> str:
 def write_results(
     folder: Path, recipe: str, contenders: Sequence[Contender], measured: Sequence[Measured]
 ) -> dict[str, Json]:
-    """Write `compare.json` and `compare.csv`, and return the content of the first."""
+    """Write `compare.json` and `compare.csv`, and return the content of `compare.json`."""
     training = contenders[0].recipe.config.training
     result: dict[str, Json] = {
         "recipe": recipe,
@@ -277,17 +276,17 @@ def can_draw() -> bool:
     """Return whether matplotlib is installed, without importing it."""
     try:
         return find_spec("matplotlib") is not None
-    except ValueError:  # its entry among the loaded modules is None
+    except ValueError:  # its entry in `sys.modules` is None
         return False
 
 
 FORMATS = ("pdf", "png", "svg")
-"""Formats of figures, by the suffix of the file."""
+"""Formats of figures; each is the suffix of a file."""
 
 
 @contextmanager
 def figure_file(*paths: Path, size: tuple[float, float]) -> Iterator[Figure]:
-    """Yield a figure that is written to `paths` after the block, as PDF, PNG or SVG: the same figure has the same bytes.
+    """Yield a figure that is written to `paths` after the block, as PDF, PNG or SVG; the same figure always results in the same bytes.
 
     `size` is in inches. Raises ConfigError without matplotlib.
     """
@@ -296,11 +295,11 @@ def figure_file(*paths: Path, size: tuple[float, float]) -> Iterator[Figure]:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    # Ids in the file are hashes, and the salt makes them reproducible. Publishers require fonts of type 42.
+    # Ids in the file are hashes, and the salt makes them reproducible. Publishers require Type 42 fonts.
     with mpl.rc_context({"svg.hashsalt": "kapelle", "svg.fonttype": "none", "pdf.fonttype": 42}):
         figure = Figure(figsize=size, layout="constrained")
         yield figure
-        # Lay out once: each further drawing would move things slightly, and the files would differ.
+        # The layout is computed only once: each further drawing would move elements slightly, and the files would differ.
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
         for path in paths:

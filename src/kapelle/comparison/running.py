@@ -27,7 +27,7 @@ from kapelle.types import Json
 FIRST_WORD = 5.0
 """Seconds before the first report on the runs in progress."""
 LONGEST_SILENCE = 300.0
-"""Most seconds between two reports."""
+"""Maximum time between two reports, in seconds."""
 
 Report = Callable[[str], None]
 """Called with one line for every event."""
@@ -47,7 +47,7 @@ class RunningComparison:
         return [measure(run, self.folder) for run in self.runs]
 
     def write(self) -> dict[str, Json]:
-        """Write `compare.json` and `compare.csv`, and return the content of the first."""
+        """Write `compare.json` and `compare.csv`, and return the content of `compare.json`."""
         return write_results(self.folder, self.name, self.contenders, self.measure())
 
     def draw(self) -> tuple[Path, ...]:
@@ -60,15 +60,15 @@ class RunningComparison:
 
         try:
             return plot(self.folder, [self.folder / f"figure.{form}" for form in FORMATS]).files
-        except DataError:  # no run has a score
+        except DataError:  # no run has a score yet
             return ()
 
 
 def train_all(comparison: RunningComparison, processes: int, report: Report) -> None:
-    """Train every unfinished run, or resume it; failures are reported and stored as text.
+    """Train or resume every unfinished run; failures are reported and stored as text.
 
-    Warmed-up models that several runs need are made first. Results are written after every run. Raises KeyboardInterrupt
-    after a signal, once the runs have saved.
+    Warmed-up models that several runs need are created first. Results are written after every run. Raises
+    KeyboardInterrupt after a signal, once the runs have saved.
     """
     comparison.write()
     left = [run for run in comparison.runs if not run.done]
@@ -76,7 +76,7 @@ def train_all(comparison: RunningComparison, processes: int, report: Report) -> 
         report(f"{len(comparison.runs) - len(left)} of {len(comparison.runs)} runs are already finished")
     start = time.monotonic()
     progress = _Progress(left, report, start)
-    # The settings of one run for each missing warmed-up model.
+    # For each missing warmed-up model, the settings of one run that needs it.
     from kapelle.features.warmup.key import warmup_is_cached, warmup_key
 
     with_one = [run.recipe.config for run in left if run.recipe.config.warmup is not None]
@@ -84,9 +84,9 @@ def train_all(comparison: RunningComparison, processes: int, report: Report) -> 
     configs = [config for config in needed if not warmup_is_cached(config)]
     if configs:
         seeds = ", ".join(str(config.seed) for config in configs)
-        report(f"warm-up: training the models of seeds {seeds} first, once for all algorithms")
+        report(f"warm-up: training the models for seeds {seeds} first, once for all algorithms")
     for number, failure in in_processes(warm_up, [(to_yaml(config),) for config in configs], processes):
-        # After a failure, the runs that need the model report the same error.
+        # If this fails, the runs that need the model report the same error.
         report(f"warm-up of seed {configs[number].seed}: {failure.reason if failure else 'done'}")
     pieces = [(run.recipe.yaml(), dict(run.recipe.origin), str(run.path)) for run in left]
     for count, (number, failure) in enumerate(in_processes(take_up, pieces, processes, progress), start=1):
@@ -116,7 +116,7 @@ class _Progress:
         self._last = ""
 
     def __call__(self) -> None:
-        """Report the steps of the running runs, if it is time and they have changed."""
+        """Report the steps of the runs in progress, if a report is due and the steps have changed."""
         now = time.monotonic()
         if now < self._next:
             return
@@ -124,7 +124,7 @@ class _Progress:
         self._next = now + self._wait
         steps = []
         for run in self._runs:
-            with suppress(KapelleError):  # its directory may be incomplete
+            with suppress(KapelleError):  # the run's directory may be incomplete
                 if is_run(run.path) and not run.done:
                     done, steps_in_all = read_status(run.path).step, run.steps
                     steps.append(f"{run.label} seed {run.seed} {done}/{steps_in_all}")
@@ -135,7 +135,7 @@ class _Progress:
 
 
 def take_up(config: str, origin: Mapping[str, str], path: str) -> None:
-    """Train one run to its end, or resume it: the work of a process.
+    """Train or resume one run until its end; this is the work of one process.
 
     Raises the errors of `Trainer`, and KeyboardInterrupt after a signal.
     """
@@ -152,7 +152,7 @@ def take_up(config: str, origin: Mapping[str, str], path: str) -> None:
 
 
 def warm_up(config: str) -> None:
-    """Make the warmed-up model of a run: the work of a process."""
+    """Create the warmed-up model of a run; this is the work of one process."""
     from kapelle.features.warmup.stage import warmed_up
 
     warmed_up(_config(config))

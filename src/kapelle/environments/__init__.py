@@ -1,4 +1,4 @@
-"""Built-in environments, found by name. To add one, write its module and give it a line here, and one below for editors."""
+"""Built-in environments by name. To add one, write its module, add a line to `BUILTIN`, and an import for editors below."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING

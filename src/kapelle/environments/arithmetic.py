@@ -1,21 +1,21 @@
-"""Arithmetic problems, in steps that one agent prepares and another finishes.
+"""Arithmetic problems that one agent prepares and another finishes.
 
-The first agent reads `47+85` and writes notes, the second reads only the notes and writes the answer:
+The first agent reads `47+85` and writes notes; the second reads only the notes and writes the answer:
 
     47+85  →  2,12+1  →  132        85-47  →  8,4-1  →  38
 
-A single agent can write its work before its answer (role `work_out`): the value of each decimal place and their sum,
-`120+12=132` or `40-2=38`.
+A single agent with the role `work_out` writes its work before its answer: the value of each decimal place, then their sum,
+as in `120+12=132` or `40-2=38`.
 
-The notes start with the units. Every column below the top has its last digit before the incoming carry, the top column has its
-full sum, and `+1` (`-1` in subtractions) marks a carry (a borrow) from the column below. The notes lack the sum of the units, so
-that only the mark separates `132` from `122`. The team needs both agents, and each can have its own flaw.
+The notes start with the units. Every column below the top shows its last digit before the incoming carry, and the top column
+shows its full sum. `+1` (`-1` in subtractions) marks a carry (a borrow) from the column below. The notes do not contain the full
+sum of the units, so only the mark distinguishes `132` from `122`. The team needs both agents, and each script can have a flaw.
 
-Other operators, several operations, brackets and fractions make expressions, which the first agent reduces to one step:
+With other operators, several operations, brackets or fractions, a task is an expression that the first agent reduces to one step:
 
     47×85  →  3760+235  →  3995      3995÷85  →  40+7  →  47      (2+3)×4-6  →  20-6  →  14      3/4+5/6  →  9/12+10/12  →  19/12
 
-Values are fractions, so that answers are exact. Every form of a value is correct (`1 7/12`, `38/24`).
+Values are computed as fractions, so answers are exact. Every form of the correct value is accepted (`1 7/12`, `38/24`).
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ _SIGNS: Mapping[str, Sign] = {"−": "-", "×": "*", "·": "*", "÷": "/", ":": 
 """Other spellings of operators."""
 _WRITTEN: Mapping[str, str] = {"*": "×", "/": "÷"}
 MAX_DIGITS = 48
-"""Maximum number of digits of an answer, numerator and denominator together, which is the limit of graders."""
+"""Maximum number of digits of an answer (numerator and denominator together), as in the graders."""
 TRIES = 2_000
 """Maximum number of draws for one task."""
 
 
 def _spelled(value: object) -> object:
-    """Return operators in the spelling of settings, also `×` and `÷`; other values unchanged."""
+    """Return operators as settings spell them, converting `×` and `÷`; return other values unchanged."""
     if not isinstance(value, list | tuple):
         return value
     return tuple(_SIGNS.get(sign, sign) if isinstance(sign, str) else sign for sign in value)
@@ -71,46 +71,46 @@ class Arithmetic(Questions):
     digits: int = Field(default=2, ge=1, le=12)
     """Digits of both operands; leading zeros occur only in one-digit operands."""
     operators: Annotated[tuple[Sign, ...], BeforeValidator(_spelled)] = Field(default=("+",), min_length=1)
-    """Drawn uniformly for each operation: `+`, `-`, `*` and `/`, also written `×` and `÷`."""
+    """Operators, drawn uniformly for each operation: `+`, `-`, `*` (or `×`) and `/` (or `÷`)."""
     operations: int = Field(default=1, ge=1, le=8)
-    """Operations of a task."""
+    """Number of operations in a task."""
     brackets: bool = False
     """Whether expressions may have brackets."""
     fractions: bool = False
-    """True: operands can be fractions, with `digits` digits above and below. False: every division has a whole result."""
+    """True: operands can be fractions with `digits` digits in numerator and denominator. False: every division has a whole result."""
     carry_share: float | None = Field(default=None, ge=0.0, le=1.0)
     """Share of tasks with a carry or borrow in the units column; null: random (45 % for `+`)."""
     seed: int = 0
-    """Another seed gives other tasks in another order; with the same split of the operand pairs."""
+    """A different seed gives different tasks in a different order. The split of the operand pairs stays the same."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("last_number",), min_length=1)
     """Rules that extract an agent's answer."""
     roles: Mapping[str, Role] = Field(default={"reasoner": "columns", "actor": "combine"})
-    """Agent → the role of its script; any other agent solves."""
+    """Agent → the role of its script; agents that are not listed have the role `solve`."""
     flaws: Flaws = Field(default={})
-    """Agent → share of the demonstrations in which the script loses a carry."""
+    """Agent → share of its demonstrations in which the script loses a carry."""
 
     @model_validator(mode="after")
     def _possible(self) -> Arithmetic:
         if self.digits == 1 and "-" in self.operators and self.carry_share:
             raise ValueError("One-digit subtractions never borrow. Remove `carry_share`, or set `digits: 2`.")
         if self.brackets and self.operations == 1:
-            raise ValueError("`brackets: true` needs two operations or more. Set `operations: 2`.")
+            raise ValueError("`brackets: true` needs at least two operations. Set `operations: 2`.")
         if self.carry_share is not None and (self._expressions or not {"+", "-"} & set(self.operators)):
             raise ValueError(
-                "`carry_share` is for sums and differences of two whole numbers. Remove it, or remove `operations`, `fractions` and "
-                "operators other than + and -."
+                "`carry_share` applies only to sums and differences of two whole numbers. Remove it, or remove `operations`, "
+                "`fractions` and all operators other than + and -."
             )
         most = self.digits * (self.operations + 1) * (2 if self.fractions else 1)
         if self._expressions and most > MAX_DIGITS:
             raise ValueError(
                 f"`digits: {self.digits}` with `operations: {self.operations}`{' and fractions' * self.fractions} gives answers of up to "
-                f"{most} digits; the limit is {MAX_DIGITS}. Reduce one of them."
+                f"{most} digits; the limit is {MAX_DIGITS}. Reduce one of these settings."
             )
         return self
 
     @property
     def _expressions(self) -> bool:
-        """Whether every task is an expression, in place of a sum or difference in columns."""
+        """Whether every task is an expression rather than a sum or difference in columns."""
         return self.operations > 1 or self.fractions
 
     @property
@@ -119,12 +119,12 @@ class Arithmetic(Questions):
 
     @property
     def answers(self) -> Answers:
-        """One number, also a mixed one such as `1 7/12`."""
+        """One number, which can be a mixed number such as `1 7/12`."""
         return numbers(self.extraction)
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The operand pairs of each split; a hash of the pair decides it."""
+        """Describe the operand pairs of each split. A hash assigns each pair to a split."""
         kind = f"generated problems of {self.digits} digits"
         if not self._columns_only:
             signs = " ".join(_WRITTEN.get(sign, sign) for sign in dict.fromkeys(self.operators))
@@ -150,7 +150,7 @@ class Arithmetic(Questions):
         while True:
             a, b = draw.randrange(low, 10**self.digits), draw.randrange(low, 10**self.digits)
             if operator in _WRITTEN:
-                # The answer of a division is one factor of a product, which belongs to the same split.
+                # A division's answer is a factor of the inverse product, so both problems belong to the same split.
                 if split_of(a, b) != split or (operator == "/" and not b):
                     continue
                 question, answer = (f"{a}×{b}", a * b) if operator == "*" else (f"{a * b}÷{b}", a)
@@ -164,7 +164,7 @@ class Arithmetic(Questions):
         return Task(f"{split}-{index}", f"{a}{operator}{b}", {"answer": answer})
 
     def _expression_task(self, draw: random.Random, split: Split, index: int) -> Task:
-        """Return a task of several operations or of fractions; DataError if none is found for the split."""
+        """Return a task with several operations or fractions; raise DataError if none is found for the split."""
         for _ in range(TRIES):
             expression = self._chain(draw, self.operations)
             value = None if expression is None else work_out(expression)
@@ -178,7 +178,7 @@ class Arithmetic(Questions):
         )
 
     def _chain(self, draw: random.Random, operations: int) -> Expression | None:
-        """Return this many operations, × and ÷ before + and -; None for a division without a whole result."""
+        """Return an expression of this many operations; × and ÷ precede + and -. None if a division has no whole result."""
         total: Expression | None = None
         sign: Sign = "+"
         term, left = self._operand(draw, operations)
@@ -199,7 +199,7 @@ class Arithmetic(Questions):
         return term if total is None else Operation(sign, total, term)
 
     def _operand(self, draw: random.Random, room: int) -> tuple[Expression, int]:
-        """Return an operand, and how many of `room` operations are left after those in its brackets."""
+        """Return an operand, and how many of the `room` operations remain after those inside its brackets."""
         if self.brackets and room and draw.random() < 0.5:
             inner = draw.randint(1, room)
             expression = self._chain(draw, inner)
@@ -214,7 +214,7 @@ class Arithmetic(Questions):
         return draw.randrange(1 if self.digits == 1 else 10 ** (self.digits - 1), 10**self.digits)
 
     def _divided(self, draw: random.Random, term: Expression) -> Expression | None:
-        """Return a term divided by one of its divisors; None without one."""
+        """Return a term divided by one of its divisors; None if it has none."""
         divisor = self._whole(draw)
         if (multiple := _times(term, divisor)) is not None:
             return Operation("/", multiple, Value(Fraction(divisor)))
@@ -224,23 +224,23 @@ class Arithmetic(Questions):
         return Operation("/", term, Value(Fraction(draw.choice(known)))) if known else None
 
     def about(self, task: Task) -> Mapping[str, Json]:
-        """Return whether any column carries or borrows; with other operators, which ones the task has."""
+        """Return whether any column carries or borrows. For expressions, return whether they contain × and ÷."""
         if not self._columns_only:
             return {"times": "×" in task.question, "divided": "÷" in task.question}
         return {"carry": any(_carries(*_operands(task.question)))}
 
     def belongs_to(self, expression: Expression) -> Split:
-        """Return the split of any problem: no test task is a problem of `train`."""
+        """Return the split of a problem, so that no test task also occurs in `train`."""
         if isinstance(expression, Operation) and not self._expressions:
             left, right = work_out(expression.left), work_out(expression.right)
             if expression.operator == "/" and left is not None and right:
-                left /= right  # the answer of a division is one factor of a product
+                left /= right  # a division's answer is a factor of the inverse product
             if left is not None and right is not None and left.denominator == right.denominator == 1:
                 return split_of(int(left), int(right))
         return split_of_key(_unordered(expression))
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the text of the agent's role, without the carry in its share of the demonstrations."""
+        """Return the text for the agent's role; it lacks the carry in the share of demonstrations that `flaws` sets."""
         carry = not flawed(self.flaws, agent, seed)
         role = self.roles.get(agent, "solve")
         received = messages[-1].content if messages else ""
@@ -293,7 +293,7 @@ def _carries(a: int, operator: str, b: int) -> list[int]:
 
 
 def columns(question: str, *, carry: bool) -> str:
-    """Return the notes on a question, with or without the marks of carries."""
+    """Return the notes on a question, with or without carry marks."""
     operands = _operands(question)
     sums = _digits(*operands)
     carried = [0, *_carries(*operands)][: len(sums)]
@@ -303,7 +303,7 @@ def columns(question: str, *, carry: bool) -> str:
 
 
 def places(question: str) -> str:
-    """Return the value of each decimal place of a question, greatest place first: `120+12`, `40-2`."""
+    """Return the value of each decimal place of a question, from the highest place down: `120+12`, `40-2`."""
     terms = [value * 10**place for place, value in enumerate(_digits(*_operands(question)))]
     first, *rest = [term for term in reversed(terms) if term] or [0]
     return f"{first}" + "".join(f"{term:+d}" for term in rest)
@@ -313,7 +313,7 @@ _COLUMN = re.compile(r"([0-9]{1,2})([+-]1)?")
 
 
 def combine(notes: str, *, carry: bool) -> str:
-    """Return the answer that the notes give, or `?` for unreadable notes."""
+    """Return the answer that follows from the notes, or `?` if they cannot be parsed."""
     parsed = [_COLUMN.fullmatch(part) for part in notes.strip().split(",")]
     if not all(parsed):
         return "?"
@@ -322,7 +322,7 @@ def combine(notes: str, *, carry: bool) -> str:
     return str(int(f"{max(values[-1], 0)}{low}"))
 
 
-# -------- Expressions: written, reduced to one step, and computed exactly
+# -------- Expressions: write them, reduce them to one step, and compute their exact value
 
 
 def written(expression: Expression) -> str:
@@ -332,8 +332,8 @@ def written(expression: Expression) -> str:
     product = expression.operator in _WRITTEN
     left, right = written(expression.left), written(expression.right)
     if product and (_sum(expression.left) or (isinstance(expression.left, Value) and "/" in left)):
-        left = f"({left})"  # the bar of a fraction is not an operation
-    # Brackets keep the order of an operation to the right of an equally strong one.
+        left = f"({left})"  # so that the fraction bar is not read as an operation
+    # Brackets preserve the order if the right operand is an operation of equal precedence.
     bare = not _sum(expression.right) and not right.startswith("-")
     if not _plain_number(expression.right) if product else not bare:
         right = f"({right})"
@@ -341,7 +341,7 @@ def written(expression: Expression) -> str:
 
 
 def _times(term: Expression, factor: int) -> Expression | None:
-    """Return a product with its first number times a factor; None if it begins with a sum in brackets."""
+    """Return a product whose first number is multiplied by a factor; None if it begins with a sum in brackets."""
     if isinstance(term, Value):
         return Value(term.number * factor)
     first = None if term.operator in ("+", "-") else _times(term.left, factor)
@@ -357,7 +357,7 @@ def _sum(expression: Expression) -> bool:
 
 
 def _unordered(expression: Expression) -> str:
-    """Return the identity of a problem, with the operands of + and × in either order."""
+    """Return a key of a problem that is independent of the order of the operands of + and ×."""
     if isinstance(expression, Value):
         return str(expression.number)
     parts = [_unordered(expression.left), _unordered(expression.right)]
@@ -367,7 +367,7 @@ def _unordered(expression: Expression) -> str:
 
 
 def step_before(question: str, *, whole: bool) -> str:
-    """Return the last step to a question's answer, which a second agent can finish; without `whole` it lacks its last part."""
+    """Return the last step before the answer, which a second agent can finish. If `whole` is False, its last part is missing."""
     expression = parse_expression(question)
     assert isinstance(expression, Operation), f"not a question of this environment: {question}"
     left, right = work_out(expression.left), work_out(expression.right)
@@ -385,7 +385,7 @@ def step_before(question: str, *, whole: bool) -> str:
         if right < 0:
             parts[1] = f"({parts[1]})"
     elif left.denominator == right.denominator == value.denominator == 1:
-        # Place values: those of the second factor, or of the quotient.
+        # Place values of the second factor, or of the quotient.
         split = right if expression.operator == "*" else value
         half = Fraction(10) ** (len(str(abs(split.numerator))) // 2)
         high = split.numerator // half * half
@@ -402,7 +402,7 @@ def step_before(question: str, *, whole: bool) -> str:
 
 
 def value_of(notes: str, *, whole: bool) -> str:
-    """Return the exact value of an expression, or of its first operand alone; `?` for anything else."""
+    """Return the exact value of an expression, or of its first operand if `whole` is False; `?` if it cannot be computed."""
     expression = parse_expression(notes.strip())
     if isinstance(expression, Operation) and not whole:
         expression = expression.left

@@ -1,4 +1,4 @@
-"""Defaults for your own environments: a subclass adds the tasks and the rewards of moves.
+"""Base classes for your own environments: a subclass adds the tasks and the rewards for moves.
 
     class Dice(BaseEnvironment):
         name: Literal["dice:Dice"] = "dice:Dice"
@@ -11,7 +11,7 @@
     class DiceState(BaseState):
         async def step(self, actions, final=None): ...
 
-`docs/tutorials/own_environment.md` has a complete example. Questions with one answer need less: see `questions.py`.
+`docs/tutorials/own_environment.md` has a complete example. Questions with one answer need less code: see `questions.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kapelle.types import Split, Task
 class BaseEnvironment(Settings):
     """An environment for any team, with an endless supply of tasks and rewards from 0 to 1.
 
-    A subclass adds `name`, `sources`, `task` and `start`, and overrides what differs; see `kapelle.environment.Environment`.
+    A subclass adds `name`, `sources`, `task` and `start`, and overrides defaults that do not fit; see `kapelle.environment.Environment`.
     """
 
     @property
@@ -40,7 +40,7 @@ class BaseEnvironment(Settings):
         return (0.0, 1.0)
 
     def check(self, agents: Sequence[str]) -> None:
-        """Accept any team; an override raises ConfigError for unfit teams."""
+        """Accept any team; an override raises ConfigError for a team that does not fit."""
 
     def size(self, split: Split) -> int | None:
         """Return None: the supply of tasks is endless."""
@@ -48,7 +48,7 @@ class BaseEnvironment(Settings):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **given: Any) -> None:
-        """Raise TypeError for a settings field with the name of a method or property of environments."""
+        """Raise TypeError if a settings field has the name of a method or property of environments."""
         super().__pydantic_init_subclass__(**given)
         for part in ("reward_range", "sources", "check", "size", "task", "start"):
             if part in cls.model_fields:
@@ -66,7 +66,7 @@ def need_movers(actions: Mapping[str, str], movers: Sequence[str]) -> None:
 
 def _ascending(rewards: tuple[float, float]) -> tuple[float, float]:
     if rewards[0] >= rewards[1]:
-        raise ValueError(f"`rewards: {list(rewards)}` must be a range, the lower end first")
+        raise ValueError(f"`rewards: {list(rewards)}` must be a range with the lower end first")
     return rewards
 
 
@@ -74,27 +74,27 @@ class StatedRewards(Settings):
     """Settings of third-party environments, for which the user states the range of rewards."""
 
     rewards: Annotated[tuple[FiniteFloat, FiniteFloat], AfterValidator(_ascending)] = (0.0, 1.0)
-    """Minimum and maximum return of an agent in an episode, before penalties; a return outside this range is an error."""
+    """Minimum and maximum return of an agent in an episode, before penalties; a return outside this range raises an error."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The range of `rewards`."""
+        """The range given by `rewards`."""
         return self.rewards
 
 
 class BaseState:
     """An episode in which all agents read the task's question and move at once, until `over`.
 
-    A subclass adds `step`, which returns immediate rewards, and sets `rewards`, `success` and, at the end, `over`. It
-    overrides `observe` for private views and `movers` if agents take turns.
+    A subclass adds `step`, which returns immediate rewards and sets `rewards`, `success` and, at the end, `over`. The subclass
+    overrides `observe` if agents have private observations, and `movers` if they take turns.
     """
 
     def __init__(self, task: Task, agents: Sequence[str]) -> None:
-        """Begin an episode of a task for these agents, in team order."""
+        """Begin an episode of a task for these agents, which are in team order."""
         self.task, self.agents = task, tuple(agents)
         self.over = False
         self.rewards: dict[str, float] = {}
-        """Terminal reward of each agent, in addition to the rewards of moves."""
+        """Terminal reward of each agent, in addition to the rewards for moves."""
         self.success: float | None = None
         """The team's score in [0, 1]."""
 
@@ -107,7 +107,7 @@ class BaseState:
         return () if self.over else self.agents
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Take the texts of the agents that moved; return the immediate reward of each (often an empty mapping)."""
+        """Apply the actions of the agents that moved; return the immediate reward of each (often an empty mapping)."""
         raise NotImplementedError
 
     def outcome(self) -> Outcome:
@@ -130,7 +130,7 @@ INVITATION = "You may think first, between <think> and </think>; only what you w
 
 
 def spoken(text: str) -> str | None:
-    """Return the part of a text after thinking, which follows the last `</think>`. None if a `<think>` stays open."""
+    """Return the part of a text after the last `</think>`. None if a `<think>` stays open."""
     tags = list(_TAG.finditer(text))
     if not tags:
         return text
@@ -138,7 +138,7 @@ def spoken(text: str) -> str | None:
 
 
 def without_tags(text: str) -> str:
-    """Return a text without the tags themselves."""
+    """Return a text without the tags, but with the text between them."""
     return _TAG.sub("", text)
 
 
@@ -146,7 +146,7 @@ def without_tags(text: str) -> str:
 
 
 class Endless(Settings):
-    """Base of environments with games as tasks: a task is one game, and its text is empty."""
+    """Base class of environments whose tasks are games: a task is one game, and its text is empty."""
 
     def size(self, split: Split) -> int | None:
         """Return None: the supply of games is endless."""
@@ -158,15 +158,15 @@ class Endless(Settings):
 
 
 RULES = ("full", "short", "none")
-"""Values of `rules` beside a text of the user."""
+"""Predefined values of `rules`; any other value is the user's own text."""
 
 
 class GameSettings(Endless):
     """Settings of every game."""
 
     rules: str | None = None
-    """The beginning of every observation: `full` or `short` rules, `none`, or your own text; null is `full`, and `none` if the
-    wording is `short`."""
+    """The beginning of every observation: `full` or `short` rules, `none`, or your own text; null means `none` if the
+    wording is `short`, else `full`."""
     thinking: bool = False
     """True allows `<think>…</think>` before a move, which is then read after the last `</think>`."""
 
@@ -181,7 +181,7 @@ class GameSettings(Endless):
         return rules
 
     def head(self, full: str, short: str, unset: str = "full") -> str:
-        """Return the beginning of every observation, given a game's full and short rules; possibly empty."""
+        """Return the beginning of every observation, which may be empty, given a game's full and short rules."""
         word = self.rules or unset
         text = {"full": full, "short": short, "none": ""}.get(word, word)
         return "\n".join(part for part in (text, INVITATION if self.thinking else "") if part)
@@ -191,7 +191,7 @@ class GameSettings(Endless):
         return spoken(text) if self.thinking else text
 
     def check_moves(self) -> None:
-        """Raise ConfigError if players think before they move; part of `Enumerable`."""
+        """Raise ConfigError if players can think before they move; part of the protocol `Enumerable`."""
         if self.thinking:
             raise ConfigError(
                 "Moves after thinking have no exact probabilities. Set `environment.thinking: false`."

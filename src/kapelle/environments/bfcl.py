@@ -1,8 +1,8 @@
 """The single-turn questions of the Berkeley Function Calling Leaderboard.
 
-An agent reads a question and the schemas of tools, and writes tool calls, which are compared and never executed. BFCL lists
-the accepted calls (`grading.text.tool_call` has the rules). In the category `irrelevance` the tools cannot help, so the correct
-answer has no call.
+An agent reads a question and the schemas of tools, and writes tool calls, which are compared with the accepted calls that BFCL
+lists (by the rules of `grading.text.tool_call`) and never executed. In the category `irrelevance` the tools cannot help, so the
+correct answer has no call.
 """
 
 from __future__ import annotations
@@ -58,21 +58,21 @@ class Item:
 
 
 class Bfcl(Questions, Reads):
-    """Questions with tool calls as answers, graded by BFCL's accepted calls."""
+    """Questions whose answers are tool calls, graded by BFCL's accepted calls."""
 
     name: Literal["bfcl"] = "bfcl"
     path: str = "bfcl"
-    """A folder with a file for each category (`simple_python.jsonl`) and `possible_answer/` with the same names."""
+    """A folder with a file for each category (`simple_python.jsonl`) and a folder `possible_answer/` with files of the same names."""
     categories: tuple[Category, ...] = Field(default=("simple_python", "multiple", "parallel"), min_length=1)
-    """The files to read."""
+    """The categories to read."""
     form: Form = "hermes"
-    """The form of calls in the agents' model: `hermes` (Hermes, Qwen), `llama` (JSON) or `pythonic`."""
+    """The format in which the agents' model writes calls: `hermes` (Hermes, Qwen), `llama` (JSON) or `pythonic`."""
     test_share: float = Field(default=0.1, gt=0.0, lt=1.0)
-    """Share of the questions in the test split; a hash of each id decides."""
+    """Share of the questions in the test split; a hash of its id decides the split of a question."""
 
     @property
     def answers(self) -> Answers:
-        """Calls of tools."""
+        """Tool calls."""
         return Answers(
             lambda text, task: grade_tool_call(text, task.data["accepted"], (self.form,), self._tools(task)),
             self._normal_form,
@@ -84,7 +84,7 @@ class Bfcl(Questions, Reads):
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The folder and the share of each split."""
+        """Describe the folder and the share of each split."""
         names = ", ".join(self.categories)
         return {
             "train": f"{self.path} ({names}), {1 - self.test_share:.0%} of the questions, by a hash of the id",
@@ -107,12 +107,12 @@ class Bfcl(Questions, Reads):
         }
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read every category; DataError for missing, empty or malformed files."""
+        """Read every category; raise DataError if a file is missing, empty or malformed."""
         for split in ("train", "test"):
             if not self._items(split):
                 raise DataError(
                     f"No question of '{self.path}' is in the {split} split. Change `environment.test_share`, "
-                    "or add `environment.categories`."
+                    "or add categories to `environment.categories`."
                 )
 
     def size(self, split: Split) -> int | None:
@@ -120,7 +120,7 @@ class Bfcl(Questions, Reads):
         return len(self._items(split))
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the question at an index, its tools before it."""
+        """Return the question at an index, preceded by its tools."""
         item = self._items(split)[index]
         question = f"{tools_prompt(item.tools, self.form)}\n\n{item.question}"
         return Task(f"{split}-{index}", question, {"id": item.id, "accepted": list(item.accepted)})
@@ -145,7 +145,7 @@ class Bfcl(Questions, Reads):
 def gold_calls(
     accepted: Sequence[Mapping[str, Mapping[str, Json]]], tools: Sequence[Json] = ()
 ) -> list[ReadCall]:
-    """Return the shortest accepted calls: the first value of every required argument."""
+    """Return the shortest accepted calls, each with the first accepted value of every required argument."""
     return [
         ReadCall(
             name,
@@ -202,7 +202,7 @@ def _read(path: str, category: Category, test_share: float) -> _Read:
         number = row.text("id", "path")
         if category not in NO_CALL_IS_RIGHT and number not in accepted:
             raise DataError(
-                f"{row.place}: the question '{number}' has no accepted answer in `possible_answer`."
+                f"{row.place}: the question '{number}' has no accepted answer in the folder `possible_answer`."
             )
         try:
             messages = [message for turn in row.fields["question"] for message in turn]
@@ -225,5 +225,5 @@ def _file(folder: Path, category: Category) -> Path:
             return candidate
     raise DataError(
         f"There is no file '{folder / category}.jsonl' (or {', '.join(SUFFIXES[:1] + SUFFIXES[2:])}). Set `environment.path` "
-        "to a folder in which BFCL's files have the names of their categories, or change `environment.categories`."
+        "to a folder in which BFCL's files are named after their categories, or change `environment.categories`."
     )

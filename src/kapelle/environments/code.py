@@ -1,10 +1,10 @@
 """Programming problems with tests: MBPP, HumanEval, programs that read and print, and problems generated from templates.
 
-Programs run only in the sandbox. With `max_attempts` above 1 an agent reads the report of the shown tests and writes
-another program, under a workflow in which the environment decides who moves (`parallel`, `tool_use`). Workflows that end
-in one answer (`solo`, `chain`) take one program.
+Programs run only in the sandbox. With `max_attempts` above 1, an agent reads the report on the shown tests and writes
+another program. This needs a workflow in which the environment decides who moves (`parallel`, `tool_use`). Workflows that
+end with one answer (`solo`, `chain`) accept one program.
 
-A problem defines the prompt, the tests that it shows, and how a program is graded. Everything else stays in this
+A problem defines the prompt, the tests that the prompt shows, and how a program is graded. Everything else stays in this
 process or in the tests' own sandbox.
 """
 
@@ -62,11 +62,11 @@ from kapelle.types import Json, Message, Split, Task
 Rows = Literal["mbpp", "humaneval", "stdio"]
 Format = Literal[Rows, "generated"]
 """`mbpp`: rows of MBPP (2108.07732), sanitized or not. `humaneval`: rows of HumanEval (2107.03374) or BigCodeBench (2406.15877). `stdio`:
-programs that read and print, and functions in the form of APPS or LiveCodeBench, see `stdio_problem`. `generated`: problems from templates, which
-need no data, see `environments.programming`."""
+programs that read and print, and functions in the format of APPS or LiveCodeBench (see `stdio_problem`). `generated`: problems from
+templates, which need no data (see `environments.programming`)."""
 
 
-# -------- Problems in the forms that data sets publish them in: MBPP, HumanEval, standard input and output
+# -------- Problems in the formats of published data sets: MBPP, HumanEval, standard input and output
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,24 +76,24 @@ class CodeProblem:
     prompt: str
     """The agent's prompt."""
     shown: tuple[str, ...]
-    """The first tests of a grade, as the prompt shows them; the others are never shown."""
+    """The first tests, as the prompt shows them; the other tests are never shown."""
     grade: Callable[[str, Backend, Limits], CodeGrade]
-    """Runs a program against all tests; blocks. SandboxError if the sandbox is unavailable."""
+    """Runs a program against all tests and blocks until they end. Raises SandboxError if the sandbox is unavailable."""
     solution: str | None
-    """A correct program, if the data have one."""
+    """A correct program, if the data contain one."""
     begun: str = ""
-    """The beginning of a program, which a completion may continue."""
+    """The beginning of the program, which a completion may continue."""
     question: Question | None = None
-    """The prompt as the row's conversation, if it has one."""
+    """The prompt as the row's conversation, if the row has one."""
     untrusted: str = ""
-    """Why a program could fool the tests; empty if it could not."""
+    """Why a program could fool the tests; empty if no program can."""
 
 
 def mbpp_problem(row: DataRow) -> CodeProblem:
-    """Return the problem of a row of MBPP, sanitized or not: its first assert is shown, all are graded. DataError for another form.
+    """Return the problem of an MBPP row, sanitized or not. The first assert is shown; all are graded.
 
-    The reference solution decides which names belong to the candidate. A program that defines `set` or `abs` changes their meaning in
-    the tests only if the problem requires such a function.
+    Raises DataError if the row has another format. The reference solution decides which names the tests take from the candidate: if
+    a program defines `set` or `abs`, the tests use this definition only if the problem requires such a function.
     """
     fields = row.fields
     try:
@@ -109,16 +109,17 @@ def mbpp_problem(row: DataRow) -> CodeProblem:
 
 
 def humaneval_problem(row: DataRow) -> CodeProblem:
-    """Return the problem of a row of HumanEval or BigCodeBench: only the docstring's own examples are shown. DataError for another form.
+    """Return the problem of a HumanEval or BigCodeBench row; only the examples in its docstring are shown.
 
-    A program may define the function or continue where the prompt ends; it has the prompt's imports and helpers in both
-    cases. The `check` function, or the test case, is one test, so credit is all or nothing.
+    Raises DataError if the row has another format. A program may define the function or continue where the prompt ends; in both
+    cases it can use the prompt's imports and helpers. The `check` function, or the test case, counts as one test, so there is no
+    partial credit.
     """
     fields = row.fields
     try:
         prompt, entry = fields.get("prompt") or fields["complete_prompt"], fields["entry_point"]
         call = f"\n\ncheck({entry})\n" if re.search(r"^def check\b", fields["test"], re.MULTILINE) else ""
-        # The first name in `f`, or in `Solution().f`.
+        # The first name: `f` in `f`, and `Solution` in `Solution().f`.
         tests = ProgramTests((fields["test"] + call,), candidate=tuple(re.findall(r"\w+", entry)[:1]))
         return _of_programs(prompt, (), tests, fields["canonical_solution"], prompt.rstrip("\n") + "\n")
     except (KeyError, TypeError, AttributeError) as error:
@@ -134,17 +135,17 @@ def _of_programs(
     except NotLiteral as reason:
         untrusted = f"{reason}"
     except SyntaxError:
-        pass  # the grade reports it: such tests cannot grade any program
+        pass  # such tests cannot grade any program, and the grade reports this
 
     def grade(program: str, sandbox: Backend, limits: Limits) -> CodeGrade:
-        # The settings exclude or allow problems with tests that are not literal.
+        # Whether tests that are not literal are allowed was decided by `untrusted_tests` before this call.
         return grade_program(headed(begun, program), tests, sandbox, limits, allow_untrusted=True)
 
     return CodeProblem(prompt, shown, grade, solution, begun, untrusted=untrusted)
 
 
 def _shared_names(solution: str, programs: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the top-level names of a solution that programs use, and those of them that are classes."""
+    """Return the top-level names of a solution that `programs` use, and which of these names are classes."""
     body = [node for node in tree_of(solution).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
     nodes = [node for program in programs for node in ast.walk(tree_of(program))]
     used = {node.id for node in nodes if isinstance(node, ast.Name)}
@@ -153,14 +154,15 @@ def _shared_names(solution: str, programs: tuple[str, ...]) -> tuple[tuple[str, 
 
 
 def stdio_problem(row: DataRow, question: str, tests: str = "input_output") -> CodeProblem:
-    """Return a problem for a program that reads standard input and prints; its text is in the field `question`.
+    """Return a problem for a program that reads standard input and prints; its text is in the field named by `question`.
 
     Tests are in `public_tests`, `private_tests` and `generated_tests` (CodeContests:
-    `{"input": […], "output": […]}`, or a list of `{"input": …, "output": …}`) or as `input_output` (APPS:
-    `{"inputs": […], "outputs": […]}`, also as JSON text) in the field `tests`, which are private. `solution`, or the first of
-    `solutions` (CodeContests: in Python 3), is a correct program. Public tests are shown. `tolerance` is that of
-    printed reals. With `fn_name` beside the inputs (APPS) each is a list of arguments of that function. With a `testtype` of `functional`
-    (LiveCodeBench: `public_test_cases`, `private_test_cases`) each line of an input is an argument, as JSON.
+    `{"input": […], "output": […]}`, or a list of `{"input": …, "output": …}`), or in the field named by `tests` (APPS's
+    `input_output`: `{"inputs": […], "outputs": […]}`, or the same as a JSON string). Only public tests are shown; tests in the
+    field `tests` are private. `solution`, or the first of `solutions` (CodeContests: in Python 3), is a correct program.
+    `tolerance` applies to printed real numbers. If `fn_name` is given with the inputs (APPS), each input is a list of arguments of
+    that function. If `testtype` is `functional` (LiveCodeBench: `public_test_cases`, `private_test_cases`), each line of an input
+    is one argument in JSON.
     """
     called = _function(row, tests) or _functional(row, tests)
     if called is not None:
@@ -188,12 +190,12 @@ def stdio_problem(row: DataRow, question: str, tests: str = "input_output") -> C
 
 
 def _example(read: str, printed: str) -> str:
-    """Return how a prompt shows a test."""
+    """Return a test in the form in which the prompt shows it."""
     return f"Input:\n{read.rstrip()}\nOutput:\n{printed.rstrip()}"
 
 
 def generated_problem(made: Programming) -> CodeProblem:
-    """Return the problem of a template: its shown tests are the first ones of a grade."""
+    """Return the problem of a template, whose shown tests are the first ones."""
     calls = tuple(CallTest(made.function, arguments, expected) for arguments, expected in made.tests)
     return CodeProblem(
         made.prompt,
@@ -205,7 +207,7 @@ def generated_problem(made: Programming) -> CodeProblem:
 
 PUBLIC = ("public_tests", "public_test_cases")
 PRIVATE = ("private_tests", "private_test_cases", "generated_tests")
-"""Fields of tests; those of `…_cases` are LiveCodeBench's."""
+"""Fields that contain tests; the names that end in `_cases` are LiveCodeBench's."""
 
 
 def _tests(row: DataRow, fields: Sequence[str], tolerance: float) -> tuple[OutputTest, ...]:
@@ -219,7 +221,7 @@ def _tests(row: DataRow, fields: Sequence[str], tolerance: float) -> tuple[Outpu
         elif isinstance(value, Sequence) and all(isinstance(test, Mapping) for test in value):
             inputs, outputs = ([test.get(name) for test in value] for name in ("input", "output"))
         if not (_texts(inputs) and _texts(outputs) and len(inputs) == len(outputs)):
-            raise row.unusable(f"`{field}` needs as many `input` texts as `output` texts")
+            raise row.unusable(f"`{field}` must contain equally many `input` and `output` strings")
         found += [OutputTest(read, printed, tolerance) for read, printed in zip(inputs, outputs, strict=True)]
     return tuple(found)
 
@@ -239,14 +241,14 @@ def _parsed(row: DataRow, field: str) -> Json:
     except (ValueError, RecursionError) as error:
         if field == "private_test_cases":
             raise DataError(
-                f"{row.place}: `{field}` is not JSON. LiveCodeBench publishes it as a compressed pickle, which could run code. Write it "
-                'as JSON text, [{"input": …, "output": …, "testtype": …}], or drop the field.'
+                f"{row.place}: `{field}` is not JSON. LiveCodeBench publishes it as a compressed pickle, which could run code. Convert it "
+                'to JSON, [{"input": …, "output": …, "testtype": …}], or remove the field.'
             ) from None
         raise row.unusable(f"`{field}` is not valid JSON: {error}") from None
 
 
 def _functional(row: DataRow, tests: str) -> tuple[str, tuple[CallTest, ...], tuple[str, ...]] | None:
-    """Return the function of a row in the form of LiveCodeBench, its calls and the shown ones; None for whole programs."""
+    """Return the function of a row in LiveCodeBench's format, its calls and the shown calls; None for whole programs."""
     calls = list[CallTest]()
     shown = list[str]()
     others = 0
@@ -270,12 +272,12 @@ def _functional(row: DataRow, tests: str) -> tuple[str, tuple[CallTest, ...], tu
             if field in PUBLIC:
                 shown.append(_example(test["input"], test["output"]))
     if calls and others:
-        raise row.unusable("it has tests of a function and tests of a program")
+        raise row.unusable("it mixes tests of a function with tests of a whole program")
     return (name, tuple(calls), tuple(shown)) if calls else None
 
 
 def _func_name(row: DataRow) -> str:
-    """Return the name of the function of a row of LiveCodeBench."""
+    """Return the function name in a LiveCodeBench row."""
     about = _parsed(row, "metadata")
     name = about.get("func_name") if isinstance(about, Mapping) else None
     if not (isinstance(name, str) and name.isidentifier()):
@@ -286,7 +288,7 @@ def _func_name(row: DataRow) -> str:
 
 
 def _function(row: DataRow, tests: str) -> tuple[str, tuple[CallTest, ...], tuple[str, ...]] | None:
-    """Return the function of a row in the form of APPS, its calls, and no shown ones; None for whole programs."""
+    """Return the function of a row in APPS's format, its calls, and an empty tuple of shown calls; None for whole programs."""
     value = _parsed(row, tests)
     if not isinstance(value, Mapping) or value.get("fn_name") is None:
         return None
@@ -307,7 +309,7 @@ def _lists(value: Json) -> list[Any]:
 
 
 PYTHON_3 = 3
-"""CodeContests' number of the language."""
+"""The number of the language in CodeContests."""
 
 
 def _solution(row: DataRow) -> str | None:
@@ -329,17 +331,18 @@ def _weights(weights: Mapping[RewardPart, float]) -> Mapping[RewardPart, float]:
             raise ValueError(f"`reward_weights.{part}` is {weight}; set it to 0 or more")
     if weights and not weights.get("passed", 0.0) + weights.get("solved", 0.0) > 0.0:
         raise ValueError(
-            "`reward_weights` gives no reward for correct results. Give `passed` or `solved` a weight, such as {passed: 1, syntax: 0.1}"
+            "`reward_weights` gives no reward for correct results. Set a weight for `passed` or `solved`, such as "
+            "{passed: 1, syntax: 0.1}"
         )
     return weights
 
 
 RewardWeights = Annotated[Mapping[RewardPart, float], AfterValidator(_weights)]
 MBPP_SPLITS: Mapping[Split, range] = {"train": range(601, 975), "test": range(11, 511)}
-"""The `task_id`s of MBPP's published splits; 1 to 10 are for prompts, 511 to 600 for validation."""
+"""The `task_id`s of MBPP's published splits. The ids 1 to 10 are for prompts, and 511 to 600 for validation."""
 
 
-# -------- Imports that a program may omit
+# -------- Imports that a program can omit
 
 USUAL_IMPORTS = """\
 from bisect import *
@@ -358,11 +361,11 @@ and `bisect` remains a module."""
 
 
 def headed(header: str, program: str) -> str:
-    """Return a program after a header, with its `from __future__ import …` lines before both, as Python requires."""
+    """Return a header followed by a program. The program's `from __future__ import …` lines come first, as Python requires."""
     try:
         body = tree_of(program).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return header + program  # a body that continues where the header ends
+        return header + program  # the program is a body that continues where the header ends
     lines, first = program.split("\n"), ""
     for node in body:
         if isinstance(node, ast.ImportFrom) and node.module == "__future__":
@@ -372,7 +375,7 @@ def headed(header: str, program: str) -> str:
     return first + header + "\n".join(lines)
 
 
-# -------- An episode: agents write programs and read the reports of the shown tests
+# -------- An episode: agents write programs and read the reports on the shown tests
 
 ALLOW = "set `environment.untrusted_tests: allow` to use them"
 
@@ -384,8 +387,8 @@ SHOWN_CHARACTERS = 1000
 class CodeState(BaseState, Scorable, Retriable):
     """One problem; every agent that acts writes its own programs, and the last one determines its reward.
 
-    After an incorrect program an agent reads the report of the shown tests and may write another one. About the other
-    tests it learns only that not all passed: what a program prints or raises there could reveal their inputs.
+    After an incorrect program, an agent reads the report on the shown tests and may write another program. For the hidden
+    tests, the report states only that not all passed, because the program's output or exceptions could reveal their inputs.
     """
 
     def __init__(
@@ -413,7 +416,7 @@ class CodeState(BaseState, Scorable, Retriable):
         self._most = self._max_attempts = most
 
     def observe(self, agent: str) -> str:
-        """Return the problem, or the report on the last program of the agent, or of the team if it has several."""
+        """Return the problem, or the report on the last program of the agent (of the team, if it may submit several)."""
         grades = self._finals if self._most > 1 and self._finals else self._attempts[agent]
         if not grades:
             return self._problem.prompt
@@ -425,7 +428,7 @@ class CodeState(BaseState, Scorable, Retriable):
             return ()
         if (
             self._most > 1 and self._finals
-        ):  # the team writes another program, even if an agent has a correct one
+        ):  # the team writes another program, even if one agent's program was correct
             return tuple(self._attempts)
         return tuple(
             agent
@@ -434,9 +437,9 @@ class CodeState(BaseState, Scorable, Retriable):
         )
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Run the programs of these texts; EpisodeError for an unknown agent, or tests that could not run.
+        """Run the programs in these texts; raise EpisodeError for an unknown agent or if the tests could not be run.
 
-        A `final` text is the team's answer and ends the episode, unless it fails and more are allowed.
+        A `final` text is the team's answer. It ends the episode, unless it fails and the team may still submit another answer.
         """
         require_agents(actions, self._attempts)
         for agent in actions:
@@ -453,7 +456,7 @@ class CodeState(BaseState, Scorable, Retriable):
         return {}
 
     async def score(self, agent: str, text: str) -> float:
-        """Return the reward of the program in a text, without counting it."""
+        """Return the reward of the program in a text, without counting it as an attempt."""
         return self._reward(text, await self._graded(text))
 
     async def _graded(self, text: str) -> CodeGrade:
@@ -484,7 +487,7 @@ class CodeState(BaseState, Scorable, Retriable):
         begun = self._problem.begun
         if (
             begun and program and syntax_score(program) < 1.0
-        ):  # the body of a function that the problem begins
+        ):  # the program is the body of a function whose beginning is in the problem
             program = begun + program
         parts: dict[RewardPart, float] = {}
         for part in self._settings.reward_weights:
@@ -502,10 +505,10 @@ class CodeState(BaseState, Scorable, Retriable):
         return parts
 
     def outcome(self) -> Outcome:
-        """Return the rewards of the last programs; truncated if no agent acted."""
+        """Return the rewards of the last programs; the outcome is truncated if no agent acted."""
         last = {agent: grades[-1] for agent, grades in self._attempts.items() if grades}
         rewards = {agent: self._reward(self._texts[agent], grade) for agent, grade in last.items()}
-        # Success is the score of the tests alone.
+        # Success depends only on the score of the tests.
         scores = [self._score(grade) for grade in (self._finals[-1:] or last.values())]
         info: dict[str, Json] = {
             "attempts": {agent: len(self._attempts[agent]) for agent in last},
@@ -525,7 +528,7 @@ class CodeState(BaseState, Scorable, Retriable):
 
 
 def feedback(grade: CodeGrade, shown: Sequence[str], attempt: int, most: int) -> str:
-    """Return what an agent reads after an incorrect program; about the hidden tests it reads only whether all passed."""
+    """Return what an agent reads after an incorrect program; for hidden tests this is only whether all passed."""
     begin = f"Attempt {attempt} of {most} failed."
     end = "Answer with the whole program again, in one block that opens with ```python and closes with ```."
     if grade is NO_PROGRAM:
@@ -547,42 +550,42 @@ class Code(DataSettings, Answerable, Scripted):
 
     name: Literal["code"] = "code"
     format: Format = "mbpp"
-    """The form of the rows; `generated` reads none."""
+    """The format of the rows; `generated` reads no rows."""
     difficulty: Annotated[Difficulty, up_to(3)] = (1, 3)
-    """Of generated problems: easiest and hardest level, 1 to 3."""
+    """For generated problems: the easiest and the hardest level, from 1 to 3."""
     templates: tuple[str, ...] = ()
-    """Of generated problems: the templates to draw from; empty for all of the difficulty."""
+    """For generated problems: the templates to draw from; empty means all templates of the given difficulty."""
     held_out: HeldOut = "problem"
-    """Of generated problems: the test split has other parameters (`problem`) or other templates (`template`)."""
+    """For generated problems: the test split differs from the training split in its parameters (`problem`) or templates (`template`)."""
     seed: int = 0
-    """Of generated problems: another seed gives other problems in another order, with the same split."""
+    """For generated problems: a different seed gives different problems in a different order, with the same split."""
     path: str = "google-research-datasets/mbpp"
     config: str | None = "full"
     published_split: bool = True
     """Whether a single MBPP file is split by `task_id` as published: train 601 to 974, test 11 to 510."""
     question_field: str = "question"
-    """Field of the problem's text in `format: stdio`; dots reach into objects. The system message of a conversation becomes
-    the task's."""
+    """Field with the problem's text in `format: stdio`; dots reach into objects. If the field holds a conversation, its system message
+    becomes the system message of the task."""
     tests_field: str = "input_output"
-    """Field of the private tests in `format: stdio`; verl's rows have them in `reward_model.ground_truth`."""
+    """Field with the private tests in `format: stdio`; in verl's rows it is `reward_model.ground_truth`."""
     max_attempts: int = Field(default=1, ge=1)
     """How many programs an agent may write; the last one counts."""
     partial_credit: bool = False
     """True: the reward is the share of tests that pass. False: 1 if all pass, else 0."""
     reward_weights: RewardWeights = Field(default={})
-    """Part of the reward → its weight; the reward is their weighted mean. Empty: the score of the tests. `passed`: share of tests
-    that pass; `solved`: 1 if all do; `runs`: share of tests that end without an exception; `syntax`: 1 for a program that parses,
-    else the share of lines before the error; `style`: agreement with common conventions (`grading.code.style`), times `passed`.
-    Success is always the score of the tests."""
+    """Part of the reward → its weight; the reward is the weighted mean of the parts. If empty, the reward is the score of the tests.
+    `passed`: share of tests that pass; `solved`: 1 if all tests pass, else 0; `runs`: share of tests that end without an exception;
+    `syntax`: 1 for a program that parses, else the share of lines before the error; `style`: agreement with common conventions
+    (`grading.code.style`), times `passed`. Success is always the score of the tests."""
     untrusted_tests: Literal["exclude", "allow"] = "exclude"
-    """`exclude`: problems are excluded from training and evaluation if a program could fool their tests. `allow`: their tests run
-    beside the program, and their episodes record `trusted: false`. See the page of this environment."""
+    """What to do with problems whose tests a program could fool. `exclude`: they are excluded from training and evaluation. `allow`:
+    their tests run in the program's process, and their episodes record `trusted: false`. See the page of this environment."""
     sandbox: Annotated[str, FROM_HERE_ON] = "bubblewrap"
-    """The sandbox of programs: `bubblewrap`, `docker`, or `unsafe_subprocess`, which contains nothing."""
+    """The sandbox for programs: `bubblewrap`, `docker`, or `unsafe_subprocess`, which provides no isolation."""
     cpu_s: Annotated[float, FREE] = Field(default=10.0, gt=0.0)
-    """Seconds of CPU that a program may use for all tests together (for each test, if the program reads and prints)."""
+    """CPU seconds that a program may use for all tests together (for each test, if the program reads and prints)."""
     wall_s: Annotated[float, FREE] = Field(default=20.0, gt=0.0)
-    """Wall-clock seconds, which include waiting and a busy machine."""
+    """Wall-clock seconds that a program may take, including waiting and delays on a busy machine."""
     memory_mb: Annotated[int, FREE] = Field(default=512, ge=64)
     """Mebibytes that a program may use."""
     output_mb: Annotated[int, FREE] = Field(default=1, ge=1)
@@ -597,7 +600,7 @@ class Code(DataSettings, Answerable, Scripted):
                 raise ValueError(f"there is no template '{name}'.{did_you_mean(name, TEMPLATES)}")
         if self.format != "generated" and (self.templates or self.held_out == "template"):
             raise ValueError(
-                f"`{'templates' if self.templates else 'held_out'}` needs `format: generated`; `format` is {self.format}"
+                f"`{'templates' if self.templates else 'held_out'}` needs `format: generated`, but `format` is {self.format}"
             )
         for split in ("train", "test") if self.format == "generated" else ():
             if not candidates(split, self.difficulty, self.templates, self.held_out):
@@ -609,7 +612,7 @@ class Code(DataSettings, Answerable, Scripted):
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The file or hub split of each; the templates of generated problems."""
+        """Describe the file or hub split of each split, or the templates of generated problems."""
         if self.format == "generated":
             if self.held_out == "problem":
                 return describe("programming problems", self.difficulty)
@@ -641,7 +644,7 @@ class Code(DataSettings, Answerable, Scripted):
         return {} if self.format == "generated" else super().contents()
 
     def skipped(self) -> Mapping[Split, str]:
-        """Return, by split, which rows are excluded and why; empty for generated problems."""
+        """Return which rows of each split are excluded and why; empty for generated problems."""
         if self.format == "generated":
             return {}
         found = dict(super().skipped())
@@ -662,14 +665,14 @@ class Code(DataSettings, Answerable, Scripted):
 
     @cached_property
     def rows(self) -> Splits:
-        """The usable rows of both splits; DataError also names generated problems, which need no data."""
+        """The usable rows of both splits. The message of a DataError also suggests generated problems, which need no data."""
         try:
             return super().rows
         except DataError as fault:
             if Path(self.path).expanduser().exists():
                 raise
             raise DataError(
-                f"{fault} Generated problems need no data: `environment.format: generated`."
+                f"{fault} To use generated problems, which need no data, set `environment.format: generated`."
             ) from None
 
     @cached_property
@@ -685,7 +688,7 @@ class Code(DataSettings, Answerable, Scripted):
             }
         if empty := [split for split, kept in chosen.items() if not kept]:
             raise DataError(
-                f"'{self.path}' has no problem of MBPP's published {empty[0]} split. Set "
+                f"'{self.path}' contains no problem of MBPP's published {empty[0]} split. Set "
                 "`environment.published_split: false`."
             )
         return {split: tuple(map(self._read, kept)) for split, kept in chosen.items()}
@@ -709,7 +712,7 @@ class Code(DataSettings, Answerable, Scripted):
         return sum(bool(each.untrusted) for each in self._problems[split])
 
     def _untrusted(self, split: Split) -> str:
-        """Return how many problems have tests that a program could fool, as text; empty if none has."""
+        """Return a sentence on how many problems have tests that a program could fool; empty if there are none."""
         count, total = self.untrusted_count(split), len(self._problems[split])
         return f"{count:,} of {total:,} problems have tests that a program could fool" if count else ""
 
@@ -724,9 +727,9 @@ class Code(DataSettings, Answerable, Scripted):
 
     @property
     def limits(self) -> Limits:
-        """Of each program."""
+        """The limits for each program."""
         mebi = 1024**2
-        # Returned values are larger than printed output: these limits prepare a sandbox for returned values.
+        # Returned values are larger than printed output, so these limits leave room for returned values.
         output = self.output_mb * mebi if self.format == "stdio" else max(self.output_mb * mebi, REPLIES)
         # A busy machine must not change a reward.
         return Limits(self.wall_s, self.cpu_s, self.memory_mb * mebi, output_bytes=output, patience=9.0)
@@ -734,14 +737,14 @@ class Code(DataSettings, Answerable, Scripted):
     def check(self, agents: Sequence[str]) -> None:
         """Read both splits and check the sandbox.
 
-        Raises DataError for a row of another form, SandboxError if this machine lacks the sandbox.
+        Raises DataError for a row with another format, and SandboxError if this machine lacks the sandbox.
         """
         if self.format != "generated":
             _ = self._usable
         require(backend(self.sandbox))
 
     def size(self, split: Split) -> int | None:
-        """Return the number of problems; None for generated ones, of which the supply is endless."""
+        """Return the number of problems; None for generated problems, whose supply is endless."""
         return None if self.format == "generated" else len(self._usable[split])
 
     def task(self, split: Split, index: int) -> Task:
@@ -766,12 +769,12 @@ class Code(DataSettings, Answerable, Scripted):
         return CodeState(self._at(split, index), task, agents, sandboxes, self, excluded)
 
     def extract(self, text: str) -> str | None:
-        """Return the program of a text: equal programs are equal votes."""
+        """Return the program in a text; equal programs count as the same vote."""
         program = program_of(text)
         return None if program is None else program.strip()
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the data set's solution. DataError if it has none."""
+        """Return the data set's solution; raise DataError if it has none."""
         solution = self._at(*place_of(task.id)).solution
         if solution is None:
             raise DataError(f"The problem {task.id} of '{self.path}' has no solution.")

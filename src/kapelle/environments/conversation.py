@@ -1,7 +1,7 @@
-"""Conversations with a user who has wishes: an assistant must discover them, and its reward is the user's satisfaction.
+"""Conversations in which an assistant must discover a user's wishes; its reward is the user's satisfaction.
 
 The user is a script, or an agent of the team, such as a frozen model. Only the user knows its wishes. The assistant reads the
-user's messages, writes questions, and ends with one line with its booking, which the environment compares with the wishes.
+user's messages, asks questions, and ends with a line that makes a booking. The environment compares the booking with the wishes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Errand:
     """Something to arrange for a user."""
 
     wants: str
-    """The user's first sentence, after `I would like to`."""
+    """The rest of the user's first sentence, after `I would like to`."""
     slots: Mapping[str, Sequence[str]]
     """Name of a thing that may matter to the user → its possible values, one word each."""
 
@@ -52,10 +52,10 @@ ERRANDS: Mapping[str, Errand] = {
 }
 ErrandName = Literal["table", "train", "repair", "parcel"]
 Persona = Literal["terse", "open", "talkative"]
-"""`terse`: answers one question at a time. `open`: answers all questions. `talkative`: also names one wish at the start."""
+"""A `terse` user answers one question at a time. An `open` user answers all. A `talkative` user also states one wish at the start."""
 SCRIPT = "script"
 READ = 2000
-"""Characters of a text that are searched for questions and bookings."""
+"""Number of characters of a text that are searched for questions and bookings."""
 
 
 class UserConversation(BaseEnvironment, Scripted, Private):
@@ -63,59 +63,59 @@ class UserConversation(BaseEnvironment, Scripted, Private):
 
     name: Literal["conversation"] = "conversation"
     user: str = SCRIPT
-    """`script`, or the name of the agent that is the user: a frozen model, an endpoint, a past self."""
+    """`script`, or the name of the agent that plays the user: a frozen model, an endpoint or an earlier version of a policy."""
     errands: tuple[ErrandName, ...] = Field(default=("table", "train", "repair", "parcel"), min_length=1)
     """Errands of users, drawn uniformly."""
     difficulty: Annotated[Difficulty, up_to(4)] = (2, 4)
-    """Minimum and maximum number of wishes of a user, 1 to 4."""
+    """Minimum and maximum number of wishes of a user, from 1 to 4."""
     things: int = Field(default=4, ge=1, le=4)
-    """Number of things that may matter: the first ones of an errand's four."""
+    """Number of things that may matter to a user; they are the first of an errand's four."""
     personas: tuple[Persona, ...] = Field(default=("terse", "open", "talkative"), min_length=1)
     """Styles of users, drawn uniformly."""
     max_turns: int = Field(default=8, ge=1)
-    """Maximum number of answers of assistants; the conversation then ends with any booking."""
+    """Maximum number of messages from assistants; the conversation then ends, whatever the last booking is."""
     patience: int = Field(default=1, ge=0)
-    """Incorrect bookings that a scripted user accepts; it leaves after one more."""
+    """Number of incorrect bookings that a scripted user tolerates; it leaves after one more."""
     satisfaction: Literal["goals", "user"] = "goals"
-    """The reward: the share of wishes in the last booking, or a rating from 0 to 10 by the user's agent."""
+    """The reward. `goals`: the share of wishes in the last booking. `user`: a rating from 0 to 10 by the user's agent."""
     turn_cost: float = Field(default=0.02, ge=0.0, le=1.0)
-    """Cost of each answer of an assistant; the reward is at least 0."""
+    """Cost of each message from an assistant; the reward is at least 0."""
     view: Literal["transcript", "latest"] = "transcript"
     """What an agent reads: the whole conversation, or the new messages, for the workflow `play` with `memory: conversation`."""
     wording: Literal["full", "short"] = "full"
-    """Full sentences, or only a few characters for a tiny model."""
+    """`full`: full sentences. `short`: only a few characters, for a tiny model."""
     seed: int = 0
-    """Another seed gives other tasks in another order; with the same split of the wishes."""
+    """A different seed gives different tasks in a different order. The split of the wishes stays the same."""
     flaws: Flaws = Field(default_factory=dict)
-    """Assistant → share of its demonstrations that guess a booking at once."""
+    """Assistant → share of its demonstrations that guess a booking without asking."""
 
     @model_validator(mode="after")
     def _possible(self) -> UserConversation:
         if self.difficulty[1] > self.things:
             raise ValueError(
-                f"`difficulty` goes to {self.difficulty[1]} of {self.things} `things`. Increase `things`, or reduce `difficulty`."
+                f"`difficulty` allows {self.difficulty[1]} wishes, but `things` is {self.things}. Increase `things` or reduce `difficulty`."
             )
         if self.satisfaction == "user" and self.user == SCRIPT:
             raise ValueError(
-                "`satisfaction: user` needs an agent as the user. Name it in `user`, or set `satisfaction: goals`."
+                "`satisfaction: user` needs an agent as the user. Set `user` to its name, or set `satisfaction: goals`."
             )
         return self
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Generated; a hash of each user's wishes decides their split."""
+        """Describe the generated users; a hash of a user's wishes decides the split."""
         return describe(f"users' wishes ({', '.join(self.errands)})", self.difficulty)
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError if the user is missing from the team, or is its only agent."""
+        """Raise ConfigError if the user is not in the team, or is its only agent."""
         check_flaws(self.flaws, agents)
         if self.user != SCRIPT and self.user not in agents:
             raise ConfigError(
-                f"`environment.user: {self.user}` is not an agent of the team ({', '.join(agents)}). Name one, or set "
+                f"`environment.user: {self.user}` is not an agent of the team ({', '.join(agents)}). Name an agent, or set "
                 f"`environment.user: {SCRIPT}`.{did_you_mean(self.user, agents)}"
             )
         if not [agent for agent in agents if agent != self.user]:
-            raise ConfigError(f"The team has only the user, '{self.user}'. Add an assistant.")
+            raise ConfigError(f"The user, '{self.user}', is the only agent of the team. Add an assistant.")
 
     def task(self, split: Split, index: int) -> Task:
         """Return a user: its errand, wishes and persona."""
@@ -136,7 +136,7 @@ class UserConversation(BaseEnvironment, Scripted, Private):
         return dict(list(ERRANDS[errand].slots.items())[: self.things])
 
     def private(self, task: Task, agent: str, agents: Sequence[str]) -> Sequence[str]:
-        """Return the user's wishes in the form in which the user reads them."""
+        """Return the user's wishes as the user reads them."""
         return (self.wishes(task),) if agent == self.user else ()
 
     def wishes(self, task: Task) -> str:
@@ -191,7 +191,7 @@ class UserConversation(BaseEnvironment, Scripted, Private):
         return f"{slot}: {value}" if self.wording == "short" else f"As to the {slot}: {value}."
 
     def answer(self, task: Task, text: str) -> str:
-        """Return the answer of a scripted user: the requested wishes, the error of a booking, or goodbye."""
+        """Return the scripted user's reply: the requested wishes, what is wrong with a booking, or a goodbye."""
         booked, short = booking(text), self.wording == "short"
         wishes = task.data["wishes"]
         if booked is not None:
@@ -206,7 +206,7 @@ class UserConversation(BaseEnvironment, Scripted, Private):
         return (" " if not short else ",").join(self._wish(task, slot) for slot in answered)
 
     def _topics(self, task: Task, text: str) -> list[str]:
-        """Return the things that a text mentions, by their names or values, in the order of the text."""
+        """Return the things that a text mentions by name or value, in the order in which it mentions them."""
         words = re.findall(r"[a-z0-9:]+", text[:READ].casefold())
         slots = self._slots(str(task.data["errand"]))
         place = {word.strip(":"): k for k, word in reversed(list(enumerate(words)))}
@@ -217,7 +217,7 @@ class UserConversation(BaseEnvironment, Scripted, Private):
         return sorted((slot for slot, places in found.items() if places), key=lambda slot: min(found[slot]))
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the user's answer, or the assistant's: a question about each thing, then a booking of the answers."""
+        """Return the user's reply, or the assistant's message: a question about each thing, then a booking that matches the replies."""
         short = self.wording == "short"
         read = [message.content for message in messages if message.role == "user"]
         if agent == self.user:
@@ -246,7 +246,7 @@ _NUMBER = re.compile(r"(?<![\d.,-])(10|\d)(?![\d]|[.,]\d)")
 
 
 def booking(text: str) -> dict[str, str] | None:
-    """Return the booking of a text, the last line that begins with BOOK, by slot and in lower case; None without one."""
+    """Return the booking on the last line that begins with BOOK, as slot → value in lower case; None if there is no such line."""
     lines = list(_BOOK.finditer(text[:READ]))
     if not lines:
         return None
@@ -254,7 +254,7 @@ def booking(text: str) -> dict[str, str] | None:
 
 
 def rating(text: str) -> float | None:
-    """Return the satisfaction in [0, 1] by the first number from 0 to 10 in a text; None without one."""
+    """Return the satisfaction in [0, 1] from the first number from 0 to 10 in a text; None if there is no such number."""
     found = _NUMBER.search(text[:READ])
     return None if found is None else int(found[1]) / 10
 
@@ -267,9 +267,9 @@ class ConversationState(BaseState):
         self._settings = settings
         self._assistants = tuple(agent for agent in self.agents if agent != settings.user)
         self._messages: list[tuple[str, str]] = []
-        """(writer, text); the scripted user is called `script`."""
+        """Pairs (writer, text); the scripted user is called `script`."""
         self._read = dict.fromkeys(self.agents, 0)
-        """Number of messages up to an agent's last one."""
+        """Agent → number of messages up to and including its last one."""
         self._answers = 0
         self._wrong = 0
         self._met = 0.0
@@ -290,7 +290,7 @@ class ConversationState(BaseState):
         settings, latest = self._settings, self._settings.view == "latest"
         start = self._read[agent] if latest else 0
         lines = [
-            # With two writers no label is needed.
+            # With only two writers, no label is needed.
             text if latest and len(self._assistants) == 1 else f"{self._label(who)}: {text}"
             for who, text in self._messages[start:]
             if not latest or who != agent
@@ -313,7 +313,7 @@ class ConversationState(BaseState):
         return (self._assistants[self._answers % len(self._assistants)],)
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Take one message; EpisodeError unless exactly the mover acted."""
+        """Take one message; raise EpisodeError unless exactly the mover acted."""
         movers = self.movers()
         need_movers(actions, movers)
         [(agent, text)] = actions.items()
@@ -324,7 +324,7 @@ class ConversationState(BaseState):
         self._messages.append((agent, text))
         self._read[agent] = len(self._messages)
         if agent == self._settings.user:
-            # The user writes the last message, also after the last answer of an assistant.
+            # The user writes the last message, even after the assistants' last allowed message.
             if re.search(r"\b(goodbye|bye)\b", text[:READ], re.IGNORECASE):
                 self._leave("user")
             elif self._answers >= self._settings.max_turns:
@@ -348,7 +348,7 @@ class ConversationState(BaseState):
         return {}
 
     def _leave(self, why: Literal["user", "limit"]) -> None:
-        """End the conversation, after the user's rating if it is needed."""
+        """End the conversation, or first request the user's rating if it is needed."""
         self._ended = why
         if self._settings.satisfaction == "user":
             self._rates = True
@@ -363,7 +363,7 @@ class ConversationState(BaseState):
         self.success = self._met
 
     def outcome(self) -> Outcome:
-        """Return the satisfaction; an unfinished conversation is truncated, without rewards."""
+        """Return the satisfaction as the reward; an unfinished conversation is truncated and has no rewards."""
         info: dict[str, Json] = {
             **{key: self.task.data[key] for key in ("errand", "persona", "difficulty")},
             "wishes_met": self._met,

@@ -1,6 +1,6 @@
-"""Debates of a motion before a judge: PRO and CON, or any number of sides.
+"""Debates on a motion before a judge, between PRO and CON or any number of sides.
 
-Agents take sides in turn (the first argues PRO, the second CON, the third PRO). A rule-based judge scores evidence, structure
+Sides are assigned to agents in turn (the first argues PRO, the second CON, the third PRO). A rule-based judge scores evidence, structure
 and consistency and explains each score (`grading.text.argument`). A language model can judge instead; it compares every pair of
 sides in both orders.
 """
@@ -37,57 +37,57 @@ Reward = Literal["score", "win", "zero_sum"]
 
 
 def _judge(judge: object) -> object:
-    """Accept a `JudgeEndpoint`; ValueError for a name that is not `rules`."""
+    """Accept a `JudgeEndpoint`; raise ValueError for a name other than `rules`."""
     if isinstance(judge, str) and judge != "rules":
-        raise ValueError("it must be `rules`, `{endpoint: …, model: …}` or `{path: …}`")
+        raise ValueError("The judge must be `rules`, `{endpoint: …, model: …}` or `{path: …}`")
     return judge.model_dump() if type(judge) is JudgeEndpoint else judge
 
 
 class DebateTopics(UsesJudges, Reporting, Scripted):
-    """One motion, `rounds` speeches of every agent, and a verdict."""
+    """A debate on one motion: every agent gives `rounds` speeches, then a judge gives a verdict."""
 
     name: Literal["debate_topics"] = "debate_topics"
     path: str | None = None
-    """A text file with one motion per line, or a JSON list of them; null: kapelle's own forty."""
+    """A text file with one motion per line, or a JSON list of motions; null: kapelle's 40 built-in motions."""
     sides: tuple[str, ...] = Field(default=("PRO", "CON"), min_length=2)
-    """Names of the sides, in the order of the team."""
+    """Names of the sides, which are assigned to the agents in team order."""
     rounds: int = Field(default=2, ge=1)
-    """Speeches of every agent."""
+    """Number of speeches by every agent."""
     together: bool = False
-    """True: simultaneous speeches in a round. False: one after another; each agent reads the earlier ones."""
+    """True: the speeches of a round are simultaneous. False: agents speak one after another and read the earlier speeches."""
     reward: Reward = "win"
-    """`win`: 1 for the winning side, 0 for the others, ties shared. `zero_sum`: winners gain what the losers lose, in [-1, 1].
-    `score`: each side's own score in [0, 1]."""
+    """`win`: 1 for the winning side and 0 for the others; tied sides share the 1. `zero_sum`: winners gain what the losers lose, in
+    [-1, 1]. `score`: each side's own score in [0, 1]."""
     judge: Annotated[Literal["rules"] | EndpointJudge | ModelJudge, BeforeValidator(_judge)] = "rules"
-    """`rules`, the model of an endpoint (`endpoint`, `model`), or a frozen model in this process (`path`), with `cache`, `budget`
-    and `concurrency`; in Python also any engine, with `judged_by`."""
+    """`rules`, the model of an endpoint (`endpoint`, `model`), or a frozen model in this process (`path`). The models also accept
+    `cache`, `budget` and `concurrency`. In Python, `judged_by` accepts any engine."""
 
     @model_validator(mode="after")
     def _different(self) -> DebateTopics:
         if len(set(self.sides)) < len(self.sides):
-            raise ValueError(f"`sides` contains a side twice: {', '.join(self.sides)}.")
+            raise ValueError(f"`sides` contains the same side twice: {', '.join(self.sides)}.")
         return self
 
     @property
     def asked(self) -> Sequence[tuple[AnyJudge, QuestionCounts]]:
-        """The judge, with two queries for each pair of sides."""
+        """The judge, which is queried twice for each pair of sides."""
         pairs = len(self.sides) * (len(self.sides) - 1) // 2
         return [] if isinstance(self.judge, str) else [(self.judge, QuestionCounts(episode=2 * pairs))]
 
     @property
     def constant_sum(self) -> bool:
-        """Whether the gains of one side are the losses of the others."""
+        """Whether each side's gains are the losses of the other sides."""
         return self.reward == "zero_sum"
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The range of the `reward`."""
+        """The range of the chosen `reward`."""
         return (-1.0, 1.0) if self.reward == "zero_sum" else (0.0, 1.0)
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The motions of each split; a hash of each decides."""
-        motions = self.path or "kapelle's own motions"
+        """Describe the motions of each split; a hash of a motion decides its split."""
+        motions = self.path or "kapelle's built-in motions"
         return {"train": f"{motions}, 4 of 5", "test": f"{motions}, the others"}
 
     def _motions(self, split: Split) -> tuple[str, ...]:
@@ -99,11 +99,11 @@ class DebateTopics(UsesJudges, Reporting, Scripted):
         return [f"`judge` ({self.judge.model})"] if isinstance(self.judge, JudgeEndpoint) else []
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError unless all sides have the same number of agents; DataError for unreadable motions."""
+        """Raise ConfigError unless all sides have the same number of agents, and DataError if motions cannot be read."""
         if len(agents) % len(self.sides):
             raise ConfigError(
                 f"`debate_topics` has {len(self.sides)} sides ({', '.join(self.sides)}), but the team has {len(agents)} "
-                f"agents ({', '.join(agents)}). Set `team.agents` to a multiple of {len(self.sides)}."
+                f"agents ({', '.join(agents)}). Make the number of `team.agents` a multiple of {len(self.sides)}."
             )
         for split in ("train", "test"):
             if not self._motions(split):
@@ -127,7 +127,7 @@ class DebateTopics(UsesJudges, Reporting, Scripted):
         return DebateState(self, task, agents, query)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return a speech without substance, which demonstrates only the form."""
+        """Return a speech without substance, which demonstrates only the format."""
         motion = task.question.rstrip(".?!")
         last = messages[-1].content if messages else ""
         side = next((side for side in self.sides if f"You argue {side}." in last), self.sides[0])
@@ -150,7 +150,7 @@ def _read(path: str | None) -> tuple[str, ...]:
             f"The motions in '{path}' cannot be read: {error}. Give a text file or a JSON list."
         ) from error
     if not isinstance(found, list) or not all(isinstance(motion, str) for motion in found):
-        raise DataError(f"'{path}' needs one motion per line, or a JSON list of texts.")
+        raise DataError(f"'{path}' needs one motion per line, or a JSON list of strings.")
     return tuple(dict.fromkeys(motion.strip() for motion in found if motion.strip()))
 
 
@@ -183,7 +183,7 @@ class DebateState(BaseState):
         return self.agents if self._settings.together else (self.agents[count % len(self.agents)],)
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Take the speeches, and query the judge after the last one. EpisodeError unless exactly the movers acted."""
+        """Take the speeches, and query the judge after the last one. Raise EpisodeError unless exactly the movers acted."""
         movers = self.movers()
         need_movers(actions, movers)
         self._speeches.extend((agent, actions[agent]) for agent in movers)
@@ -213,7 +213,7 @@ class DebateState(BaseState):
                     self._ask.ungraded += 1
                 raise EpisodeError(f"The judge gave no verdict on {one} against {other}: {grade.explanation}")
             points[one].append(grade.score)
-            # The other text gets the rest, or 0 if both are empty.
+            # The other side receives the complement of the score, or 0 if both sides are empty.
             points[other].append(
                 0.0 if grade.status == "no_answer" and not texts[1].strip() else 1.0 - grade.score
             )
@@ -221,7 +221,7 @@ class DebateState(BaseState):
         self._scores = {side: fmean(own) for side, own in points.items()}
 
     def outcome(self) -> Outcome:
-        """Return the rewards of each side; an unfinished debate is truncated, without rewards."""
+        """Return the rewards of each side; an unfinished debate is truncated and has no rewards."""
         info: dict[str, Json] = {"sides": dict(self._side)}
         if not self._scores:
             return Outcome({}, None, info, truncated=True)
@@ -230,7 +230,7 @@ class DebateState(BaseState):
         info |= {"scores": dict(self._scores), "winners": winners, "explanations": dict(self._why)}
         n, k, reward = len(self._scores), len(winners), self._settings.reward
         rewards = dict(self._scores)
-        # Without any score there is no winner, and all rewards are 0. The rewards of `zero_sum` have the sum 0 over sides, and a
+        # If all scores are 0, there is no winner, and all rewards are 0. With `zero_sum`, the rewards of the sides sum to 0, and a
         # single winner receives 1.
         if reward != "score":
             won, lost = (1.0 / k if k else 0.0, 0.0)

@@ -1,19 +1,19 @@
-"""Diagnostic environments: small games with a known optimum, each with one difficulty that distinguishes algorithms.
+"""Diagnostic environments: small games with a known optimum. Each game has one difficulty that distinguishes algorithms.
 
-A game has one case for each task. Each agent is one player; the parameter `seat` of the methods is its number, from 0. The players
-write texts, most often a letter, in turn or at once, and each receives a reward from 0 to 1. An observation contains everything that a
-player may know. `expected` computes the exact return of a team from its probability of every text. `landmarks` are the returns
-of the best team, the best single agent, a team in which each agent gives its best reply to random play, and random play itself.
+A game has one case for each task. Each agent is one player; the parameter `seat` of the methods is the player's number, from 0. The
+players write texts (usually one letter), in turn or simultaneously, and each receives a reward from 0 to 1. An observation contains
+everything that a player may know. `expected` computes the exact return of a team from its probability of every text. `landmarks` gives
+the returns of the best team, the best single agent, a team whose agents each give their best reply to random play, and random play.
 
 | name | difficulty |
 |---|---|
-| `sum_game` | many agents share a sum, in which the part of each is small; free riders, noise |
-| `relay` | each agent must answer the one before, and only the last one receives a reward |
+| `sum_game` | many agents share a sum to which each contributes little; free riders, noise |
+| `relay` | each agent must reply to the previous agent, and only the last agent receives a reward |
 | `hidden_sign` | half of the reward depends on what one agent alone can see |
-| `speaker` | one agent writes, the others read and answer; the speaker sees the correct letter and helps or misleads, or it leads |
-| `long_game` | many letters, with rewards one by one or at the end |
-| `essay` | texts of any length in which one letter decides |
-| `unequal` | tasks of unequal difficulty, with unequal rewards for any text |
+| `speaker` | one agent writes, and the others read and reply; the speaker sees the correct letter and helps or misleads, or it leads |
+| `long_game` | many letters, each rewarded at once or all at the end |
+| `essay` | texts of any length, of which one letter decides the reward |
+| `unequal` | tasks of unequal difficulty, with unequal rewards for an arbitrary text |
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from kapelle.types import Message, Split, Task
 History = tuple[tuple[int, str], ...]
 """The texts so far, in order: (player from 0, text)."""
 Say = Callable[[int, str], Mapping[str, float]]
-"""A policy: a player and its observation → the probability of each text."""
+"""A policy: maps a player and its observation to the probability of each text."""
 
 
 class Diagnostic(BaseEnvironment, Scripted):
-    """A game of finitely many cases; a subclass defines who moves, the observations, the best texts and the rewards."""
+    """A game with a finite number of cases; a subclass defines the order of play, the observations, the optimal texts and the rewards."""
 
     seats: int = Field(default=2, ge=1, le=64)
-    """Agents of the team."""
+    """Number of agents in the team."""
     letters: int = Field(default=4, ge=2, le=26)
-    """Number of letters, from `A` on."""
+    """Number of letters, starting with `A`."""
     noise: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Probability, for each player independently, that its reward r becomes 1 − r, even if it can never receive a reward.
-    `expected` ignores it."""
+    """Probability that a player's reward r becomes 1 − r, drawn independently for each player, including players that otherwise
+    never receive a reward. `expected` ignores the noise."""
 
     @property
     def cases(self) -> int:
-        """Number of different tasks; the task at an index is the case of that number, modulo this one."""
+        """Number of different tasks; the task at an index is the case `index % cases`."""
         return 1
 
     @property
@@ -67,7 +67,7 @@ class Diagnostic(BaseEnvironment, Scripted):
 
     @abstractmethod
     def movers(self, case: int, history: History) -> tuple[int, ...]:
-        """Return the players that write next, all at once; empty at the end."""
+        """Return the players that write next, simultaneously; empty at the end."""
 
     @abstractmethod
     def sees(self, case: int, seat: int, history: History) -> str:
@@ -82,7 +82,7 @@ class Diagnostic(BaseEnvironment, Scripted):
         """Return each player's reward so far."""
 
     def renamed(self, seat: int, seed: int) -> Mapping[str, str]:
-        """Return a letter of the game → its name for a player in an episode; empty if all names are equal."""
+        """Return a mapping from each letter of the game to its name for a player in an episode; empty if letters keep their names."""
         return {}
 
     def success(self, case: int, history: History) -> float:
@@ -116,7 +116,7 @@ class Diagnostic(BaseEnvironment, Scripted):
         return tuple(total)
 
     def landmarks(self) -> dict[str, float]:
-        """Return the team's total reward: best team, best agent among random players, replies to random play, random play."""
+        """Return the total reward of the best team, the best agent among random players, replies to random play, and random play."""
         chance = dict.fromkeys(self.texts, 1 / len(self.texts))
         best = self._best()
 
@@ -128,7 +128,7 @@ class Diagnostic(BaseEnvironment, Scripted):
             )
 
         def value(view: tuple[int, str], text: str) -> float:
-            """Return the team's reward if one player writes a text at one observation, and everything else is random."""
+            """Return the team's reward if one player writes a given text at one observation and everything else is random."""
             return sum(self.expected(lambda *other: {text: 1.0} if other == view else chance))
 
         all_players = range(self.seats)
@@ -152,7 +152,7 @@ class Diagnostic(BaseEnvironment, Scripted):
                 for player in movers:
                     found[player, self.sees(case, player, history)] = self.right(case, player, history)
                 following = [self.rightly(case, history)]
-                if len(movers) == 1:  # the others must also answer texts that are not the best
+                if len(movers) == 1:  # the other players must also reply to suboptimal texts
                     following = [(*history, (movers[0], text)) for text in self.texts]
                 new = [each for each in following if movers and each not in seen]
                 seen.update(new)
@@ -160,7 +160,7 @@ class Diagnostic(BaseEnvironment, Scripted):
         return found
 
     def rightly(self, case: int, history: History) -> History:
-        """Return the texts after the best team's next move."""
+        """Return the history after the best team's next move."""
         return (
             *history,
             *((player, self.right(case, player, history)) for player in self.movers(case, history)),
@@ -170,10 +170,10 @@ class Diagnostic(BaseEnvironment, Scripted):
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The same game, in both splits."""
+        """Describe the game, which is the same in both splits."""
         return {
             "train": f"the {self.cases} cases of the game",
-            "test": "the same cases: a game has nothing to hold out",
+            "test": "the same cases (a game has no held-out tasks)",
         }
 
     def check(self, agents: Sequence[str]) -> None:
@@ -181,7 +181,7 @@ class Diagnostic(BaseEnvironment, Scripted):
         if len(agents) != self.seats:
             raise ConfigError(
                 f"`environment.seats` is {self.seats}, but the team has {len(agents)} agents ({', '.join(agents)}). "
-                f"Set `environment.seats: {len(agents)}`, or as many `team.agents`."
+                f"Set `environment.seats: {len(agents)}`, or define {self.seats} agents in `team.agents`."
             )
 
     def task(self, split: Split, index: int) -> Task:
@@ -194,7 +194,7 @@ class Diagnostic(BaseEnvironment, Scripted):
         return DiagnosticState(self, task, agents, seed)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return a random text, which demonstrates only the form."""
+        """Return a random text, which demonstrates only the format."""
         return random.Random(f"{seed}/{agent}").choice(self.texts)
 
 
@@ -208,7 +208,7 @@ class DiagnosticState(BaseState):
         draw = random.Random(f"{seed}/noise")
         names = [game.renamed(player, seed) for player, _ in enumerate(agents)]
         self._to_player = [str.maketrans(dict(own)) for own in names]
-        """By player: a letter of the game → its name for the player."""
+        """For each player: a letter of the game → its name for the player."""
         self._to_game = [str.maketrans({name: letter for letter, name in own.items()}) for own in names]
         self._flipped = [draw.random() < game.noise for _ in agents] if game.noise else [False] * len(agents)
         self._earned = list(game.earned(self._case, ()))
@@ -223,7 +223,7 @@ class DiagnosticState(BaseState):
         return tuple(self.agents[player] for player in self._game.movers(self._case, self._history))
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Take the texts and return the new rewards; EpisodeError unless exactly the movers acted."""
+        """Take the texts and return the new rewards; raise EpisodeError unless exactly the movers acted."""
         movers = self.movers()
         need_movers(actions, movers)
         for name in movers:
@@ -240,7 +240,7 @@ class DiagnosticState(BaseState):
         }
 
     def outcome(self) -> Outcome:
-        """Return the success; `step` has returned all rewards."""
+        """Return the success alone, because `step` has already returned all rewards."""
         return Outcome(
             rewards=dict.fromkeys(self.agents, 0.0),
             success=self._game.success(self._case, self._history),
@@ -249,14 +249,14 @@ class DiagnosticState(BaseState):
 
 
 class _OneText(Diagnostic):
-    """Every player writes one text, all at once, and its reward depends on its own text alone."""
+    """All players write one text simultaneously, and the reward of each depends only on its own text."""
 
     @abstractmethod
     def reward(self, case: int, seat: int, text: str) -> float:
         """Return the reward of a player's text."""
 
     def movers(self, case: int, history: History) -> tuple[int, ...]:
-        """Return all players at the start, and none after their texts."""
+        """Return all players at the start, and no players after they have written."""
         return () if history else tuple(range(self.seats))
 
     def earned(self, case: int, history: History) -> tuple[float, ...]:
@@ -278,22 +278,22 @@ class _OneText(Diagnostic):
 
 
 class SumGame(_OneText):
-    """Each player has its own correct letter, which it cannot observe; it receives its share of 1 for this letter.
+    """Each player has its own correct letter, which it cannot observe; for this letter it receives its share of 1.
 
-    With `pays: all` all players must be correct for any reward. The correct letters differ between cases.
+    With `pays: all`, no player receives a reward unless all are correct. The correct letters differ between cases.
     """
 
     name: Literal["sum_game"] = "sum_game"
     pays: Literal["sum", "all"] = "sum"
-    """Whether each correct player receives a reward, or all of them if all are correct."""
+    """`sum`: each correct player receives its reward. `all`: players receive rewards only if all of them are correct."""
     riders: int = Field(default=0, ge=0)
-    """Number of players, the last ones, that never receive a reward."""
+    """Number of players that never receive a reward; they are the last ones."""
     number_of_cases: int = Field(default=1, ge=1)
-    """Tasks; each player reads the task's number."""
+    """Number of tasks; each player reads the task's number."""
     roles: int | None = Field(default=None, ge=1)
-    """Number of players with different correct letters; the next players repeat them in order. null: all differ."""
+    """Number of players with different correct letters; the players after them repeat these letters in order. null: all letters differ."""
     weights: tuple[Annotated[FiniteFloat, Field(gt=0)], ...] | None = None
-    """Shares of the 1 for the players that receive a reward, up to a factor; null: equal shares."""
+    """Relative shares of the players that receive a reward; null: equal shares."""
 
     @model_validator(mode="after")
     def _check_earners(self) -> SumGame:
@@ -302,7 +302,7 @@ class SumGame(_OneText):
             raise ValueError(f"`riders: {self.riders}` must be less than `seats: {self.seats}`.")
         if self.weights is not None and len(self.weights) != earners:
             raise ValueError(
-                f"`weights` has {len(self.weights)} entries for {earners} seats with a reward. Give one for each."
+                f"`weights` has {len(self.weights)} entries, but {earners} players receive a reward. Give one weight for each."
             )
         if self.weights is not None and self.pays == "all":
             raise ValueError(
@@ -316,11 +316,11 @@ class SumGame(_OneText):
         return self.number_of_cases
 
     def sees(self, case: int, seat: int, history: History) -> str:
-        """Return the player's place and the task's number."""
+        """Return the player's position and the task's number."""
         return f"{seat + 1}/{self.seats} {case}"
 
     def right(self, case: int, seat: int, history: History) -> str:
-        """Return the correct letter, which differs by role and case."""
+        """Return the correct letter, which depends on the role and the case."""
         return self.alphabet[(seat % (self.roles or self.seats) + case) % self.letters]
 
     def reward(self, case: int, seat: int, text: str) -> float:
@@ -334,7 +334,7 @@ class SumGame(_OneText):
         return 1.0 / earners if self.weights is None else self.weights[player] / sum(self.weights)
 
     def earned(self, case: int, history: History) -> tuple[float, ...]:
-        """Return a share of 1 for each correct player; with `pays: all`, shares for all players or none."""
+        """Return the share of each correct player; with `pays: all`, all players receive their shares, or none does."""
         own = super().earned(case, history)
         if self.pays == "sum":
             return own
@@ -347,7 +347,7 @@ class SumGame(_OneText):
 
 
 class Relay(Diagnostic):
-    """Each player reads the letter before its own and must write the one that follows it; the last one receives 1 if all did.
+    """Each player reads the previous player's letter and must write the next letter; the last player receives 1 if all did so.
 
     The first player reads nothing, and writes `A`.
     """
@@ -359,11 +359,11 @@ class Relay(Diagnostic):
         return (len(history),) if len(history) < self.seats else ()
 
     def sees(self, case: int, seat: int, history: History) -> str:
-        """Return the player's place and the last letter."""
+        """Return the player's position and the last letter."""
         return f"{seat + 1}/{self.seats} {history[-1][1] if history else ''}".strip()
 
     def right(self, case: int, seat: int, history: History) -> str:
-        """Return the letter that follows the last one, `A` after the last of the alphabet."""
+        """Return the letter after the last one that was written; `A` follows the last letter of the alphabet."""
         if not history:
             return "A"
         return self.alphabet[(self.alphabet.find(history[-1][1]) + 1) % self.letters]
@@ -377,7 +377,7 @@ class Relay(Diagnostic):
 
 
 class HiddenSign(_OneText):
-    """Each player has a letter to write, and half of the reward is a gift or missing: the first player alone sees which."""
+    """Each player has a letter to write. Half of the reward is a gift that is present or absent; only the first player sees which."""
 
     name: Literal["hidden_sign"] = "hidden_sign"
 
@@ -387,7 +387,7 @@ class HiddenSign(_OneText):
         return 2
 
     def sees(self, case: int, seat: int, history: History) -> str:
-        """Return the player's place; the first player also sees the sign."""
+        """Return the player's position; the first player also sees the sign."""
         return f"{seat + 1}/{self.seats}{' +-'[case + 1 if seat == 0 else 0]}".strip()
 
     def right(self, case: int, seat: int, history: History) -> str:
@@ -400,18 +400,19 @@ class HiddenSign(_OneText):
 
 
 class Speaker(Diagnostic):
-    """The first player sees the correct letter and writes one; the others read it and answer.
+    """The first player, the speaker, sees the correct letter and writes a letter; the other players read it and reply.
 
-    Each of the others receives its share of 1 for the correct letter. A speaker that helps receives their total r, one that lies 1 − r. A speaker that leads sees nothing: its own letter is
-    correct, and it receives r. All letters are interchangeable: exchanging two of them everywhere changes nothing.
+    Each of the other players receives its share of 1 for the correct letter, and r is their total reward. A speaker that helps
+    receives r, and a speaker that lies receives 1 − r. A speaker that leads sees no letter: the letter that it writes is correct, and
+    it receives r. All letters are interchangeable: swapping two letters everywhere changes nothing.
     """
 
     name: Literal["speaker"] = "speaker"
     speaker: Literal["helps", "lies", "leads"] = "helps"
-    """Whether the first player is rewarded if the others are correct, or if they are incorrect, or chooses the correct letter."""
+    """Whether the first player is rewarded if the others are correct or if they are incorrect, or itself chooses the correct letter."""
     other_play: bool = False
-    """Whether each player but the first reads and writes the letters under other names, drawn in each episode. With such a partner
-    no letter can become a code for another one (other-play, 2003.02979). `expected` ignores it."""
+    """Whether letters are renamed at random in each episode for every player but the first. With such partners, no letter can become
+    a code for another letter (other-play, 2003.02979). `expected` ignores this setting."""
 
     @model_validator(mode="after")
     def _check_readers(self) -> Speaker:
@@ -421,29 +422,29 @@ class Speaker(Diagnostic):
 
     @property
     def cases(self) -> int:
-        """One for each letter; a single one if the speaker leads."""
+        """One case for each letter; a single case if the speaker leads."""
         return 1 if self.speaker == "leads" else self.letters
 
     def movers(self, case: int, history: History) -> tuple[int, ...]:
-        """Return the speaker, then all others at once."""
+        """Return the speaker, then all other players simultaneously."""
         if not history:
             return (0,)
         return tuple(range(1, self.seats)) if len(history) == 1 else ()
 
     def sees(self, case: int, seat: int, history: History) -> str:
-        """Return the correct letter for a speaker that helps or lies; the speaker's text for the others."""
+        """Return the correct letter to a speaker that helps or lies, and the speaker's text to the other players."""
         message = history[0][1] if history else ""
         secret = "" if self.speaker == "leads" else self.alphabet[case]
         return f"{seat + 1}/{self.seats} {message if seat else secret}".strip()
 
     def right(self, case: int, seat: int, history: History) -> str:
-        """Return the correct letter for a helper and its readers, any letter for a leader, a constant text with a liar."""
+        """Return the correct letter for a speaker that helps and its readers, any letter for one that leads, a constant text if it lies."""
         if self.speaker == "lies":
             return "A"
         return history[0][1] if seat else self.alphabet[case]
 
     def earned(self, case: int, history: History) -> tuple[float, ...]:
-        """Return the rewards at the end, and 0 before."""
+        """Return the rewards after the last move, and 0 for each player before it."""
         if len(history) < self.seats:
             return (0.0,) * self.seats
         shares = [hit / (self.seats - 1) for hit in self._hits(case, history)]
@@ -460,7 +461,7 @@ class Speaker(Diagnostic):
         return [text == wanted and text in tuple(self.alphabet) for player, text in history if player]
 
     def renamed(self, seat: int, seed: int) -> Mapping[str, str]:
-        """Return, with `other_play`, a letter of the game → its name for a player in an episode."""
+        """Return, with `other_play`, a mapping from each letter of the game to its name for a player in an episode."""
         letters = list(self.alphabet)
         if self.other_play and seat > 0:
             random.Random(derive_seed("other-play", seat, seed)).shuffle(letters)
@@ -468,14 +469,14 @@ class Speaker(Diagnostic):
 
 
 class LongGame(Diagnostic):
-    """Each player writes a letter in each of several rounds and receives its share of 1 for each correct one.
+    """Each player writes a letter in each of several rounds and receives its share of 1 for each correct letter.
 
     The correct letter changes from round to round.
     """
 
     name: Literal["long_game"] = "long_game"
     rounds: int = Field(default=4, ge=1)
-    """Letters of each player, one after another."""
+    """Number of letters that each player writes, one per round."""
     rewarded: Literal["at_once", "at_the_end"] = "at_once"
     """When the rewards are given."""
 
@@ -484,7 +485,7 @@ class LongGame(Diagnostic):
         return tuple(range(self.seats)) if len(history) < self.rounds * self.seats else ()
 
     def sees(self, case: int, seat: int, history: History) -> str:
-        """Return the player's place and the round."""
+        """Return the player's position and the round."""
         return f"{seat + 1}/{self.seats} {len(history) // self.seats}"
 
     def right(self, case: int, seat: int, history: History) -> str:
@@ -500,7 +501,7 @@ class LongGame(Diagnostic):
         return tuple(each / (self.rounds * self.seats) for each in found)
 
     def expected(self, say: Say) -> tuple[float, ...]:
-        """Return the same as `Diagnostic.expected` without enumerating joint texts: each letter is rewarded independently."""
+        """Return the same as `Diagnostic.expected` without enumerating joint texts, since each letter is rewarded independently."""
         found = [0.0] * self.seats
         for k in range(self.rounds):
             history = ((0, ""),) * (k * self.seats)
@@ -511,13 +512,13 @@ class LongGame(Diagnostic):
 
 
 class Essay(_OneText):
-    """Each player writes a text of any length; it receives its share of 1 if the letter at one place is `A`."""
+    """Each player writes a text of any length and receives its share of 1 if the letter at one position is `A`."""
 
     name: Literal["essay"] = "essay"
     place: int = Field(default=0, ge=0)
-    """Place of the letter that decides, from 0."""
+    """Position of the letter that decides, from 0."""
     longest: int = Field(default=4, ge=1, le=64)
-    """Letters of the longest text that `landmarks` considers."""
+    """Length of the longest text that `landmarks` considers, in letters."""
 
     @model_validator(mode="after")
     def _has_the_place(self) -> Essay:
@@ -529,39 +530,41 @@ class Essay(_OneText):
 
     @property
     def texts(self) -> Sequence[str]:
-        """A text for each letter that decides."""
+        """One text for each possible value of the letter that decides."""
         return [letter * (self.place + 1) for letter in self.alphabet]
 
     def sees(self, case: int, seat: int, history: History) -> str:
-        """Return the player's place."""
+        """Return the player's position."""
         return f"{seat + 1}/{self.seats}"
 
     def right(self, case: int, seat: int, history: History) -> str:
-        """Return as many `A` as needed."""
+        """Return as many `A`s as needed to reach the position."""
         return "A" * (self.place + 1)
 
     def reward(self, case: int, seat: int, text: str) -> float:
-        """Return a share of 1 for the letter `A` at the place."""
+        """Return a share of 1 for the letter `A` at the position."""
         return float(text[self.place : self.place + 1] == "A") / self.seats
 
 
 class Unequal(_OneText):
-    """Tasks with more or fewer correct letters; each gives some reward for any text, and the rest for a correct one."""
+    """Tasks with different numbers of correct letters; each gives some reward for any text, and the rest for a correct letter."""
 
     name: Literal["unequal"] = "unequal"
     right_letters: tuple[int, ...] = Field(default=(3, 1), min_length=1)
-    """For each case, the number of correct letters, from `A` on."""
+    """For each case, the number of correct letters, starting with `A`."""
     anyway: tuple[FiniteFloat, ...] = ()
-    """For each case, the reward for any text, from 0 to less than 1; empty: 0."""
+    """For each case, the reward for any text, at least 0 and less than 1; empty: 0 for all cases."""
 
     @model_validator(mode="after")
     def _fits(self) -> Unequal:
         if any(not 1 <= right <= self.letters for right in self.right_letters):
-            raise ValueError(f"Each of `right_letters` must be from 1 to `letters: {self.letters}`.")
+            raise ValueError(
+                f"Each number in `right_letters` must be from 1 to {self.letters}, the value of `letters`."
+            )
         if self.anyway and len(self.anyway) != len(self.right_letters):
-            raise ValueError("`anyway` needs one number for each of `right_letters`, or must be empty.")
+            raise ValueError("`anyway` needs one number for each entry of `right_letters`, or must be empty.")
         if any(not 0.0 <= gift < 1.0 for gift in self.anyway):
-            raise ValueError("Each number of `anyway` must be at least 0 and less than 1.")
+            raise ValueError("Each number in `anyway` must be at least 0 and less than 1.")
         return self
 
     @property
@@ -570,7 +573,7 @@ class Unequal(_OneText):
         return len(self.right_letters)
 
     def sees(self, case: int, seat: int, history: History) -> str:
-        """Return the player's place and the task's number."""
+        """Return the player's position and the task's number."""
         return f"{seat + 1}/{self.seats} {case}"
 
     def right(self, case: int, seat: int, history: History) -> str:

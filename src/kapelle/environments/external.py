@@ -1,7 +1,8 @@
-"""Episodes that an outside program drives: it calls the agents over HTTP and posts their reward, or an answer.
+"""Episodes that an outside program drives: the program calls the agents over HTTP and posts their reward or an answer.
 
-The program defines the content of the tasks, or `questions` does, which also grade answers. Episodes run in the event loop of the
-sampler, and a server on another thread receives the program's calls. A `Switchboard` connects the two. The docstring of each method names the side that calls it.
+The tasks are defined by the program, or by the environment `questions`, which also grades answers. Episodes run in the event loop of
+the sampler, and a server on another thread receives the program's calls. A `Switchboard` connects the two. The docstring of each
+method names the side that calls it.
 """
 
 from __future__ import annotations
@@ -61,20 +62,20 @@ from kapelle.types import Episode, Json, Split, Task
 
 
 class Over(Exception):
-    """The episode, or the whole run, is over: calls are no longer answered."""
+    """Raised if the episode or the whole run has ended, so that calls are no longer answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutsideCall:
-    """An outside program's call of an agent."""
+    """A call that an outside program makes to an agent."""
 
     number: int
-    """Its number among the calls of the episode."""
+    """The number of the call within the episode."""
     agent: str
     request: Mapping[str, Json]
     """`messages`, `after`, `max_tokens` and `stop`, for the workflow `external`."""
     answer: Future[Mapping[str, Json]]
-    """Cancelled when its caller disconnects."""
+    """The future of the answer; cancelled when the caller disconnects."""
 
 
 News = OutsideCall | Outcome | EpisodeError | None
@@ -86,15 +87,15 @@ class WaitingEpisode:
     """One episode that an outside program drives."""
 
     name: str
-    """The name of its session."""
+    """The name of the episode's session."""
     task: Task
     seed: int
     agents: tuple[str, ...]
     row: Mapping[str, Json] = field(default_factory=dict)
-    """The row of the task's data set; empty without one."""
+    """The task's row of the data set; empty if there is none."""
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     news: asyncio.Queue[News] = field(default_factory=asyncio.Queue)
-    """Events; the episode reads them."""
+    """Events that the episode reads."""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _open: set[Future[Mapping[str, Json]]] = field(default_factory=set)
@@ -105,7 +106,7 @@ class WaitingEpisode:
     truncated: dict[str, bool] = field(default_factory=dict)
     """Whether `max_tokens` ended each agent's latest answer."""
     turn_rewards: dict[int, float] = field(default_factory=dict)
-    """Rewards that the program has given to single turns, by their number."""
+    """Turn number → the reward that the program has given to this turn."""
     closed: bool = False
 
     @property
@@ -121,7 +122,7 @@ class WaitingEpisode:
         }
 
     def variables(self, url: str, token: str | None) -> dict[str, str]:
-        """Return the environment variables of its program, given the server's URL and token."""
+        """Return the environment variables for the episode's program, given the server's URL and token."""
         task = self.given
         return {
             "OPENAI_BASE_URL": f"{url}/sessions/{self.name}/v1",
@@ -134,11 +135,11 @@ class WaitingEpisode:
         }
 
     def take(self) -> None:
-        """Begin the episode, once a program has it; raise Over. Called by the server."""
+        """Begin the episode once a program has taken it; raise Over if it has ended. Called by the server."""
         self._in_loop(self.taken.set)
 
     def call(self, agent: str, request: Mapping[str, Json]) -> Future[Mapping[str, Json]]:
-        """Pass a call to the episode and return the future of its answer; raise Over. Called by the server.
+        """Pass a call to the episode and return the future of its answer; raise Over if it has ended. Called by the server.
 
         If the caller disconnects, the server cancels the future, and the episode receives the call a second time.
         """
@@ -159,11 +160,11 @@ class WaitingEpisode:
         return answer
 
     def finish(self, outcome: Outcome) -> None:
-        """End the episode with its rewards; raise Over. Called by the server."""
+        """End the episode with its rewards; raise Over if it has already ended. Called by the server."""
         self._in_loop(partial(self.news.put_nowait, outcome))
 
     def fail(self, error: EpisodeError) -> None:
-        """End the episode without rewards; raise Over. Called by the server."""
+        """End the episode without rewards; raise Over if it has already ended. Called by the server."""
         self._in_loop(partial(self.news.put_nowait, error))
 
     def answered(self, call: OutsideCall, answer: Mapping[str, Json]) -> None:
@@ -203,7 +204,7 @@ class Switchboard:
     """Connects episodes that wait for a program with programs that wait for an episode."""
 
     def __init__(self, url: str, token: str | None, say: Callable[[str], None] = lambda _: None) -> None:
-        """Take the URL and the token for programs; `say` prints a message for the user."""
+        """Store the URL and the token for programs; `say` prints a message for the user."""
         self.url = url
         self.token = token
         self.door: str | None = None
@@ -212,9 +213,9 @@ class Switchboard:
         """The process that forks for each episode, if there is one."""
         self.say = say
         self._quiet_until: dict[str, float] = {}
-        """When each kind of message may be repeated, by the monotonic clock."""
+        """Kind of message → the time from which it may be repeated, by the monotonic clock."""
         self._unreported = 0
-        """Failures since the last message about one."""
+        """Number of failures since the last message about a failure."""
         self._failures: OrderedDict[str, str] = OrderedDict()
         self._lock = threading.Lock()
         self._free: deque[WaitingEpisode] = deque()
@@ -236,7 +237,7 @@ class Switchboard:
             self._free.append(episode)
 
     def give(self, episode: WaitingEpisode) -> None:
-        """Let calls reach the episode by its name from the start. Called by the episode."""
+        """Register the episode, so that calls reach it by its name from the start. Called by the episode."""
         with self._lock:
             self._taken[episode.name] = episode
 
@@ -249,7 +250,7 @@ class Switchboard:
         episode.close()
 
     def take(self) -> Future[WaitingEpisode]:
-        """Return the future of the next episode; it raises Over if there will be none. Called by the server."""
+        """Return the future of the next episode, which raises Over if there will be no more episodes. Called by the server."""
         taken: Future[WaitingEpisode] = Future()
         with self._lock:
             if self._closed:
@@ -269,7 +270,7 @@ class Switchboard:
             return self._taken.get(name)
 
     def _may_report(self, kind: str, seconds: float) -> bool:
-        """Return whether a kind of message is due, at most once in this many seconds."""
+        """Return whether a kind of message may be printed now, at most once in this many seconds."""
         now = time.monotonic()
         if now < self._quiet_until.get(kind, 0.0):
             return False
@@ -277,7 +278,7 @@ class Switchboard:
         return True
 
     def failed(self, episode: WaitingEpisode, why: str) -> None:
-        """Report that an episode's program failed; many failures at once are counted in one message. Called by the episode."""
+        """Report that an episode's program failed; frequent failures are summarized in one message. Called by the episode."""
         with self._lock:
             self._failures[episode.name] = why
             if len(self._failures) > MOST_REASONS:
@@ -287,25 +288,26 @@ class Switchboard:
                 return
             others, self._unreported = self._unreported, 0
         more = f" ({others} more episodes have failed since the last message.)" if others else ""
-        self.say(f"the episode of {episode.task.id} failed: {why}{more}")
+        self.say(f"the episode of task {episode.task.id} failed: {why}{more}")
 
     def why_over(self, name: str) -> str | None:
-        """Return why an episode failed, by the name of its session; None if that is unknown. Called by the server."""
+        """Return why the episode of a session failed; None if the reason is unknown. Called by the server."""
         with self._lock:
             return self._failures.get(name)
 
     def warn_if_idle(self) -> None:
-        """Report that episodes wait and no program has one; at most once in five minutes. Called by the episode."""
+        """Report that episodes are waiting and no program has taken one, at most once in five minutes. Called by the episode."""
         with self._lock:
             waiting = len(self._free)
             if not waiting or self._taken or not self._may_report("idle", 300.0):
                 return
         self.say(
-            f"{waiting} episodes wait, but no program has requested one. Start your program, or check that it calls POST {self.url}/v1/task."
+            f"{waiting} episodes are waiting, but no program has requested one. Start your program, or check that it calls "
+            f"POST {self.url}/v1/task."
         )
 
     def close(self) -> None:
-        """End everything that waits."""
+        """End all waiting requests and episodes."""
         with self._lock:
             self._closed = True
             waiting, self._waiting = self._waiting, deque()
@@ -322,10 +324,10 @@ _boards: dict[str, Switchboard] = {}
 
 @contextmanager
 def switched_on(key: str, board: Switchboard) -> Iterator[None]:
-    """Register the switchboard of an environment while the block runs; raise ConfigError if it has one."""
+    """Register the switchboard of an environment while the block runs; raise ConfigError if it already has one."""
     if key in _boards:
         raise ConfigError(
-            "Another trainer of this process already serves this `external` environment. Close it first."
+            "Another trainer in this process already serves this `external` environment. Close that trainer first."
         )
     _boards[key] = board
     try:
@@ -336,7 +338,7 @@ def switched_on(key: str, board: Switchboard) -> Iterator[None]:
 
 
 def board_of(key: str) -> Switchboard:
-    """Return an environment's switchboard; raise EpisodeError if it is not served."""
+    """Return an environment's switchboard; raise EpisodeError if no server runs for it."""
     if key not in _boards:
         raise EpisodeError(
             "This process has no server for outside programs. Train or evaluate with `kapelle`."
@@ -345,32 +347,32 @@ def board_of(key: str) -> Switchboard:
 
 
 StartsIt = Callable[[WaitingEpisode, Callable[[], bool]], Awaitable[StartedProgram]]
-"""Starts the program of an episode. Takes the episode, and a function that returns whether the program waits for an answer."""
+"""Starts the program of an episode, given the episode and a function that returns whether the program is waiting for an answer."""
 
 # -------- The episode of an outside program: the program's calls decide which agent moves next
 
 NOTICE_S = 60.0
-"""Seconds that episodes wait for a program before a message."""
+"""Seconds that episodes wait for a program before a message is printed."""
 
 SERVER = "kapelle.services.policy.outside:serve_outside"
-"""The function that serves the agents of a run to programs."""
+"""The function that makes the agents of a run available to programs."""
 
 ANSWER = "answer"
-"""Entry of an episode's info: the program's answer."""
+"""Key of the program's answer in an episode's info."""
 Grades = Callable[[Outcome, Sequence[str]], Awaitable[Outcome]]
-"""Returns the outcome with the rewards of the answer in its info, for the agents that acted."""
+"""Grades the answer in the outcome's info and returns the outcome with the rewards of the agents that acted."""
 
 _free_programs: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
     weakref.WeakKeyDictionary()
 )
-"""Programs that may still be started, by event loop."""
+"""Event loop → semaphore that limits the number of running programs."""
 
 
 class ExternalState:
     """The state of one episode that a program drives.
 
-    A step without actions waits for the program: it returns on new calls, disconnected callers or the reward. A step with actions
-    answers calls while the other one waits. Observations and actions are JSON of the workflow `external`.
+    A step without actions waits for the program: it returns when there are new calls, disconnected callers or the reward. A step
+    with actions answers calls, while another step may be waiting. Observations and actions are JSON of the workflow `external`.
     """
 
     def __init__(
@@ -385,10 +387,10 @@ class ExternalState:
         row: Mapping[str, Json] | None = None,
         grade: Grades | None = None,
     ) -> None:
-        """Start a separate program if a `start` is given; at most `programs` of them run at once.
+        """Prepare the episode; if `start` is given, it starts a separate program, of which at most `programs` run at once.
 
         `least` is the reward if the program ends after a truncated answer. The program reads the `row` of its task, and `grade`
-        rewards its answer.
+        computes the rewards of its answer.
         """
         self._board = board
         self._episode = WaitingEpisode(f"e-{secrets.token_hex(8)}", task, seed, agents, row or {})
@@ -401,14 +403,14 @@ class ExternalState:
         self._open: dict[int, OutsideCall] = {}
         """Unanswered calls, by number."""
         self._new: list[int] = []
-        """Calls of the last step."""
+        """Numbers of the calls that arrived during the last step."""
         self._disconnected: list[OutsideCall] = []
-        """Calls that lost their caller during the last step."""
+        """Calls whose caller disconnected during the last step."""
         self._outcome: Outcome | None = None
         self._running: asyncio.Semaphore | None = None
 
     def observe(self, agent: str) -> str:
-        """Return an agent's new calls with their numbers, and the numbers of calls that lost their caller."""
+        """Return an agent's new calls with their numbers, and the numbers of calls whose caller disconnected."""
         calls = [
             [number, self._open[number].request] for number in self._new if self._open[number].agent == agent
         ]
@@ -424,7 +426,7 @@ class ExternalState:
         return tuple(dict.fromkeys(call.agent for call in news))
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Answer calls, or without actions wait for the program; raise EpisodeError if it ends without a reward."""
+        """Answer calls or, if there are no actions, wait for the program; raise EpisodeError if it ends without a reward."""
         if actions:
             for answer in actions.values():
                 number, content = json.loads(answer)
@@ -439,7 +441,7 @@ class ExternalState:
         if not self._begun:
             await self._begin()
         while not (self._new or self._disconnected or self._outcome):
-            # The time limit excludes the wait for our answers.
+            # The time limit excludes the time in which the program waits for our answers.
             timed = self._program is not None and self._program.timed
             resume_deadline = pause_deadline() if self._open or timed else None
             news = [await self._next()]
@@ -450,7 +452,7 @@ class ExternalState:
             for event in news:
                 if isinstance(event, EpisodeError):
                     self._board.failed(self._episode, str(event))
-                    # Frameworks raise on a truncated response. Without this reward, length would have no cost.
+                    # Frameworks raise an exception on a truncated response. Without this reward, excessive length would have no cost.
                     if not (isinstance(event, ProgramEnded) and any(self._episode.truncated.values())):
                         raise event
                     rewards = dict.fromkeys(self._episode.answering, self._least)
@@ -466,7 +468,7 @@ class ExternalState:
                     self._new.append(event.number)
                 elif isinstance(event, OutsideCall) and self._open.pop(event.number, None) is not None:
                     if event.number in self._new:
-                        self._new.remove(event.number)  # no agent has read it
+                        self._new.remove(event.number)  # no agent has read this call
                     else:
                         self._disconnected.append(event)
         return {}
@@ -501,7 +503,7 @@ class ExternalState:
             await asyncio.wait((coming, ending), return_when=asyncio.FIRST_COMPLETED)
             if coming.done():
                 return coming.result()
-            await asyncio.sleep(0)  # its last post may not have reached the queue yet
+            await asyncio.sleep(0)  # the program's last post may not have reached the queue yet
             empty = self._episode.news.empty()
             return ending.result() if empty else self._episode.news.get_nowait()
         finally:
@@ -528,46 +530,46 @@ class ExternalState:
 
 
 class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted, RewardsEpisodes):
-    """An outside program drives each episode: it calls the agents as OpenAI's chat completions and posts their reward.
+    """An outside program drives each episode: it calls the agents through an OpenAI-compatible API and posts their reward.
 
-    With an `entry` or a `command`, each episode starts the program, which finds the server in `OPENAI_BASE_URL`. Without them, you
-    start the program, which takes episodes by `POST /v1/task`. docs/programs.md and docs/serving.md describe this.
+    With `entry` or `command`, each episode starts the program, which finds the server's URL in `OPENAI_BASE_URL`. Without these
+    settings, you start the program, which requests episodes with `POST /v1/task`. See docs/programs.md and docs/serving.md.
     """
 
     name: Literal["external"] = "external"
     entry: Annotated[str | None, FROM_HERE_ON] = None
-    """Function `path/file.py:name` or `module:name` that runs one episode: `episode(task)`, plain or `async`. Its packages are
-    imported once, and each episode runs in a fork."""
+    """Function `path/file.py:name` or `module:name` that runs one episode: `episode(task)`, which may be `async`. Its packages
+    are imported once, and each episode runs in a forked process."""
     python: Annotated[str | None, FROM_HERE_ON] = None
-    """Interpreter of `entry`, such as that of a virtual environment; null is kapelle's own."""
+    """Python interpreter for `entry`, such as that of a virtual environment; null: the interpreter that runs kapelle."""
     command: Annotated[tuple[str, ...], FROM_HERE_ON] = ()
-    """The program with its arguments, which each episode starts; empty if there is an `entry` or you start it yourself. A first word
-    `python` is the interpreter that runs kapelle."""
+    """The program that each episode starts, with its arguments; empty if `entry` is set or you start the program yourself. If the first
+    word is `python`, the interpreter that runs kapelle is used."""
     programs: Annotated[int, FROM_HERE_ON] = Field(default=8, ge=1)
     """Maximum number of programs of `entry` or `command` that run at once."""
     questions: InnerQuestions | None = None
-    """Environment of the tasks that the program reads, which also grades the program's answer: `{name: math, …}`. null: the program
-    has its own tasks."""
+    """Environment that supplies the tasks for the program and grades its answers: `{name: math, …}`. null: the program has its own
+    tasks."""
     port: Annotated[int, FREE] = Field(default=8000, ge=0, le=65_535)
-    """Port for programs; 0 takes a free one."""
+    """Port for programs; 0 selects a free port."""
     host: Annotated[str, FREE] = Field(default="127.0.0.1", min_length=1)
-    """Address of the server. All but loopback addresses need TLS and a token in KAPELLE_TOKEN."""
+    """Address of the server. An address other than loopback needs TLS and a token in KAPELLE_TOKEN."""
     address: Annotated[str | None, FREE] = None
-    """Name or IP address by which programs reach the server, as in the certificate; null is `host`."""
+    """Name or IP address by which programs reach the server, as in the certificate; null: `host`."""
     tls_cert: Annotated[str | None, FREE] = None
-    """PEM file of the TLS certificate with its chain; null is plain HTTP."""
+    """PEM file of the TLS certificate with its chain; null: HTTP without TLS."""
     tls_key: Annotated[str | None, FREE] = None
     """PEM file of the certificate's private key."""
     tasks: int | None = Field(default=None, ge=1)
-    """Number of training tasks without `questions`; null is an endless supply."""
+    """Number of training tasks if `questions` is null; null: an endless supply."""
     tool_form: Form | None = None
-    """Form in which agents call the program's tools; null is that of their chat template, or else `hermes`."""
+    """Format in which agents call the program's tools; null: the format of their chat template, or `hermes` if it has none."""
     absence: Annotated[float, FREE] = Field(default=30.0, gt=0.0)
     """Seconds that a program without `command` may be disconnected before its episode fails."""
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The questions, or else the program."""
+        """Describe the questions or, if there are none, the program."""
         if self.questions is not None:
             return self.questions.sources
         who = self.entry or (self.command[0] if self.command else "an outside program")
@@ -575,12 +577,12 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
 
     @property
     def alive(self) -> Sequence[str]:
-        """The program; its episodes cannot be repeated."""
+        """The program, whose episodes cannot be repeated."""
         return ("the outside program",)
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The range of `rewards`, extended by that of the questions."""
+        """The range of `rewards`, extended to include the range of the questions."""
         ranges = [self.rewards] if self.questions is None else [self.rewards, self.questions.reward_range]
         return (min(low for low, _ in ranges), max(high for _, high in ranges))
 
@@ -598,13 +600,15 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
         return 6 + agents
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError for a missing package or a `teacher` without a `command`."""
+        """Raise ConfigError if a package is missing or a `teacher` is set without a program that kapelle starts."""
         if any(importlib.util.find_spec(package) is None for package in ("starlette", "uvicorn")):
-            raise AbsentPackage("`environment.name: external` needs an extra: pip install 'kapelle[serve]'.")
+            raise AbsentPackage(
+                "`environment.name: external` needs an extra. Run: pip install 'kapelle[serve]'."
+            )
         if self.teacher is not None:
             if not self.starts:
                 raise ConfigError(
-                    "`environment.teacher` needs a program that kapelle starts. Name it in `environment.entry` or "
+                    "`environment.teacher` needs a program that kapelle starts. Set `environment.entry` or "
                     "`environment.command`."
                 )
             self.check_teacher()
@@ -616,29 +620,31 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
         if self.entry is None:
             if self.python is not None:
                 raise ConfigError(
-                    "`environment.python` is the interpreter of `environment.entry`. Set both, or remove it."
+                    "`environment.python` is set, but not `environment.entry`, which it runs. Set both, or remove `environment.python`."
                 )
             return
         if self.command:
-            raise ConfigError("Set `environment.entry` or `environment.command`, not both.")
+            raise ConfigError(
+                "Both `environment.entry` and `environment.command` are set. Remove one of them."
+            )
         if not hasattr(os, "fork"):
             raise ConfigError(
-                "`environment.entry` needs an operating system with fork. Set `environment.command`."
+                "`environment.entry` needs an operating system that supports fork. Set `environment.command` instead."
             )
         module, name = split_target(self.entry)
         if not name:
             raise ConfigError(
-                f"`environment.entry` is '{self.entry}'. Name a function: `path/file.py:name` or `module:name`."
+                f"`environment.entry` is '{self.entry}', which does not name a function. Write `path/file.py:name` or `module:name`."
             )
         if module.endswith(".py") and not Path(module).is_file():
             raise AbsentCode(
-                f"`environment.entry`: there is no file '{module}'. Give a path from the current folder."
+                f"`environment.entry`: the file '{module}' does not exist. Give a path relative to the current folder."
             )
 
     def _check_questions(self, questions: Environment, agents: Sequence[str]) -> None:
         if self.tasks is not None:
             raise ConfigError(
-                "`environment.questions` defines the number of tasks. Remove `environment.tasks`."
+                "`environment.questions` already defines the number of tasks. Remove `environment.tasks`."
             )
         if not has_comparable_answers(questions):
             raise ConfigError(
@@ -647,30 +653,31 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
             )
         if offers(questions, UsesModels) and questions.frozen_models:
             raise ConfigError(
-                f"A judge of `environment.questions` is '{questions.frozen_models[0].path}', a model in this process, which is not supported here. Use an endpoint."
+                f"A judge of `environment.questions` is '{questions.frozen_models[0].path}', a model in this process, which "
+                "`external` does not support. Use an endpoint."
             )
         questions.check(agents)
 
     @property
     def demonstrates(self) -> bool:
-        """Whether there is a `teacher`."""
+        """Whether a `teacher` is set."""
         return self.teacher is not None
 
     def serve(self, setup: Any, say: Callable[[str, str], None]) -> AbstractContextManager[None]:
         """Run the server for programs while the block runs."""
-        # By name, because services are a layer above environments.
+        # Imported by name, because services are a layer above environments.
         server: AbstractContextManager[None] = find_object(SERVER, "server")(self, setup, say)
         return server
 
     def check_server(self, processes: int = 1) -> None:
         """Raise ConfigError if the server for programs would be unsafe or unreachable.
 
-        Each of several `processes` serves its own episodes at its own address, which only a started program knows.
+        If there are several `processes`, each serves its own episodes at its own address, which only the programs that it starts know.
         """
         if processes > 1 and (not self.starts or self.port):
             raise ConfigError(
-                f"Each of {processes} processes serves its own episodes of `environment.name: external`. Name the program in "
-                "`environment.entry` or `environment.command` and set `environment.port: 0`, or train in one process."
+                f"With `environment.name: external`, each of the {processes} processes serves its own episodes. Set "
+                "`environment.entry` or `environment.command`, and `environment.port: 0`, or train in one process."
             )
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError(
@@ -679,7 +686,7 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
         if self.tls_cert is not None and self.tls_key is not None:
             try:
                 ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.tls_cert, self.tls_key)
-            except OSError as error:  # ssl.SSLError is one
+            except OSError as error:  # ssl.SSLError is a subclass
                 raise ConfigError(
                     f"`environment.tls_cert` and `environment.tls_key` cannot be used ({self.tls_cert}, {self.tls_key}): "
                     f"{error.strerror or error}."
@@ -690,33 +697,35 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
             and not re.fullmatch(r"[\w.-]+", self.address, re.ASCII)
         ):
             raise ConfigError(
-                f"`environment.address` is '{self.address}'. Give a name or an IP address alone, without a scheme or a port."
+                f"`environment.address` is '{self.address}'. Give only a name or an IP address, without a scheme or a port."
             )
         if is_loopback(self.host):
             return
         missing = [] if self.tls_cert else ["TLS (`environment.tls_cert` and `environment.tls_key`)"]
         if len(os.environ.get(TOKEN, "")) < LEAST_TOKEN:
-            missing.append(f"a token of {LEAST_TOKEN} characters or more (the environment variable {TOKEN})")
+            missing.append(
+                f"a token of at least {LEAST_TOKEN} characters (in the environment variable {TOKEN})"
+            )
         if missing:
             raise ConfigError(
-                f"Other machines can reach `environment.host: {self.host}`, which needs {' and '.join(missing)}. Add it, or remove the "
-                "setting to serve this machine only."
+                f"Other machines can reach `environment.host: {self.host}`, which needs {' and '.join(missing)}. Add what is missing, or remove "
+                "`environment.host` to serve this machine only."
             )
         host = _ip(self.host)
         if self.address is None and host is not None and host.is_unspecified:
             raise ConfigError(
-                f"`environment.host: {self.host}` listens at all addresses of this machine. Set `environment.address` to the name or IP "
-                "address of the certificate, for programs to call."
+                f"`environment.host: {self.host}` listens on all addresses of this machine. Set `environment.address` to the name or IP "
+                "address in the certificate, which programs then call."
             )
 
     def size(self, split: Split) -> int | None:
-        """Return the number of tasks; without `questions`, test tasks are endless."""
+        """Return the number of tasks; without `questions`, the supply of test tasks is endless."""
         if self.questions is not None:
             return self.questions.size(split)
         return self.tasks if split == "train" else None
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the question of an index, or a task that the program interprets."""
+        """Return the question at an index, or a task that the program interprets."""
         if self.questions is not None:
             return self.questions.task(split, index)
         return Task(f"{split}-{index}", "", {"split": split, "index": index})
@@ -744,11 +753,11 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
 
     @contextmanager
     def forking(self, board: Switchboard) -> Iterator[None]:
-        """Run the process of `entry`, if there is one, while the block runs; ConfigError if it cannot be imported."""
+        """Run the process for `entry`, if set, while the block runs; raise ConfigError if `entry` cannot be imported."""
         if self.entry is None:
             yield
             return
-        # A client of an imported package must not find a running episode.
+        # An API client that an imported package creates must not reach a running episode.
         variables = {
             "OPENAI_BASE_URL": f"{board.url}/sessions/importing/v1",
             "OPENAI_API_KEY": board.token or "none",
@@ -759,7 +768,7 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
     # -------- Rewards of questions that reward whole episodes, such as `rewarded`
 
     async def reward_episode(self, episode: Episode, outcome: Outcome) -> Outcome:
-        """Return the outcome with the rewards of the questions for an answer; a reward of the program stays as it is."""
+        """Return the outcome with the rewards that the questions give an answer; leave a reward from the program unchanged."""
         questions: object = self.questions
         if offers(questions, RewardsEpisodes) and ANSWER in outcome.info:
             return await questions.reward_episode(episode, outcome)
@@ -772,19 +781,19 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
         return questions.compared if offers(questions, RewardsEpisodes) else ()
 
     async def reward_group(self, episodes: Sequence[Episode]) -> Sequence[Outcome]:
-        """Let the questions compare the episodes of a group."""
+        """Return the outcomes after the questions have compared the episodes of a group."""
         questions: object = self.questions
         assert offers(questions, RewardsEpisodes), "`compared` is empty otherwise"
         return await questions.reward_group(episodes)
 
     @property
     def key(self) -> str:
-        """The key by which episodes find the server."""
+        """The key under which episodes find their server."""
         return self.model_dump_json()
 
 
 def with_own_python(command: Sequence[str]) -> list[str]:
-    """Return a command in which `python` or `python3` as the first word is the interpreter that runs kapelle."""
+    """Return a command in which a first word `python` or `python3` is replaced by the interpreter that runs kapelle."""
     first, *others = command
     return [sys.executable if first in ("python", "python3") else first, *others]
 
@@ -792,7 +801,7 @@ def with_own_python(command: Sequence[str]) -> list[str]:
 async def graded(
     questions: Environment, task: Task, seed: int, outcome: Outcome, agents: Sequence[str]
 ) -> Outcome:
-    """Return the outcome with the reward of its answer for each agent; EpisodeError if the answer does not end the question."""
+    """Return the outcome in which each agent has the answer's reward; raise EpisodeError if the answer does not end the question."""
     answer, first = str(outcome.info[ANSWER]), agents[0]
     state = questions.start(task, (first,), seed)
     try:

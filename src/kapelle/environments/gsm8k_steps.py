@@ -1,11 +1,11 @@
-"""The calculator steps that GSM8K's solutions annotate, such as `<<48/2=24>>`, for tiny models.
+"""The calculator steps that are annotated in GSM8K's solutions, such as `<<48/2=24>>`, for tiny models.
 
-GSM8K (2110.14168) has 23,716 steps in train and 4,282 in test. Two thirds of the test steps also occur in train, word for word.
-`info["seen"]` marks them, so that memorised and computed answers can be separated. `3*4` and `4*3` are two steps.
+GSM8K (2110.14168) has 23,716 steps in train and 4,282 in test. Two thirds of the test steps also occur verbatim in train.
+`info["seen"]` marks them, so that memorised and computed answers can be separated. `3*4` and `4*3` count as different steps.
 
-A step has a normal form: `.5` is `0.5`, `9.00` is `9`, without `$` and unnecessary brackets; `20%` is 0.2. Unreadable annotations,
-incorrect results, steps without an operation (`12=12`), and those longer than `longest` are excluded. The others use only
-`0-9 + - * / . ( )`.
+Steps are normalized: `.5` becomes `0.5`, `9.00` becomes `9`, `20%` becomes 0.2, and `$` and unnecessary brackets are removed.
+Annotations that cannot be parsed, incorrect results, steps without an operation (`12=12`), and steps longer than `longest` are
+excluded. All other steps contain only `0-9 + - * / . ( )`.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from kapelle.environments.questions import Answers, Flaws, Questions, check_flaw
 from kapelle.errors import DataError
 from kapelle.types import Json, Message, Split, Task
 
-# -------- The worked notes of a calculator step, which is rewritten until only a sum remains
+# -------- The worked notes of a calculator step: the step is rewritten until only a sum remains
 #
 #     7*48        280+56               one term per digit, as in long multiplication
 #     85-47       40-2                 one term per decimal place
 #     252/12      20+1                 one term per digit of the quotient
-#     5*20/100    100/100=1            one operation after another, then the terms of the last
+#     5*20/100    100/100=1            one operation after another, then the terms of the last one
 #     3*4+5       12+5=10+7
 #
 # A reader of the notes adds the last terms.
 
 
 def notes(step: Expression) -> str:
-    """Return a step's worked notes: its rewritings and its terms, with `=` between."""
+    """Return a step's worked notes: its rewritten forms and its terms, separated by `=`."""
     stages: list[str] = []
-    # Rewrite until it is a sum of numbers, or one product or quotient of two numbers.
+    # Rewrite until the step is a sum of numbers, or one product or quotient of two numbers.
     while isinstance(step, Operation) and _addends(step) is None and not _on_numbers(step):
         rewritten = _rewritten(step)
         written = write(rewritten)
@@ -66,7 +66,7 @@ def _on_numbers(step: Operation) -> bool:
 
 
 def _addends(step: Expression) -> list[Fraction] | None:
-    """Return the signed numbers of a sum of numbers, None for another expression."""
+    """Return the signed numbers of a sum of numbers; None for any other expression."""
     if isinstance(step, Value):
         return [step.number]
     if step.operator not in {"+", "-"}:
@@ -85,7 +85,7 @@ def _rewritten(step: Expression) -> Expression:
         return Value(_value(step))
     inner = (step.left, step.right)
     strong = step.operator not in {"+", "-"}
-    # Sums remain for the last stage, unless a product or quotient needs their value.
+    # Leave sums for the last stage, unless a product or quotient needs their value.
     left, right = (
         part
         if isinstance(part, Operation) and not strong and _addends(part) is not None
@@ -104,10 +104,10 @@ def _value(step: Expression) -> Fraction:
 
 
 def _terms(step: Expression) -> list[Fraction]:
-    """Return the terms that add up to a plain step."""
+    """Return the terms whose sum is the value of a fully rewritten step."""
     addends = _addends(step)
     if addends is not None:
-        # The sum of each decimal place, greatest place first, without zeros.
+        # The sum of each decimal place, from the highest place down, without zeros.
         places: dict[Fraction, Fraction] = {}
         for addend in addends:
             for digit in _digits(addend):
@@ -126,7 +126,7 @@ def _terms(step: Expression) -> list[Fraction]:
 
 
 def _place(digit: Fraction) -> Fraction:
-    """Return the power of ten of a number with one non-zero digit."""
+    """Return the power of ten that a number with one non-zero digit is a multiple of."""
     place = Fraction(1)
     while abs(digit) >= 10 * place:
         place *= 10
@@ -136,7 +136,7 @@ def _place(digit: Fraction) -> Fraction:
 
 
 def _digits(number: Fraction) -> list[Fraction]:
-    """Return a number as one term per non-zero digit, greatest first: 205 is 200 and 5."""
+    """Return a number as one term per non-zero digit, from the highest place down: 205 is 200 and 5."""
     written = decimal(abs(number))
     if written is None:
         return [number]
@@ -153,7 +153,7 @@ def _sum(terms: Sequence[Fraction]) -> str:
 
 
 def forget_last_term(written: str) -> str:
-    """Return notes without their last term: the flaw of the agent that writes them."""
+    """Return notes without their last term, which is the flaw of the agent that writes notes."""
     stages, equals, last = written.rpartition("=")
     terms = _read_terms(last)
     kept = last if terms is None or len(terms) < 2 else _sum(terms[:-1])
@@ -161,9 +161,9 @@ def forget_last_term(written: str) -> str:
 
 
 def add_up(written: str, *, carry: bool) -> str:
-    """Return the sum of the last terms in notes, or `?` if they are unreadable.
+    """Return the sum of the last terms in notes, or `?` if the notes cannot be parsed.
 
-    Without `carry` every decimal place is added separately, and its carry is lost: the flaw of the agent that reads them.
+    If `carry` is False, every decimal place is added separately and its carry is lost. This is the flaw of the agent that reads notes.
     """
     terms = _read_terms(written.rpartition("=")[2])
     if terms is None:
@@ -196,12 +196,12 @@ Role = Literal["work", "add_up", "solve"]
 
 @dataclass(frozen=True, slots=True)
 class CalculatorStep:
-    """One calculator step in its normal form."""
+    """One calculator step in normalized form."""
 
     question: str
-    """Such as `48/2`."""
+    """The step, such as `48/2`."""
     answer: str
-    """Its value as a decimal: `24`."""
+    """The value of the step as a decimal, such as `24`."""
 
 
 class GSM8KSteps(DataFiles, Questions):
@@ -211,14 +211,14 @@ class GSM8KSteps(DataFiles, Questions):
     path: str = "openai/gsm8k"
     config: str | None = "main"
     longest: int = Field(default=20, ge=3)
-    """Maximum number of characters of a step without its result."""
+    """Maximum number of characters of a step, not counting its result."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("last_number",), min_length=1)
     """Rules that extract an agent's answer."""
     roles: Mapping[str, Role] = Field(default={"reasoner": "work", "actor": "add_up"})
-    """Agent → the role of its script; any other agent solves."""
+    """Agent → the role of its script; agents that are not listed have the role `solve`."""
     flaws: Flaws = Field(default={})
-    """Agent → share of demonstrations with a flaw: `work` omits the last of several terms, `add_up` and `solve` lose the carry
-    from one decimal place to the next."""
+    """Agent → share of its demonstrations with a flaw: `work` omits the last of several terms, and `add_up` and `solve` lose the
+    carry from one decimal place to the next."""
 
     @property
     def answers(self) -> Answers:
@@ -227,14 +227,14 @@ class GSM8KSteps(DataFiles, Questions):
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The file or hub split of each; problems are disjoint, but a step can be in both."""
+        """Describe the file or hub split of each split. Their problems are disjoint, but a step can occur in both."""
         return {
             "train": f"calculator steps of {self.source.describe('train')}",
             "test": f"calculator steps of {self.source.describe('test')}",
         }
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read both splits; DataError if one has no steps, ConfigError for a flaw of an unknown agent."""
+        """Read both splits; raise DataError if one has no steps, and ConfigError if `flaws` names an unknown agent."""
         check_flaws(self.flaws, agents)
         for split in ("train", "test"):
             if not self.size(split):
@@ -254,12 +254,12 @@ class GSM8KSteps(DataFiles, Questions):
         return Task(f"{split}-{index}", step.question, {"answer": step.answer, "seen": seen})
 
     def about(self, task: Task) -> Mapping[str, Json]:
-        """Return whether the step also occurs in train, and its operations."""
+        """Return whether the step also occurs in train, and which operations it has."""
         operation = "".join(re.findall(r"(?<=[0-9)])(?://|[-+*/])", task.question))
         return {"seen": task.data["seen"], "operation": operation}
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the text of the agent's role, with its flaw in its share of the demonstrations."""
+        """Return the text for the agent's role; it is flawed in the share of demonstrations that `flaws` sets."""
         bad = flawed(self.flaws, agent, seed)
         role = self.roles.get(agent, "solve")
         if role == "add_up":

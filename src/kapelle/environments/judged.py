@@ -1,4 +1,4 @@
-"""Judges among the rewards of `rewarded`: a rubric grades each answer, a ranking compares the episodes of a group.
+"""Rewards of `rewarded` that a judge gives: a rubric grades each answer, and a ranking compares the episodes of a group.
 
     rewards:
       - rubric: {right: {asks: "Is the result right?", weight: 2}, clear: "Can a beginner follow it?"}
@@ -7,7 +7,7 @@
       - rank: "It is right, and shorter."
         judge: {path: Qwen/Qwen3-4B}
 
-Their queries are in `grading.judge`, the queried models in `grading.asking`.
+The queries are defined in `grading.judge`, and the clients of the queried models in `grading.asking`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Criterion(Settings):
     asks: str = Field(min_length=1)
     """The question to the judge about an answer, such as `Is the result right?`."""
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """Its weight in the mean."""
+    """The weight of the criterion in the mean."""
 
 
 def _question(given: object) -> object:
@@ -49,9 +49,9 @@ class Rubric(Settings):
     judge: EndpointJudge | ModelJudge
     """The judge: an endpoint (`endpoint`, `model`), or a frozen model in this process (`path`)."""
     reference: str | None = None
-    """Column of the rows with a good answer, which the judge also reads; null shows none."""
+    """Column with a good answer, which the judge also reads; null: the judge reads no such answer."""
     agent: str | None = None
-    """The agent that is graded by its last text and rewarded; null grades the team's answer and rewards every agent."""
+    """The agent whose last text is graded and rewarded; null: the team's answer is graded and every agent is rewarded."""
     weight: FiniteFloat = 1.0
     """Factor of its reward."""
 
@@ -61,13 +61,13 @@ class Rubric(Settings):
         for name in rubric:
             if not re.fullmatch(CRITERION, name):
                 raise ValueError(
-                    f"'{name}' is not a valid name of a criterion. Use letters, digits and _, such as `clear`."
+                    f"'{name}' is not a valid criterion name. Use letters, digits and underscores, such as `clear`."
                 )
         return rubric
 
     @property
     def criteria(self) -> Mapping[str, tuple[str, float]]:
-        """Question and weight by name."""
+        """Criterion name → its question and weight."""
         return {name: (each.asks, each.weight) for name, each in self.rubric.items()}
 
 
@@ -79,29 +79,29 @@ class Ranking(Settings):
     judge: EndpointJudge | ModelJudge
     """The judge: an endpoint (`endpoint`, `model`), or a frozen model in this process (`path`)."""
     reference: str | None = None
-    """Column of the rows with a good answer, which the judge also reads; null shows none."""
+    """Column with a good answer, which the judge also reads; null: the judge reads no such answer."""
     agent: str | None = None
-    """The agent that is compared by its last texts and rewarded; null compares the team's answers and rewards every agent."""
+    """The agent whose last texts are compared and rewarded; null: the team's answers are compared and every agent is rewarded."""
     weight: FiniteFloat = 1.0
     """Factor of its reward."""
 
 
 def shown(value: Json) -> str | None:
-    """Return a column's value as a judge reads it; None if a row has none."""
+    """Return a column's value as a judge reads it; None if the row has no value."""
     return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
 class Judges:
-    """The judges of an environment: one for all rewards with the same settings, which share its replies and its budget."""
+    """The judges of an environment. Rewards with the same settings share one judge, with its cached replies and its budget."""
 
     def __init__(self, ask: Ask | None = None, models: ModelsInPlace | None = None) -> None:
-        """Take a replacement `ask` for every judge, or the frozen `models`."""
+        """Use `ask` in place of every judge, or the frozen `models` as judges in this process."""
         self._ask, self._models = ask, models
         self._clients: dict[AnyJudge, Asking] = {}
         self._reported: dict[str, float] = {}
 
     def __eq__(self, other: object) -> bool:
-        """Return whether both query the same models, regardless of their counts; needed to compare settings with judges."""
+        """Return whether both query the same models, whatever their counts; used to compare settings that contain judges."""
         return isinstance(other, Judges) and (self._ask, self._models) == (other._ask, other._models)
 
     def __hash__(self) -> int:
@@ -116,7 +116,7 @@ class Judges:
                 query = query_endpoint(judge)
             elif self._models is None:
                 raise ConfigError(
-                    f"The judge '{judge.path}' is a model in the process that runs episodes, and this process has none. Use an endpoint."
+                    f"The judge '{judge.path}' is a frozen model, but the process that runs episodes has not loaded it. Use an endpoint."
                 )
             else:
                 query = self._models.ask(FrozenModel(judge.path, judge.max_tokens))
@@ -142,7 +142,7 @@ class Judges:
 
 
 class UsesJudges(Settings, UsesModels):
-    """Settings with judges: endpoints, frozen models of this process, or in Python any function."""
+    """Settings with judges, which are endpoints, frozen models in this process or, in Python, any function."""
 
     _ask: Ask | None = PrivateAttr(default=None)
     _judges: Judges = PrivateAttr(default_factory=Judges)
@@ -153,7 +153,7 @@ class UsesJudges(Settings, UsesModels):
         """Each judge, and how often it is queried."""
 
     def judged_by(self, ask: Ask) -> Self:
-        """Return the same settings with another judge in place of all judges, such as `engines.rollout.judge.query_engine(...)`."""
+        """Return the same settings with all judges replaced by `ask`, such as `engines.rollout.judge.query_engine(...)`."""
         copy = self.model_copy()
         copy._ask, copy._judges = ask, Judges(ask)  # noqa: SLF001 - its own class
         return copy
@@ -167,17 +167,17 @@ class UsesJudges(Settings, UsesModels):
         return list(dict.fromkeys(FrozenModel(judge.path, judge.max_tokens) for judge in judges))
 
     def with_models(self, models: ModelsInPlace) -> Self:  # type: ignore[override] # subclasses are environments
-        """Return the same settings with these models as the judges in this process."""
+        """Return the same settings, with these models as the judges in this process."""
         copy = self.model_copy()
         copy._judges = Judges(self._ask, models)  # noqa: SLF001 - its own class
         return copy
 
     def release_models(self) -> None:
-        """Free the judges in this process."""
+        """Release the models of the judges in this process."""
         self._judges.close()
 
     def questions(self) -> Mapping[str, QuestionCounts]:
-        """Return how often each model is queried, by its path or name; equal judges share their `concurrency`."""
+        """Return how often each model is queried, by its path or name; judges with equal settings share one `concurrency`."""
         found: dict[str, QuestionCounts] = {}
         waited: set[AnyJudge] = set()
         for judge, more in self.asked:

@@ -1,10 +1,10 @@
-r"""Questions of a data set with answers that can be checked; the default data set is GSM8K.
+r"""Questions from a data set whose answers can be checked; the default data set is GSM8K.
 
 The answer of a row is the text after `####` in its answer field (GSM8K), else the content of its last
-`\boxed{…}` (MATH), else the whole field. Answers are compared exactly as mathematics (`grading.math`): numbers in their
+`\boxed{…}` (MATH), else the whole field. Answers are compared by their exact mathematical value (`grading.math`): numbers in
 context (`x = 5`, `5\text{ cm}`), expressions, lists, sets, intervals, points, matrices and equations.
-math-verify compares the answers that the exact reader cannot decide. It runs in a process that all episodes share and that
-starts on first use. One answer costs at most 3 s of CPU, after which it is incorrect.
+If the exact comparison cannot decide, math-verify compares the answers. It runs in a process that all episodes share and that
+starts on first use. An answer that takes more than 3 s of CPU time counts as incorrect.
 
 The script writes the data set's solution, without GSM8K's `<<48/2=24>>` annotations.
 """
@@ -45,24 +45,24 @@ from kapelle.runtime.row_files import DataRow
 from kapelle.settings.base import FROM_HERE_ON
 from kapelle.types import Json, Message, Split, Task
 
-# -------- Answers by program: the agent writes Python, the sandbox runs it, its last line of output counts
+# -------- Answers by program: the agent writes Python, the sandbox runs it, and its last line of output is the answer
 
 LIMITS = Limits(wall_s=5.0, cpu_s=3.0, memory_bytes=256 * 1024**2)
 PARALLEL = 2
-"""Programs of one process that run in parallel."""
+"""Number of programs that one process runs in parallel."""
 
 
 class Printed(NamedTuple):
     """The result of a program."""
 
     answer: str | None
-    """Its last non-empty line; None if the output is empty or the program failed."""
+    """The last non-empty line of output; None if the output is empty or the program failed."""
     problem: str
-    """Why it is None, else empty."""
+    """Why the line is None; empty if there is a line."""
 
 
 async def printed_by(text: str, backend: str) -> Printed:
-    """Run the program of a text in the sandbox and return its last line; SandboxError if the sandbox is unavailable."""
+    """Run the program in a text in the sandbox and return its last line; raise SandboxError if the sandbox is unavailable."""
     program = program_of(text)
     if program is None:
         return Printed(None, "the text contains no program")
@@ -85,31 +85,32 @@ Role = Literal["work", "answer", "solve"]
 
 
 class Math(DataWithQuestions, Questions):
-    """Questions of a data set, graded by their final answer."""
+    """Questions from a data set, graded by their final answer."""
 
     name: Literal["math"] = "math"
     path: str = "openai/gsm8k"
     config: str | None = "main"
     question_field: str = "question"
-    """Dots reach into objects. Of a conversation (verl's and siiRL's `prompt`) the question excludes the system messages."""
+    """Field with the question; dots reach into objects. If it is a conversation (verl's and siiRL's `prompt`), system messages are
+    not part of the question."""
     answer_field: str = "answer"
-    """For rows in the form of verl and siiRL: `reward_model.ground_truth`."""
+    """Field with the answer; in the format of verl and siiRL it is `reward_model.ground_truth`."""
     choices_field: str | None = None
-    """Field of the options of a multiple-choice question: a list of texts, or an object with `text` and `label`. The question lists them
-    with letters, and the answer is a letter, the number of an option from 0, or its text. null: `choices` or `options`."""
+    """Field with the options of a multiple-choice question: a list of strings, or an object with `text` and `label`. The question lists
+    the options with letters. The row's answer is a letter, the index of an option from 0, or its text. null: `choices` or `options`."""
     level_field: str = "level"
-    """Field with the difficulty of a question; tasks have it as `level`, for `tasks.curriculum`."""
+    """Field with the difficulty of a question; tasks store it as `level`, which `tasks.curriculum` uses."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("hash", "last_box"), min_length=1)
     """Rules that extract an agent's answer, in this order."""
     answer_by: Literal["text", "program"] = "text"
-    """`program`: the agent writes Python, alone or as its last ```python block. It runs in the sandbox, and its last line of
-    output is the answer."""
+    """`program`: the agent writes Python code, either alone or in its last ```python block. The code runs in the sandbox, and its last
+    line of output is the answer."""
     sandbox: Annotated[str, FROM_HERE_ON] = "bubblewrap"
-    """The sandbox of programs, with `answer_by: program`."""
+    """The sandbox in which programs run, with `answer_by: program`."""
     percent_is_unit: bool = True
-    """True: 50% is the answer 50, as in GSM8K, where the question contains the unit. False: 50% is 0.5."""
+    """True: the answer 50% means 50, as in GSM8K, where the question contains the unit. False: 50% means 0.5."""
     roles: Mapping[str, Role] = Field(default={"reasoner": "work", "actor": "answer"})
-    """Agent → the role of its script; any other agent solves."""
+    """Agent → the role of its script; agents that are not listed have the role `solve`."""
 
     def _key(self) -> tuple[str, str, Words]:
         return self.question_field, "question_field", question_in
@@ -140,7 +141,9 @@ class Math(DataWithQuestions, Questions):
             raise row.unusable(f"the field '{field}' must be a list of options", "choices_field")
         named = list(map(str, ascii_uppercase[: len(texts)] if labels is None else labels))
         if len(set(named)) != len(texts) or any(isinstance(text, Mapping | list) for text in texts):
-            raise row.unusable(f"the field '{field}' needs a text and a different letter for each option")
+            raise row.unusable(
+                f"the field '{field}' must contain a string and a distinct letter for each option"
+            )
         return dict(zip(named, map(str, texts), strict=True))
 
     def _right_option(self, row: DataRow, options: Mapping[str, str]) -> str:
@@ -168,16 +171,16 @@ class Math(DataWithQuestions, Questions):
         )
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read both splits; DataError names the file and line of rows without an answer, if there are too many.
+        """Read both splits; if too many rows have no answer, raise DataError with their file and line.
 
-        SandboxError with `answer_by: program` if this machine lacks the sandbox.
+        With `answer_by: program`, raise SandboxError if this machine lacks the sandbox.
         """
         if self.answer_by == "program":
             require(backend(self.sandbox))
         self.skipped()
 
     def gold_of(self, row: DataRow) -> str:
-        """Return the gold answer of a row, the letter of a multiple-choice question; DataError without one."""
+        """Return the gold answer of a row, which is a letter for a multiple-choice question; raise DataError if there is none."""
         options = self._options(row)
         if options is not None:
             return self._right_option(row, options)
@@ -194,7 +197,7 @@ class Math(DataWithQuestions, Questions):
         return gold
 
     def doubts(self) -> Sequence[str]:
-        """Return how many gold answers math-verify cannot read, of those that it must compare, and the first of them."""
+        """Return how many of the gold answers that math-verify must compare it cannot read, with the first of them as an example."""
         rows = (*self.rows.train, *self.rows.test)
         golds = {self.gold_of(row) for row in rows if self._options(row) is None}
         left = sorted(gold for gold in golds if gold_problem(gold) is None)
@@ -205,7 +208,7 @@ class Math(DataWithQuestions, Questions):
             return []
         doubt = (
             f"{len(unread)} of {len(chosen)} unusual gold answers cannot be read, such as '{unread[0][:40]}'. An episode fails unless "
-            "its answer is written exactly like them. Drop their rows"
+            "its answer has exactly the same spelling. Remove their rows"
         )
         return [doubt]
 
@@ -217,7 +220,7 @@ class Math(DataWithQuestions, Questions):
 
     @cached_property
     def _parts(self) -> frozenset[str]:
-        """The values of verl's `data_source`, if the rows have several."""
+        """The values of verl's `data_source`, if rows have different values."""
         rows = (*self.rows.train, *self.rows.test)
         found = frozenset(str(row.fields["data_source"]) for row in rows if "data_source" in row.fields)
         return found if len(found) > 1 else frozenset()
@@ -237,13 +240,13 @@ class Math(DataWithQuestions, Questions):
         )
 
     def about(self, task: Task) -> Mapping[str, Json]:
-        """Return the part of the data to which the question belongs, if there are several."""
+        """Return the part of the data to which the question belongs, if there are several parts."""
         part = task.data.get("part")
         return {} if part is None else {"part": part, f"part/{part}": True}
 
     @property
     def answers(self) -> Answers:
-        """Mathematics, or a program that prints it."""
+        """A mathematical answer, or a program that prints it."""
         return Answers(self._graded, self._normal_form)
 
     async def _graded(self, text: str, task: Task) -> Grade:
@@ -265,7 +268,7 @@ class Math(DataWithQuestions, Questions):
         return read
 
     def _normal_form(self, text: str) -> str | None:
-        # Programs are compared as text.
+        # Programs are compared as strings.
         if self.answer_by == "program":
             return program_of(text)
         found = extract(text, self.extraction).text
@@ -293,5 +296,5 @@ class Math(DataWithQuestions, Questions):
 
 
 MOST_ASKED = 200
-"""Number of gold answers that are tried with math-verify, chosen evenly from all that it must read; each takes about 35 ms."""
+"""Number of gold answers that are checked with math-verify, chosen evenly from all that it must read; each takes about 35 ms."""
 _ANNOTATION = re.compile(r"<<[^<>]*>>")

@@ -1,4 +1,4 @@
-"""Matrix games with simultaneous moves, for one round or several, with known optima."""
+"""Matrix games with simultaneous moves and known optima, for one or several rounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kapelle.errors import ConfigError
 from kapelle.runtime.randomness import derive_seed
 from kapelle.types import Message, Split, Task
 
-# -------- Games as tables, with optima by enumeration
+# -------- Games as tables, whose optima are found by enumeration
 
 Joint = str
 """A joint move: one letter per player, in order."""
@@ -53,12 +53,12 @@ class Game:
 
     @property
     def common(self) -> bool:
-        """Whether every joint move has one payoff for all players: pure coordination."""
+        """Whether every joint move gives all players the same payoff (pure coordination)."""
         return all(len(set(payoffs)) == 1 for payoffs in self.payoffs.values())
 
     @property
     def constant_sum(self) -> bool:
-        """Whether the gains of one player are the losses of the others."""
+        """Whether each player's gains are the losses of the other players."""
         return len({sum(payoffs) for payoffs in self.payoffs.values()}) == 1
 
     @property
@@ -68,7 +68,7 @@ class Game:
         return tuple(joint for joint, payoffs in self.payoffs.items() if sum(payoffs) == best)
 
     def alike(self) -> list[str]:
-        """Return sets of interchangeable letters: if all players exchange two of them, every payoff stays the same."""
+        """Return sets of interchangeable letters: if two letters of a set are swapped for all players, every payoff stays the same."""
         sets: list[str] = []
         for letter in dict.fromkeys("".join(self.moves)):
             place = next((k for k, own in enumerate(sets) if self._exchangeable(own[0], letter)), None)
@@ -85,18 +85,18 @@ class Game:
         )
 
     def gaps(self) -> list[Joint]:
-        """Return the joint moves that the table lacks."""
+        """Return the joint moves that are missing from the table."""
         return [joint for joint in map("".join, itertools.product(*self.moves)) if joint not in self.payoffs]
 
     def expected(self, joint: Sequence[str | None]) -> tuple[float, ...]:
-        """Return the payoffs of a joint move, averaged over the moves of players with a missing move."""
+        """Return the payoffs of a joint move; for players whose move is missing (None), average over their moves."""
         choices = [moves if move is None else move for move, moves in zip(joint, self.moves, strict=True)]
         rows = [self.payoffs["".join(letters)] for letters in itertools.product(*choices)]
         return tuple(sum(column) / len(rows) for column in zip(*rows, strict=True))
 
 
 def _shared(moves: str, rows: Sequence[Sequence[float]]) -> Game:
-    """Return a two-player game with one payoff for both."""
+    """Return a two-player game in which both players receive the same payoff."""
     return Game({a + b: (rows[i][j],) * 2 for i, a in enumerate(moves) for j, b in enumerate(moves)})
 
 
@@ -106,19 +106,19 @@ def penalty(k: float) -> Game:
 
 
 CLIMBING = _shared("ABC", [[11, -30, 0], [-30, 7, 6], [0, 0, 5]])
-"""Claus and Boutilier 1998: the optimum AA is the riskiest joint move, so independent learners settle for less."""
+"""Claus and Boutilier 1998: the optimum AA is the riskiest joint move, so independent learners converge to lower payoffs."""
 
 XOR = _shared("AB", [[0, 1], [1, 0]])
-"""2206.07505: two players must differ, which one deterministic shared policy cannot do."""
+"""2206.07505: two players must choose different moves, which a deterministic shared policy cannot do."""
 
 PRISONERS_DILEMMA = Game({"CC": (3, 3), "CD": (0, 5), "DC": (5, 0), "DD": (1, 1)})
-"""Axelrod 1984: each gains by defection, both gain by cooperation."""
+"""Axelrod 1984: each player gains by defection, but both gain by mutual cooperation."""
 
 STAG_HUNT = Game({"SS": (4, 4), "SH": (1, 3), "HS": (3, 1), "HH": (2, 2)})
-"""Skyrms 2004: the payoff-dominant equilibrium SS against the risk-dominant HH."""
+"""Skyrms 2004: the equilibrium SS is payoff-dominant, and HH is risk-dominant."""
 
 MATCHING_PENNIES = Game({"HH": (1, -1), "HT": (-1, 1), "TH": (-1, 1), "TT": (1, -1)})
-"""Zero-sum; its only equilibrium is mixed, half and half, of value 0."""
+"""A zero-sum game; its only equilibrium mixes both moves with probability 1/2 and has value 0."""
 
 
 GameName = Literal[
@@ -133,32 +133,32 @@ MOST_LISTED = 64
 class Matrix(GameSettings, Enumerable, ListsMoves, Reporting, Scripted):
     """A matrix game; every agent of the team is one player, in order, and writes one letter.
 
-    An observation is the rules and `2/3 AB CAA`: second player of three, legal moves A or B, joint move CAA in the last round
-    (`-` is an invalid move). With `rules: none` the observation is only this line; the agent then learns the meaning of letters,
-    or reads it in its prompt.
+    An observation consists of the rules and a line such as `2/3 AB CAA`: second player of three, legal moves A and B, joint move CAA
+    in the last round (`-` is an invalid move). With `rules: none` the observation is only this line; the agent then learns the
+    meaning of the letters, or its prompt explains them.
     """
 
     name: Literal["matrix"] = "matrix"
     game: GameName = "climbing"
-    """One of the known games, or `custom` with `payoffs`."""
+    """A built-in game, or `custom` for a game defined by `payoffs`."""
     payoffs: Mapping[str, FiniteFloat | tuple[FiniteFloat, ...]] = Field(default={})
-    """For `game: custom`: every joint move, one letter per player → one payoff for all, or one each."""
+    """For `game: custom`: every joint move (one letter per player) → one payoff for all players, or one for each."""
     penalty: FiniteFloat = Field(default=-100.0, le=0.0)
     """The payoff for mixing the optima in `game: penalty`."""
     rounds: int = Field(default=1, ge=1)
-    """Rounds of one episode."""
+    """Number of rounds in an episode."""
     memory: int | None = Field(default=1, ge=0)
-    """Past rounds in an observation, null for all; an agent's conversation contains earlier ones."""
+    """Number of past rounds in an observation; null: all. An agent's conversation contains earlier rounds."""
     other_play: bool = False
-    """Whether each player but the first has interchangeable letters renamed at random in each episode. Agreement with such a
-    partner needs no convention (other-play, 2003.02979)."""
+    """Whether interchangeable letters are renamed at random in each episode for every player but the first. Players then cannot rely
+    on a convention to coordinate (other-play, 2003.02979)."""
     invalid: FiniteFloat | None = None
-    """Payoff of an invalid move, at most the game's least payoff; null: the least payoff."""
+    """Payoff of an invalid move, which must not exceed the game's least payoff; null: the least payoff."""
 
     @model_validator(mode="after")
     def _is_a_game(self) -> Matrix:
         if (self.game == "custom") != bool(self.payoffs):
-            raise ValueError("`payoffs` and `game: custom` need each other. Set both or neither.")
+            raise ValueError("`payoffs` and `game: custom` must be set together. Set both or neither.")
         sizes = {
             (len(joint), len(payoffs) if isinstance(payoffs, tuple) else None)
             for joint, payoffs in self.payoffs.items()
@@ -168,22 +168,22 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Reporting, Scripted):
             or len({j for j, _ in sizes}) > 1
         ):
             raise ValueError(
-                "Each key of `payoffs` needs one letter per player, and its value one number or one each."
+                "Each key of `payoffs` needs one letter per player, and each value one number, or one number per player."
             )
         if any(not letter.isalnum() for joint in self.payoffs for letter in joint):
             raise ValueError("Moves in `payoffs` must be letters or digits.")
         game = self.table
         if gaps := game.gaps():
-            raise ValueError(f"`payoffs` lacks the joint move '{gaps[0]}' ({len(gaps)} are missing).")
+            raise ValueError(f"`payoffs` lacks the joint move '{gaps[0]}' ({len(gaps)} missing in total).")
         if self.invalid is not None and self.invalid > game.least:
             raise ValueError(
-                f"`invalid: {self.invalid}` exceeds the least payoff, {game.least}. Set {game.least} or less."
+                f"`invalid: {self.invalid}` exceeds the least payoff of the game. Set `invalid` to {game.least} or less."
             )
         return self
 
     @property
     def table(self) -> Game:
-        """The game as a table."""
+        """The payoff table of the game."""
         known = {
             "climbing": CLIMBING,
             "penalty": penalty(self.penalty),
@@ -242,16 +242,16 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Reporting, Scripted):
     def best_response(
         self, policy: Mapping[str, Mapping[int, float]], player: int
     ) -> tuple[float, Mapping[str, int]]:
-        """Return the payoff of a player's best letter against the others' policy, and the letter's number."""
+        """Return the payoff of a player's best letter against the other players' policies, and the index of that letter."""
         values = self._values(policy, player)
         return max(values), {str(player): values.index(max(values))}
 
     def visits(self, policy: Mapping[str, Mapping[int, float]]) -> Mapping[str, float]:
-        """Return 1 for every player: each moves once."""
+        """Return 1 for every player, because each moves once."""
         return {str(player): 1.0 for player in range(self.players)}
 
     def _values(self, policy: Mapping[str, Mapping[int, float]], player: int) -> list[float]:
-        """Return the expected payoff of each letter of a player against the others' policy."""
+        """Return the expected payoff of each letter of a player against the other players' policies."""
         game = self.table
         values = dict.fromkeys(game.moves[player], 0.0)
         for joint, payoffs in game.payoffs.items():
@@ -265,15 +265,15 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Reporting, Scripted):
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The least and the greatest payoff in every round."""
+        """The least and the greatest return, which is the least or greatest payoff in every round."""
         return (self.rounds * self.invalid_payoff, self.rounds * self.table.greatest)
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The game itself, in both splits."""
+        """Describe the game, which is the same in both splits."""
         return {
             "train": f"the game {self.game}",
-            "test": f"the game {self.game}, the same: nothing to hold out",
+            "test": f"the same game {self.game} (a game has no held-out tasks)",
         }
 
     def check(self, agents: Sequence[str]) -> None:
@@ -282,7 +282,7 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Reporting, Scripted):
         if len(agents) != players:
             raise ConfigError(
                 f"`game: {self.game}` has {players} players, but the team has {len(agents)} agents "
-                f"({', '.join(agents)}). Set `team.agents` to {players} agents, or another game."
+                f"({', '.join(agents)}). Define {players} agents in `team.agents`, or choose another game."
             )
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> MatrixState:
@@ -292,7 +292,7 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Reporting, Scripted):
         return MatrixState(self, task, agents, rules, seed)
 
     def renamed(self, seat: int, seed: int) -> Mapping[str, str]:
-        """Return a letter that a player writes → its meaning in an episode."""
+        """Return a mapping from each letter that a player writes to its meaning in an episode."""
         found: dict[str, str] = {}
         draw = random.Random(derive_seed("other-play", seat, seed))
         for own in self.table.alike():
@@ -303,7 +303,7 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Reporting, Scripted):
         return found
 
     def _rules(self) -> str:
-        """Return the rules, with the payoffs of a table of at most `MOST_LISTED` joint moves."""
+        """Return the rules; they list the payoffs if there are at most `MOST_LISTED` joint moves."""
         game = self.table
         rounds = "one round" if self.rounds == 1 else f"{self.rounds} rounds"
         listed = {
@@ -319,14 +319,14 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Reporting, Scripted):
         )
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return a random legal move, which demonstrates only the form."""
+        """Return a random legal move, which demonstrates only the format."""
         places = re.findall(r"\b([0-9]+)/[0-9]+ ", messages[-1].content if messages else "")
         moves = self.table.moves[int(places[-1]) - 1 if places else 0]
         return random.Random(f"{seed}/{agent}").choice(moves)
 
 
 class MatrixState(BaseState, KnowsMoves):
-    """A game: all players move at once in each round."""
+    """An episode of a game in which all players move simultaneously in each round."""
 
     def __init__(self, settings: Matrix, task: Task, agents: Sequence[str], rules: str, seed: int) -> None:
         super().__init__(task, agents)
@@ -338,11 +338,11 @@ class MatrixState(BaseState, KnowsMoves):
         self._move_in = settings.move_in
         self._rules = rules
         self._meant = {agent: settings.renamed(player, seed) for player, agent in enumerate(agents)}
-        """Agent → a letter that it writes → its meaning."""
+        """Agent → the letter that it writes → the meaning of that letter."""
         self._history: list[str] = []
 
     def observe(self, agent: str) -> str:
-        """Return the rules, the place, the legal letters and the joint moves of the last rounds."""
+        """Return the rules, the player's position, the legal letters and the joint moves of the last rounds."""
         shown = self._history if self._memory is None else self._history[len(self._history) - self._memory :]
         place = f"{self.agents.index(agent) + 1}/{len(self.agents)}"
         written = {meant: letter for letter, meant in self._meant[agent].items()}
@@ -359,11 +359,11 @@ class MatrixState(BaseState, KnowsMoves):
         return self.agents if len(self._history) < self._rounds else ()
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Take the moves of one round and return the payoffs; EpisodeError unless exactly the movers acted.
+        """Take the moves of one round and return the payoffs; raise EpisodeError unless exactly the movers acted.
 
-        A move is the letter alone, with any space around it. An agent that writes anything else receives `invalid`, and in a game
-        of pure coordination all agents do. In other games the others receive their average payoff over the missing moves, which
-        the agent with the invalid move cannot influence.
+        A move is a single letter; surrounding whitespace is ignored. An agent that writes anything else receives the payoff `invalid`,
+        and in a game of pure coordination all agents do. In other games, the other agents receive their payoff averaged over the
+        possible moves of that agent, which therefore cannot influence it.
         """
         need_movers(actions, self.movers())
         joint: list[str | None] = []
@@ -380,9 +380,9 @@ class MatrixState(BaseState, KnowsMoves):
         }
 
     def outcome(self) -> Outcome:
-        """Return the share of rounds with an optimal joint move; None in a constant-sum game.
+        """Return the share of rounds with an optimal joint move, or None in a constant-sum game.
 
-        Rounds that were not played count as failed.
+        Rounds that were not played do not count as optimal.
         """
         optima = self._game.optima
         best = sum(joint in optima for joint in self._history) / self._rounds

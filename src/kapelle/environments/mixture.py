@@ -1,7 +1,7 @@
-"""Several environments in one run, of questions or of games: each task belongs to one of them, drawn by weight.
+"""Several environments (of questions or of games) in one run: each task belongs to one of them, drawn by weight.
 
-`Task.part` names the part, so that credit compares each game with itself (2506.24119, 2510.15414). The `info` of an outcome also
-names it, so that success and returns are reported by part.
+`Task.part` names the part, so that credit compares episodes only within the same game (2506.24119, 2510.15414). The `info` of an
+outcome also names the part, so that success and returns are reported for each part.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Part(Settings):
     ]
     """Settings of the part's environment: `{name: math, …}`."""
     weight: float = Field(default=1.0, gt=0.0)
-    """Share of the tasks, relative to the other parts' weights."""
+    """Weight of the part; its share of the tasks is this weight divided by the sum of all weights."""
 
 
 def _some(parts: Mapping[str, Part]) -> Mapping[str, Part]:
@@ -66,17 +66,17 @@ class Mixture(
     Reporting,
     Scripted,
 ):
-    """Tasks of all parts, unchanged; an agent observes what the part's environment shows.
+    """The tasks of all parts, unchanged; an agent observes what the part's environment shows.
 
-    Training draws a part for every index and then a task of it. If all parts have finite test splits, the test split contains
-    every test task once. The parts are either all questions or all games of moves, and each must fit the team.
+    Training draws a part for every index, then a task of that part. If all parts have finite test splits, the test split contains
+    every test task once. The parts must be either all questions or all games with moves, and each must fit the team.
     """
 
     name: Literal["mixture"] = "mixture"
     parts: Annotated[Mapping[str, Part], AfterValidator(_some)]
-    """Name of a part, for metrics → its environment and weight."""
+    """Name of a part, which metrics use → its environment and weight."""
     seed: int = 0
-    """Another seed draws another order."""
+    """A different seed draws the parts in a different order."""
 
     @property
     def members(self) -> Mapping[str, Environment]:
@@ -85,14 +85,14 @@ class Mixture(
 
     @property
     def constant_sum(self) -> bool:
-        """Whether in every part the gains of one agent are the losses of the others."""
+        """Whether, in every part, each agent's gains are the losses of the other agents."""
         return all(report_of(part).constant_sum for part in self.members.values())
 
     def check_player(self, player: str) -> None:
-        """Raise ConfigError for a player that some part lacks."""
+        """Raise ConfigError if some part lacks this player."""
         for name, part in self.members.items():
             if not offers(part, HasPlayers):
-                raise ConfigError(f"The part '{name}' has no player '{player}'.")
+                raise ConfigError(f"Part '{name}' of the mixture has no player '{player}'.")
             part.check_player(player)
 
     @property
@@ -111,7 +111,7 @@ class Mixture(
 
     @property
     def alive(self) -> Sequence[str]:
-        """Those of its parts."""
+        """The external programs of all parts."""
         return [
             f"{what} (part '{name}')" for name, part in self.members.items() for what in report_of(part).alive
         ]
@@ -125,23 +125,23 @@ class Mixture(
         return {split: "; ".join(texts) for split, texts in found.items()}
 
     def doubts(self) -> Sequence[str]:
-        """Return the doubts of the parts."""
+        """Return the doubts about the data of the parts."""
         return [
             f"{name}: {doubt}" for name, part in self.members.items() for doubt in report_of(part).doubts()
         ]
 
     def descriptors(self, agents: int) -> int:
-        """Return the most descriptors that an episode of any part holds open."""
+        """Return the largest number of descriptors that an episode of any part holds open."""
         return max(report_of(part).descriptors(agents) for part in self.members.values())
 
     def check(self, agents: Sequence[str]) -> None:
-        """Check every part; ConfigError names a part that these agents do not fit, or questions mixed with games."""
+        """Check every part; raise ConfigError if a part does not fit these agents, or if questions are mixed with games."""
         kinds = {has_comparable_answers(part): name for name, part in list(self.members.items())[::-1]}
         if len(kinds) > 1:
             question, game = kinds[True], kinds[False]
             raise ConfigError(
-                f"Part '{question}' of the mixture (`{self.members[question].name}`) asks questions, and part '{game}' "
-                f"(`{self.members[game].name}`) is a game. No workflow supports both; use two runs."
+                f"Part '{question}' of the mixture (`{self.members[question].name}`) consists of questions, but part '{game}' "
+                f"(`{self.members[game].name}`) is a game. No workflow supports both. Use two runs."
             )
         for name, part in self.members.items():
             try:
@@ -150,17 +150,17 @@ class Mixture(
                 raise ConfigError(f"Part '{name}' of the mixture is invalid: {error}") from error
 
     def size(self, split: Split) -> int | None:
-        """Return the number of test tasks if every part has finitely many; the supply of train tasks is endless."""
+        """Return the number of test tasks if it is finite in every part; the supply of training tasks is endless."""
         sizes = [part.size(split) for part in self.members.values()]
         known = [size for size in sizes if size is not None]
         return sum(known) if split == "test" and len(known) == len(sizes) else None
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the task at an index: a part by weight and one of its tasks, or the test tasks in order."""
+        """Return the task at an index: a task of a part drawn by weight or, for tests, the next task in order."""
         return self._task(split, index, None)
 
     def task_after(self, played: int, index: int) -> Task:
-        """Return the train task of its part after its share of the `played` tasks."""
+        """Return a training task as the part would return it after its share of the `played` tasks."""
         return self._task("train", index, played)
 
     def _task(self, split: Split, index: int, before: int | None) -> Task:
@@ -195,18 +195,18 @@ class Mixture(
         return MixtureState(task.part, self.members[name].start(_inner(task), agents, seed))
 
     def extract(self, text: str) -> str | None:
-        """Return the normal forms of all parts, so that equal answers are equal texts."""
+        """Return the text's normal forms in all parts, so that equal answers give equal strings."""
         read = [cast("Answerable", part).extract(text) for part in self.members.values()]
         if all(answer is None for answer in read):
             return None
         return " | ".join("" if answer is None else answer for answer in read)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the text of the part's script; EpisodeError without a script."""
+        """Return the text of the part's script; raise EpisodeError if the part has no script."""
         part = self.members[str(task.data["part"])]
         if not offers(part, Scripted):
             raise EpisodeError(
-                f"`{part.name}` has no script. Remove it from the mixture, or remove `warmup`."
+                f"`{part.name}` has no script for demonstrations. Remove it from the mixture, or remove `warmup`."
             )
         return part.script(agent, _inner(task), messages, seed)
 
@@ -228,7 +228,7 @@ class MixtureState(KnowsMoves, Resets, Scorable, Retriable):
         await reset_state(self._state)
 
     def allow_answers(self, most: int) -> None:
-        """Allow several answers, if the part can."""
+        """Allow several answers, if the part supports this."""
         if isinstance(self._state, Retriable):
             self._state.allow_answers(most)
 
@@ -241,17 +241,19 @@ class MixtureState(KnowsMoves, Resets, Scorable, Retriable):
         return self._state.legal(agent) if isinstance(self._state, KnowsMoves) else ()
 
     def movers(self) -> tuple[str, ...]:
-        """Return who may move."""
+        """Return the agents that may move."""
         return self._state.movers()
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Move in the part."""
+        """Apply the actions in the part."""
         return await self._state.step(actions, final)
 
     async def score(self, agent: str, text: str) -> float:
-        """Return the score of a text; EpisodeError if the part cannot score texts."""
+        """Return the score of a text; raise EpisodeError if the part cannot score texts."""
         if not isinstance(self._state, Scorable):
-            raise EpisodeError(f"The part '{self._name}' cannot score a text before the end.")
+            raise EpisodeError(
+                f"Part '{self._name}' of the mixture cannot score a text before the episode ends."
+            )
         return await self._state.score(agent, text)
 
     def outcome(self) -> Outcome:

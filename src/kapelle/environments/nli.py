@@ -1,8 +1,8 @@
 """Natural-language inference: does a premise entail a hypothesis, contradict it, or leave it open?
 
-The form of ANLI (1910.14599) and of the hub's `facebook/anli`, which MAPoRL trains on: fields `premise`,
-`hypothesis` and `label`, the label a letter (`e`, `n`, `c`), a word or a number (0, 1, 2). Rows with one
-premise stay in one split.
+Rows have the format of ANLI (1910.14599) and the hub's `facebook/anli`, on which MAPoRL trains: the fields
+are `premise`, `hypothesis` and `label`. The label is a letter (`e`, `n`, `c`), a word or a number (0, 1, 2).
+Rows with the same premise stay in the same split.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _label(text: str) -> Label | None:
 
 
 class NLI(DataWithQuestions, Questions):
-    """Premise and hypothesis in, one of three words out."""
+    """An agent reads a premise and a hypothesis, and answers with one of three words."""
 
     name: Literal["nli"] = "nli"
     path: str = "facebook/anli"
@@ -43,7 +43,7 @@ class NLI(DataWithQuestions, Questions):
     question_field: str | None = None
     """A field with the whole question, such as verl's `prompt`; null builds it from `premise` and `hypothesis`."""
     label_field: str = "label"
-    """The field of the answer."""
+    """The field with the answer."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("tag", "hash", "last_box", "whole"), min_length=1)
     """Rules that extract an agent's answer, in this order."""
 
@@ -56,7 +56,7 @@ class NLI(DataWithQuestions, Questions):
         return self.pair_of(row)
 
     def pair_of(self, row: DataRow) -> tuple[str, Label]:
-        """Return question and label of a row; DataError for one that lacks either."""
+        """Return the question and the label of a row; raise DataError if either is missing."""
         written = text_in(row, self.label_field, "label_field").strip().casefold()
         if written not in _LABELS:
             raise row.unusable(f"the label '{written}' must be e, n or c (0, 1, 2)")
@@ -72,7 +72,7 @@ class NLI(DataWithQuestions, Questions):
 
     @property
     def answers(self) -> Answers:
-        """One of three words."""
+        """An answer of one of three words."""
         return words(
             _label,
             self.extraction,

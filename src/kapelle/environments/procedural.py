@@ -24,43 +24,43 @@ from kapelle.environments.questions import (
 )
 from kapelle.types import Message, Split, Task
 
-# -------- Equations and inequalities in one unknown: `3x+5=20` is `x=5`, `4-2x>10` is `x<-3`.
+# -------- Equations and inequalities in one unknown: the solution of `3x+5=20` is `x=5`, that of `4-2x>10` is `x<-3`.
 #
-# Levels: 1 one step, 2 two steps, 3 the unknown on both sides, 4 with brackets and fractions in the answer,
-# 5 a quadratic with whole roots (equations) or fractions on both sides (inequalities).
+# Levels: (1) one step, (2) two steps, (3) the unknown on both sides, (4) brackets, and fractions in the answer,
+# (5) a quadratic with whole roots (equations) or fractions on both sides (inequalities).
 
 Kind = Literal["equation", "inequality"]
 _DIGITS = re.compile(r"\d+")
-"""Numbers, which templates replace by `#`."""
+"""Matches numbers, which templates replace with `#`."""
 _TURNED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "="}
 
 
 class Algebra(Generated):
-    """One line with the unknown `x`; the answer is every root, or the side of a bound."""
+    """One line with the unknown `x`; the answer lists all roots, or gives a bound such as `x<-3`."""
 
     name: Literal["algebra"] = "algebra"
     kinds: tuple[Kind, ...] = Field(default=("equation",), min_length=1)
-    """Drawn uniformly for each task."""
+    """Kinds of problems, drawn uniformly for each task."""
     difficulty: Annotated[Difficulty, up_to(5)] = (1, 3)
-    """Easiest and hardest level, 1 to 5."""
+    """Easiest and hardest level, from 1 to 5."""
     seed: int = 0
-    """Another seed gives other tasks in another order; with the same split."""
+    """A different seed gives different tasks in a different order, with the same split."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("hash", "last_box", "whole"), min_length=1)
     """Rules that extract an agent's answer."""
 
     @property
     def answers(self) -> Answers:
-        """Every root, or the side of a bound."""
+        """All roots, or a bound."""
         return words(solution, self.extraction, "no solution such as `x=5`, `2,3` or `x<-3`")
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Generated; a hash of each problem decides its split."""
+        """Describe the generated problems; a hash of each problem decides its split."""
         many = {"equation": "equations", "inequality": "inequalities"}
         return describe(" and ".join(many[kind] for kind in self.kinds), self.difficulty, self.held_out)
 
     def problem(self, draw: random.Random, level: int) -> Problem:
-        """Return a line of a level."""
+        """Return a problem of this level."""
         kind = draw.choice(self.kinds)
         if (kind, level) == ("equation", 5):
             one, other = draw.randint(-9, 9), draw.randint(-9, 9)
@@ -76,7 +76,7 @@ _BOUND = re.compile(r"(?P<left>[^=<>≤≥]+?)\s*(?P<sign><=|>=|<|>|≤|≥)\s*(
 
 
 def solution(text: str) -> str | None:
-    """Return a solution in its normal form, `x=2`, `x=2,3` or `x<=-1/2`; None for anything else."""
+    """Return a solution in normal form, such as `x=2`, `x=2,3` or `x<=-1/2`; None if the text is not a solution."""
     text = text.strip().strip("$").strip().removesuffix(".")
     if len(text) > MAX_CHARACTERS:
         return None
@@ -101,7 +101,7 @@ def solution(text: str) -> str | None:
 
 
 def _linear(draw: random.Random, level: int, kind: Kind) -> tuple[str, str]:
-    """Return an equation with the sides p·x+q and r·x+s, and its solution."""
+    """Return an equation or inequality with the sides p·x+q and r·x+s, and its solution."""
     while True:
         left, p, q = _side(draw, level)
         right, r, s = _other_side(draw, level, p, q)
@@ -151,25 +151,25 @@ def _term(a: int | Fraction, unknown: str) -> str:
 
 # -------- Chains of small calculations from left to right: `7 add 5 times 3 take 4` is 32.
 #
-# Each agent of a chain can do one step, and one mistake anywhere changes the result. The difficulty is the number of steps.
+# Each agent of a team can do one step, and a single mistake changes the result. The difficulty is the number of steps.
 
 
 Step = Literal["add", "take", "times", "over"]
 
 
 class MultiStep(Generated):
-    """Whole numbers from 0 to `largest`; intermediate values stay in that range too."""
+    """Chains of calculations with whole numbers; all values, including intermediate ones, are from 0 to `largest`."""
 
     things: ClassVar[str] = "chains of calculations"
     name: Literal["multi_step"] = "multi_step"
     difficulty: Annotated[Difficulty, up_to(20)] = (2, 4)
-    """Minimum and maximum number of steps, 1 to 20."""
+    """Minimum and maximum number of steps, from 1 to 20."""
     largest: int = Field(default=99, ge=20)
     """Maximum intermediate value."""
     steps: tuple[Step, ...] = Field(default=("add", "take", "times"), min_length=1)
-    """The kinds of steps, drawn uniformly from those that stay in range; `over` divides by 2 to 9 without a remainder."""
+    """The kinds of steps, drawn uniformly from those whose value stays in range; `over` divides by 2 to 9 without a remainder."""
     seed: int = 0
-    """Another seed gives other tasks in another order; with the same split."""
+    """A different seed gives different tasks in a different order, with the same split."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("last_number",), min_length=1)
     """Rules that extract an agent's answer."""
 
@@ -177,7 +177,7 @@ class MultiStep(Generated):
     def _can_continue(self) -> MultiStep:
         if missing := {"add", "take"} - set(self.steps):
             raise ValueError(
-                f"`steps: {list(self.steps)}` lacks `{min(missing)}`, which a chain needs to stay in range. Add it."
+                f"`steps: {list(self.steps)}` lacks `{min(missing)}`, without which a chain cannot stay in range. Add it."
             )
         return self
 
@@ -199,14 +199,14 @@ class MultiStep(Generated):
         return Problem(question, {"answer": value, "values": values}, question, " ".join(kinds))
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the value after every step; the last one is the answer."""
+        """Return the value after each step; the last value is the answer."""
         return " ".join(map(str, task.data["values"]))
 
 
 def _moves(
     value: int, largest: int, steps: Sequence[Step], draw: random.Random
 ) -> list[tuple[str, int, int]]:
-    """Return one step of each kind that stays in range: (word, operand, value after it)."""
+    """Return one step of each kind whose value stays in range, as (word, operand, value after the step)."""
     add = draw.randint(1, 9)
     take = draw.randint(1, 9)
     factor = draw.choice((2, 3))
@@ -225,8 +225,8 @@ def _moves(
 
 # -------- Small word problems like those of GSM8K: how many things remain after purchases, gifts and shares.
 #
-# The difficulty is the number of steps. Only numbers and steps decide the split, so that a test problem never reappears in
-# training with other names and things.
+# The difficulty is the number of steps. Only the numbers and steps decide the split, so a test problem never reappears in
+# training with different names and things.
 
 _NAMES = ("Ada", "Ben", "Chen", "Dina", "Emre", "Femi", "Gita", "Hugo", "Ines", "Jonas", "Kofi", "Lena")
 _THINGS = ("apples", "books", "coins", "marbles", "pencils", "shells", "stamps", "stickers")
@@ -238,9 +238,9 @@ class WordProblems(Generated):
     things: ClassVar[str] = "stories"
     name: Literal["word_problems"] = "word_problems"
     difficulty: Annotated[Difficulty, up_to(8)] = (1, 3)
-    """Minimum and maximum number of steps in a story, 1 to 8."""
+    """Minimum and maximum number of steps in a story, from 1 to 8."""
     seed: int = 0
-    """Another seed gives other tasks in another order; with the same split."""
+    """A different seed gives different tasks in a different order, with the same split."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("hash", "last_box", "last_number"), min_length=1)
     """Rules that extract an agent's answer."""
 
@@ -263,12 +263,12 @@ class WordProblems(Generated):
         return Problem(question, {"answer": value, "steps": worked}, ";".join(worked), template)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return every step and the answer, marked as GSM8K does."""
+        """Return every step and the answer, with the answer marked as in GSM8K."""
         return "\n".join([*task.data["steps"], f"#### {task.data['answer']}"])
 
 
 def _events(value: int, things: str, draw: random.Random) -> list[tuple[str, str, int]]:
-    """Return what can happen next: (sentence, calculation, value after it)."""
+    """Return the possible next events, as (sentence, calculation, value after the event)."""
     bought, given = draw.randint(2, 40), draw.randint(1, max(1, min(value, 40)))
     times, bags, each = draw.choice((2, 3, 4)), draw.randint(2, 5), draw.randint(2, 9)
     events = []

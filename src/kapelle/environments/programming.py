@@ -1,8 +1,8 @@
-"""Programming problems that need no data: templates with drawn parameters, a solution, and tests that catch its slips.
+"""Programming problems that need no data: templates with random parameters, a solution, and tests that catch typical mistakes.
 
-The templates are in `programming.toml`. Each contains a problem, a program that solves it, and slips: small changes of the program, as
-a programmer makes them by mistake. A test expects what the program returns (`template_programs`). Inputs are drawn until every slip
-fails a test, so that only a program for the described problem passes all tests. Two tests are shown, the others are hidden.
+The templates are in `programming.toml`. Each contains a problem, a program that solves it, and slips, which are small mistakes that a
+programmer could make in it. Tests expect what the program returns (`template_programs`). Inputs are drawn until every program with a
+slip fails a test, so that only a program for the described problem passes all tests. Two tests are shown; the others are hidden.
 
     Return the numbers of a list that are greater than 7, in their order, as `chosen(numbers)`.
 
@@ -32,30 +32,30 @@ from kapelle.errors import DataError
 from kapelle.types import Split
 
 Arguments = tuple[Any, ...]
-"""Arguments of one call: numbers, texts, lists and dictionaries of them."""
+"""Arguments of one call: numbers, strings, and lists and dictionaries of these."""
 SHOWN, HIDDEN = 2, 8
-"""Numbers of shown tests and of hidden tests; an input that catches a slip is added to the hidden ones."""
+"""Numbers of shown tests and of hidden tests; inputs that catch further slips are added to the hidden tests."""
 MOST_ALIKE = 0.7
-"""Greatest share of the tests with one result, or with the argument itself as the result."""
+"""Largest share of the tests that may have the same result, or the argument itself as the result."""
 SEARCHED = 60
 """Maximum number of inputs that are drawn to catch one slip."""
 TRIES = 2_000
 """Maximum number of draws for one task."""
 HeldOut = Literal["problem", "template"]
-"""`problem`: a hash of each problem, its parameters included, decides its split. `template`: whole templates belong to the test split."""
+"""`problem`: a hash of each problem, including its parameters, decides its split. `template`: the test split has templates of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A template with its parameters drawn."""
+    """A template with random parameters filled in."""
 
     asked: str
     """What the program should do, including its name and arguments."""
     solution: str
     slips: tuple[tuple[str, str], ...]
-    """(part of the solution, what replaces it)."""
+    """Pairs (part of the solution, its replacement)."""
     inputs: Callable[[random.Random], Arguments]
-    """Draws the arguments of a call."""
+    """Function that draws the arguments of a call."""
     edges: tuple[Arguments, ...]
     """Calls that are always among the hidden tests."""
 
@@ -74,7 +74,7 @@ class Template:
     held_out: bool = False
 
     def draw(self, draw: random.Random) -> Drawn:
-        """Return the template with parameters drawn from `draw`."""
+        """Return the template with random parameters from `draw`."""
         names = _functions(draw)
         run(self.parameters, names)
         parameters = {name: value for name, value in names.items() if not callable(value)}
@@ -92,7 +92,7 @@ class Template:
 
 
 def _functions(draw: random.Random) -> dict[str, Any]:
-    """Return what the statements of a template may call."""
+    """Return the functions that the statements of a template may call."""
 
     def integers(low: int = -20, high: int = 30, most: int = 9, least: int = 0) -> list[int]:
         return [draw.randint(low, high) for _ in range(draw.randint(least, most))]
@@ -104,7 +104,7 @@ def _functions(draw: random.Random) -> dict[str, Any]:
         return {2: "second", 3: "third", 4: "fourth", 5: "fifth"}.get(number, f"{number}th")
 
     def condition() -> tuple[str, str, str]:
-        """Return a condition on numbers: its text after `numbers that …`, its code in `x`, and its slip."""
+        """Return a condition on numbers: its wording after `numbers that …`, its code in terms of `x`, and its slip."""
         k, r = draw.randint(-5, 20), draw.randint(2, 9)
         rest = draw.randrange(1, r) if r > 2 else 1
         return draw.choice(
@@ -147,13 +147,13 @@ class Programming:
     solution: str
     function: str
     tests: tuple[tuple[Arguments, Any], ...]
-    """(arguments, what is expected); the first `SHOWN` are shown."""
+    """Pairs (arguments, expected result); the first `SHOWN` pairs are shown."""
     wrong: tuple[str, ...]
-    """Programs with a slip; each fails at least one test."""
+    """Programs with a slip; each of them fails at least one test."""
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """The tests that a solver reads, as asserts."""
+        """The tests that a solver reads, as assert statements."""
         return tuple(
             f"assert {self.function}({', '.join(map(repr, arguments))}) == {expected!r}"
             for arguments, expected in self.tests[:SHOWN]
@@ -161,7 +161,7 @@ class Programming:
 
     @property
     def prompt(self) -> str:
-        """What a solver reads."""
+        """The prompt that a solver reads."""
         return "\n".join(
             [self.asked, "", "Your program must pass these tests, and others like them:", *self.shown]
         )
@@ -188,9 +188,9 @@ def problem(
     templates: tuple[str, ...],
     held_out: HeldOut,
 ) -> Programming:
-    """Return the problem at an index: the same in every process, and never one problem in both splits.
+    """Return the problem at an index, which is the same in every process. No problem belongs to both splits.
 
-    `templates` are names to draw from, all of them if empty. Raises DataError if none of them has a problem for the split.
+    `templates` are the names to draw from; empty means all. Raises DataError if none of them has a problem for the split.
     """
     draw = random.Random(f"programming/{seed}/{split}/{index}")
     known = candidates(split, difficulty, templates, held_out)
@@ -202,26 +202,26 @@ def problem(
             if tells_apart(found):
                 return found
     raise DataError(
-        f"`code` finds no generated problem for the {split} split. Add `environment.templates`, or widen "
+        f"`code` found no generated problem for the {split} split. Add templates to `environment.templates`, or widen "
         "`environment.difficulty`."
     )
 
 
 def tells_apart(found: Programming) -> bool:
-    """Return whether tests suit rewards: programs with a slip fail, and no constant or echoed argument is mostly correct."""
+    """Return whether tests are fit for rewards: programs with slips fail, and returning a constant or an argument is rarely correct."""
     results = Counter(repr(expected) for _, expected in found.tests)
     echoed = sum(arguments[0] == expected for arguments, expected in found.tests)
     return len(found.wrong) > 1 and max(echoed, *results.values()) <= MOST_ALIKE * len(found.tests)
 
 
 def with_tests(name: str, template: Drawn, draw: random.Random) -> Programming:
-    """Return the problem of a template with its tests: shown ones, edges, further ones, and one for each slip that they miss."""
+    """Return the problem of a template with shown tests, edge cases, further tests, and a test for each slip that those miss."""
     function = re.findall(r"^def (\w+)\(", template.solution, re.MULTILINE)[-1]
     right = functools.partial(_result, template.solution, function)
     calls: list[Arguments] = []
     while len(calls) < SHOWN:
         arguments = template.inputs(draw)
-        # Two different results show more of the problem than equal or empty ones, but some problems have few results.
+        # Two different results reveal more of the problem than two equal ones, but some problems have few different results.
         if arguments not in calls and (
             len(calls) == 0 or right(arguments) != right(calls[0]) or draw.random() < 0.1
         ):
@@ -237,7 +237,7 @@ def with_tests(name: str, template: Drawn, draw: random.Random) -> Programming:
         assert old in template.solution, f"the template '{name}' has no {old!r} to get wrong"
         program = template.solution.replace(old, new)
         slip = functools.partial(_result, program, function)
-        # For some parameters a slip changes nothing: no input separates it, so it is not a wrong program.
+        # For some parameters a slip has no effect: no input reveals it, so the program counts as correct.
         further = (each for each in (template.inputs(draw) for _ in range(SEARCHED)) if each not in calls)
         for place, arguments in enumerate(itertools.chain(tuple(calls), further)):
             if slip(arguments) != right(arguments):
@@ -254,7 +254,7 @@ def with_tests(name: str, template: Drawn, draw: random.Random) -> Programming:
 
 
 def _result(program: str, function: str, arguments: Arguments) -> tuple[str, Any]:
-    """Return what a call returns or raises, and its type, which separates `True` from 1."""
+    """Return the type and value that a call returns or raises; the type distinguishes `True` from 1."""
     try:
         value = call(program, function, copy.deepcopy(arguments))
     except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as error:

@@ -1,14 +1,14 @@
-"""Problems from an agent of the team, checked by the environment: self-play of a proposer and solvers.
+"""Self-play of a proposer and solvers: an agent of the team writes problems, and the environment checks them.
 
-The proposer reads a number and writes a problem of arithmetic that begins with it. The environment parses the text, computes the
-answer, and gives an accepted problem to all solvers at once. The share of correct answers decides the proposer's reward:
+The proposer reads a number and writes an arithmetic problem that begins with it. The environment parses the text, computes the
+answer, and gives an accepted problem to all solvers at once. The share of correct answers determines the proposer's reward:
 
     47  →  proposer: 47+85  →  solvers: 132, 122, 132, 132  →  p = 3/4; each solver's reward is that of its own answer
 
-The reward of a proposer is greatest for problems that the solvers solve sometimes, which keeps problems at the limit of their
-ability. Test problems are fixed and go to the solvers alone; a proposal from the test split is rejected.
+The reward of a proposer is greatest for problems that the solvers solve only sometimes, which keeps the problems at the limit of
+the solvers' ability. Test problems are fixed and go only to the solvers; a proposal from the test split is rejected.
 
-After R-Zero (2508.05004: the solver's uncertainty rewards the proposer), Absolute Zero (2505.03335: an executor checks the tasks)
+Based on R-Zero (2508.05004: the solver's uncertainty rewards the proposer), Absolute Zero (2505.03335: an executor checks tasks)
 and SPICE (2510.24684: the proposer reads a different text each time). Differences: the environment knows the correct answer,
 whereas R-Zero uses the majority answer. The given number replaces a penalty for repetition. Proposer and solvers learn in the
 same step, whereas R-Zero trains one while the other is frozen.
@@ -45,36 +45,36 @@ FRONTIERS: Mapping[str, Callable[[float], float]] = {
     "variance": lambda p: 4.0 * p * (1.0 - p),
     "difficulty": lambda p: 1.0 - p if 0.0 < p < 1.0 else 0.0,
 }
-"""The proposer's reward for a share p of correct answers; from 0 to 1, and 0 for p = 0 and p = 1."""
+"""The proposer's reward for a share p of correct answers. It is from 0 to 1, and it is 0 for p = 0 and p = 1."""
 
 
 class Proposals(BaseEnvironment, Scripted):
-    """Arithmetic problems that one agent writes and all others solve."""
+    """Arithmetic problems that one agent writes and all other agents solve."""
 
     name: Literal["proposals"] = "proposals"
     problems: Arithmetic = Arithmetic()
-    """The accepted problems and the test problems: settings of `arithmetic`. A proposal may have fewer digits and operations, and
-    only these operators. In its share of `problems.flaws` the script's proposer writes a problem without carries (or without ×
-    and ÷)."""
+    """Settings of `arithmetic` for the accepted problems and the test problems. A proposal may have fewer digits and operations, but
+    only these operators. In the share of demonstrations that `problems.flaws` sets, the scripted proposer writes a problem without
+    carries (or without × and ÷)."""
     proposer: str = "proposer"
     """The agent that writes problems; all others solve them."""
     pays: Literal["uncertainty", "variance", "difficulty"] = "uncertainty"
     """The proposer's reward for a share p of correct answers: 1 − |2p − 1| (R-Zero), 4p(1 − p), or 1 − p unless p is 0 or 1
     (Absolute Zero)."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("whole",), min_length=1)
-    """Rules that extract the problem from the proposer's text; `problems.extraction` is for answers."""
+    """Rules that extract the problem from the proposer's text; `problems.extraction` extracts answers."""
 
     @model_validator(mode="after")
     def _whole_numbers(self) -> Proposals:
         if self.problems.fractions:
             raise ValueError(
-                "`problems.fractions: true` is not supported: the numbers of a proposal are whole. Remove it."
+                "`problems.fractions: true` is not supported, because a proposal contains only whole numbers. Remove it."
             )
         return self
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Problems of the proposer, none of them from the test split; and those of `arithmetic`."""
+        """Describe the proposer's problems (none of them in the test split) and the test problems of `arithmetic`."""
         tested = self.problems.sources
         return {
             "train": f"problems that `{self.proposer}` writes ({tested['train']})",
@@ -82,7 +82,7 @@ class Proposals(BaseEnvironment, Scripted):
         }
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError unless the team has the proposer and a solver, and `flaws` are of its agents."""
+        """Raise ConfigError unless the team has the proposer and a solver, and `flaws` names only agents of the team."""
         if self.proposer not in agents:
             raise ConfigError(
                 f"`environment.proposer: {self.proposer}` is not an agent of the team ({', '.join(agents)})."
@@ -95,13 +95,13 @@ class Proposals(BaseEnvironment, Scripted):
             )
         if len(agents) == 1:
             raise ConfigError(
-                f"The team has only the proposer, '{self.proposer}'. Add agents that solve its problems."
+                f"The proposer, '{self.proposer}', is the only agent of the team. Add agents that solve its problems."
             )
         for agent in self.problems.flaws:
             need_known("environment.problems.flaws", "agent", agent, agents)
 
     def task(self, split: Split, index: int) -> Task:
-        """Return a number to begin a problem with, or a fixed problem for the solvers alone."""
+        """Return a number with which a problem must begin or, for tests, a fixed problem for the solvers."""
         if split == "test":
             return self.problems.task(split, index)
         draw = random.Random(f"proposals/{self.problems.seed}/{index}")
@@ -114,7 +114,7 @@ class Proposals(BaseEnvironment, Scripted):
         return ProposalState(self, task, agents)
 
     def proposed(self, text: str, given: int) -> Proposed | str:
-        """Return the problem in a text, or the reason of its rejection, which the proposer reads."""
+        """Return the problem in a text, or the reason for its rejection, which the proposer reads."""
         found = extract(text, self.extraction)
         if found.text is None:
             return f"This proposes nothing: {found.problem}"
@@ -135,7 +135,7 @@ class Proposals(BaseEnvironment, Scripted):
         return self.problems.about(Task("", proposed.question))
 
     def _misfit(self, expression: Operation, given: int) -> str | None:
-        """Return why an expression is not of the kind of `problems`; None if it is."""
+        """Return why an expression does not fit the settings `problems`; None if it does."""
         kind, first, operations = self.problems, True, 0
         parts: list[tuple[Expression, int]] = [(expression, kind.digits)]
         while parts:  # depth first, from the left
@@ -147,7 +147,7 @@ class Proposals(BaseEnvironment, Scripted):
                 value = work_out(part)
                 if part.operator == "/" and value is not None and value.denominator != 1:
                     return "A division leaves a rest."
-                # A dividend is a product; its first number also has the digits of the divisor.
+                # A dividend is a product, so its first number may have additional digits, as many as the divisor.
                 wide = {"*": digits, "/": digits + kind.digits}.get(part.operator, kind.digits)
                 parts += [(part.right, kind.digits), (part.left, wide)]
             elif part.number.denominator != 1 or not 0 <= part.number < 10**digits:
@@ -163,7 +163,7 @@ class Proposals(BaseEnvironment, Scripted):
         return None
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return a problem that begins with the given number, or the answer to the last one."""
+        """Return a problem that begins with the given number or, for a solver, the answer to the last problem."""
         if agent != self.proposer:
             problems = re.findall(
                 r"[0-9(][0-9+\-*/×÷().]*", messages[-1].content if messages else task.question
@@ -191,21 +191,21 @@ class Proposed:
     """An accepted problem."""
 
     question: str
-    """In the spelling of `arithmetic`."""
+    """The problem, spelled as in `arithmetic`."""
     answer: int
 
 
 def _beginning(expression: Operation, number: int) -> Operation:
-    """Return an expression with another first number."""
+    """Return an expression with its first number replaced."""
     left = expression.left
     begun = _beginning(left, number) if isinstance(left, Operation) else Value(left.number * 0 + number)
     return Operation(expression.operator, begun, expression.right)
 
 
 class ProposalState(BaseState, Retriable):
-    """One proposal and the solvers' answers to it, or their answers to a fixed problem.
+    """One proposal and the solvers' answers to it, or the solvers' answers to a fixed problem.
 
-    With `allow_answers` a proposer reads why its proposal was rejected, and may write another one.
+    With `allow_answers`, a proposer reads why its proposal was rejected and may write another proposal.
     """
 
     def __init__(self, settings: Proposals, task: Task, agents: Sequence[str]) -> None:
@@ -220,11 +220,11 @@ class ProposalState(BaseState, Retriable):
         self._answers: dict[str, Grade] = {}
 
     def allow_answers(self, most: int) -> None:
-        """Accept up to this many proposals, one after another, until one passes."""
+        """Accept up to this many proposals, one after another, until one is accepted."""
         self._tries = most
 
     def observe(self, agent: str) -> str:
-        """Return the given number, or why the last proposal was rejected; for solvers the problem."""
+        """Return the given number, or why the last proposal was rejected; for solvers, return the problem."""
         if agent in self._solvers:
             return "" if self._problem is None else self._problem.question
         if self._given is None:
@@ -238,7 +238,7 @@ class ProposalState(BaseState, Retriable):
         return (self._settings.proposer,) if self._problem is None else self._solvers
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Take a proposal or the solvers' answers; EpisodeError unless exactly the movers acted."""
+        """Take a proposal or the solvers' answers; raise EpisodeError unless exactly the movers acted."""
         need_movers(actions, self.movers())
         if self._problem is None:
             assert self._given is not None, "only a proposer starts without a problem"
@@ -258,13 +258,13 @@ class ProposalState(BaseState, Retriable):
         return {}
 
     def outcome(self) -> Outcome:
-        """Return the rewards; success is the share of correct answers, and 0 for a rejected proposal."""
+        """Return the rewards; success is the share of correct answers, or 0 if the proposal was rejected."""
         info: dict[str, Json] = {"refused": list(self._rejected)} if self._rejected else {}
         if self._given is not None:
             info["accepted"] = float(self._problem is not None)
         if self._problem is not None:
             about = self._settings.about(self._problem)
-            # As numbers, properties of proposals are averaged in metrics; tests have a success rate for each kind.
+            # Properties of proposals are stored as numbers, which metrics average; tests have a success rate for each property.
             info |= {
                 key: float(value) if self._given is not None and isinstance(value, bool) else value
                 for key, value in about.items()

@@ -1,7 +1,7 @@
-"""Environments of questions with one answer: how answers are graded, compared and written.
+"""Environments whose questions have one answer: how answers are graded, compared and written.
 
-Such an environment is a subclass of `Questions` with `task`, which returns a question, and `answers`, which returns the kind of
-answer. `numbers` and `words` are the two common kinds.
+Such an environment is a subclass of `Questions` that defines `task`, which returns a question, and `answers`, which returns the
+kind of answer. `numbers` and `words` are the two common kinds.
 
     class Capitals(Questions):
         name: Literal["capitals:Capitals"] = "capitals:Capitals"
@@ -11,7 +11,7 @@ answer. `numbers` and `words` are the two common kinds.
             return words(str.casefold)
         …
 
-Tasks that are drawn by seed need still less: see `kapelle.environments.questions.Generated`.
+Tasks that are generated from a seed need even less code: see `kapelle.environments.questions.Generated`.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ from kapelle.runtime.foreign_code import Unfit
 from kapelle.settings.base import EnvironmentSettings, Plugged, Settings, named_settings
 from kapelle.types import Json, Message, Split, Task
 
-# -------- An episode of one question: every agent reads it, and the agents that answer are graded
+# -------- An episode of one question: every agent reads the question, and the agents that answer are graded
 
 RIGHT, WRONG = "This answer is right.", "This answer is wrong."
-"""The only feedback on an answer; a grader's explanation may contain the gold answer."""
+"""The only feedback on an answer, because a grader's explanation could contain the gold answer."""
 
 
 def require_agents(actions: Collection[str], team: Collection[str], did: str = "acted") -> None:
-    """Raise EpisodeError if no agent acted, or an unknown one did."""
+    """Raise EpisodeError if no agent acted, or if an unknown agent did."""
     if not actions:
-        raise EpisodeError(f"No agent {did}. Give the text of at least one.")
+        raise EpisodeError(f"No agent {did}. Pass the text of at least one agent.")
     for name in actions:
         if name not in team:
-            raise EpisodeError(f"'{name}' {did} and is not in the team.{did_you_mean(name, team)}")
+            raise EpisodeError(f"'{name}' {did}, but is not an agent of the team.{did_you_mean(name, team)}")
 
 
 _GRADING = "Grading an answer"
@@ -69,11 +69,11 @@ _GRADING = "Grading an answer"
 class QuestionState(BaseState, Scorable, Retriable):
     """An episode of one question. The first step answers it and ends the episode.
 
-    If more answers are allowed, it continues after an incorrect `final` text: all agents read that it was incorrect, and the
-    last answers give the rewards.
+    If more answers are allowed, the episode continues after an incorrect `final` text: all agents read that it was incorrect, and
+    the last answers determine the rewards.
 
-    Each agent that acts receives the score of its text. The team's success is the score of `final`, or the mean over the
-    agents that acted if no text counts as the team's.
+    Each agent that acts receives the score of its text. The team's success is the score of `final` or, if no text counts as the
+    team's answer, the mean score of the agents that acted.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class QuestionState(BaseState, Scorable, Retriable):
     ) -> None:
         super().__init__(task, agents)
         self._grade = grade
-        """Returns a grade at once; a grader that would block returns an awaitable."""
+        """Returns a grade, or an awaitable if grading would block."""
         self._info = info
-        """Entries of the outcome about the task itself."""
+        """Entries of the outcome's `info` about the task itself."""
         self._outcome: Outcome | None = None
         self._most = 1
         self._given = 0
@@ -97,13 +97,13 @@ class QuestionState(BaseState, Scorable, Retriable):
         self._most = most
 
     def observe(self, agent: str) -> str:
-        """Return the question; after an answer, if more are allowed, whether it was correct."""
+        """Return the question or, after an answer that may be followed by more, whether that answer was correct."""
         if self._most == 1 or self._outcome is None:
             return self.task.question
         return RIGHT if self._outcome.success == 1.0 else WRONG
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Grade the answers; EpisodeError after the last step, for an unknown agent, or a grader without a verdict."""
+        """Grade the answers; raise EpisodeError after the last step, for an unknown agent, or if the grader gives no verdict."""
         if self.over:
             raise EpisodeError(
                 "The question has already been answered. An episode allows one step, or as many as `allow_answers` sets."
@@ -128,7 +128,7 @@ class QuestionState(BaseState, Scorable, Retriable):
         return {}
 
     async def score(self, agent: str, text: str) -> float:
-        """Return the score of a text, without answering."""
+        """Return the score of a text without counting it as an answer."""
         return (await self._graded(text)).score
 
     async def _graded(self, text: str) -> Grade:
@@ -140,7 +140,7 @@ class QuestionState(BaseState, Scorable, Retriable):
         return grade
 
     def outcome(self) -> Outcome:
-        """Return the scores; an episode without an answer is truncated, with success 0."""
+        """Return the scores; an episode without an answer is truncated and has success 0."""
         return self._outcome or Outcome({}, 0.0, self._info, truncated=True)
 
 
@@ -148,7 +148,7 @@ class QuestionState(BaseState, Scorable, Retriable):
 
 
 class Graded(Settings):
-    """Base of environments with rewards from 0 to 1."""
+    """Base class of environments with rewards from 0 to 1."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
@@ -161,20 +161,20 @@ class Answers:
     """One kind of answer: how it is graded, compared and written."""
 
     grade: Callable[[str, Task], Grade | Awaitable[Grade]]
-    """The score of a text for a task, in [0, 1]; an awaitable if grading would block."""
+    """Returns the grade of a text for a task, with a score in [0, 1], or an awaitable if grading would block."""
     normal_form: Callable[[str], str | None]
-    """The answer of a text in a normal form, for votes and debates; None if it has none."""
+    """Returns the answer of a text in normal form, for votes and debates; None if the text has no answer."""
     written: Callable[[str], str] = str
-    """A correct answer as an agent should write it, with the mark that graders need."""
+    """Returns a correct answer as an agent should write it, including the mark by which graders find it."""
 
 
 class Questions(Graded, Answerable, Scripted):
-    """Base of environments with one answer for each task. An episode is a `QuestionState`."""
+    """Base class of environments with one answer for each task. An episode is a `QuestionState`."""
 
     @property
     @abstractmethod
     def answers(self) -> Answers:
-        """The kind of answer of the tasks."""
+        """The kind of answer that the tasks have."""
 
     def about(self, task: Task) -> Mapping[str, Json]:
         """Return entries of an episode's `info` about its task; empty unless a subclass overrides this."""
@@ -193,26 +193,26 @@ class Questions(Graded, Answerable, Scripted):
         return QuestionState(task, agents, lambda text: answers.grade(text, task), self.about(task))
 
     def extract(self, text: str) -> str | None:
-        """Return the final answer of a text in its normal form, so that equal answers are equal texts; None without one."""
+        """Return the final answer of a text in normal form, so that equal answers give equal strings; None if there is no answer."""
         return self._kind().normal_form(text)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the answer, `task.data["answer"]`, in the form of the first rule."""
+        """Return the answer, `task.data["answer"]`, in the format of the first extraction rule."""
         return self._kind().written(str(answer_of(task)))
 
     def _kind(self) -> Answers:
         kind: object = self.answers
         if not isinstance(kind, Answers):
             raise Unfit(
-                f"`answers` is {kind!r:.60}. Write it as a property that returns `numbers(…)`, `words(…)` or `Answers(…)`."
+                f"`answers` is {kind!r:.60}. Define it as a property that returns `numbers(…)`, `words(…)` or `Answers(…)`."
             )
         return kind
 
 
 def answer_of(task: Task) -> Json:
-    """Return a task's answer, `task.data["answer"]`; EpisodeError without one."""
+    """Return a task's answer, `task.data["answer"]`; raise EpisodeError if there is none."""
     if "answer" not in task.data:
-        raise EpisodeError(f'Task {task.id} has no answer. Put it into its data: `{{"answer": …}}`.')
+        raise EpisodeError(f'Task {task.id} has no answer. Add one to the task\'s data: `{{"answer": …}}`.')
     return task.data["answer"]
 
 
@@ -230,14 +230,14 @@ def _known_rules(rules: Sequence[ExtractionRule]) -> Sequence[ExtractionRule]:
 
 
 def numbers(rules: Sequence[ExtractionRule]) -> Answers:
-    """Return the kind of answer that is one number, `task.data["answer"]`, extracted by the first rule that applies."""
+    """Return the kind of answer that is one number, extracted by the first rule that applies and compared with `task.data["answer"]`."""
     _known_rules(rules)
 
     def grade(text: str, task: Task) -> Grade:
         gold = parse_number(str(answer_of(task)))
         if gold is None:
             raise EpisodeError(
-                f"The answer of task {task.id} is {answer_of(task)!r:.60}, not a number. Give a number, or return `words(…)` in `answers`."
+                f"The answer of task {task.id} is {answer_of(task)!r:.60}, not a number. Use a number, or return `words(…)` from `answers`."
             )
         return grade_numeric(text, gold, rules)
 
@@ -253,9 +253,9 @@ def words(
     rules: Sequence[ExtractionRule] = ("whole",),
     otherwise: str = "no answer to this question",
 ) -> Answers:
-    """Return the kind of answer that is correct if `read` returns the same for it as for `task.data["answer"]`.
+    """Return the kind of answer that is correct if `read` returns the same for the answer as for `task.data["answer"]`.
 
-    `read` returns the normal form of an extracted text, and None if it is not an answer; the explanation then calls it
+    `read` returns the normal form of an extracted text, or None if the text is not an answer; the grade's explanation then says
     `otherwise`.
     """
     _known_rules(rules)
@@ -271,18 +271,18 @@ def words(
     return Answers(grade, lambda text: answer_in(text, rules, read), lambda answer: marked(answer, rules[0]))
 
 
-# -------- Generated tasks: the same in every process, and no problem in both splits
+# -------- Generated tasks: they are the same in every process, and no problem is in both splits
 
 TEST_SHARE = 5
 """One problem in this many belongs to the test split."""
 
 TRIES = 2_000
-"""Maximum number of draws for one task; if none of them fits the split, the settings are an error."""
+"""Maximum number of draws for one task; if none of them fits the split, an error is raised."""
 
 
 def _ordered(span: tuple[int, int]) -> tuple[int, int]:
     if span[0] > span[1] or span[0] < 1:
-        raise ValueError(f"`difficulty: {list(span)}` must be [easiest, hardest], both from 1")
+        raise ValueError(f"`difficulty: {list(span)}` must be [easiest, hardest], with 1 ≤ easiest ≤ hardest")
     return span
 
 
@@ -291,18 +291,18 @@ Difficulty = Annotated[tuple[int, int], AfterValidator(_ordered)]
 
 
 def up_to(hardest: int) -> AfterValidator:
-    """Return a validator for a `difficulty` up to the hardest level."""
+    """Return a validator for a `difficulty` that is at most `hardest`."""
 
     def check(span: tuple[int, int]) -> tuple[int, int]:
         if span[1] > hardest:
-            raise ValueError(f"`difficulty` goes to {span[1]}; the hardest is {hardest}")
+            raise ValueError(f"`difficulty` goes up to {span[1]}, but the hardest level is {hardest}")
         return span
 
     return AfterValidator(check)
 
 
 HeldOutBy = Literal["problem", "template"]
-"""What belongs to one split as a whole."""
+"""The unit that belongs to one split as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +312,7 @@ class Problem:
     question: str
     data: Mapping[str, Json]
     key: str
-    """Its identity: problems with equal keys belong to one split."""
+    """The identity of the problem; problems with equal keys belong to the same split."""
     template: str | None = None
     """The problem without its numbers and names, for `held_out: template`; None if undefined."""
 
@@ -338,9 +338,9 @@ def draw_task(
     make: Callable[[random.Random, int], Problem],
     held_out: HeldOutBy = "problem",
 ) -> Task:
-    """Return the task at an index: a level, then the first problem of that level that belongs to the split.
+    """Return the task at an index: draw a level, then the first problem of that level that belongs to the split.
 
-    With `held_out: template` whole templates belong to a split. Raises DataError if a level has no problem for the split.
+    With `held_out: template`, whole templates belong to a split. Raises DataError if a level has no problem for the split.
     """
     draw = random.Random(f"{name}/{seed}/{split}/{index}")
     level = draw.randint(*difficulty)
@@ -352,15 +352,16 @@ def draw_task(
         if held_out == "template":
             if problem.template is None:
                 raise Unfit(
-                    f"`environment.held_out: template` of `{name}` needs a `template` in each problem. Give each "
-                    "kapelle.environments.Problem one, or set it to `problem`."
+                    f"`environment.held_out: template` of `{name}` needs a `template` for each problem. Set it in each "
+                    "kapelle.environments.Problem, or set `environment.held_out: problem`."
                 )
             key = f"{name}, template: {problem.template}"
         if split_of(key) == split:
             return Task(f"{split}-{index}", problem.question, {**problem.data, "difficulty": level})
     raise DataError(
         f"`{name}` found no problem of difficulty {level} for the {split} split in {TRIES} draws"
-        f"{': all its templates belong to the other one' if held_out == 'template' else ''}. Increase `environment.difficulty`."
+        f"{' because all its templates belong to the other split' if held_out == 'template' else ''}. "
+        "Increase `environment.difficulty`."
     )
 
 
@@ -374,10 +375,10 @@ def describe(what: str, difficulty: tuple[int, int], held_out: HeldOutBy = "prob
 
 
 class Generated(Questions):
-    """Base of environments with generated tasks: a subclass has settings `difficulty` and `seed`, `answers`, and `problem`."""
+    """Base class of environments with generated tasks. A subclass has the settings `difficulty` and `seed`, `answers` and `problem`."""
 
     things: ClassVar[str] = "problems"
-    """The name of its problems."""
+    """What the environment calls its problems in messages."""
     if (
         TYPE_CHECKING
     ):  # settings of each subclass, which declares them and its literal `name` in its own order
@@ -385,19 +386,19 @@ class Generated(Questions):
         seed: int
 
     held_out: HeldOutBy = "problem"
-    """What train and test never share: problems, or templates (problems without their numbers and names)."""
+    """What train and test never have in common: problems, or templates (problems without their numbers and names)."""
 
     @abstractmethod
     def problem(self, draw: random.Random, level: int) -> Problem:
-        """Return a problem of a level, drawn from `draw` alone."""
+        """Return a problem of a level; `draw` must be the only source of randomness."""
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Generated; a hash of each problem decides its split."""
+        """Describe the generated problems; a hash of each problem decides its split."""
         return describe(self.things, self.difficulty, self.held_out)
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the task at an index: the same in every process."""
+        """Return the task at an index, which is the same in every process."""
         name = cast("Environment", self).name
         return draw_task(name, self.seed, split, index, self.difficulty, self.problem, self.held_out)
 
@@ -412,7 +413,7 @@ class Generated(Questions):
 def _shares(flaws: Mapping[str, float]) -> Mapping[str, float]:
     for agent, share in flaws.items():
         if not 0.0 <= share <= 1.0:
-            raise ValueError(f"`flaws.{agent}` is {share}; give a share between 0 and 1.")
+            raise ValueError(f"`flaws.{agent}` is {share}. Set a share between 0 and 1.")
     return flaws
 
 
@@ -421,39 +422,39 @@ Flaws = Annotated[Mapping[str, float], AfterValidator(_shares)]
 
 
 def check_flaws(flaws: Mapping[str, float], agents: Sequence[str]) -> None:
-    """Raise ConfigError when `flaws` names an unknown agent."""
+    """Raise ConfigError if `flaws` names an unknown agent."""
     for agent in flaws:
         need_known("environment.flaws", "agent", agent, agents)
 
 
 def flawed(flaws: Mapping[str, float], agent: str, seed: int) -> bool:
-    """Return whether this agent's demonstration with this seed has its flaw."""
+    """Return whether this agent's demonstration with this seed is flawed."""
     return random.Random(f"{seed}/{agent}").random() < flaws.get(agent, 0.0)
 
 
-# -------- Environments around the questions of another environment
+# -------- Environments that wrap the questions of another environment
 
-_UNNAMED = "`questions` names no environment. Write `questions: {name: math}`, for example."
+_UNNAMED = "`questions` names no environment. Set its name, for example `questions: {name: math}`."
 InnerQuestions = Annotated[
     EnvironmentSettings, Plugged(), BeforeValidator(partial(named_settings, missing=_UNNAMED))
 ]
-"""Settings of the environment of questions: `{name: math, …}`."""
+"""Settings of the environment that provides the questions: `{name: math, …}`."""
 
 
 class HandsOnQuestions(Settings, Answerable, Scripted, Reporting):
-    """Base of environments with a setting `questions`: another environment with the tasks, the grading and the script."""
+    """Base class of environments with a setting `questions`: another environment that defines the tasks, the grading and the script."""
 
     if TYPE_CHECKING:  # a subclass declares it in its own order
         questions: InnerQuestions
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Those of the questions."""
+        """The sources of the questions."""
         return self.questions.sources
 
     @property
     def alive(self) -> Sequence[str]:
-        """Those of the questions."""
+        """The external programs of the questions."""
         return report_of(self.questions).alive
 
     def skipped(self) -> Mapping[Split, str]:
@@ -461,11 +462,11 @@ class HandsOnQuestions(Settings, Answerable, Scripted, Reporting):
         return report_of(self.questions).skipped()
 
     def doubts(self) -> Sequence[str]:
-        """Return the doubts of the questions."""
+        """Return the doubts about the data of the questions."""
         return report_of(self.questions).doubts()
 
     def check(self, agents: Sequence[str]) -> None:
-        """Check the questions; ConfigError for a game."""
+        """Check the questions; raise ConfigError if the environment is a game."""
         if not has_comparable_answers(self.questions):
             raise ConfigError(
                 f"`{cast('Environment', self).name}` needs questions with one answer, but `{self.questions.name}` is a game. "
@@ -482,12 +483,14 @@ class HandsOnQuestions(Settings, Answerable, Scripted, Reporting):
         return self.questions.task(split, index)
 
     def extract(self, text: str) -> str | None:
-        """Return the final answer of a text as the questions' environment reads it."""
+        """Return the final answer of a text, as the questions' environment extracts it."""
         assert offers(self.questions, Answerable), "`check` raises for games"
         return self.questions.extract(text)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the text of the questions' script, without any calls; ConfigError if they have none."""
+        """Return the text of the questions' script, without any calls; raise ConfigError if there is no script."""
         if not offers(self.questions, Scripted):
-            raise ConfigError(f"`{self.questions.name}` cannot write demonstrations.")
+            raise ConfigError(
+                f"`{self.questions.name}` has no script for demonstrations. Choose other questions, or remove `warmup`."
+            )
         return self.questions.script(agent, task, messages, seed)

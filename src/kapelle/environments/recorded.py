@@ -1,6 +1,6 @@
-"""Recorded answers as environments: labelled solutions, preferences, and whole trajectories.
+"""Environments of recorded answers: labelled solutions, preferences and whole trajectories.
 
-A teacher writes the recorded answers, the workflow runs them as episodes, and the environment gives the recorded rewards. All
+A teacher replays the recorded answers, the workflow runs them as episodes, and the environment returns the recorded rewards. All
 kinds of data therefore become groups of episodes, and algorithms learn from them as from any other episodes.
 """
 
@@ -36,7 +36,7 @@ from kapelle.types import Json, Message, Split, Task, as_text
 
 
 class RecordedData(DataWithQuestions, Answerable):
-    """Base of environments of recorded rows."""
+    """Base class of environments with recorded rows."""
 
     def extract(self, text: str) -> str | None:
         """Return the whole text, because a record is compared word for word."""
@@ -49,7 +49,7 @@ class RecordedState(Scorable):
     def __init__(
         self, reads: Mapping[str, Sequence[str]], reward: Callable[[str, str], float | None]
     ) -> None:
-        """Take what each agent reads, turn by turn, and the `reward` of (agent, text): None for a text that is not recorded."""
+        """Take what each agent reads in each turn, and the `reward` of (agent, text), which is None for a text that is not recorded."""
         self._reads = reads
         self._reward = reward
         self._steps = 0
@@ -67,20 +67,20 @@ class RecordedState(Scorable):
         return tuple(agent for agent, reads in self._reads.items() if len(reads) > self._steps)
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Take the answers; they are scored at the end."""
+        """Take the answers, which are scored at the end."""
         self._steps += 1
         self._last |= actions
         return {}
 
     async def score(self, agent: str, text: str) -> float:
-        """Return the score of a recorded text; EpisodeError for any other."""
+        """Return the score of a recorded text; raise EpisodeError for any other text."""
         reward = self._reward(agent, text)
         if reward is None:
             raise EpisodeError("This text is not recorded, so it has no known score.")
         return reward
 
     def outcome(self) -> Outcome:
-        """Return the rewards of the last answers; only recorded answers have one."""
+        """Return the rewards of the last answers; only recorded answers have a reward."""
         rewards = {agent: self._reward(agent, text) for agent, text in self._last.items()}
         known = {agent: value for agent, value in rewards.items() if value is not None}
         if not known:
@@ -95,33 +95,33 @@ class RecordedState(Scorable):
 
 
 class Solved(NamedTuple):
-    """A question and its solutions, (text, label) each."""
+    """A question and its solutions, each as (text, label)."""
 
     question: Question
     solutions: tuple[tuple[str, float], ...]
 
 
 class Labelled(RecordedData, Recorded):
-    """Recorded solutions with labels of their correctness: data for a verifier.
+    """Recorded solutions with correctness labels, as training data for a verifier.
 
         {"question": "…", "solution": "…", "is_correct": true}
         {"question": "…", "small": {"solution": "…", "is_correct": false}, "large": {…}}      dots reach into objects
 
-    All rows of one question are one task. Sample k of its group is the k-th solution, and its reward is the label.
+    All rows with the same question form one task. Sample k of its group is the k-th solution, and its reward is the label.
     """
 
     name: Literal["labelled"] = "labelled"
     question_field: str = "question"
-    """The field of the question."""
+    """The field with the question."""
     solutions: Mapping[str, str] = Field(default={"solution": "is_correct"}, min_length=1)
-    """Field of a solution → field of its label: true, false, or a number between 0 and 1."""
+    """Field with a solution → field with its label, which is true, false or a number from 0 to 1."""
 
     def answers_per_task(self) -> int:
-        """The number of solutions of the question that has the most."""
+        """Return the largest number of solutions that a question has."""
         return max(len(each.solutions) for questions in self._questions.values() for each in questions)
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read every row; DataError names file, line and field of rows without solution or label, if there are too many."""
+        """Read every row; if too many rows lack a solution or a label, raise DataError with their file, line and field."""
         _ = self._questions
 
     def _key(self) -> tuple[str, str, Words]:
@@ -146,7 +146,7 @@ class Labelled(RecordedData, Recorded):
             found: dict[Question, dict[str, float]] = {}
             for row in rows:
                 for text, label in self._read(row):
-                    # If a text has two labels, the first one counts.
+                    # If a solution has two labels, the first one counts.
                     found.setdefault(self.question_of(row), {}).setdefault(text, label)
             by_split[split] = tuple(
                 Solved(question, tuple(labels.items())) for question, labels in found.items()
@@ -174,7 +174,7 @@ class Labelled(RecordedData, Recorded):
         )
 
     def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str:
-        """Return solution `sample`, modulo their number."""
+        """Return the solution with the index `sample`, modulo the number of solutions."""
         solutions = self._question(task).solutions
         return solutions[sample % len(solutions)][0]
 
@@ -183,7 +183,7 @@ class Labelled(RecordedData, Recorded):
 
 
 class Pair(NamedTuple):
-    """A question, the answer that was chosen, and the other one."""
+    """A question, the chosen answer and the rejected answer."""
 
     question: Question
     chosen: Message
@@ -191,9 +191,9 @@ class Pair(NamedTuple):
 
 
 class Preferences(RecordedData, Recorded):
-    r"""Recorded preferences: two answers to one question, one of them chosen.
+    r"""Recorded preferences: two answers to one question, of which one is chosen.
 
-    A row is a question and two answers, each a text or a message, or two conversations that differ in their last message:
+    A row is a question and two answers (each a string or a message), or two conversations that differ in their last message:
 
         {"prompt": "…", "chosen": "…", "rejected": "…"}
         {"chosen": [{"role": "user", …}, {"role": "assistant", …}], "rejected": […]}       without a column `prompt`
@@ -201,29 +201,29 @@ class Preferences(RecordedData, Recorded):
 
         {"messages": […], "completion": "…", "reward": 1.0, …}               what `kapelle collect` writes, without further settings
 
-    Collected rows with the same conversation are compared: the answer with the greatest reward is chosen over the one with the
-    least. A conversation is excluded if all its answers have the same reward.
+    Collected rows with the same conversation are compared: the answer with the highest reward is chosen over the answer with the
+    lowest reward. A conversation is excluded if all its answers have the same reward.
 
-    A group of two episodes is a pair: the first has the chosen answer and reward 1, the second the rejected one and reward 0,
-    for each agent of the team.
+    A pair becomes a group of two episodes: for each agent of the team, the first has the chosen answer and reward 1, and the second
+    has the rejected answer and reward 0.
     """
 
     name: Literal["preferences"] = "preferences"
     question_field: str | None = "prompt"
-    """The field with the question. Rows without `prompt` may have it in `question`, `messages` or `conversations`. null, and rows
-    with none of these: both answers include the conversation before them."""
+    """The field with the question. Rows without `prompt` may have it in `question`, `messages` or `conversations`. null, or no such
+    field: both answers include the conversation before them."""
     chosen_field: str = "chosen"
     """The field with the better answer."""
     rejected_field: str = "rejected"
     """The field with the worse answer."""
 
     def answers_per_task(self) -> int:
-        """The chosen one and the rejected one."""
+        """Return 2: the chosen answer and the rejected answer."""
         return 2
 
     @cached_property
     def rows(self) -> Splits:
-        """The usable rows of both splits; pairs of rows that `kapelle collect` wrote."""
+        """The usable rows of both splits; rows that `kapelle collect` wrote are combined into pairs."""
         key, setting, words = self._key()
         first, second = self.source.read()
         default = (self.question_field, self.chosen_field, self.rejected_field) == (
@@ -286,7 +286,7 @@ class Preferences(RecordedData, Recorded):
         return RecordedState({agent: [task.question] for agent in agents}, reward)
 
     def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str | Message:
-        """Return the chosen answer in even samples, the rejected one in odd ones."""
+        """Return the chosen answer for even samples, and the rejected answer for odd samples."""
         pair = self._pair(self.rows.row_of(task.id))
         return _answer(pair.rejected if sample % 2 else pair.chosen)
 
@@ -296,14 +296,14 @@ COLLECTED = ("messages", "completion", "agent", "reward")
 
 
 def was_collected(row: DataRow | None, other: str) -> bool:
-    """Return whether a row is a turn of an episode that `kapelle collect` wrote, and has no field `other`."""
+    """Return whether a row is a turn that `kapelle collect` wrote, and does not have the field named by `other`."""
     return row is not None and other not in row.fields and all(field in row.fields for field in COLLECTED)
 
 
 def paired(rows: Sequence[DataRow]) -> tuple[DataRow, ...]:
-    """Return a pair of every conversation of collected rows that has answers of different rewards.
+    """Return a pair for every conversation of collected rows whose answers have different rewards.
 
-    DataError if there is none.
+    Raise DataError if there is no such conversation.
     """
     answers: dict[str, list[DataRow]] = {}
     for row in rows:
@@ -327,7 +327,7 @@ def paired(rows: Sequence[DataRow]) -> tuple[DataRow, ...]:
     if rows and not pairs:
         raise DataError(
             f"{rows[0].place.rpartition(', ')[0]}: none of {len(answers)} conversations has two answers with different rewards. "
-            "Collect more episodes of each task (`kapelle collect --samples 8`, without --min-reward)."
+            "Collect more episodes of each task with `kapelle collect --samples 8`, without --min-reward."
         )
     return tuple(pairs)
 
@@ -344,15 +344,15 @@ def _whole(row: DataRow, field: str, setting: str) -> tuple[Question, Message]:
     messages = _transcript(row, value, field) if is_transcript else messages_in(row, field, setting)
     if len(messages) < 2 or messages[-1].role != "assistant":
         raise DataError(
-            f"{row.place}: the field '{field}' needs a conversation that ends with the assistant's answer. Fix or drop the row, or "
-            "set `environment.question_field` to the field of the question."
+            f"{row.place}: the field '{field}' must contain a conversation that ends with the assistant's answer. Fix or remove "
+            "the row, or set `environment.question_field` to the field with the question."
         )
     system = "\n\n".join(message.content for message in messages if message.role == "system")
     return Question(tuple(m for m in messages[:-1] if m.role != "system"), system), messages[-1]
 
 
 def _before(row: DataRow, field: str, setting: str) -> str:
-    """Return the conversation before the last message of a field as one text."""
+    """Return the conversation before the last message of a field as one string."""
     return _whole(row, field, setting)[0].text
 
 
@@ -364,8 +364,8 @@ def _transcript(row: DataRow, text: str, field: str) -> tuple[Message, ...]:
     opening, *parts = _SPEAKER.split(f"\n\n{text.lstrip()}")
     if opening.strip() or not parts:
         raise DataError(
-            f"{row.place}: the field '{field}' needs a transcript that begins with 'Human:'. Or set `environment.question_field` to "
-            "the field of the question."
+            f"{row.place}: the field '{field}' must contain a transcript that begins with 'Human:'. Fix the row, or set "
+            "`environment.question_field` to the field with the question."
         )
     roles = {"Human": "user", "Assistant": "assistant"}
     return tuple(
@@ -374,12 +374,12 @@ def _transcript(row: DataRow, text: str, field: str) -> tuple[Message, ...]:
 
 
 def _answer(message: Message) -> str | Message:
-    """Return a recorded message as `Recorded.recorded` does: its text, or the message if it has more than text."""
+    """Return a recorded message as `Recorded.recorded` returns it: its text, or the message if it contains more than text."""
     return message.content if message.structured is None else message
 
 
 def _is_answer(answer: Message, text: str) -> bool:
-    """Return whether a text is a recorded answer: word for word, or with the same tool calls in the template's form."""
+    """Return whether a text is a recorded answer, either verbatim or with the same tool calls in the template's format."""
     if answer.structured is None or "tool_calls" not in json.loads(answer.structured):
         return text == answer.content
     try:
@@ -388,16 +388,16 @@ def _is_answer(answer: Message, text: str) -> bool:
         return False
 
 
-# -------- Turns of agents, to be imitated
+# -------- Recorded turns of agents, which are imitated
 
 
 def _conversation_text(row: DataRow, field: str, setting: str) -> str:
-    """Return a conversation as one text, answers included."""
+    """Return a conversation, including its answers, as one string."""
     return as_text([message for message in messages_in(row, field, setting) if message.role != "system"])
 
 
 Turns = tuple[tuple[tuple[Message, ...], Message], ...]
-"""(messages that the agent reads, its answer), turn by turn."""
+"""For each turn, a pair (messages that the agent reads, its answer)."""
 _COLLECTED = ("messages", "completion", "agent")
 
 
@@ -410,31 +410,31 @@ class Trajectories(RecordedData, Recorded):
         {"messages": [{"role": "user", …}, {"role": "assistant", …}, …]}      messages_field: messages
         {"messages": […], "completion": "…", "agent": "actor"}                what `kapelle collect` writes, without further settings
 
-    Every message of the assistant in a conversation is a turn, and the agent reads the messages before it. Its system message is
-    the task's, except in collected rows, which have the team's own. `workflow.name: parallel` runs all turns. A row with an agent's
-    name belongs to that agent alone. If no agent of collected rows is in the team, the rows are for all agents.
+    Every message of the assistant in a conversation is a turn, and the agent reads the messages before it. The system message of the
+    conversation becomes the task's, except in collected rows, where it is that of the team. `workflow.name: parallel` runs all turns.
+    A row with an agent's name belongs only to that agent. If no agent of collected rows is in the team, the rows are for all agents.
     """
 
     name: Literal["trajectories"] = "trajectories"
     question_field: str = "question"
-    """The field of the question."""
+    """The field with the question."""
     answer_field: str = "answer"
-    """The turn of every agent that `answers` does not name; with `messages_field`, the turn after those messages, if any."""
+    """The field with the turn of every agent that `answers` does not name; with `messages_field`, the turn after those messages, if any."""
     answers: Mapping[str, str] = {}
-    """Agent → the field that holds its turn."""
+    """Agent → the field with its turn."""
     messages_field: str | None = None
-    """The field of a conversation, in OpenAI's or ShareGPT's form, in place of question and answer; null takes `messages` or
-    `conversations` of rows without them."""
+    """The field with a conversation, in OpenAI's or ShareGPT's format, instead of question and answer. null: `messages` or
+    `conversations`, if rows have no question and answer."""
     agent_field: str | None = None
-    """The field with the name of the agent of these turns; null gives them to all agents."""
+    """The field with the name of the agent whose turns these are; null: the turns are for all agents."""
 
     def answers_per_task(self) -> int:
-        """One record per task."""
+        """Return 1: each task has one record."""
         return 1
 
     @cached_property
     def _named(self) -> tuple[str | None, str, str | None]:
-        """The fields of a conversation, of an answer and of an agent: as set, or as `kapelle collect` writes them."""
+        """The fields with the conversation, the answer and the agent: as set or, by default, as the rows name them."""
         own = (self.messages_field, self.answer_field, self.agent_field)
         if (own, self.question_field, self.answers) != ((None, "answer", None), "question", {}):
             return own
@@ -449,7 +449,7 @@ class Trajectories(RecordedData, Recorded):
 
     @property
     def _question_column(self) -> str:
-        """The field of the question, if it is not a conversation of several turns."""
+        """The field with the question, for rows that are not conversations of several turns."""
         return "prompt" if self._named == (None, "completion", None) else self.question_field
 
     @cached_property
@@ -460,7 +460,7 @@ class Trajectories(RecordedData, Recorded):
         )
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read every row; DataError names file, line and field of rows without a record, if there are too many."""
+        """Read every row; if too many rows lack a record, raise DataError with their file, line and field."""
         for agent in self.answers:
             need_known("environment.answers", "agent", agent, agents)
         for split in ("train", "test"):
@@ -475,7 +475,7 @@ class Trajectories(RecordedData, Recorded):
 
     def _read(self, row: DataRow) -> None:
         for agent in (*self.answers, ""):
-            # If `answers` names every agent, rows need no `answer_field`.
+            # If `answers` names every agent, rows do not need the field `answer_field`.
             if agent or not self.answers or self._named[1] in row.fields:
                 self._turns(row, agent)
 
@@ -485,7 +485,7 @@ class Trajectories(RecordedData, Recorded):
             return tuple(agents)
         name = message_in(row, field, "agent_field").content
         if self.agent_field is None and self._agents_on_record.isdisjoint(agents):
-            return tuple(agents)  # turns of another team, such as a single model
+            return tuple(agents)  # the turns come from another team, such as a single model
         if name not in agents:
             raise DataError(f"{row.place}: agent '{name}' is not in the team.{did_you_mean(name, agents)}")
         return (name,)
@@ -506,11 +506,11 @@ class Trajectories(RecordedData, Recorded):
             messages = (*messages, message_in(row, answer, "answer_field"))
         turns = _turns(messages)
         if not turns:
-            raise row.unusable(f"the field '{field}' has no answer of the assistant")
+            raise row.unusable(f"the field '{field}' contains no answer by the assistant")
         return turns
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the record at an index; its question is the first text that is read."""
+        """Return the record at an index; its question is the text that is read before the first answer."""
         row = self.rows.of(split)[index]
         messages = self._named[0]
         if messages is None:
@@ -535,7 +535,7 @@ class Trajectories(RecordedData, Recorded):
 
     def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str | Message:
         """Return the agent's recorded turn."""
-        answers = 0  # in the conversation so far, also those that the agent only reads
+        answers = 0  # in the conversation so far, including answers that the agent only reads
         for before, answer in self._turns(self.rows.row_of(task.id), agent):  # noqa: B007 - used after the loop
             answers += sum(message.role == "assistant" for message in before)
             if turn <= answers:
@@ -547,7 +547,7 @@ class Trajectories(RecordedData, Recorded):
 def _turns(messages: Sequence[Message], before: Sequence[Message] = ()) -> Turns:
     """Return the answers in messages, each with the messages before it.
 
-    An answer without a message before it, such as a greeting, is read like any other message.
+    An answer that no message precedes, such as a greeting, is not a turn; the agent reads it like any other message.
     """
     turns: list[tuple[tuple[Message, ...], Message]] = []
     read = list(before)

@@ -1,12 +1,12 @@
-"""Questions with rewards by a server: `kapelle serve reward`, or any server with the same routes.
+"""Questions whose rewards come from a server: `kapelle serve reward`, or any server with the same routes.
 
     environment:
       name: reward_server
       address: http://127.0.0.1:8001
       questions: {name: arithmetic, digits: 2}
 
-The reward of an agent is the server's score of its answer, from 0 to 1. `success` is the grade of the questions' own environment, so
-a run shows where scores and correct answers differ.
+The reward of an agent is the server's score of its answer, from 0 to 1. `success` is the grade that the questions' own environment
+gives, so a run shows where the server's scores differ from correctness.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class RewardServer(HandsOnQuestions, UsesServers):
 
     name: Literal["reward_server"] = "reward_server"
     questions: InnerQuestions
-    """Settings of the environment with the questions: `{name: math, …}`."""
+    """Settings of the environment that provides the questions: `{name: math, …}`."""
     address: Annotated[Address, FROM_HERE_ON]
-    """Such as `http://127.0.0.1:8001`."""
+    """Address of the server, such as `http://127.0.0.1:8001`."""
     token_env: Annotated[str, FREE] = "KAPELLE_TOKEN"  # noqa: S105 - the name of a variable
     """Environment variable with the server's token; the token itself is never stored."""
     attempt_s: Annotated[float, Field(gt=0.0), FREE] = 60.0
-    """Time limit of one request in seconds, from connecting to the last byte."""
+    """Time limit of one request in seconds, from connecting to receiving the last byte."""
     retries: Annotated[int, Field(ge=0), FREE] = 6
-    """Retries, with increasing pauses, if the server is busy, late or unreachable."""
+    """Number of retries, with increasing pauses, if the server is busy, too slow or unreachable."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
@@ -69,7 +69,7 @@ class RewardServer(HandsOnQuestions, UsesServers):
         return (ExternalServer("The reward server", self.address, self.address, self.token_env),)
 
     def check(self, agents: Sequence[str]) -> None:
-        """Check the questions; raise ConfigError for games, or a token that would be sent unencrypted."""
+        """Check the questions; raise ConfigError for games, or if a token would be sent unencrypted."""
         bearer(self.token_env, self.address)
         super().check(agents)
 
@@ -110,14 +110,14 @@ class ScoredState(Resets, Scorable, Retriable):
         return self._question.movers()
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Answer the question and score the texts; raise EpisodeError if one is ungraded."""
+        """Answer the question and score the texts; raise EpisodeError if a text is ungraded."""
         await self._question.step(actions, final)
         scores = await asyncio.gather(*(self._scored(text) for text in actions.values()))
         self._scores |= zip(actions, scores, strict=True)
         return {}
 
     async def score(self, agent: str, text: str) -> float:
-        """Return the server's score of a text, without an answer to the question."""
+        """Return the server's score of a text without answering the question."""
         return await self._scored(text)
 
     async def _scored(self, text: str) -> float:
@@ -127,7 +127,7 @@ class ScoredState(Resets, Scorable, Retriable):
         return grade.score
 
     def outcome(self) -> Outcome:
-        """Return the outcome with the scores as rewards; the question's own rewards are `info.graded`."""
+        """Return the outcome with the scores as rewards; the rewards by the question's own environment are in `info.graded`."""
         graded = self._question.outcome()
         return replace(
             graded, rewards=dict(self._scores), info={**graded.info, "graded": dict(graded.rewards)}

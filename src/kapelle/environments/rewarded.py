@@ -1,14 +1,14 @@
-"""Rows of a data set with rewards from your own functions; `kapelle.train` builds this environment from its arguments.
+"""Rows of a data set, rewarded by your own functions; `kapelle.train` builds this environment from its arguments.
 
     environment:
       name: rewarded
       path: rows.jsonl
       rewards: [{function: "my_rewards:exact"}, {function: "my_rewards.py:short", agent: planner, weight: 0.1}]
 
-Each row is a question. The functions see the completions and the row, and compute rewards at the end of the episode. An agent's
-reward is the weighted sum of its rewards and those of the team. A function may return any number, so `success` is undefined
-unless the setting `success` defines it. Judges can compute rewards too (`judged.py`): a rubric grades each episode, a ranking
-compares those of a group.
+Each row is a question. The functions receive the completions and the row, and compute rewards at the end of the episode. An agent's
+reward is the weighted sum of its own rewards and the team's rewards. A function may return any number, so `success` is undefined
+unless the setting `success` defines it. Judges can also compute rewards (`judged.py`): a rubric grades each episode, and a ranking
+compares the episodes of a group.
 """
 
 from __future__ import annotations
@@ -60,30 +60,30 @@ from kapelle.types import Episode, Json, Split, Task, Turn
 
 # -------- Reward functions: their arguments, and what they return
 #
-# A function is called once for each episode, and takes any of these by name:
+# A function is called once for each episode and may take any of these arguments by name:
 #
-#     completion     text: the last one of the agent that is rewarded; for the team its answer
+#     completion     last text of the agent that is rewarded; if the team is rewarded, its answer
 #     completions    agent → its last text
-#     question       text that the agents read
+#     question       question that the agents read
 #     episode        the `kapelle.Episode`, with all its turns
 #     agent          name of the agent that is rewarded; only if a function rewards one agent
-#     and any column of the row, by its name
+#     …              any column of the row, by its name
 #
 # It returns a number, or None if it does not apply. It may be a coroutine.
 #
-# A function that takes `**` and `completions`, or `prompts` or `completion_ids`, is written for batches, as TRL's are. It is
-# called with a batch of one, lists of length 1, and returns such a list. `completions` are messages if the row's prompt is a
-# conversation or agents have tools, else texts.
+# A function that takes `**` and `completions`, or `prompts` or `completion_ids`, is written for batches, like TRL's functions. It is
+# called with a batch of one (lists of length 1) and returns such a list. `completions` are messages if the row's prompt is a
+# conversation or agents have tools, else strings.
 #
 # A function that takes `solution_str` is written for verl: `solution_str` is the completion, and `ground_truth` is the row's
 # `reward_model.ground_truth`.
 
 VERL = "solution_str"
-"""verl's name of the completion."""
+"""verl's name for the completion."""
 BATCHES = ("prompts", "completions", "completion_ids")
-"""What a function for batches may take besides lists of the row's columns."""
+"""Arguments that a function for batches may take in addition to lists of the row's columns."""
 GIVEN = ("completion", "completions", "question", "episode", "agent")
-"""What a function may take besides the columns of its row."""
+"""Arguments that a function may take in addition to the columns of its row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,37 +97,37 @@ class RewardFunction:
     may_take: tuple[str, ...]
     """All parameters."""
     takes_all: bool
-    """Whether it has `**`."""
+    """Whether the function takes `**`."""
     kind: str = "reward"
-    """`reward` or `success`, for messages."""
+    """`reward` or `success`, for use in messages."""
 
     @property
     def takes_batches(self) -> bool:
-        """Whether it is written for batches, as TRL's functions are."""
+        """Whether the function is written for batches, like TRL's functions."""
         own = set(BATCHES) & set(self.may_take)
         alone = own == {"completions"}
         return bool(own) and (not alone or (self.takes_all and "completion" not in self.may_take))
 
     def check(self, columns: Collection[str], *, for_team: bool) -> None:
-        """Raise ConfigError for a parameter without a value, or with two."""
+        """Raise ConfigError if a parameter has no value, or two values."""
         given = BATCHES if self.takes_batches else GIVEN
         if VERL in self.may_take:
             columns = {*columns, VERL, "ground_truth"}
         what = f"The {self.kind} function `{self.name}` takes"
         for name in set(self.may_take) & set(given) & set(columns):
             raise ConfigError(
-                f"{what} `{name}`, both a column of the data and an argument of kapelle. Rename the column."
+                f"{what} `{name}`, which is both a column of the data and an argument that kapelle passes. Rename the column."
             )
         if "agent" in self.needs and for_team:
             raise ConfigError(
-                f"{what} `agent` but rewards the whole team. Name its agent: `reward={{'NAME': {self.name}}}`."
+                f"{what} `agent` but rewards the whole team. Name the agent that it rewards: `reward={{'NAME': {self.name}}}`."
             )
         known = [*given, "question", *columns]
         for name in self.needs:
             if name not in known:
                 raise ConfigError(
                     f"{what} `{name}`, which is neither one of {', '.join(given)} nor a column of every row "
-                    f"({', '.join(sorted(columns)) or 'there are none'}).{did_you_mean(name, known)}"
+                    f"({', '.join(sorted(columns)) or 'there are no such columns'}).{did_you_mean(name, known)}"
                 )
 
     async def __call__(self, given: Mapping[str, Any]) -> float | None:
@@ -147,7 +147,7 @@ class RewardFunction:
         if self.takes_batches and hasattr(found, "__len__") and not isinstance(found, str):
             if len(found) != 1:
                 raise EpisodeError(
-                    f"{what} returned {len(found)} numbers for one completion. Return a list of one."
+                    f"{what} returned {len(found)} numbers for one completion. Return a list with one number."
                 )
             found = next(iter(found))
         if VERL in self.may_take and isinstance(found, Mapping) and "score" in found:
@@ -158,7 +158,7 @@ class RewardFunction:
             how = (
                 "Return a list with one number for each of `completions`."
                 if self.takes_batches
-                else "It is called once for each episode and returns one number; with `**kwargs` it takes and returns lists, as in TRL."
+                else "It is called once per episode: return one number. With `**kwargs` it takes and returns lists, as in TRL."
             )
             raise EpisodeError(f"{what} returned {type(found).__name__}. {how}")
         value = finite(found)
@@ -168,12 +168,12 @@ class RewardFunction:
 
     @property
     def place(self) -> str:
-        """Where it is defined, `rewards.py, line 12`; empty if it is not written in Python."""
+        """Where the function is defined, such as `rewards.py, line 12`; empty if it is not written in Python."""
         code = _code_of(self.function)
         return "" if code is None else f"{Path(code.co_filename).name}, line {code.co_firstlineno}"
 
     def _called_from(self, error: Exception) -> str:
-        """Return the last line of the function's own file in a traceback, where another file raised."""
+        """Return the last traceback line in the function's own file, or where it is defined; empty if no other file raised."""
         code, frames = _code_of(self.function), traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
         if not own or own[-1] is frames[-1]:
@@ -202,12 +202,12 @@ def read_function(name: str, function: Any, kind: str = "reward") -> RewardFunct
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         raise ConfigError(
-            f"The {kind} function `{name}` has no readable parameters. Wrap it in `lambda completion: …`."
+            f"The parameters of the {kind} function `{name}` cannot be read. Wrap it in `lambda completion: …`."
         ) from None
     for each in parameters:
         if each.kind in (each.POSITIONAL_ONLY, each.VAR_POSITIONAL):
             raise ConfigError(
-                f"The {kind} function `{name}` takes `{each.name}` by position. Use names: {', '.join(GIVEN)}, columns."
+                f"The {kind} function `{name}` takes `{each.name}` by position. Use keyword parameters: {', '.join(GIVEN)} or columns."
             )
     named = [each for each in parameters if each.kind is not each.VAR_KEYWORD]
     needs = tuple(each.name for each in named if each.default is each.empty)
@@ -225,27 +225,29 @@ class RowsInMemory:
     train: tuple[DataRow, ...] = ()
     test: tuple[DataRow, ...] = ()
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    called: tuple[str, str] = ("the rows in memory", "the rows in memory to test on")
+    called: tuple[str, str] = ("the rows in memory", "the test rows in memory")
     """Names of `train` and `test` in messages."""
 
 
 def rows_in_memory(rows: Iterable[object], where: str) -> tuple[DataRow, ...]:
-    """Return rows that a program passed; DataError names the first that is not a JSON mapping."""
+    """Return rows that a program passed; raise DataError for the first row that is not a JSON mapping."""
     found = []
     for number, row in enumerate(rows, start=1):
         place = f"Row {number} of `{where}`"
         if not isinstance(row, Mapping):
             raise DataError(
-                f"{place} is {type(row).__name__}, not a mapping of column → value. Write {{'question': …}} for each."
+                f"{place} is {type(row).__name__}, not a mapping from columns to values. Write each row as {{'question': …}}."
             )
         for column, value in row.items():
             if not isinstance(column, str):
-                raise DataError(f"{place} has a column named {column!r}, which is not text.")
+                raise DataError(
+                    f"{place} has a column named {column!r}, which is not a string. Rename the column."
+                )
             try:
                 json.dumps(value, allow_nan=False)
             except (TypeError, ValueError) as error:
                 raise DataError(
-                    f"{place}: the column '{column}' cannot be written as JSON: {error}. Drop or change it."
+                    f"{place}: the column '{column}' cannot be written as JSON: {error}. Remove or convert it."
                 ) from None
         found.append(DataRow(place, dict(row)))
     if not found:
@@ -256,7 +258,7 @@ def rows_in_memory(rows: Iterable[object], where: str) -> tuple[DataRow, ...]:
 
 
 def name_of(function: Any) -> str | None:
-    """Return `module:function` for a function that any process can import; None for one that exists only in this process."""
+    """Return `module:function` for a function that any process can import; None for a function that exists only in this process."""
     module, name = inspect.getmodule(function), getattr(function, "__qualname__", "")
     if module is None or module.__name__ == "__main__" or vars(module).get(name) is not function:
         return None
@@ -264,16 +266,16 @@ def name_of(function: Any) -> str | None:
 
 
 KEPT = "rows"
-"""Folder of a run with the rows that a program passed in memory."""
+"""Folder in a run directory with the rows that a program passed in memory."""
 MOST_KEPT = 64_000_000
-"""Maximum number of characters of rows in memory that a run keeps; larger data sets belong in a file."""
+"""Maximum number of characters of rows in memory that a run stores; put larger data sets into a file."""
 GREATEST = 1e6
-"""Largest return of an agent; a larger one counts as a mistake."""
+"""Largest return of an agent; a larger return counts as a mistake."""
 UNSCORED = "unscored"
-"""Entry of an episode's info: why it has no reward."""
+"""Key in an episode's info for the reason why the episode has no reward."""
 ALONE = "an episode that is alone in its group cannot be ranked"
 DISAGREEMENT = "judge/disagreement"
-"""Entry of an episode's info: how far the verdicts in both orders differ (`grading.judge.Compared`)."""
+"""Key in an episode's info for the difference between the verdicts in both orders (`grading.judge.Compared`)."""
 _HELD_OUT = ("own", "share")
 
 
@@ -285,39 +287,39 @@ class Reward(Settings):
     agent: str | None = None
     """The agent that is rewarded; null rewards every agent of the team."""
     weight: FiniteFloat = 1.0
-    """Factor of what the function returns."""
+    """Factor by which the function's result is multiplied."""
 
 
 class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory, RewardsEpisodes):
-    """Questions of a data set; functions and judges compute the rewards."""
+    """Questions from a data set whose rewards functions and judges compute."""
 
     name: Literal["rewarded"] = "rewarded"
     rewards: tuple[Reward | Rubric | Ranking, ...] = Field(min_length=1)
-    """Sources of rewards: functions (`{function: …}`, or their name alone: `rewards: mine:exact`), judges that grade
-    (`{rubric: …}`), judges that compare the episodes of a group (`{rank: …}`)."""
+    """Sources of rewards: functions (`{function: …}`, or only the name: `rewards: mine:exact`), judges that grade answers
+    (`{rubric: …}`), and judges that compare the episodes of a group (`{rank: …}`)."""
     question_field: str | None = None
-    """Column of the question: text, or a conversation. null takes the first of `prompt`, `question`, `problem`, `messages` and
+    """Column with the question, which is a string or a conversation. null: the first of `prompt`, `question`, `problem`, `messages` and
     `conversations` that the rows have. An answer at the end of a conversation is not part of the question."""
     success: FiniteFloat | str | None = None
-    """When an episode is solved. A number: the least reward, in the mean over the agents that are rewarded. `module:function`: a
-    function with the arguments of a reward function that returns it, as a truth value or a share in [0, 1]. null: `success` is
-    undefined, and returns measure a team."""
+    """When an episode is solved. A number: the mean reward of the rewarded agents must be at least this number. `module:function`: a
+    function with the arguments of a reward function that returns the success, as a boolean or a share in [0, 1]. null: `success`
+    is undefined, and a team is measured by its returns."""
     tools: tuple[AnyTool, ...] = ()
-    """What agents can call before they answer; each entry names its `tool`, as in the environment `tools`."""
+    """Tools that agents can call before they answer; each entry names its `tool`, as in the environment `tools`."""
     eval_path: str = "own"
-    """`own`: the data's test split, or `test_share` of a single file. `share`: `test_share` of the train rows, even if there is
-    a test split. `none`: every row is for training and none for evaluation. Otherwise another data set, like `path`."""
+    """The test rows. `own`: the test split of the data set, or `test_share` of a single file. `share`: `test_share` of the train rows,
+    even if there is a test split. `none`: all rows are for training. Any other value: a separate data set, written like `path`."""
     _held: RowsInMemory = PrivateAttr(default_factory=RowsInMemory)
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """A range so wide that only a mistaken reward is outside it."""
+        """A range that is so wide that only a mistaken reward is outside it."""
         return (-GREATEST, GREATEST)
 
     @field_validator("rewards", mode="before")
     @classmethod
     def _by_name(cls, given: Any) -> Any:
-        """Take a text in place of an entry that has only a function."""
+        """Accept a string as an entry that has only a function."""
         listed = [given] if isinstance(given, str) else given
         if not isinstance(listed, list | tuple):
             return given
@@ -326,12 +328,12 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
     # -------- Rows and functions in memory
 
     def holding(self, held: RowsInMemory) -> Rewarded:
-        """Take rows and functions in memory, and return this environment."""
+        """Store rows and functions that are in memory, and return this environment."""
         self._held = held
         return self
 
     def keep(self, folder: Path) -> None:
-        """Write rows in memory into a run's folder, up to `MOST_KEPT` characters."""
+        """Write rows in memory to a run's folder, if they have at most `MOST_KEPT` characters."""
         for name, rows in (("train", self._held.train), ("test", self._held.test)):
             text = "".join(f"{json.dumps(row.fields)}\n" for row in rows)
             if rows and len(text) <= MOST_KEPT:
@@ -339,7 +341,7 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
                 replace_file(folder / KEPT / f"{name}.jsonl", text.encode())
 
     def recall(self, folder: Path) -> None:
-        """Read the rows that `keep` wrote into a run's folder."""
+        """Read the rows that `keep` wrote to a run's folder."""
         train, test = (
             read_rows(file) if path == IN_MEMORY and (file := folder / KEPT / name).is_file() else ()
             for name, path in (("train.jsonl", self.path), ("test.jsonl", self.eval_path))
@@ -348,7 +350,7 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
 
     @property
     def in_memory(self) -> Sequence[str]:
-        """What exists only in this process."""
+        """Descriptions of everything that exists only in this process."""
         named = {each.function: "reward" for each in self.rewards if isinstance(each, Reward)}
         if isinstance(self.success, str):
             named.setdefault(self.success, "success")
@@ -379,14 +381,14 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
 
     @cached_property
     def _success(self) -> RewardFunction | None:
-        """The function of `success`, if one is named."""
+        """The function that `success` names, if any."""
         return self._find(self.success, "success") if isinstance(self.success, str) else None
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """Name of each reward in an episode's info and in metrics.
+        """The name of each reward in an episode's info and in metrics.
 
-        Functions of one name in several modules get the module before it; labels that are still equal are numbered.
+        If modules have functions of the same name, the module's name precedes it; labels that are still equal are numbered.
         """
         plain: list[tuple[str, str]] = []
         for each in self.rewards:
@@ -408,7 +410,7 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
         return tuple(labels)
 
     def in_words(self) -> str:
-        """Return every reward by its name in metrics, with its weight and where its function is defined."""
+        """Return a list of all rewards as text: the name in metrics, the weight and the place of the function's definition."""
         return ", ".join(
             f"{label.removeprefix(REWARD_PREFIX)}{'' if each.weight == 1.0 else f' × {each.weight:g}'}"
             f"{f' ({function.place})' if function is not None and function.place else ''}"
@@ -416,9 +418,9 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
         )
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read the rows and find the functions; ConfigError for an unknown agent or parameter."""
+        """Read the rows and find the functions; raise ConfigError for an unknown agent or parameter."""
         self.check_tools()
-        columns = self.columns - {"question"}  # a function that takes it receives the column
+        columns = self.columns - {"question"}  # a function that takes `question` receives the column
         if self._success is not None:
             self._success.check(columns, for_team=True)
         for each, function in zip(self.rewards, self._functions, strict=True):
@@ -439,7 +441,7 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The data set, or `none` for a missing split."""
+        """Describe the data set of each split, or `none` for a missing split."""
         if self._own_split:
             return super().sources
         held_out = f"{self.test_share:.0%} of them, by a hash of the question"
@@ -469,8 +471,9 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
         rows = self._held.train if split == "train" else self._held.test
         if not rows:
             raise AbsentData(
-                "The rows were in the memory of the program that started this run, and too large to be kept with it. Continue "
-                f"there, or write them to a file and set `environment.{'path' if split == 'train' else 'eval_path'}`."
+                "The rows were in the memory of the program that started this run, and were too large to be stored with the run. "
+                "Continue the run from that program, or write the rows to a file and set "
+                f"`environment.{'path' if split == 'train' else 'eval_path'}`."
             )
         text = json.dumps([row.fields for row in rows], sort_keys=True)
         contents[f"{split} rows in memory"] = hashlib.sha256(text.encode()).hexdigest()
@@ -478,12 +481,12 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
 
     @cached_property
     def rows(self) -> Splits:
-        """The usable rows of both splits; of the second none with `eval_path: none`."""
+        """The usable rows of both splits; with `eval_path: none` the second split is empty."""
         if self._own_split:
             return super().rows
         first, second, _ = self._read_rows
         key, setting, words = self._key()
-        # What messages call the rows of both splits.
+        # The names of the rows of both splits in messages.
         train, test = self._held.called
         train = train if self.path == IN_MEMORY else self.path
         if self.eval_path == "none":
@@ -501,7 +504,7 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
         named = [each.function if isinstance(each, Reward) else "" for each in self.rewards]
         for target, function in (*zip(named, self._functions, strict=True), (self.success, self._success)):
             if function is not None:
-                with suppress(OSError, TypeError):  # no source, such as a built-in function
+                with suppress(OSError, TypeError):  # a function without source code, such as a built-in
                     source = inspect.getsource(function.function)
                     read[str(target)] = hashlib.sha256(source.encode()).hexdigest()
         return read
@@ -515,23 +518,25 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
             return self.question_field
         first = self.source.first_row() if self._own_split else next(iter(self._read_rows[0]), None)
         if first is None:
-            raise DataError(f"The data set '{self.path}' is empty. Name another one, or add rows.")
+            raise DataError(
+                f"The data set '{self.path}' is empty. Add rows, or set `environment.path` to another data set."
+            )
         found = next((name for name in QUESTIONS if first.fields.get(name) is not None), None)
         if found is None:
             raise DataError(
-                f"{first.place} has no column {', '.join(QUESTIONS)}. Name the column of the question "
-                f"({', '.join(first.fields) or 'there are none'}): `environment.question_field`."
+                f"{first.place} has none of the columns {', '.join(QUESTIONS)}. Set `environment.question_field` to the column "
+                f"with the question (available: {', '.join(first.fields) or 'none'})."
             )
         return found
 
     def remarks(self) -> Sequence[str]:
-        """Return which of several possible columns is the question, and remarks on rendered prompts."""
+        """Return which of several possible columns is used as the question, and remarks on rendered prompts."""
         others = [f"`{name}`" for name in QUESTIONS if name in self.columns and name != self._question]
         if self.question_field is not None or not others:
             return super().remarks()
         chosen = (
-            f"the column `{self._question}` is the question, although rows have {', '.join(others)} too "
-            "(`question_field` names another column)"
+            f"the column `{self._question}` is used as the question, although rows also have {', '.join(others)} "
+            "(set `question_field` to use another column)"
         )
         return (chosen, *super().remarks())
 
@@ -548,15 +553,16 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
         return self.around(state, agents) if self.tools else state
 
     def extract(self, text: str) -> str | None:
-        """Return the whole text, so that votes and debates compare texts; None for an empty one."""
+        """Return the whole text, so that votes and debates compare whole texts; None if it is empty."""
         return text.strip() or None
 
     # -------- Rewards
 
     async def reward_episode(self, episode: Episode, outcome: Outcome) -> Outcome:
-        """Call every function and rubric, and add up each agent's reward; an exception fails the episode.
+        """Call every function and rubric, and add up each agent's reward.
 
-        So does a rubric if its judge returns no verdict. Rankings are computed when the group is complete.
+        The episode fails if a function raises an exception, or if a judge returns no verdict for a rubric. Rankings are computed when
+        the group is complete.
         """
         row = self.rows.row_of(episode.task.id)
         texts, answer = last_texts(episode), answer_of(episode, outcome.info)
@@ -592,7 +598,7 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
     async def _graded(
         self, rubric: Rubric, episode: Episode, text: Any, row: DataRow, label: str, info: dict[str, Json]
     ) -> float:
-        """Return a rubric's grade of a text; the scores of its criteria go into `info`."""
+        """Return a rubric's grade of a text; add the scores of its criteria to `info`."""
         judge = self.judge_of(rubric)
         verdict = await judge_rubric(
             judge, episode.task.question, spoken_of(episode, text), rubric.criteria, _reference(rubric, row)
@@ -608,7 +614,7 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
     async def _solved(
         self, function: RewardFunction, given: Mapping[str, Any], row: DataRow, info: Mapping[str, Json]
     ) -> float | None:
-        """Return what the function of `success` returns; if it also rewards the team, it has been called already."""
+        """Return the result of the `success` function; if it also rewards the team, reuse that result."""
         for each, label in zip(self.rewards, self.labels, strict=True):
             if isinstance(each, Reward) and each.function == self.success and each.agent is None:
                 found = info.get(label)
@@ -617,14 +623,14 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
             found = await function(self._arguments(function, given, row))
         if found is not None and not 0.0 <= found <= 1.0:
             raise EpisodeError(
-                f"The success function `{function.name}` returned {found:g}. Success is a truth value, or a share from 0 to 1."
+                f"The success function `{function.name}` returned {found:g}. Return a boolean, or a share from 0 to 1."
             )
         return found
 
     def _arguments(
         self, function: RewardFunction, given: Mapping[str, Any], row: DataRow
     ) -> Mapping[str, Any]:
-        """Return a function's arguments: an episode's values by name, or the same as a batch of one."""
+        """Return a function's arguments: an episode's values by name, or these values as a batch of one."""
         if VERL in function.may_take:
             model = row.fields.get("reward_model")
             truth = model.get("ground_truth") if isinstance(model, Mapping) else None
@@ -648,7 +654,7 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
         return {name: [value] for name, value in batch.items()}
 
     def _messages(self, turns: Sequence[Turn]) -> list[dict[str, Any]]:
-        """Return an agent's turns, with the results of its calls between them, as messages of a chat."""
+        """Return an agent's turns, with the results of its calls between them, as chat messages."""
         found: list[dict[str, Any]] = []
         for turn in turns:
             if found:
@@ -663,15 +669,15 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
         return found
 
     def _reached(self, rewards: Mapping[str, float]) -> float | None:
-        """Return whether the mean reward reaches the number `success`; None without rewards, or if it is not a number."""
+        """Return whether the mean reward reaches the number `success`; None if there are no rewards or `success` is not a number."""
         if not rewards or not isinstance(self.success, float):
             return None
-        # Weights of 0.7, 0.2 and 0.1 sum to a little less than 1.
+        # In floating point, weights of 0.7, 0.2 and 0.1 sum to slightly less than 1.
         return float(fmean(rewards.values()) >= self.success - 1e-9)
 
     @property
     def compared(self) -> Sequence[str]:
-        """The rankings."""
+        """The settings of the rankings, which compare episodes."""
         return [
             f"`environment.rewards.{k}.rank`"
             for k, each in enumerate(self.rewards)
@@ -679,9 +685,9 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
         ]
 
     async def reward_group(self, episodes: Sequence[Episode]) -> Sequence[Outcome]:
-        """Let every ranking compare the episodes; EpisodeError if its judge returns no verdict.
+        """Compare the episodes by every ranking; raise EpisodeError if a judge returns no verdict.
 
-        A ranking with only one text to compare gives no reward.
+        If a ranking has only one text to compare, it gives no reward.
         """
         rewards = [dict(episode.rewards) for episode in episodes]
         infos: list[dict[str, Json]] = [dict(episode.info) for episode in episodes]
@@ -732,12 +738,12 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
         ]
 
     def judge_of(self, reward: Rubric | Ranking) -> Asking:
-        """Return the judge of a reward: one for all rewards with the same settings, so that they share its budget."""
+        """Return the judge of a reward; rewards with the same judge settings share one judge and its budget."""
         return self._judges.of(reward.judge)
 
     @property
     def asked(self) -> Sequence[tuple[AnyJudge, QuestionCounts]]:
-        """One query per episode for a rubric, for all its criteria; two orders per group for a ranking."""
+        """Each judge with its number of queries: one per episode for a rubric (all criteria together), two per group for a ranking."""
         return [
             (each.judge, QuestionCounts(episode=1) if isinstance(each, Rubric) else QuestionCounts(group=2))
             for each in self.rewards
@@ -756,17 +762,17 @@ def last_texts(episode: Episode) -> dict[str, str]:
 
 
 def answer_of(episode: Episode, info: Mapping[str, Json]) -> Any:
-    """Return the text that a workflow named as the team's answer, else the last text."""
+    """Return the text that the workflow designated as the team's answer, else the last text."""
     answer = info.get("answer")
     answer = episode.answer if answer is None else answer
-    # Functions read whole completions, thoughts included, as TRL's do.
+    # Functions receive whole completions, including the reasoning, as in TRL.
     return next(
         (turn.text for turn in reversed(episode.turns) if turn.thoughts and turn.words == answer), answer
     )
 
 
 def spoken_of(episode: Episode, text: Any) -> str:
-    """Return the part of a completion that a judge reads: its words, without thoughts."""
+    """Return the part of a completion that a judge reads, which excludes the reasoning."""
     return next((turn.words for turn in reversed(episode.turns) if turn.text == text), str(text))
 
 
@@ -776,7 +782,7 @@ class RewardedState(BaseState):
     _answer: str | None = None
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Take the answers; EpisodeError for a second step, or an unknown agent."""
+        """Take the answers; raise EpisodeError for a second step or an unknown agent."""
         if self.over:
             raise EpisodeError("The question has already been answered. This environment allows one step.")
         require_agents(actions, self.agents, "answered")
@@ -784,6 +790,6 @@ class RewardedState(BaseState):
         return {}
 
     def outcome(self) -> Outcome:
-        """Return the text that counts as the team's answer, if the workflow names one."""
+        """Return an outcome with the text that counts as the team's answer, if the workflow designates one."""
         info = {} if self._answer is None else {"answer": self._answer}
         return Outcome(info=info, truncated=not self.over)

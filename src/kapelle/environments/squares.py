@@ -1,10 +1,10 @@
 """Images of coloured squares on a grid, and questions that need the image.
 
-    colour   the one square's colour: red, green, blue, yellow, white or black
-    count    how many squares of a named colour there are
+    colour   the colour of the only square: red, green, blue, yellow, white or black
+    count    the number of squares of a given colour
 
-Images are drawn from the task's numbers, so no data are needed; Pillow writes them as PNG. All agents see the same image; with
-`views: split` each agent sees a part of the grid.
+Images are generated from the task's data, so no image files are needed; Pillow encodes them as PNG. All agents see the same image,
+or, with `views: split`, each agent sees a part of the grid.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ GREY = (128, 128, 128)
 """The background."""
 
 CELL = 8
-"""Pixels of a cell's side at `scale: 1`."""
+"""Side of a cell in pixels at `scale: 1`."""
 
 
 class Squares(Generated, ShowsImages):
@@ -56,29 +56,29 @@ class Squares(Generated, ShowsImages):
     name: Literal["squares"] = "squares"
     things = "pictures of squares"
     ask: tuple[Literal["colour", "count"], ...] = Field(default=("colour",), min_length=1)
-    """Drawn uniformly for each task."""
+    """Kinds of questions, drawn uniformly for each task."""
     colours: int = Field(default=len(COLOURS), ge=2, le=len(COLOURS))
-    """Number of colours, in the order red, green, blue, yellow, white, black."""
+    """Number of colours, which are taken in the order red, green, blue, yellow, white, black."""
     scale: int = Field(default=1, ge=1, le=64)
-    """Size of a cell in units of 8 × 8 pixels; tiny vision towers read small images."""
+    """Size of a cell in units of 8 × 8 pixels; tiny vision encoders need small images."""
     views: Literal["same", "split"] = "same"
-    """`split` shows each agent only its own columns of the grid; the others are grey."""
+    """`split` shows each agent only its own columns of the grid; the other columns are grey."""
     difficulty: tuple[int, int] = (2, 2)
-    """Smallest and largest side of the grid, in cells, 2 to 6."""
+    """Smallest and largest side of the grid in cells, from 2 to 6."""
     seed: int = 0
-    """Another seed gives other tasks in another order; with the same split."""
+    """A different seed gives different tasks in a different order, with the same split."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("hash", "last_box", "whole"), min_length=1)
     """Rules that extract an agent's answer."""
     flaws: Flaws = Field(default={})
-    """Agent → share of the demonstrations in which the script ignores the image and answers `red` or 1."""
+    """Agent → share of its demonstrations in which the script ignores the image and answers `red` or 1."""
 
     @property
     def answers(self) -> Answers:
-        """One word or number."""
+        """An answer of one word or number."""
         return words(_answer, self.extraction, "no colour or number")
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError for an impossible grid, or without Pillow."""
+        """Raise ConfigError for an impossible grid, or if Pillow is not installed."""
         smallest, largest = self.difficulty
         if not 2 <= smallest <= largest <= 6:
             raise ConfigError(
@@ -86,15 +86,17 @@ class Squares(Generated, ShowsImages):
             )
         if self.views == "split" and len(agents) > smallest:
             raise ConfigError(
-                f"`environment.views: split` needs a column for each of {len(agents)} agents, but a grid may have {smallest}. Set "
+                f"`environment.views: split` needs a column for each of {len(agents)} agents, but a grid may have only {smallest}. Set "
                 f"`environment.difficulty: [{len(agents)}, {max(largest, len(agents))}]`, or `views: same`."
             )
         check_flaws(self.flaws, agents)
         if find_spec("PIL") is None:
-            raise AbsentPackage("`squares` draws pictures with Pillow: pip install 'kapelle[images]'.")
+            raise AbsentPackage(
+                "`squares` needs Pillow to draw pictures. Run: pip install 'kapelle[images]'."
+            )
 
     def problem(self, draw: random.Random, level: int) -> Problem:
-        """Return a picture of a grid with this side, and a question about it."""
+        """Return a picture of a grid with `level` cells per side, and a question about it."""
         named = list(COLOURS)[: self.colours]
         cells = level * level
         if draw.choice(self.ask) == "colour":
@@ -112,7 +114,7 @@ class Squares(Generated, ShowsImages):
         return Problem(question, {"answer": answer, "grid": grid}, f"{question} {','.join(grid)}")
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the answer, or the flawed one in its share of the demonstrations."""
+        """Return the answer, or a flawed one in the share of demonstrations that `flaws` sets."""
         if flawed(self.flaws, agent, seed):
             return self.answers.written("red" if task.data["answer"] in COLOURS else "1")
         return super().script(agent, task, messages, seed)
@@ -155,7 +157,7 @@ class SquaresState(QuestionState, StateWithImages):
 
 @lru_cache(256)
 def drawn(grid: tuple[str, ...], scale: int, columns: range) -> Image:
-    """Return the image of a grid of colours by name, row by row; empty cells and other columns are grey."""
+    """Return the image of a grid, which lists colour names row by row. Empty cells, and columns outside `columns`, are grey."""
     from PIL import Image as Pillow
 
     side, size = round(len(grid) ** 0.5), CELL * scale
@@ -171,6 +173,6 @@ def drawn(grid: tuple[str, ...], scale: int, columns: range) -> Image:
 
 
 def _answer(text: str) -> str | None:
-    """Return a colour or a number in its normal form; None for anything else."""
+    """Return a colour or a number in normal form; None for any other text."""
     answer = text.strip().lower().removesuffix(".")
     return answer if answer in COLOURS or (answer.isdigit() and len(answer) <= 3) else None

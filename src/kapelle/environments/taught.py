@@ -21,8 +21,8 @@ class WithTeacher(Settings, Teachable):
     """Settings of an environment with a user's function for demonstrations."""
 
     teacher: str | None = None
-    """A function `module:name` or `path/file.py:name` that answers for the agents in demonstrations (`warmup`, `sft`). Called as
-    `teacher(agent, task, messages, seed)`; it returns a text."""
+    """A function `module:name` or `path/file.py:name` that answers for the agents in demonstrations (`warmup`, `sft`). It is called as
+    `teacher(agent, task, messages, seed)` and returns a string."""
 
     def check_teacher(self) -> None:
         """Raise ConfigError if the `teacher` is not found."""
@@ -30,17 +30,17 @@ class WithTeacher(Settings, Teachable):
             find_object(self.teacher, "teacher")
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the answer of the `teacher`; EpisodeError for anything but a text."""
+        """Return the answer of the `teacher`; raise EpisodeError if it is not a string."""
         assert self.teacher is not None, "an environment without a teacher offers no script"
         text = find_object(self.teacher, "teacher")(agent, task, messages, seed)
         if not isinstance(text, str):
             raise EpisodeError(
-                f"`environment.teacher` returns a {type(text).__name__} for '{agent}'. Return a text."
+                f"`environment.teacher` returned {type(text).__name__} for '{agent}'. Return a string."
             )
         return text
 
     def teacher_hash(self) -> str | None:
-        """Return a hash of the file with the `teacher`, without its imports; None without one."""
+        """Return a hash of the file with the `teacher`, not including its imports; None if there is no `teacher`."""
         if self.teacher is None:
             return None
         module = self.teacher.rpartition(":")[0]
@@ -48,5 +48,5 @@ class WithTeacher(Settings, Teachable):
             find_object(self.teacher, "teacher")
             file = module if module.endswith(".py") else sys.modules[module].__file__ or ""
             return hashlib.sha256(Path(file).expanduser().read_bytes()).hexdigest()
-        except (ConfigError, OSError):  # `check_teacher` reports it
+        except (ConfigError, OSError):  # `check_teacher` reports this error
             return None

@@ -1,8 +1,8 @@
-"""Run the statements and programs of `programming.toml` by walking their trees: a small part of Python, with a step limit.
+"""Run the statements and programs of `programming.toml` by walking their syntax trees: a small subset of Python with a step limit.
 
 `kapelle.environments.programming` needs the results of its programs, and of programs with a slip, which may run forever.
-Python never executes the texts. A program may use statements, operators, comprehensions, and the functions and methods below;
-anything else is a mistake in a template (`AssertionError`). Tests check that Python itself gives the same results.
+Python itself never executes these programs. A program may use statements, operators, comprehensions, and the functions and methods
+below; anything else is a mistake in a template (`AssertionError`). Tests check that Python gives the same results.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 STEPS = 200_000
-"""Nodes that one call may visit; TimeoutError beyond."""
+"""Maximum number of nodes that one call may visit; beyond it, TimeoutError is raised."""
 
 _OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
@@ -45,13 +45,13 @@ _METHODS: Mapping[type, frozenset[str]] = {
 
 
 class _Returned(Exception):
-    """Ends a call with a value."""
+    """Ends a call with a return value."""
 
 
 def call(program: str, function: str, arguments: Sequence[Any]) -> Any:
-    """Return what a function of a program returns for these arguments, which it may change.
+    """Return what a function of a program returns for these arguments, which the function may change.
 
-    Raises what Python would raise, and TimeoutError for one that takes more than `STEPS` steps.
+    Raises the exceptions that Python would raise, and TimeoutError if the call takes more than `STEPS` steps.
     """
     defined = next(
         node for node in _parsed(program) if isinstance(node, ast.FunctionDef) and node.name == function
@@ -61,7 +61,7 @@ def call(program: str, function: str, arguments: Sequence[Any]) -> Any:
 
 
 def run(statements: str, names: dict[str, Any]) -> Any:
-    """Run statements, which add to `names`, and return what their `return` returns; None without one."""
+    """Run statements, which add to `names`, and return the value of their `return` statement; None if they have none."""
     return _returned(_parsed(statements), names)
 
 
@@ -79,7 +79,7 @@ def _parsed(program: str) -> list[ast.stmt]:
 
 
 class _Run:
-    """One call, with the steps that it has left."""
+    """One call, with the number of steps that it may still take."""
 
     def __init__(self) -> None:
         self._left = STEPS
@@ -196,7 +196,7 @@ class _Run:
     def _bound(
         self, generators: Sequence[ast.comprehension], names: Mapping[str, Any]
     ) -> Iterator[Mapping[str, Any]]:
-        """Yield the names of each round of a comprehension."""
+        """Yield the names in each iteration of a comprehension."""
         if not generators:
             yield names
             return

@@ -1,10 +1,10 @@
 """Summaries and translations of your own rows, graded by their similarity to references and by their length.
 
     {"document": "…", "summary": "…"}                summarisation
-    {"source": "…", "target": ["…", "…"]}            translation; a list has several references
+    {"source": "…", "target": ["…", "…"]}            translation; a list contains several references
 
-The score of a text is the weighted mean of its metrics (`grading.text.overlap`), multiplied by a factor of its length. The
-script writes the first reference.
+The score of a text is the weighted mean of its metrics (`grading.text.overlap`), multiplied by a factor that depends on its length.
+The script writes the first reference.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from kapelle.types import Json, Message, Split, Task
 def _weights(metrics: Mapping[Metric, float]) -> Mapping[Metric, float]:
     for metric, weight in metrics.items():
         if weight <= 0.0:
-            raise ValueError(f"`metrics.{metric}` is {weight}; give a weight above 0")
+            raise ValueError(f"`metrics.{metric}` is {weight}; set a weight above 0")
     return metrics
 
 
@@ -42,7 +42,7 @@ Metrics = Annotated[Mapping[Metric, float], AfterValidator(_weights)]
 
 
 class _Referenced(DataSettings, Questions):
-    """Base of summaries and translations: rows with a text and references, metrics, and a length."""
+    """Base class of summaries and translations: rows with a text and references, metrics, and a length."""
 
     doing: ClassVar[str]
     """The first words of the default prompt."""
@@ -53,9 +53,9 @@ class _Referenced(DataSettings, Questions):
     tokeniser: BleuTokeniser = "13a"
     """The tokeniser of BLEU."""
     length: Length | None = None
-    """The length of a good text; null: any."""
+    """The length of a good text; null: any length."""
     prompt: str | None = None
-    """The question: `{text}` is the row's text, `{length}` the words of `length`; null: a default prompt."""
+    """The question, in which `{text}` is the row's text and `{length}` is `length` in words; null: a default prompt."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("tag", "whole"), min_length=1)
     """Rules that extract the text from an agent's answer."""
 
@@ -69,7 +69,7 @@ class _Referenced(DataSettings, Questions):
         return Answers(
             self._graded,
             lambda text: answer_in(text, self.extraction, lambda found: " ".join(found.split()) or None),
-            # With the rule `whole` an answer needs no mark.
+            # With the rule `whole`, an answer needs no mark.
             lambda answer: answer if "whole" in self.extraction else marked(answer, self.extraction[0]),
         )
 
@@ -92,7 +92,7 @@ class _Referenced(DataSettings, Questions):
         found = [text for text in texts if isinstance(text, str) and text.strip()]
         if not found or len(found) < len(texts):
             raise row.unusable(
-                f"the field '{self.reference_field}' needs a text or a list of texts",
+                f"the field '{self.reference_field}' must be a string or a list of strings",
                 "reference_field",
             )
         for text in found:
@@ -142,27 +142,27 @@ class _Referenced(DataSettings, Questions):
 
 
 class Summarisation(_Referenced):
-    """Documents in, summaries out."""
+    """Summaries of documents."""
 
     doing: ClassVar[str] = "Summarise this text"
     name: Literal["summarisation"] = "summarisation"
     text_field: str = "document"
-    """The field of the text."""
+    """The field with the text."""
     reference_field: str = "summary"
-    """The field of its summary, or of a list of summaries."""
+    """The field with the summary, or with a list of summaries."""
     metrics: Metrics = Field(default={"rougeL": 1.0}, min_length=1)
     """Metric → weight; the score is their weighted mean."""
 
 
 class Translation(_Referenced):
-    """Texts of one language in, texts of another out."""
+    """Translations of texts from one language into another."""
 
     doing: ClassVar[str] = "Translate this text"
     name: Literal["translation"] = "translation"
     text_field: str = "source"
-    """The field of the text; dots reach into objects (`translation.en`)."""
+    """The field with the text; dots reach into objects (`translation.en`)."""
     reference_field: str = "target"
-    """The field of its translation, or of a list of translations."""
+    """The field with the translation, or with a list of translations."""
     source_language: str | None = None
     """The language of the texts, for the prompt; null omits it."""
     target_language: str | None = None
@@ -176,6 +176,6 @@ class Translation(_Referenced):
         return f"{self.doing}{source}{target}"
 
     def about(self, task: Task) -> Mapping[str, Json]:
-        """Return the named languages."""
+        """Return the languages that the settings name."""
         named = {"source_language": self.source_language, "target_language": self.target_language}
         return {name: language for name, language in named.items() if language}

@@ -1,7 +1,7 @@
 """Questions with tools: an agent calls tools, reads results, and then answers.
 
-`questions` is any environment of questions with one answer (`math`, `arithmetic`, `gsm8k_steps`, …), which also grades. A text
-without a call is the answer. The workflow `tool_use` returns results as messages of the role `tool`.
+`questions` is any environment whose questions have one answer (`math`, `arithmetic`, `gsm8k_steps`, …); it also grades the answers.
+A text without a call is the answer. The workflow `tool_use` returns results as messages with the role `tool`.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ AnyTool = Annotated[
 
 
 class CallSettings(Settings):
-    """The description of tools, the form of calls, and their limits."""
+    """The description of tools, the format of calls, and their limits."""
 
     form: Form = "hermes"
-    """The form of calls in the agents' model: `hermes` (Hermes, Qwen), `llama` (JSON) or `pythonic`."""
+    """The format in which the agents' model writes calls: `hermes` (Hermes, Qwen), `llama` (JSON) or `pythonic`."""
     listing: Listing = "schemas"
-    """The description of tools: `schemas`, or a line each (`signatures`) for tiny models."""
+    """How tools are described: by `schemas`, or by one line each (`signatures`) for tiny models."""
     max_turns: int = Field(default=8, ge=1)
-    """Maximum number of turns of an agent; without an answer by then its reward is 0."""
+    """Maximum number of turns of an agent; if it has not answered by then, its reward is 0."""
     call_s: float = Field(default=30.0, gt=0.0)
-    """Time limit of a call in seconds; a tool may have a shorter one."""
+    """Time limit of a call in seconds; a tool may have a shorter limit."""
     max_characters: int = Field(default=4000, ge=100)
-    """Maximum number of characters of one result that an agent reads."""
+    """Maximum number of characters of one result that an agent reads; longer results are cut."""
 
     def prompt(self, schemas: Sequence[ToolSchema]) -> str:
         """Return the description of these tools for an agent."""
@@ -78,7 +78,7 @@ class OffersTools(CallSettings, Reporting):
 
     @property
     def alive(self) -> Sequence[str]:
-        """Tools that are servers."""
+        """The tools that are servers."""
         return [
             f"tool `{tool.tool}` ({tool.url if isinstance(tool, Search) else 'a server'})"
             for tool in self.tools
@@ -86,11 +86,11 @@ class OffersTools(CallSettings, Reporting):
         ]
 
     def descriptors(self, agents: int) -> int:
-        """Return the most descriptors that the tools of one episode hold open."""
+        """Return the largest number of descriptors that the tools of one episode hold open."""
         return agents * sum(tool.descriptors for tool in self.tools if isinstance(tool, Python | Mcp))
 
     def check_tools(self) -> None:
-        """Check every tool; ConfigError for two of one name."""
+        """Check every tool; raise ConfigError if two tools have the same name."""
         for tool in self.tools:
             tool.check()
         offered = [(schema.name, tool.tool) for tool in self.tools for schema in tool.schemas()]
@@ -99,7 +99,7 @@ class OffersTools(CallSettings, Reporting):
             if names.count(name) > 1:
                 entries = " and ".join(entry for found, entry in offered if found == name)
                 raise ConfigError(
-                    f"Two tools are called '{name}', in the entries {entries}. Remove one, or rename the function."
+                    f"Two tools have the name '{name}' (entries {entries}). Remove one of them, or rename its function."
                 )
 
     def around(self, question: EpisodeState, agents: Sequence[str]) -> ToolsState:
@@ -114,21 +114,21 @@ class Tools(OffersTools, HandsOnQuestions):
 
     name: Literal["tools"] = "tools"
     questions: InnerQuestions
-    """Settings of the environment of questions: `{name: math, …}`."""
+    """Settings of the environment that provides the questions: `{name: math, …}`."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """That of the questions, with 0 for no answer."""
+        """The range of the questions, extended to include 0 for agents without an answer."""
         low, high = self.questions.reward_range
         return (min(low, 0.0), max(high, 0.0))
 
     @property
     def alive(self) -> Sequence[str]:
-        """Tools that are servers, and those of the questions."""
+        """The tools that are servers, and the external programs of the questions."""
         return (*super().alive, *report_of(self.questions).alive)
 
     def check(self, agents: Sequence[str]) -> None:
-        """Check the questions and every tool; ConfigError for games, and for two tools of one name."""
+        """Check the questions and every tool; raise ConfigError for games, or if two tools have the same name."""
         super().check(agents)
         self.check_tools()
 
@@ -137,7 +137,7 @@ class Tools(OffersTools, HandsOnQuestions):
         return self.around(self.questions.start(task, agents, seed), agents)
 
 
-# -------- An episode: texts with calls get results, a text without calls is the answer
+# -------- An episode: texts with calls receive results, and a text without calls is the answer
 
 
 @dataclass(slots=True)
@@ -146,22 +146,22 @@ class ToolUser:
 
     boxes: Sequence[Toolbox]
     tools: Mapping[str, Tool]
-    """By name."""
+    """The tools by name."""
     reads: str
     """The agent's next observation."""
     turns: int = 0
     answer: str | None = None
     calls: list[str] = field(default_factory=list)
     done: int = 0
-    """Successful calls."""
+    """Number of successful calls."""
     faults: int = 0
 
 
 class ToolsState(Retriable):
     """One question; every agent has separate tools, and its first text without a call is its answer.
 
-    The agent reads every fault of a call as text. The question grades the answers when all agents have answered or used up
-    their turns.
+    If a call fails, the agent reads the error as text. The question's environment grades the answers when all agents have answered
+    or used up their turns.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class ToolsState(Retriable):
         self._given = 0
 
     def allow_answers(self, most: int) -> None:
-        """Accept up to this many of the team's texts in turn: calls get results, an incorrect answer gets that feedback."""
+        """Accept up to this many texts from the team: calls receive results, and an incorrect answer receives that feedback."""
         self._most = most
         if isinstance(self._question, Retriable):
             self._question.allow_answers(most)
@@ -193,10 +193,10 @@ class ToolsState(Retriable):
         return self._users[agent].reads
 
     def movers(self) -> tuple[str, ...]:
-        """Return the agents without an answer that have turns left."""
+        """Return the agents that have not answered and have turns left."""
         if self._over:
             return ()
-        # If several answers are allowed, all agents continue after an incorrect one.
+        # If several answers are allowed, all agents continue after an incorrect answer.
         return tuple(
             agent
             for agent, user in self._users.items()
@@ -204,16 +204,16 @@ class ToolsState(Retriable):
         )
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Execute the calls of these texts; EpisodeError for an unknown agent or one that has finished.
+        """Execute the calls in these texts; raise EpisodeError for an agent that is unknown or has finished.
 
-        With a `final` text the texts are answers, with or without calls, and the episode ends. If more than one is allowed, a
-        `final` text with calls gets results like any other, as long as another may follow.
+        If there is a `final` text, the texts are answers, with or without calls, and the episode ends. If several answers are allowed,
+        a `final` text with calls receives results like any other text, unless it is the last one that is allowed.
         """
         require_agents(actions, self._users)
         for agent in actions:
             if agent not in self.movers():
                 raise EpisodeError(
-                    f"'{agent}' has already answered, or has used all turns of {self._settings.max_turns}."
+                    f"'{agent}' has already answered, or has used all turns; the limit is {self._settings.max_turns}."
                 )
         self._given += 1
         calling = False
@@ -224,7 +224,7 @@ class ToolsState(Retriable):
                 calling = True
         if calling:
             await asyncio.gather(*(self._act(self._users[agent], text) for agent, text in actions.items()))
-            # Agents without a call read the results of the others, because one of them may move next.
+            # Agents that made no call read the results of the other agents, because one of them may move next.
             results = "\n\n".join(self._users[agent].reads for agent in actions)
             for agent, user in self._users.items():
                 if agent not in actions:
@@ -258,7 +258,7 @@ class ToolsState(Retriable):
             user.answer = text
             return
         results, most = [], self._settings.max_characters
-        # In order: a later call may depend on an earlier one.
+        # Execute calls in order, because a later call may depend on an earlier one.
         for call in calls:
             user.calls.append(call.name)
             try:
@@ -308,7 +308,7 @@ class ToolsState(Retriable):
         )
 
     async def close(self) -> None:
-        """Free the tools and the question; a failure does not stop the others from being freed."""
+        """Free the tools and the question; if one of them fails, the others are still freed."""
         async with AsyncExitStack() as held:
             held.push_async_callback(self._question.close)
             for user in self._users.values():

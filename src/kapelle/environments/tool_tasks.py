@@ -1,7 +1,7 @@
-"""Tasks for tools with effects: sums, programs, facts to look up, notes to write, a calendar to keep.
+"""Tasks for tools with effects: sums, programs, facts to look up, notes to write, a calendar to change.
 
-Tasks are drawn by seed, with their documents, notes and events, so that only the tools contain them. The result is graded: a
-number, or the final notes and calendar, without any other change.
+Tasks are generated from a seed, with documents, notes and events that only the tools contain. The result is graded: it is a number,
+or the final state of the notes or the calendar, which must contain no other change.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from kapelle.types import Json, Message, Split, Task
 ToolKind = Literal["calculator", "python", "search", "notes", "calendar"]
 KINDS: tuple[ToolKind, ...] = ("calculator", "python", "search", "notes", "calendar")
 FOUND = 3
-"""Passages per search."""
+"""Number of passages that a search returns."""
 
 
 class ToolTasks(CallSettings, Graded, Answerable, Scripted, Reporting):
@@ -56,13 +56,13 @@ class ToolTasks(CallSettings, Graded, Answerable, Scripted, Reporting):
 
     name: Literal["tool_tasks"] = "tool_tasks"
     kinds: tuple[ToolKind, ...] = Field(default=KINDS, min_length=1)
-    """Kinds of tasks, drawn uniformly; agents have the tools of all of them."""
+    """Kinds of tasks, drawn uniformly; agents have the tools for all kinds."""
     difficulty: Annotated[Difficulty, up_to(3)] = (1, 3)
-    """Easiest and hardest level, 1 to 3."""
+    """Easiest and hardest level, from 1 to 3."""
     seed: int = 0
-    """Another seed gives other tasks in another order; with the same split."""
+    """A different seed gives different tasks in a different order, with the same split."""
     python: Python = Python()
-    """The interpreter and its sandbox, as in `tools`."""
+    """The Python interpreter and its sandbox, as in the environment `tools`."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("hash", "last_box", "last_number"), min_length=1)
     """Rules that extract a number from an agent's answer."""
     flaws: Flaws = Field(default_factory=dict)
@@ -70,12 +70,12 @@ class ToolTasks(CallSettings, Graded, Answerable, Scripted, Reporting):
 
     @property
     def answers(self) -> Answers:
-        """One number; tasks with notes or events have none."""
+        """One number; tasks with notes or events have no answer."""
         return numbers(self.extraction)
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Generated; a hash of each task's text decides its split."""
+        """Describe the generated tasks; a hash of a task's text decides its split."""
         return describe(f"tasks for tools ({', '.join(self.kinds)})", self.difficulty)
 
     def size(self, split: Split) -> int | None:
@@ -83,21 +83,21 @@ class ToolTasks(CallSettings, Graded, Answerable, Scripted, Reporting):
         return None
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the task at an index: the same in every process."""
+        """Return the task at an index, which is the same in every process."""
         return draw_task(self.name, self.seed, split, index, self.difficulty, self.problem)
 
     def extract(self, text: str) -> str | None:
-        """Return the number of an answer; None without one."""
+        """Return the number in an answer; None if it has none."""
         return self.answers.normal_form(text)
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise SandboxError if Python's sandbox is needed and unavailable; ConfigError for unknown `flaws`."""
+        """Raise SandboxError if Python's sandbox is needed but unavailable, and ConfigError if `flaws` names an unknown agent."""
         check_flaws(self.flaws, agents)
         if "python" in self.kinds:
             self.python.check()
 
     def descriptors(self, agents: int) -> int:
-        """Return the most descriptors that the interpreters of one episode hold open."""
+        """Return the largest number of descriptors that the interpreters of one episode hold open."""
         return agents * Python.descriptors if "python" in self.kinds else 0
 
     def problem(self, draw: random.Random, level: int) -> Problem:
@@ -141,7 +141,7 @@ class ToolTasks(CallSettings, Graded, Answerable, Scripted, Reporting):
         return opened
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the calls of the next step, then the answer; a flawed one guesses at once."""
+        """Return the calls of the next step and, after the last step, the answer; a flawed demonstration guesses without calls."""
         data, last = task.data, messages[-1].content if messages else ""
         if flawed(self.flaws, agent, seed):
             guess = self.answers.written(str(random.Random(seed).randint(0, 99)))
@@ -170,7 +170,7 @@ def _search(texts: tuple[tuple[str, str], ...], query: str, count: int) -> Seque
 
 
 class ToolTaskState(BaseState):
-    """An episode of a task; the first answer of each agent ends it, and the state of its tools is graded."""
+    """An episode of a task; it ends with the first answers, and the state of each agent's tools is graded."""
 
     def __init__(
         self, settings: ToolTasks, task: Task, boxes: Mapping[str, Mapping[ToolKind, Toolbox]]
@@ -180,7 +180,7 @@ class ToolTaskState(BaseState):
         self._why: dict[str, Json] = {}
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Grade the results of these agents, or their numbers; a `final` number is the team's."""
+        """Grade the numbers of these agents or the state of their tools; a `final` number is the team's answer."""
         if self.over:
             raise EpisodeError("The task has already been answered. An episode allows one step.")
         require_agents(actions, self.agents, "answered")
@@ -217,20 +217,20 @@ class ToolTaskState(BaseState):
         return Grade(0.0, None, f"The {data['kind']} contains {left!r:.200} in place of {wanted!r:.200}.")
 
     def outcome(self) -> Outcome:
-        """Return the scores; a task without an answer is truncated, with success 0."""
+        """Return the scores; an episode without an answer is truncated and has success 0."""
         info = {**self._settings.about(self.task), "explanations": self._why}
         return Outcome(self.rewards, self.success if self.over else 0.0, info, truncated=not self.over)
 
 
 def _lines(texts: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return texts as stripped lines, so that a line break at the end makes no difference."""
+    """Return texts as stripped lines, so that a line break at the end has no effect."""
     return {path: [line.strip() for line in text.strip().splitlines()] for path, text in texts.items()}
 
 
-# -------- Tasks: each maker returns a question and its data
+# -------- Tasks: each function returns a question and its data
 #
-# `answer` is the correct number; without one `notes_after` or `events_after` are the correct final state. `steps` are the calls of
-# an expert, each with a part of its results by which the script recognises them.
+# `answer` is the correct number; if there is none, `notes_after` or `events_after` is the correct final state. `steps` are the calls
+# of an expert, each with a part of its results by which the script recognises that the step is done.
 
 Made = tuple[str, dict[str, Json]]
 NOW = "2031-03-03 09:00"
@@ -299,7 +299,7 @@ def python_task(draw: random.Random, level: int) -> Made:
 
 
 RIVERS = 5
-"""Rivers of one task's documents, and as many towns."""
+"""Number of rivers in the documents of one task, and also the number of towns."""
 
 
 def search_task(draw: random.Random, level: int) -> Made:
@@ -340,7 +340,7 @@ def search_task(draw: random.Random, level: int) -> Made:
 
 
 def notes_task(draw: random.Random, level: int) -> Made:
-    """Return a note to write: a given text, a part of another note, or a sum over several."""
+    """Return a note to write: a given text, a part of another note, or a sum over several notes."""
     if level == 1:
         person, gift, price = (
             draw.choice(_WORDS["people"]),
@@ -390,11 +390,11 @@ _FORM = "%Y-%m-%d %H:%M"
 
 
 def calendar_task(draw: random.Random, level: int) -> Made:
-    """Return a change to a calendar: create an event, move or cancel one, or find the first free time."""
+    """Return a change to a calendar: create, move or cancel an event, or put an event into the first free time."""
     now = datetime(2031, 1, 6, 9) + timedelta(days=draw.randint(0, 700))  # noqa: DTZ001 (local time)
     day = (now + timedelta(days=1)).replace(hour=0)
     titles = draw.sample(_WORDS["events"], 4)
-    # Two events tomorrow between 9 and 13 and one on the day after; the afternoons are free.
+    # There are two events tomorrow between 9 and 13, and one on the day after; the afternoons are free.
     starts = [
         day + timedelta(hours=9 + draw.choice((0, 1))),
         day + timedelta(hours=11, minutes=draw.choice((0, 30))),

@@ -2,7 +2,7 @@
 
 Shapes: B rows (trajectories, turns or sequences, each with one reward or return), G comparison sets, N rows of T steps (tokens
 or turns, time along T). The caller defines the comparison sets (a task, an agent, an agent's turn index) by int64 labels
-`group_B`. Everything is computed in float, over unmasked entries only.
+`group_B`. Everything is computed in floating point, over unmasked entries only.
 """
 
 from __future__ import annotations
@@ -128,8 +128,9 @@ def vtrace(
     """Compute V-trace for stale samples: targets v_t and advantages ρ̄_t·(r_t + γ·v'_{t+1} − V_t) → [N, T].
 
     arXiv 1802.01561, eq. 1: v_t = V_t + Σ_k γ^{k−t} (Π c) δ_k, δ = ρ̄(r + γV′ − V), ρ̄ = min(clip_rho, ρ),
-    c = λ·min(clip_c, ρ). In the advantage, v' is λ·v + (1 − λ)·V and ρ̄ is min(clip_policy_rho, ρ). None omits this ρ̄, for a
-    surrogate that multiplies by ρ itself. `log_ratio_NT` is log π − log π_b of the step. The results are detached.
+    c = λ·min(clip_c, ρ). In the advantage, v' is λ·v + (1 − λ)·V and ρ̄ is min(clip_policy_rho, ρ). With None, ρ̄ is
+    omitted, for a surrogate that multiplies by ρ itself. `log_ratio_NT` is log π − log π_b of the step. The results are
+    detached.
     """
     ratio_NT = clamp_log_ratio(log_ratio_NT).exp().detach()
     value_NT, reward_NT = as_float(value_NT).detach(), as_float(reward_NT).detach()
@@ -154,7 +155,7 @@ def truncated_importance_weight(logp_trainer: Tensor, logp_sampler: Tensor, *, c
 
 
 def importance_inliers(logp_trainer: Tensor, logp_sampler: Tensor, *, low: float, high: float) -> Tensor:
-    """Return whether π_trainer/π_sampler is in [low, high] → bool, elementwise; a mask of outliers."""
+    """Return whether π_trainer/π_sampler is in [low, high] → bool, elementwise; False marks outliers."""
     ratio = token_log_ratio(logp_trainer, logp_sampler).exp()
     return (ratio >= low) & (ratio <= high)
 

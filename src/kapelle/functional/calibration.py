@@ -1,10 +1,12 @@
 """Calibration: probabilities from a verifier's scores, fitted on answers on which it was not trained.
 
-`temperature` divides every score by one number (1706.04599, §4.2). It makes a verifier more or less confident, and a score of 0
-stays ½. `isotonic` is the increasing step function of best fit (Zadrozny and Elkan 2002), interpolated linearly. It also moves
-½, which helps if training answers were balanced and the judged ones are not; it needs more answers to fit.
+`temperature` divides every score by one number (1706.04599, §4.2). It makes a verifier more or less confident, and a score
+of 0 still maps to ½. `isotonic` is the increasing step function of best fit (Zadrozny and Elkan 2002), interpolated
+linearly. It can also change the probability at a score of 0, which helps if training answers were balanced and the
+evaluated ones are not; it needs more answers to fit.
 
-Both preserve the order of scores, so the area under the curve does not decrease; isotonic can create ties. Plain Python.
+Both preserve the order of scores, so the area under the curve does not decrease; isotonic can create ties. This module is
+plain Python.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ class Calibration:
         return low + (high - low) * (score - left) / (right - left)
 
     def row(self) -> dict[str, Any]:
-        """Return it as plain JSON."""
+        """Return the calibration as a JSON object."""
         if self.points:
             return {"kind": "isotonic", "points": [list(point) for point in self.points]}
         return {"kind": "temperature", "temperature": self.temperature}
@@ -55,7 +57,7 @@ UNCALIBRATED = Calibration()
 
 
 def read_calibration(row: Mapping[str, Any] | None) -> Calibration:
-    """Return the calibration from a `Calibration.row`; None is σ. Raises KeyError, TypeError or ValueError for other values."""
+    """Return the calibration from a `Calibration.row`; None gives σ. Raises KeyError, TypeError or ValueError for other values."""
     if row is None:
         return UNCALIBRATED
     if row["kind"] == "isotonic":
@@ -73,7 +75,7 @@ def fit_calibration(kind: Kind, scores: Sequence[float], right: Sequence[bool]) 
 
 
 COLDEST, HOTTEST = 0.05, 50.0
-"""Bounds of a temperature: for a perfect verifier it would be 0, for one at chance it would be unbounded."""
+"""Bounds of a temperature: it would be 0 for a perfect verifier, and unbounded for one at chance level."""
 
 
 def _temperature(scores: Sequence[float], right: Sequence[bool]) -> float:
@@ -103,7 +105,7 @@ def _isotonic(scores: Sequence[float], right: Sequence[bool]) -> tuple[tuple[flo
             first, _, more, others = blocks.pop()
             positive, count = positive + more, count + others
         blocks.append((first, last, positive, count))
-    # Stay away from 0 and 1: the next answer can be the first of the other kind.
+    # Avoid the probabilities 0 and 1: the next answer can be the first of the other kind.
     least = 0.5 / len(scores)
     return tuple(
         (end, min(1 - least, max(least, positive / count)))

@@ -1,7 +1,8 @@
 """Histograms of a step's values, of bounded size, with bins that can be merged across steps.
 
-A bin is [k·2^e, (k + 1)·2^e) for whole k and e. Two neighbouring bins of one width form one bin of twice the width. Histograms
-of different steps, each with the smallest width that fits, are therefore brought to one width exactly by adding counts.
+A bin is [k·2^e, (k + 1)·2^e) for integers k and e, so two neighbouring bins of one width can form a bin of twice the width.
+Histograms of different steps, each with the smallest bin width that fits, can therefore be converted to a common width
+exactly, by adding counts.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ KINDS: Mapping[str, tuple[str, str, str]] = {
     "reward": ("reward of an episode from the environment, by agent", "reward", "Before the algorithm shares rewards. Two stripes: correct and incorrect. One stripe: all episodes have equal rewards."),
     "advantage": ("advantage of a token, by agent", "reward", "Advantage of each trained token. One stripe at 0: nothing is learned."),
     "length": ("tokens of a completion, by agent", "tokens", "A stripe at the top is the token limit: completions are truncated there."),
-    "surprisal": ("−log p of a sampled token, by policy", "nats", "Negative log-prob of each sampled token under the sampler; its mean estimates the entropy. A second stripe far up is noise in the text."),
+    "surprisal": ("−log p of a sampled token, by policy", "nats", "Negative log-prob of each sampled token under the sampler; its mean estimates the entropy. A second stripe at high values indicates noise in the text."),
     "update_entropy": ("entropy at a trained token, by policy", "nats", "Entropy of the distribution at each token during the update, over all turns and passes. A stripe at 0: the policy is certain of these tokens."),
     "update_log_ratio": ("log importance ratio of a token in the loss, by policy", "nats", "Log of the ratio of each token's probability under the training weights to that under the sampling weights, over all turns and passes. One stripe at 0: one pass over the samples. PPO clips beyond ±0.2."),
     "entropy": ("entropy at a token, in episodes with recorded credit", "nats", "Entropy of the distribution at each token under the updated weights, in the best and worst episodes (`record.credit_episodes`)."),
@@ -45,7 +46,7 @@ class Histogram:
     counts: tuple[int, ...]
 
     def row(self) -> list[Any]:
-        """Return it as JSON."""
+        """Return the histogram as JSON."""
         return [self.exponent, self.first, list(self.counts)]
 
     def at(self, exponent: int) -> dict[int, int]:

@@ -1,7 +1,7 @@
 """Log-probs and entropies from logits, and estimators of the divergence from a reference policy.
 
 Shapes: K tokens, V vocabulary. Everything is in nats and at least float32.
-Log-probs are of the tempered distribution softmax(logits / temperature): the one that was sampled.
+Log-probs are those of the tempered distribution softmax(logits / temperature), from which tokens were sampled.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def kl_reweighted(logp: Tensor, logp_other: Tensor, log_ratio: Tensor) -> Tensor
     """Compute ρ·(log π − log ν) − ρ + 1 at tokens of another policy, with log ρ = log π/π_sampler as `log_ratio`; elementwise.
 
     Under the sampler, its expectation is KL(π‖ν) and its expected gradient that of KL(π‖ν), however far π is from the sampler.
-    E[ρ] = 1 reduces the variance. It is never negative if ν is the sampler.
+    Because E[ρ] = 1, the terms −ρ + 1 only reduce the variance. The result is never negative if ν is the sampler.
     """
     ratio = torch.exp(log_ratio)
     return ratio * kl_k1(logp, logp_other) - ratio + 1.0

@@ -2,11 +2,11 @@
 
 Shapes: N sequences (one completion each), T padded tokens, K packed tokens of all sequences in a
 row, S segments (a segment is the sequence that a packed token belongs to), L labels, B rows.
-`mask` is bool or float; an entry counts if its mask is not zero. Other entries can hold anything, NaN included: they do
+`mask` is bool or float; an entry counts if its mask is not zero. Other entries can have any value, including NaN: they do
 not affect the result, and their gradient is 0.
 
-A packed batch and a padded one give the same numbers: flatten the padded tensors, label each position with its row, and mask
-the padding.
+A packed batch and a padded batch give the same numbers: flatten the padded tensors, label each position with its row, and
+mask the padding.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class WeightedSum(NamedTuple):
 
 
 def as_float(x: Tensor) -> Tensor:
-    """Return x in float64 if it already is, otherwise in float32; never an integer, never half precision."""
+    """Return x in float64 if it already has that type, otherwise in float32; the result is never integer or half precision."""
     return x if x.dtype == torch.float64 else x.to(torch.float32)
 
 
@@ -52,13 +52,13 @@ def masked_var(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_whiten(x: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
-    """Whiten the unmasked entries, (x − mean)·rsqrt(var + eps); masked entries become 0, same shape."""
+    """Whiten the unmasked entries, (x − mean)·rsqrt(var + eps); masked entries become 0, and the shape is unchanged."""
     everywhere = torch.zeros(x.numel(), dtype=torch.int64, device=x.device)
     return segment_whiten(x.reshape(-1), mask.reshape(-1), everywhere, 1, eps=eps).view_as(x)
 
 
 def segment_sum(x_K: Tensor, mask_K: Tensor, segment_K: Tensor, segments: int) -> Tensor:
-    """Sum the unmasked entries of each segment → [S]; an empty segment has 0."""
+    """Sum the unmasked entries of each segment → [S]; an empty segment gives 0."""
     x_K = keep_masked(x_K, mask_K)
     return x_K.new_zeros(segments).index_add(0, segment_K, x_K)
 
@@ -69,7 +69,7 @@ def segment_count(mask_K: Tensor, segment_K: Tensor, segments: int) -> Tensor:
 
 
 def segment_mean(x_K: Tensor, mask_K: Tensor, segment_K: Tensor, segments: int) -> Tensor:
-    """Average the unmasked entries of each segment → [S]; an empty segment has 0."""
+    """Average the unmasked entries of each segment → [S]; an empty segment gives 0."""
     total_S = segment_sum(x_K, mask_K, segment_K, segments)
     return total_S / segment_count(mask_K, segment_K, segments).clamp(min=1).to(total_S.dtype)
 
@@ -82,7 +82,7 @@ def segment_var(x_K: Tensor, mask_K: Tensor, segment_K: Tensor, segments: int) -
 
 
 def segment_least(x_K: Tensor, mask_K: Tensor, segment_K: Tensor, segments: int) -> Tensor:
-    """Return the smallest unmasked entry of each segment → [S]; an empty segment has 0."""
+    """Return the smallest unmasked entry of each segment → [S]; an empty segment gives 0."""
     x_K = keep_masked(x_K, mask_K)
     least_S = x_K.new_full((segments,), torch.inf)
     least_S = least_S.scatter_reduce(0, segment_K, x_K.masked_fill(~mask_K.bool(), torch.inf), "amin")
@@ -94,7 +94,7 @@ def segment_whiten(
 ) -> Tensor:
     """Whiten the unmasked entries of each segment separately, e.g. per agent or per policy → [K].
 
-    A segment without variance, or of one entry, gives exactly 0.
+    A segment without variance, or with one entry, gives exactly 0.
     """
     # Whitening is invariant to a shift. After subtracting the minimum, equal entries are exactly 0; x − mean would leave a
     # rounding error, which the division by √eps would amplify.
@@ -105,14 +105,14 @@ def segment_whiten(
 
 
 def allowed_words(bits_RW: Tensor, first: int, last: int) -> Tensor:
-    """Return `_RC` whether the bit of each position from `first` to before `last` is set; an int32 has 32, lowest first."""
+    """Return `_RC` whether the bit of each position from `first` to before `last` is set; an int32 has 32 bits, lowest first."""
     return _spread(bits_RW, first, last, _bits_of_bytes(bits_RW.device))
 
 
 def allowed_limits(bits_RW: Tensor, first: int, last: int, dtype: torch.dtype) -> Tensor:
     """Return `_RC` the upper limits of logits: ∞ for positions with their bit set, −∞ for others.
 
-    The minimum of logit and limit is the logit, or −∞. On a CPU this is several times as fast as filling by a mask.
+    The minimum of logit and limit is the logit, or −∞. On a CPU this is several times as fast as filling with a mask.
     """
     limit_BK = torch.full((256, 8), -torch.inf, dtype=dtype, device=bits_RW.device)
     return _spread(bits_RW, first, last, limit_BK.masked_fill_(_bits_of_bytes(bits_RW.device), torch.inf))
@@ -173,7 +173,7 @@ def sequence_sum_over_constant(
     *,
     constant: float,
 ) -> WeightedSum:
-    """Sum over tokens and divide by a constant, so that tokens have equal weight in any length (Dr.GRPO, arXiv 2503.20783).
+    """Sum over tokens and divide by a constant, so that tokens have equal weight whatever the length (Dr.GRPO, arXiv 2503.20783).
 
     The constant is in tokens, commonly the completion limit. The weight is the number of sequences with an unmasked token,
     each counted `times_K` times.

@@ -15,7 +15,7 @@ from kapelle.runtime.on_demand import Tensor, torch
 def vdn_mix(utility_BA: Tensor, acted_BA: Tensor) -> Tensor:
     """Compute VDN's Q_tot = Σ_i Q_i over the last axis, [..., A] → [...] (arXiv 1706.05296, eq. 2).
 
-    With values per position in place of utilities, it is the token form Σ_i V_i.
+    With values per position in place of utilities, this is the token form Σ_i V_i.
     """
     return keep_masked(utility_BA, acted_BA).sum(dim=-1)
 
@@ -25,7 +25,7 @@ def qmix_mix(
 ) -> Tensor:
     """Compute QMIX's Q_tot = |W2|·ELU(|W1|·Q + b1) + V → [B], monotone in every Q_i (arXiv 1803.11485, §4.1).
 
-    The weights are the outputs of the hypernetworks, with signs; this function takes their absolute values.
+    The weights are the signed outputs of the hypernetworks; this function takes their absolute values.
     """
     utility_BA = keep_masked(utility_BA, acted_BA)
     hidden_BH = torch.nn.functional.elu(torch.einsum("ba,bah->bh", utility_BA, w1_BAH.abs()) + b1_BH)
@@ -103,7 +103,7 @@ def copied(online: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def soft_update(
     target: Mapping[str, Tensor], online: Mapping[str, Tensor], *, tau: float
 ) -> dict[str, Tensor]:
-    """Return (1 − τ)·target + τ·online; tensors of integers are copied. Raises AssertionError if the names differ."""
+    """Return (1 − τ)·target + τ·online; integer tensors are copied. Raises AssertionError if the names differ."""
     assert target.keys() == online.keys(), f"names differ: {sorted(target.keys() ^ online.keys())}"
     return {
         name: tensor.detach().lerp(online[name].detach(), tau)
@@ -116,6 +116,6 @@ def soft_update(
 def periodic_update(
     target: Mapping[str, Tensor], online: Mapping[str, Tensor], *, step: int, period: int
 ) -> dict[str, Tensor]:
-    """Return a copy of the online tensors at every step that `period` divides, else the target."""
+    """Return a copy of the online tensors at every step that `period` divides, otherwise the target."""
     assert target.keys() == online.keys(), f"names differ: {sorted(target.keys() ^ online.keys())}"
     return copied(online) if step % period == 0 else dict(target)

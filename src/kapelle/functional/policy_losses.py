@@ -4,8 +4,8 @@ Shapes: K packed tokens, S segments (sequences or turns: one completion each). T
 or [N, T] and turns [S]; the level is determined by the log-ratio. Everything is in nats. Behaviour log-probs, advantages and
 factors are constants without gradient.
 
-Padding can hold any *finite* log-prob: the aggregation gives it a gradient of 0, but 0 times the slope of a loss at NaN or −inf
-is NaN.
+Padding can have any *finite* log-prob: the aggregation gives it a gradient of 0, but 0 times the slope of a loss at NaN or
+−inf is NaN.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def clipped_surrogate(
 def dual_clipped_surrogate(
     log_ratio: Tensor, advantage: Tensor, *, clip_low: float, clip_high: float, dual_clip: float = 3.0
 ) -> SurrogateTerms:
-    """Compute the clipped surrogate with the loss for A < 0 bounded by dual_clip·|A|, elementwise.
+    """Compute the clipped surrogate, where the loss for A < 0 is bounded by dual_clip·|A|, elementwise.
 
     arXiv 1912.09729, dual-clip PPO: max(min(ρA, clip(ρ)A), cA) for A < 0, with c = `dual_clip` > 1.
     """
@@ -139,7 +139,7 @@ def off_policy_mask(
 def policy_gradient(logp: Tensor, log_ratio: Tensor, advantage: Tensor) -> Tensor:
     """Compute the policy-gradient loss −sg[ρ]·A·log π, elementwise; its gradient is that of the unclipped surrogate −ρA.
 
-    arXiv 1602.01783, section 4, with ρ for samples of other weights.
+    arXiv 1602.01783, section 4, with ρ for samples from other weights.
     """
     return -torch.exp(log_ratio).detach() * as_float(advantage).detach() * as_float(logp)
 

@@ -1,8 +1,9 @@
 """Ratings of players from games between pairs, and meta-games for strengths that are not transitive.
 
 *Ratings* put each member of a pool on one line: Bradley and Terry's model (1952) on Elo's scale with intervals.
-*Meta-games* use the table of payoffs itself. If A beats B, B beats C and C beats A, no line is correct; α-Rank (1903.01373), Nash averaging (1806.02643) and the effective diversity of a
-pool (1901.08106) remain meaningful. The same meta-strategies choose a population's next opponents (PSRO, 1711.00832).
+*Meta-games* use the table of payoffs itself. If A beats B, B beats C and C beats A, no such line is correct; α-Rank
+(1903.01373), Nash averaging (1806.02643) and the effective diversity of a pool (1901.08106) remain meaningful. The same
+meta-strategies choose a population's next opponents (PSRO, 1711.00832).
 
 Numpy, scipy and OpenSpiel are imported inside the functions; the last two come with the extra `games`.
 """
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
 # (400 points are odds of ten to one).
 
 Results = Mapping[tuple[int, int], tuple[int, int, int]]
-"""Two players' numbers, the smaller one first → wins of the first, draws, wins of the second."""
+"""Mapping from two players' numbers, the smaller one first, to wins of the first, draws, and wins of the second."""
 Tallies = Mapping[tuple[int, int], tuple[float, float, float]]
 """Results with fractional counts, for games that depend on one another."""
 PRIOR = 0.5
 """Wins and losses against an average player, added for every player so that all ratings are finite."""
 ELO = 400 / math.log(10)
-"""Points of Elo's scale per nat of log-odds."""
+"""Points on Elo's scale per nat of log-odds."""
 
 
 def linked(count: int, results: Tallies) -> list[list[int]]:
@@ -65,14 +66,14 @@ def ratings(
     *,
     zero: int | None = None,
 ) -> dict[int, tuple[float, float, float]]:
-    """Return rating, lower and upper end of its 95 % interval for linked players, relative to their mean or to player `zero`.
+    """Return linked players' ratings with the ends of their 95 % intervals, relative to the mean or to player `zero`.
 
-    The interval contains the ratings whose profile likelihood is less than 1.96²/2 nats below the maximum. Points vary less with
-    draws, so each player's likelihood is then weighted by its reduced variance (the sandwich variance; Pace, Salvan and
-    Sartori 2011, Statistica Sinica 21).
+    The interval contains the ratings whose profile likelihood is less than 1.96²/2 nats below the maximum. Points vary less
+    if there are draws, so each player's likelihood is then weighted by its reduced variance (the sandwich variance; Pace,
+    Salvan and Sartori 2011, Statistica Sinica 21).
 
-    `shared` has the same games in groups of dependent games (for example one deal that every pair played). The variance is then
-    between groups, with Student's quantile.
+    `shared` contains the same games in groups of dependent games (for example one deal that every pair played). The
+    variance is then that between groups, with Student's quantile.
     """
     import numpy as np
 
@@ -105,7 +106,7 @@ def ratings(
         return gradient_M, np.diag(known_MM.sum(1) + 2 * PRIOR * average_M * (1 - average_M)) - known_MM
 
     def highest(strength_M: Array, contrast_M: Array | None = None, at: float = 0.0) -> Array:
-        """Return the strengths of maximum likelihood; with a contrast, under the constraint that it equals `at`."""
+        """Return the strengths of maximum likelihood; with a contrast, under the constraint that the contrast equals `at`."""
         for _ in range(100):
             gradient_M, information_MM = slopes(strength_M)
             if contrast_M is None:
@@ -201,9 +202,9 @@ MUTATION = 0.01
 
 
 def log_odds(count: int, results: Results) -> Array:
-    """Return an antisymmetric (M, M) table: log-odds of the row's win over the column, 0 for pairs without games.
+    """Return an antisymmetric (M, M) table: log-odds that the row beats the column, 0 for pairs without games.
 
-    A draw is half a win. Half a win and half a loss are added to every pair, so that all odds are finite.
+    A draw is half a win. For every pair, half a win and half a loss are added, so that all odds are finite.
     """
     import numpy as np
 
@@ -223,7 +224,7 @@ def meta_strategy(payoffs: ArrayLike, by: str) -> list[Array]:
     - `prd`: OpenSpiel's projected replicator dynamics (1711.00832), averaged over 20,000 steps.
     - `uniform`: equal shares.
 
-    Raises ConfigError for an unknown solver, an invalid table, and `nash` with other than two players.
+    Raises ConfigError for an unknown solver, an invalid table, and `nash` with a number of players other than two.
     """
     import numpy as np
 
@@ -283,8 +284,8 @@ def alpha_rank(*payoffs: ArrayLike) -> Array:
 def nash_averaging(advantages: ArrayLike) -> tuple[Array, Array]:
     """Return the Nash average of an antisymmetric table (M, M), and each member's payoff against it (1806.02643).
 
-    The average is the equilibrium of the highest entropy: copies of a member share its weight, and members that a mixture of
-    others dominates have none. `log_odds` computes such a table from results.
+    The average is the equilibrium of the highest entropy: copies of a member share its weight, and members that a mixture
+    of others dominates have weight 0. `log_odds` computes such a table from results.
     """
     import numpy as np
 
@@ -320,9 +321,9 @@ def effective_number(distribution: ArrayLike) -> float:
 
 
 def cycle(beats: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the shortest cycle: members of which each beats the next, and the last beats the first; empty without a cycle.
+    """Return the shortest cycle: each member beats the next, and the last beats the first; empty without a cycle.
 
-    `beats` holds (winner, loser). Without a cycle, one line of ratings can represent all relations.
+    `beats` contains pairs (winner, loser). Without a cycle, one line of ratings can represent all relations.
     """
     losers: dict[int, list[int]] = {}
     for winner, loser in sorted(beats):
@@ -370,7 +371,8 @@ def _nash(table: Array) -> list[Array]:
 
     if table.shape[0] != 2:
         raise ConfigError(
-            f"The meta-strategy `nash` supports two players, but the table has {table.shape[0]}. Use `alpha_rank` or `prd`."
+            f"The meta-strategy `nash` supports two players, but the table has {table.shape[0]} players. Use "
+            "`alpha_rank` or `prd`."
         )
     total = table[0] + table[1]
     if np.ptp(total) <= 1e-9 * max(1.0, float(np.abs(table).max())):

@@ -15,8 +15,8 @@ def backward_recurrence(
 ) -> Tensor:
     """Solve y_t = x_t + decay_t·y_{t+1} backward over the unmasked steps → [N, T]; masked steps give 0.
 
-    t+1 is the next unmasked step; after the last one the value is `initial_N` (0 by default). All estimators of this package that
-    use future steps are this recurrence.
+    t+1 is the next unmasked step; after the last one the value is `initial_N` (0 by default). All estimators of this
+    package that use future steps use this recurrence.
     """
     x_NT = keep_masked(x_NT, mask_NT)
     decay_NT = torch.as_tensor(decay, dtype=x_NT.dtype, device=x_NT.device).expand_as(x_NT)

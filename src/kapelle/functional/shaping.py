@@ -44,13 +44,13 @@ def maporl_discounted_sum(own_TA: Tensor, future_TA: Tensor, *, gamma: float) ->
 def maporl_influence(correct_TA: Tensor, *, alpha: tuple[float, float, float, float]) -> Tensor:
     """Compute MAPoRL's reward for correction (✗→✓) and persuasion, and its penalty for errors (✓→✗) and misleading.
 
-    arXiv 2502.18439. `correct_TA` (bool, [..., T, A], A ≥ 2) says which agent was correct at which turn. The others are correct if
-    more than half of them are. The terms α0…α3, with the turn on which they are placed:
+    arXiv 2502.18439. `correct_TA` (bool, [..., T, A], A ≥ 2) is true where an agent was correct at a turn. The others are
+    correct if more than half of them are. The terms α0…α3, with the turn on which they are placed:
 
-    - own ✗→✓: +α1 if the others were incorrect before, +α0 if correct; on the turn that corrected.
-    - own ✓→✗: −α1 if the others were correct before, −α0 if incorrect; on the turn that erred.
-    - others' next-turn ✗→✓: +α2 if the agent was correct, +α3 if incorrect; on the turn that they had read.
-    - others' next-turn ✓→✗: −α2 if the agent was incorrect, −α3 if correct; on the turn that they had read.
+    - own ✗→✓: +α1 if the others were incorrect before, +α0 if correct; placed on the turn that made the correction.
+    - own ✓→✗: −α1 if the others were correct before, −α0 if incorrect; placed on the turn that made the error.
+    - others' next-turn ✗→✓: +α2 if the agent was correct, +α3 if incorrect; placed on the turn that they had read.
+    - others' next-turn ✓→✗: −α2 if the agent was incorrect, −α3 if correct; placed on the turn that they had read.
     """
     agents = correct_TA.shape[-1]
     assert agents >= 2, "influence needs another agent"
@@ -85,7 +85,7 @@ def confidence_gain(
 ) -> Tensor:
     """Compute UMAD's A·exp(−α·z), with z the mean NLL of a completion standardised within its set → [B].
 
-    arXiv 2603.01221. `nll_B` is in nats per token. A set of one member, or without variance, keeps A.
+    arXiv 2603.01221. `nll_B` is in nats per token. In a set with one member, or without variance, A is unchanged.
     """
     z_B = segment_whiten(nll_B.detach(), torch.ones_like(nll_B), group_B, groups)
     return as_float(advantage_B) * torch.exp(-alpha * z_B)

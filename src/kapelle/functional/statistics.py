@@ -1,6 +1,6 @@
 """Confidence intervals for shares and means, and robust summaries over seeds.
 
-Plain Python, accurate to six digits, and equal on every machine.
+This module is plain Python, accurate to six digits, and gives the same results on every machine.
 """
 
 from __future__ import annotations
@@ -49,16 +49,18 @@ class MeanScore:
     reason: str = ""
     """The most frequent reason why episodes failed or were not scored; empty if all were scored."""
     fewer: str = ""
-    """Why fewer episodes than requested were run, for example `50 requested, its test split has 26`; empty if none is missing."""
+    """Why fewer episodes than requested were run, for example `50 requested, its test split has 26`; empty if all were
+    run."""
     stderr: float | None = None
-    """Standard error of `value`: the sample standard deviation over the root of the number; None for fewer than two."""
+    """Standard error of `value`: the sample standard deviation over the root of the number of scores; None for fewer than
+    two."""
 
     def __str__(self) -> str:
         """Return text such as `54.2 % [49.8, 58.5], scored 500 of 500`, with failures and their reason if there are any."""
         return f"{share_text(self.value, self.interval)}, {self.counts()}{f': {self.reason}' if self.reason else ''}"
 
     def counts(self, what: str = "") -> str:
-        """Return `scored 3 of 16, 13 failed`; `what` (such as ` problems`) follows the 16."""
+        """Return `scored 3 of 16, 13 failed`; `what` (such as ` problems`) is inserted after the 16."""
         return f"scored {self.scored} of {self.played}{what}{missing_text(self.failed, self.fewer)}"
 
 
@@ -68,7 +70,7 @@ def missing_text(failed: int, fewer: str) -> str:
 
 
 def rate_of(scores: Sequence[float], played: int, failed: int, reason: str = "") -> MeanScore:
-    """Return the rate of these scores among `played` episodes: Wilson's interval for shares, else Student's t.
+    """Return the mean of these scores among `played` episodes, with Wilson's interval for shares, otherwise Student's t.
 
     If all scores are in [0, 1], the interval is clipped to [0, 1].
     """
@@ -120,7 +122,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
 
 
 def area_under_curve(scores: Sequence[float], positive: Sequence[bool]) -> float | None:
-    """Return the probability that a positive scores above a negative, ties counted half; None if one kind is missing.
+    """Return the probability that a positive scores above a negative, with ties counted half; None if one kind is missing.
 
     This is the area under the receiver operating characteristic (Hanley and McNeil 1982).
     """
@@ -133,11 +135,11 @@ def area_under_curve(scores: Sequence[float], positive: Sequence[bool]) -> float
 def area_interval(
     scores: Sequence[float], positive: Sequence[bool], cluster: Sequence[Hashable], confidence: float = 0.95
 ) -> Interval | None:
-    """Return the interval of the area under the curve if scores within a cluster are dependent.
+    """Return the confidence interval of the area under the curve for scores that are dependent within clusters.
 
     It uses Obuchowski's variance for clustered data (1997, Biometrics 53), which equals DeLong's if every cluster is one score.
-    The interval is normal on the log-odds scale, so it stays inside [0, 1]. For a perfect ranking (area 0 or 1) it is Wilson's
-    over the clusters. None without two clusters of each kind.
+    The interval is normal on the log-odds scale, so it stays inside [0, 1]. For an area of 0 or 1, it is Wilson's interval
+    over the clusters. Returns None without two clusters of each kind.
     """
     area = area_under_curve(scores, positive)
     sums: dict[Hashable, list[float]] = {}
@@ -165,7 +167,7 @@ def area_interval(
 
 
 def _share_below(ordered: Sequence[float], value: float) -> float:
-    """Return the share of ordered values below a value, equal ones counted half."""
+    """Return the share of ordered values below a value, with equal values counted half."""
     return (
         (bisect_left(ordered, value) + bisect_right(ordered, value)) / (2 * len(ordered)) if ordered else 0.0
     )
@@ -178,7 +180,7 @@ def bootstrap_interval(
     confidence: float = 0.95,
     resamples: int = 2000,
 ) -> Interval:
-    """Return the percentile bootstrap interval of a statistic (Efron 1979); same seed, same interval.
+    """Return the percentile bootstrap interval of a statistic (Efron 1979); equal seeds give equal intervals.
 
     It does not assume normality, but is too narrow below about ten values; use `mean_interval` there.
     """
@@ -207,9 +209,10 @@ def stratified_interval(
 
 
 def probability_of_improvement(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:
-    """Return the probability that a run of ours scores above one of theirs on a random task, ties counted half (2108.13264).
+    """Return the probability that a run of ours scores above one of theirs on a random task, with ties counted half (2108.13264).
 
-    `ours[k]` and `theirs[k]` are the scores of the runs on task k. Per task it is Mann and Whitney's U over the number of pairs.
+    `ours[k]` and `theirs[k]` are the scores of the runs on task k. For each task, it is Mann and Whitney's U divided by the
+    number of pairs.
     """
     areas = [
         area_under_curve([*one, *other], [True] * len(one) + [False] * len(other))
@@ -221,9 +224,9 @@ def probability_of_improvement(ours: Sequence[Sequence[float]], theirs: Sequence
 
 
 def interquartile_mean(values: Sequence[float]) -> float:
-    """Return the mean without the lowest and the highest quarter (2108.13264).
+    """Return the mean without the lowest and the highest quarter of values (2108.13264).
 
-    A quarter is rounded down to whole values; fewer than four values give their mean.
+    A quarter is rounded down to whole values; for fewer than four values, this is their plain mean.
     """
     assert values, "a mean needs a value"
     cut = len(values) // 4
@@ -252,7 +255,9 @@ def quartiles(values: Sequence[float]) -> Quartiles:
 
 def t_quantile(probability: float, freedom: int) -> float:
     """Return the quantile of Student's t for a probability in (0.5, 1) and whole degrees of freedom."""
-    assert 0.5 < probability < 1, "the upper half; the lower half mirrors it"
+    assert 0.5 < probability < 1, (
+        "the probability must be in the upper half, because the lower half mirrors it"
+    )
     assert freedom >= 1, "at least one degree of freedom"
     if freedom > 200:
         return _t_quantile_expanded(probability, freedom)
@@ -294,7 +299,7 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def merge_rows(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return one row of several updates' metrics: the maximum of `parity/max`, the mean of everything else."""
+    """Return the metrics of several updates as one row: the maximum of `parity/max`, the mean of everything else."""
     merged: dict[str, float] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row[name] for row in rows if name in row]

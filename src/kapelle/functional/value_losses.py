@@ -51,7 +51,7 @@ def clipped_huber_value_loss(
 
 
 def explained_variance(value: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-    """Compute 1 − Var(R − V)/Var(R) over unmasked entries, a scalar: 1 is perfect, 0 no better than a constant.
+    """Compute 1 − Var(R − V)/Var(R) over unmasked entries, a scalar: 1 is perfect, 0 is no better than a constant.
 
     It is 0 by convention if the targets do not vary.
     """

@@ -1,1 +1,1 @@
-"""Language models: the embedded tiny one, loading, conversations as tokens, the LoRA bank and heads."""
+"""Language models: the tiny embedded model, loading, conversations as tokens, the LoRA bank and heads."""

@@ -7,16 +7,16 @@ fused ones (`qkv_proj`, `c_attn`) and GPT-2's `Conv1D`. It excludes, by their ki
 - routers of a mixture of experts and gates with a single output: adapters would change which expert is chosen;
 - experts: `transformers` keeps their weights as one tensor per block. The target `experts` adds them, with one pair of
   factors per expert (PEFT's `target_parameters`);
-- in a model with experts, other layers that have the name of a part of one (a shared expert's `down_proj`): PEFT would
-  mistake these names for the experts when it loads the adapter;
+- in a model with experts, other layers named like a part of an expert (a shared expert's `down_proj`): PEFT would mistake
+  these names for the experts when it loads the adapter;
 - in a state-space mixer (Mamba), everything but `in_proj`: its scan may read the other weights without calling their layers,
   and PEFT rejects `out_proj`.
 
-A user can name an excluded layer if an adapter there computes the correct result.
+A user can list an excluded layer by name if an adapter there computes the correct result.
 
-An adapter folder must hold plain LoRA. Some fifty fields of its settings define how its tensors are used. A few are read, a few
-do not change the computation, and every other field must have a value that disables it. A field with another value raises an
-error with its name, including fields that later versions of PEFT add.
+An adapter folder must contain plain LoRA. Some fifty fields of its settings define how its tensors are used. A few are
+read, a few do not change the computation, and every other field must have a value that disables it. A field with any other
+value raises an error that names the field, including fields that later versions of PEFT add.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from kapelle.errors import ModelError, did_you_mean
 from kapelle.team import ALL_LINEAR, Lora
 
 ROUTERS = frozenset({"router", "gate", "shared_expert_gate"})
-"""Names of the layers that choose or weigh experts, and of the modules that hold such layers."""
+"""Names of the layers that choose or weight experts, and of the modules that contain such layers."""
 
 EXPERTS = "experts"
-"""Name of the module that holds a block's experts; as a target, the weights in it."""
+"""Name of the module that contains a block's experts; as a target, it means the weights in that module."""
 
 EXPERT_PARTS = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2", "w3"})
 """Names of the parts of an expert, in all versions of `transformers`."""
@@ -46,11 +46,11 @@ class Layers:
     """The modules of a model without its adapters."""
 
     model: str
-    """Name of its class, for errors."""
+    """Name of the model's class, for error messages."""
     modules: frozenset[str]
     """Paths of all modules."""
     linear: Mapping[str, tuple[int, int]]
-    """Path → features in and out of every linear layer, in the model's order."""
+    """Mapping from the path of every linear layer to its features in and out, in the model's order."""
     head: str | None
     """Path of the output head."""
     mixers: frozenset[str] = frozenset()
@@ -58,7 +58,8 @@ class Layers:
     eyes: frozenset[str] = frozenset()
     """Paths of the vision tower and projector of a vision-language model."""
     experts: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
-    """Path → number of experts, features in and out of every weight that a block's experts keep in one tensor."""
+    """Mapping from the path of every weight that a block's experts keep in one tensor to the number of experts and its
+    features in and out."""
     counted: frozenset[str] = frozenset()
     """Paths of modules of experts that state their number (`num_experts`), so that their routers' choices can be recorded."""
     transposed: frozenset[str] = frozenset()
@@ -81,8 +82,8 @@ def check_routing(layers: Layers) -> None:
     """Raise ModelError unless the choices of all of a model's routers can be recorded and replayed."""
     if not layers.mixtures or not layers.counted.issuperset(layers.mixtures):
         raise ModelError(
-            f"`model.routing: replayed` needs a mixture of experts with the routers of `transformers`, and {layers.model} has none. "
-            "Set `model.routing: free`."
+            "`model.routing: replayed` needs a mixture of experts with the routers of `transformers`, but "
+            f"{layers.model} has none. Set `model.routing: free`."
         )
 
 
@@ -126,21 +127,22 @@ def adapted_layers(layers: Layers, targets: Sequence[str]) -> list[str]:
 
 
 def of_experts(target: str) -> bool:
-    """Return whether a target names weights of experts: `experts`, `experts.down_proj`, or the whole path of one."""
+    """Return whether a target names weights of experts: `experts`, `experts.down_proj`, or the full path of such a weight."""
     return EXPERTS in target.split(".")
 
 
 def adapter_shapes(layers: Layers, lora: Lora) -> dict[str, tuple[int, int]]:
     """Return the shape of every tensor of an adapter under PEFT's names.
 
-    PEFT keeps the factors of all experts side by side: A `[rank · experts, in]` and B `[out, rank · experts]`, with the rank as
-    the slow axis. Raises ModelError as `adapted_layers` does, and for dropout on experts, which PEFT does not support.
+    PEFT stores the factors of all experts side by side: A `[rank · experts, in]` and B `[out, rank · experts]`, with the
+    rank as the slow axis. Raises ModelError as `adapted_layers` does, and for dropout on experts, which PEFT does not
+    support.
     """
     paths = adapted_layers(layers, lora.targets)
     if lora.dropout and any(path in layers.experts for path in paths):
         raise ModelError(
-            f"`lora.dropout` is {lora.dropout:g} and `lora.targets` names experts, for which PEFT supports no dropout. "
-            f"Set `lora.dropout: 0`, or remove '{EXPERTS}' from `lora.targets`."
+            f"`lora.dropout` is {lora.dropout:g} and `lora.targets` names experts, but PEFT does not support dropout on "
+            f"experts. Set `lora.dropout: 0`, or remove '{EXPERTS}' from `lora.targets`."
         )
     shapes: dict[str, tuple[int, int]] = {}
     for path, place in peft_places(paths, layers.experts).items():
@@ -151,7 +153,7 @@ def adapter_shapes(layers: Layers, lora: Lora) -> dict[str, tuple[int, int]]:
 
 
 def peft_places(paths: Sequence[str], experts: Collection[str]) -> dict[str, str]:
-    """Return the name under which PEFT keeps the factors of each path.
+    """Return the name under which PEFT stores the factors of each path.
 
     PEFT wraps a module once for each of its weights in `experts`: the last weight has the outermost wrapper.
     """
@@ -167,7 +169,7 @@ def peft_places(paths: Sequence[str], experts: Collection[str]) -> dict[str, str
 
 
 def named(layers: Layers, lora: Lora) -> Lora:
-    """Return the settings with the shortest unique names of the layers that their targets mean on a model.
+    """Return the settings with targets replaced by the shortest unique names of the layers that they mean on a model.
 
     Two settings are then equal if they adapt the same layers. Raises ModelError as `adapted_layers` does.
     """
@@ -217,7 +219,7 @@ def _no_such_layer(layers: Layers, target: str, fit: Mapping[str, tuple[int, int
     why = f"{layers.model} has no layer of that name that can have an adapter.{did_you_mean(target, known)}"
     for path in layers.linear:
         if _ends(path, target):
-            why = f"{_why_unfit(layers, path) or 'it is the output head, which reads only chosen tokens'}."
+            why = f"{_why_unfit(layers, path) or 'it is the output head, which reads only selected tokens'}."
     listed = "" if "Known:" in why else f" Known: {', '.join(known)}."
     return f"`lora.targets` names '{target}': {why}{listed} `{ALL_LINEAR}` takes all suitable layers."
 
@@ -235,7 +237,7 @@ HARMLESS = {
     "base_model_name_or_path": "a name; kapelle compares the hash of the base's weights (`kapelle.json`)",
     "revision": "a name too",
     "peft_version": "the version that wrote the folder",
-    "inference_mode": "whether PEFT lets the tensors learn",
+    "inference_mode": "whether PEFT trains the tensors",
     "fan_in_fan_out": "how a base's weight is stored; PEFT and kapelle decide by the kind of the layer",
 }
 """Fields that never change the computation, and why."""
@@ -245,12 +247,12 @@ UNUSED: tuple[object, ...] = (None, False, {}, [])
 
 PLAIN: Mapping[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
-    "task_type": (None, "CAUSAL_LM"),  # others put another head on the base
+    "task_type": (None, "CAUSAL_LM"),  # others put a different head on the base
     # How A and B were initialised no longer matters once they are trained. All other methods (pissa, olora, corda, loftq, …)
-    # also change the base, which PEFT repeats at every load.
+    # also change the base, and PEFT repeats this change at every load.
     "init_lora_weights": (True, False, None, "gaussian", "orthogonal"),
     "bias": ("none", None),
-    # The name of a module that is used only with `megatron_config`.
+    # This names a module that is used only with `megatron_config`.
     "megatron_core": ("megatron.core", None),
     "qalora_group_size": (16, None),
 }
@@ -264,10 +266,10 @@ def _is_plain(key: str, value: object) -> bool:
 
 
 def base_and_adapter(path: str) -> tuple[str, str | None]:
-    """Return the path of a base model, and `path` itself if it is a PEFT adapter's folder, else None.
+    """Return the path of a base model, and `path` itself if it is a PEFT adapter's folder, otherwise None.
 
-    The adapter's `adapter_config.json` names its base, which may be a folder beside the adapter. Raises ModelError if it names
-    none.
+    The adapter's `adapter_config.json` names its base, which may be a folder beside the adapter. Raises ModelError if no
+    base is named.
     """
     file = Path(path) / "adapter_config.json"
     if not file.is_file():
@@ -275,15 +277,17 @@ def base_and_adapter(path: str) -> tuple[str, str | None]:
     try:
         named = json.loads(file.read_text("utf-8")).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise ModelError(f"{file} cannot be read: {error}. Name a folder that PEFT saved.") from error
+        raise ModelError(f"{file} cannot be read: {error}. Use a folder that PEFT saved.") from error
     if not isinstance(named, str) or not named:
-        raise ModelError(f"{file} names no base model (`base_model_name_or_path`). Add model.path=BASE.")
+        raise ModelError(
+            f"{file} does not name a base model (`base_model_name_or_path`). Add model.path=BASE."
+        )
     beside = file.parent / named
     return str(beside) if beside.is_dir() else named, path
 
 
 def read_lora(folder: Path) -> Lora:
-    """Read the LoRA settings of a PEFT folder; ModelError lists every field that is not plain LoRA."""
+    """Read the LoRA settings of a PEFT folder; ModelError lists every field that plain LoRA does not have."""
     try:
         settings: Mapping[str, Any] = json.loads((folder / "adapter_config.json").read_text("utf-8"))
         kind, targets = settings["peft_type"], settings["target_modules"]
@@ -296,8 +300,8 @@ def read_lora(folder: Path) -> Lora:
             odd.append(f"target_parameters: {parameters!r}, not only names of experts")
         if odd:
             raise ModelError(
-                f"Adapter '{folder}' is not plain LoRA, the only kind that kapelle computes: {'; '.join(odd)[:400]}. Merge it "
-                "into its base with peft (`merge_and_unload()`), save that and set it as `model.path`."
+                f"Adapter '{folder}' is not plain LoRA, the only kind that kapelle computes: {'; '.join(odd)[:400]}. "
+                "Merge it into its base with peft (`merge_and_unload()`), save the result and set it as `model.path`."
             )
         rank, alpha = int(settings["r"]), float(settings["lora_alpha"])
         if settings.get("use_rslora"):
@@ -307,8 +311,8 @@ def read_lora(folder: Path) -> Lora:
         raise
     except OSError as error:
         raise ModelError(
-            f"'{folder}' is not a PEFT adapter folder: adapter_config.json cannot be read ({error.strerror}). Name a "
-            "run (RUN, RUN@best, RUN@STEP), or a saved policy such as RUN/checkpoints/STEP/policies/NAME."
+            f"'{folder}' is not a PEFT adapter folder: adapter_config.json cannot be read ({error.strerror}). Give a run "
+            "(RUN, RUN@best, RUN@STEP), or a saved policy such as RUN/checkpoints/STEP/policies/NAME."
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"'{folder}' is not a PEFT adapter folder: {error!r}.") from error
@@ -329,5 +333,5 @@ def shapes_of(folder: Path, files: str = "*.safetensors") -> dict[str, tuple[int
     except (OSError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"The weights in '{folder}' cannot be read: {error}.") from error
     if not found:
-        raise ModelError(f"'{folder}' holds no weights ({files}). Save it again as safetensors.")
+        raise ModelError(f"'{folder}' contains no weights ({files}). Save the weights again as safetensors.")
     return found

@@ -1,12 +1,13 @@
-"""Chat templates: which conversations one can render, how it writes tools, and a bound on its running time.
+"""Chat templates: which conversations a template can render, how it writes tools, and a bound on its running time.
 
-Templates are programs that come with a model. Whatever they raise becomes one error, and their running time is bounded: the
-watchdog ends a rendering that takes too long, by an exception that the interpreter raises between two steps of the
-template's loop. A power may be a single endless step, so a template with one is rejected before it runs.
+Templates are programs that come with a model. Any exception that they raise becomes a ModelError. Their running time is
+bounded: a watchdog ends a rendering that takes too long with an exception that the interpreter raises between two steps of
+the template's loop. An exponentiation can be a single step without end, so a template that contains one is rejected before
+it runs.
 
 Some templates reject a system message (Gemma, the first Mistral), two user messages in a row, or an agent that writes first.
-Others drop such messages silently. Rendering a few small conversations shows what a template supports; any other message
-becomes a part of a user message, which every template supports.
+Others drop such messages silently. Rendering a few small conversations shows what a template supports. Any other message
+becomes part of a user message, which every template supports.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from kapelle.runtime.watchdog import every_tick
 from kapelle.types import Json, Message
 
 LIMIT_S = 10.0
-"""Seconds that one rendering may take; real ones take a thousandth of one."""
+"""Time limit of one rendering, in seconds; ordinary renderings take a millisecond."""
 _FIX = "Fix its chat_template.jinja, or use another model."
 
 PLAIN = "plain"
@@ -38,9 +39,10 @@ PLAIN_TEMPLATE = (
     "{% if message.role != 'system' %}{{ message.role | capitalize }}: {% endif %}{{ message.content | trim }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '\\n\\nAssistant:' }}{% endif %}"
 )
-"""Conversations as plain text, for base models: `User: …`, an empty line, `Assistant: …`. A system message has no name."""
+"""Conversations as plain text, for base models: `User: …`, an empty line, `Assistant: …`. A system message has no role
+name."""
 PLAIN_END = "\nUser:"
-"""The text at which answers end with the plain template, besides the model's end token."""
+"""The string at which answers end with the plain template, besides the model's end token."""
 
 
 def named_template(setting: str) -> str:
@@ -51,18 +53,20 @@ def named_template(setting: str) -> str:
         return Path(setting).expanduser().read_text("utf-8")
     except (OSError, UnicodeError) as error:
         raise ModelError(
-            f"`model.chat_template: {setting}` cannot be read: {refusal(error) or error}. Set `{PLAIN}`, or name a Jinja file."
+            f"`model.chat_template: {setting}` cannot be read: {refusal(error) or error}. Set `{PLAIN}`, or the path of "
+            "a Jinja file."
         ) from None
 
 
 def check_template(name: str, found: str | dict[str, str] | None) -> None:
-    """Raise ModelError if the tokeniser of this name has no chat template, or one that is invalid or raises to a power."""
+    """Raise ModelError if the tokeniser of this name has no chat template, or one that is invalid or contains `**`."""
     from jinja2 import Environment, TemplateError
 
     if not found:
         raise ModelError(
-            f"The tokeniser of '{name}' has no chat template, so agents cannot converse. "
-            f"Set `model.chat_template: {PLAIN}`, which suits base models, name a Jinja file there, or use an instruction-tuned model."
+            f"The tokeniser of '{name}' has no chat template, so agents cannot converse. Set "
+            f"`model.chat_template: {PLAIN}`, which suits base models, set it to the path of a Jinja file, or use an "
+            "instruction-tuned model."
         )
     for template in found.values() if isinstance(found, dict) else [found]:
         try:
@@ -72,8 +76,8 @@ def check_template(name: str, found: str | dict[str, str] | None) -> None:
             raise ModelError(f"The chat template of '{name}' is invalid: {error}. {_FIX}") from None
         if powers:
             raise ModelError(
-                f"The chat template of '{name}' raises to a power in line {powers[0]}, which may never end and belongs "
-                f"in no conversation. {_FIX}"
+                f"The chat template of '{name}' uses the operator `**` in line {powers[0]}, whose computation may never "
+                f"end. {_FIX}"
             )
 
 
@@ -81,11 +85,11 @@ _POWER = ("operator", "**")
 
 
 def template_variables(template: str) -> frozenset[str] | None:
-    """Return the arguments that a chat template reads beside the conversation and its tools; None if it cannot be parsed."""
+    """Return the arguments that a chat template reads in addition to the conversation and its tools; None if it cannot be parsed."""
     from jinja2 import Environment, TemplateError, meta, nodes
 
     parser = Environment(extensions=["jinja2.ext.loopcontrols"])  # noqa: S701 (nothing is rendered here)
-    try:  # transformers supports an additional tag that marks answers
+    try:  # transformers also supports a tag that marks answers
         parsed = parser.parse(_GENERATION.sub("", template))
     except TemplateError:
         return None
@@ -98,7 +102,7 @@ def template_variables(template: str) -> frozenset[str] | None:
 
 
 def with_defaults(template: str, arguments: Mapping[str, Json]) -> str:
-    """Return a chat template in which these are the defaults of its arguments."""
+    """Return a chat template whose arguments have these defaults."""
     given = (
         f"{{%- if {name} is not defined %}}{{% set {name} = {value!r} %}}{{% endif %}}"
         for name, value in arguments.items()
@@ -117,26 +121,26 @@ class _TooLong(Exception):
 
 _lock = threading.Lock()
 _seconds: dict[int, float] = {}
-"""Thread → seconds of its rendering so far."""
+"""Mapping from a thread to the seconds that it has rendered so far."""
 _ended: set[int] = set()
 """Threads to which `_TooLong` was sent."""
 
 
 def _end_long_ones(passed: float) -> None:
-    """Raise `_TooLong` in threads that render for too long; the watchdog calls it."""
+    """Raise `_TooLong` in threads that render for too long; called by the watchdog."""
     with _lock:
         for thread in _seconds.keys() - _ended:
             _seconds[thread] += passed
             if _seconds[thread] > LIMIT_S:
                 _ended.add(thread)
-                # A server renders on threads where no signal handler could raise.
+                # A server renders on threads in which a signal handler could not raise.
                 raised = ctypes.py_object(_TooLong)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
 
 
 @contextmanager
 def rendering(name: str) -> Iterator[None]:
-    """Turn an exception of a template inside, or a rendering longer than `LIMIT_S`, into a ModelError."""
+    """Turn an exception of a template in this context, or a rendering longer than `LIMIT_S`, into a ModelError."""
     fault: Exception | None = None
     me = threading.get_ident()
     every_tick(_end_long_ones)
@@ -170,12 +174,12 @@ def rendering(name: str) -> Iterator[None]:
 
 
 Render = Callable[[list[dict[str, Json]], bool], str]
-"""Returns a conversation as text; with True it opens the agent's next message. Raises ModelError."""
+"""Function that returns a conversation as text; with True, the text opens the agent's next message. Raises ModelError."""
 
 _ROLES = ("system", "developer", "tool", "function")
 
 WORDS = ("kapelleone", "kapelletwo", "kapellethree")
-"""Texts of the small conversations; a template can neither strip nor escape them."""
+"""Contents of the small conversations; a template can neither strip nor escape them."""
 
 
 @dataclass(slots=True)
@@ -221,11 +225,15 @@ class TemplateForm:
         """What the template does not support, and how kapelle handles it; empty for most templates."""
         found = []
         if not self._takes("system", "user"):
-            found.append("takes no system message (agents' `system` opens their first user message instead)")
+            found.append(
+                "does not support system messages (agents' `system` opens their first user message instead)"
+            )
         if not self._takes("user", "user"):
-            found.append("requires alternating user and assistant (consecutive messages are joined)")
+            found.append(
+                "requires alternating user and assistant messages (consecutive messages of one role are joined)"
+            )
         if not self._takes("user", "assistant"):
-            found.append("takes no answer of the agent (a second turn of an agent raises an error)")
+            found.append("does not support the agent's answers (a second turn of an agent raises an error)")
         if self.header:
             found.append(f"ignores `add_generation_prompt` (kapelle adds {self.header!r})")
         return tuple(found)
@@ -236,7 +244,7 @@ class TemplateForm:
         joins = False
         for message in messages:
             foreign = message.role not in ("user", "assistant") and not (
-                message.role in _ROLES  # a template may turn any other role into a control token
+                message.role in _ROLES  # a template may turn any other role name into a control token
                 and self._takes(
                     *((message.role, "user") if not fitted else ("user", "assistant", message.role))
                 )
@@ -260,7 +268,7 @@ class TemplateForm:
         return fitted
 
     def _takes(self, *roles: str) -> bool:
-        """Return whether the template writes every message of a conversation with these roles.
+        """Return whether the template writes all messages of a conversation that has these roles.
 
         An empty last role opens the agent's next message.
         """
@@ -280,7 +288,7 @@ class TemplateForm:
         if self._in_parts is None:
             self._in_parts = False
             if not self._takes("user"):
-                # Templates of vision-language models take texts as lists of parts.
+                # Templates of vision-language models take a message's content as a list of parts.
                 self._in_parts = True
                 del self._taken["user",]
                 self._in_parts = self._takes("user")
@@ -294,7 +302,7 @@ class TemplateForm:
 
 
 RenderTools = Callable[[list[dict[str, Json]], bool, Json], str]
-"""Returns a conversation as text, with tools in OpenAI's shape or None; see `Render`."""
+"""Function that returns a conversation as text, with tools in OpenAI's format or None; see `Render`."""
 
 
 @dataclass(slots=True)
@@ -304,7 +312,7 @@ class ToolTemplate:
     _render: RenderTools
     _special_end: Callable[[str], str]
     _as_text: bool = False
-    """Whether the arguments of a call are a text of JSON; most templates take an object."""
+    """Whether the arguments of a call are a JSON string; most templates take an object."""
     _known: bool | None = None
 
     @property
@@ -331,7 +339,7 @@ class ToolTemplate:
     def called(self, *calls: Mapping[str, Json], content: str = "") -> str:
         """Return an answer with this content and calls (`name`, `arguments`) as text, without its end token.
 
-        Empty if the template writes no tools, or does not append answers to the prompt.
+        The result is empty if the template does not support tools, or does not append answers to the prompt.
         """
         if not self.known:
             return ""
@@ -348,7 +356,7 @@ class ToolTemplate:
         return ""
 
     def after_calls(self, messages: Sequence[Message]) -> str | None:
-        """Return these messages, results of calls first, as the template writes them after an answer; None if it cannot."""
+        """Return these messages (results of calls first) as the template writes them after an answer; None if it does not support that."""
         rows = _rows(messages)
         results = list(itertools.takewhile(lambda row: "tool_call_id" in row, rows))
         if not self.known or not results:
@@ -395,7 +403,7 @@ def _rows(messages: Sequence[Message]) -> list[dict[str, Json]]:
 
 def _with_text(call: Mapping[str, Json]) -> Json:
     arguments = call["function"]["arguments"]
-    if isinstance(arguments, str):  # arguments that are not valid JSON are a text already
+    if isinstance(arguments, str):  # arguments that are not valid JSON are already a string
         return call
     function = {**call["function"], "arguments": json.dumps(arguments, ensure_ascii=False)}
     return {**call, "function": function}

@@ -1,9 +1,9 @@
-"""Checksums of folders of weights: `kapelle.json` lists size and hash of every file, and is verified on reading.
+"""Checksums of folders of weights: `kapelle.json` lists the size and hash of every file; they are verified on reading.
 
     {"base": "3f…", "files": {"adapter_model.safetensors": {"bytes": 4096, "sha256": "9a…"}, …}}
 
-`base` is the hash of the weights that an adapter was trained on. A folder without the file was made by another program and is
-not verified.
+`base` is the hash of the weights that an adapter was trained on. A folder without `kapelle.json` was made by another
+program and is not verified.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from kapelle.errors import ModelError
 from kapelle.runtime.files import check_listed, sha256, unique_keys
 
 CHECKSUMS = "kapelle.json"
-"""The file that kapelle writes beside weights."""
+"""The file that kapelle writes next to weights."""
 WEIGHTS = ".safetensors"
 
 
 def write_checksums(folder: Path, base: str | None = None) -> None:
-    """Write size and hash of every file of a folder; `base` is the hash of the base weights under an adapter."""
+    """Write the size and hash of every file in a folder; `base` is the hash of the base weights under an adapter."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / CHECKSUMS)
     listed = {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)}
@@ -39,7 +39,7 @@ def base_of(folder: Path) -> str | None:
 
 
 def verify_folder(folder: Path, *, settings_only: bool = False) -> bool:
-    """Check that a folder's files are as kapelle wrote them; return False if there is no list of them.
+    """Check that a folder's files are unchanged since kapelle wrote them; return False if there is no list of them.
 
     `settings_only` skips the weights and is fast. Raises ModelError with the name of the first missing or changed file.
     """
@@ -58,14 +58,14 @@ def verify_folder(folder: Path, *, settings_only: bool = False) -> bool:
         except OSError as error:
             wrong = f"became unreadable ({error.strerror})"
         raise ModelError(
-            f"'{folder}' is damaged: {name} {wrong} since kapelle wrote it. Restore the folder from a copy; if you changed it "
-            f"yourself, remove its {CHECKSUMS}."
+            f"'{folder}' is damaged: {name} {wrong} since kapelle wrote it. Restore the folder from a copy; if the "
+            f"change was intended, remove its {CHECKSUMS}."
         )
     return True
 
 
 def listed_files(folder: Path) -> Mapping[str, Mapping[str, Any]] | None:
-    """Return size and SHA-256 of every file as kapelle wrote it, by name; None if there is no list, ModelError for a broken one."""
+    """Return the size and SHA-256 of every file as kapelle wrote it, by name; None without a list, ModelError for a broken one."""
     found = _read_checksums(folder)
     return dict(found["files"]) if "files" in found else None
 
@@ -74,7 +74,7 @@ def _read_checksums(folder: Path) -> dict[str, Any]:
     """Return the content of `kapelle.json`; empty if there is none."""
     found = _read(folder / CHECKSUMS)
     if not found.keys() <= {"base", "files"} or not isinstance(found.get("base", ""), str):
-        raise _broken(folder / CHECKSUMS, "it holds other keys than kapelle writes")
+        raise _broken(folder / CHECKSUMS, "it contains keys that kapelle does not write")
     return found
 
 

@@ -1,9 +1,9 @@
 """Keep the text of messages from becoming control tokens, which mark the start and end of messages.
 
-A tokeniser reads `<|im_end|>` as one token anywhere in a text. So a partner, a data row, a tool or a user could end a message and
-open another one. Before the chat template renders a text, the first letter of each such mark becomes a private character.
-After rendering, marks with a private character are tokenised in two pieces: the agent reads the same letters and no control
-token. Texts without marks keep their ids.
+A tokeniser reads `<|im_end|>` as one token anywhere in a string. A partner, a data row, a tool or a user could therefore
+end a message and open another one. Before the chat template renders a message, the first letter of each such mark is
+replaced by a private character. After rendering, marks with a private character are tokenised in two pieces: the agent
+reads the same letters but no control token. Messages without marks keep their ids.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from kapelle.types import Json
 
 _PRIVATE = 0x10F000
-"""The first private character; each letter of a mark has one."""
+"""The first private character; each letter that can begin a mark has its own."""
 _ESCAPE = chr(0x10FFFD)
 """Escapes a private character that a text already contains."""
 _OWN = re.compile(f"[{chr(_PRIVATE)}-{_ESCAPE}]")
@@ -25,7 +25,7 @@ class ControlTokens:
     """The control tokens of one model."""
 
     def __init__(self, tokens: Mapping[str, int], encode: Callable[[str], Sequence[int]]) -> None:
-        """Take the control tokens by their text, and a function that tokenises a text."""
+        """Take the control tokens by their text, and a function that tokenises a string."""
         self._tokens, self._encode = tokens, encode
         marks = sorted(tokens, key=len, reverse=True)  # the longest match wins, as in tokenisers
         self._mark = re.compile("|".join(map(re.escape, marks)) or r"(?!)")
@@ -36,18 +36,18 @@ class ControlTokens:
         self._begun = {mark[:k] for mark in marks for k in range(1, len(mark))}
         self._rest = {mark[k:] for mark in marks for k in range(1, len(mark))}
         self._longest = len(marks[0]) if marks else 0
-        unknown = set(encode(_ESCAPE))  # the token of all unknown letters opens no message
+        unknown = set(encode(_ESCAPE))  # the token for unknown letters does not open a message
         self._ids = frozenset(tokens.values()) - unknown
 
     def _marks(self, text: str) -> list[re.Match[str]]:
-        """Return all marks of a text, overlapping ones too."""
+        """Return all marks in a text, including overlapping ones."""
         starts = (found.start() for found in self._first.finditer(text))
         return [mark for start in starts if (mark := self._mark.match(text, start))]
 
     def hide(self, value: Json, allowed: Container[str] = ()) -> Json:
-        """Return a message's text with private characters where a mark may begin; JSON is handled text by text.
+        """Return a message's text with private characters where a mark may begin; JSON is handled string by string.
 
-        Marks that are `allowed` stay unchanged.
+        Marks in `allowed` stay unchanged.
         """
         if isinstance(value, list):
             return [self.hide(each, allowed) for each in value]
@@ -98,7 +98,7 @@ class ControlTokens:
         ids = self._pieces(text, cuts)
         if self._of_control(ids) == self._known([mark[0] for mark in own]):
             return ids
-        # The tokeniser reads other letters as a mark too, such as full-width ones that it normalises.
+        # The tokeniser also reads other letters as a mark, such as full-width letters that it normalises.
         ids, end = [], 0
         for mark in own:
             ids += [*self._spelled(text, end, mark.start(), cuts), self._tokens[mark[0]]]

@@ -1,7 +1,8 @@
 """Check devices before use, keep freed memory in the process, and check for the library `bitsandbytes`.
 
-bitsandbytes is an extra that needs a CUDA device: optimisers with moments of one byte, and frozen bases with four bits per
-weight. It is imported where it is used. The tests use a fake with the same interface, so its results on a GPU are untested here.
+bitsandbytes is an optional extra that needs a CUDA device. It provides optimisers with one-byte moments, and frozen bases
+with four bits per weight. It is imported where it is used. The tests use a fake with the same interface, so its results on
+a GPU are untested here.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from kapelle.errors import AbsentPackage, ConfigError, noting
 from kapelle.settings.checks import Check, RunToCheck
 
 KEPT = 1 << 30
-"""Most free bytes at the heap's end before they are returned to the system."""
+"""Maximum free bytes at the end of the heap before they are returned to the system."""
 
 MAPPED = 1 << 25
 """Bytes from which a block is mapped separately; the largest value that every glibc accepts."""
@@ -38,17 +39,17 @@ def check_device(device: str | None, setting: str) -> None:
         kinds = ("cuda", "mps", "xpu")  # another machine may have one
         missing = AbsentPackage if str(device).partition(":")[0] in kinds else ConfigError
         raise missing(
-            f"`{setting}: {device}` cannot be used: {reason}. Set `cpu`, or a device that is there."
+            f"`{setting}: {device}` cannot be used: {reason}. Set `cpu`, or an available device."
         ) from error
 
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Have this process's allocator keep freed memory, once; False if it is not glibc's or the user configured it.
+    """Make this process's allocator keep freed memory, once; return False if it is not glibc's or the user configured it.
 
-    glibc returns free memory at the end of the heap to the system and remaps large blocks at every use. The first access
-    to each page is then a fault, and the system clears the page. Each update needs tensors as large as the last one's, so
-    the process requests returned memory within milliseconds.
+    glibc returns free memory at the end of the heap to the system and remaps large blocks at every use. The first access to
+    each page then causes a page fault, and the system clears the page. Each update needs tensors as large as those of the
+    last update, so the process would request the returned memory again within milliseconds.
     """
     if any(os.environ.get(name) for name in _USER_SETTINGS) or os.name != "posix":
         return False
@@ -73,16 +74,19 @@ def check_bitsandbytes(setting: str, instead: str) -> None:
 
 
 def check_quantization(run: RunToCheck) -> Iterator[str]:
-    """Yield that the base is trained or not pretrained, if it is to have four bits; AbsentPackage if this machine has no kernels."""
+    """Yield why a base cannot have four bits: trained, or not pretrained; AbsentPackage if this machine has no kernels."""
     model, team = run.config.model, run.team
     if model.quantization is None:
         return
     if run.training and not team.bases.keys() - team.trained_bases:
-        yield "`model.quantization: nf4` is for frozen models, and all models of this team are trained. Set `team.sharing: lora`."
+        yield (
+            "`model.quantization: nf4` is for frozen models, but all models of this team are trained. Set "
+            "`team.sharing: lora`."
+        )
     elif model.path == "embedded" and model.path not in run.given:
         yield (
-            "`model.quantization: nf4` reads a pretrained model, but `model.path` is `embedded`. Name a model, or set "
-            "`model.quantization: null`."
+            "`model.quantization: nf4` needs a pretrained model, but `model.path` is `embedded`. Set `model.path` to a "
+            "model, or set `model.quantization: null`."
         )
     elif model.path not in run.given and not run.elsewhere:
         with noting(run.absent):

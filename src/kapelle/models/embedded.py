@@ -1,7 +1,8 @@
-"""The embedded model, which kapelle makes itself: Qwen3 architecture, about a million weights, bytes as tokens.
+"""The embedded model, which kapelle creates itself: Qwen3 architecture, about a million weights, bytes as tokens.
 
-It is a tiny causal language model, initialised from a seed and warmed up on scripted demonstrations. So every algorithm runs on a
-laptop without a download. Its tokeniser has one token per byte, to read any text, and one token per role.
+It is a tiny causal language model, initialised from a seed and warmed up on scripted demonstrations, so that every
+algorithm runs on a laptop without a download. Its tokeniser has one token per byte, so that it can read any text, and one
+token per role.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ END = "<|end|>"
 PAD = "<|pad|>"
 ROLES = ("system", "user", "assistant", "tool")
 SPECIAL = (PAD, END, *(f"<|{role}|>" for role in ROLES))
-"""The first token ids; those of the 256 bytes follow."""
+"""The first tokens; the tokens of the 256 bytes follow."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
@@ -69,7 +70,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def settings_of(config: EmbeddedConfig) -> dict[str, Any]:
-    """Return the model's shape in the fields of a `config.json`."""
+    """Return the model's shape as the fields of a `config.json`."""
     return {
         "model_type": "qwen3",
         "vocab_size": len(SPECIAL) + 256,
@@ -100,7 +101,7 @@ PATCH = 4
 
 
 def _seeing_model(config: EmbeddedConfig, vocabulary: int, end_id: int, pad_id: int) -> PreTrainedModel:
-    """Return an untrained model of the architecture of Qwen2.5-VL (2502.13923)."""
+    """Return an untrained model with the architecture of Qwen2.5-VL (2502.13923)."""
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     text = {key: value for key, value in settings_of(config).items() if key not in ("model_type", "head_dim")}
@@ -153,7 +154,7 @@ def build_model(config: EmbeddedConfig, vocabulary: int, end_id: int, pad_id: in
             Qwen3Config(
                 **{**settings, "vocab_size": vocabulary},
                 rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-                # The usual 0.02 suits wide models; in a narrow one the inputs would have almost no effect at first.
+                # The usual 0.02 suits wide models; in a narrow model the inputs would have almost no effect at first.
                 initializer_range=0.7 * config.hidden**-0.5,
                 bos_token_id=None,
                 eos_token_id=end_id,

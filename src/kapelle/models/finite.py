@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 _SECOND_MOMENT = "exp_avg_sq"
 COPIED = 1 << 24
-"""Most numbers that are copied to be checked together."""
+"""Maximum number of values that are copied to be checked together."""
 
 
 def poisoned(tensors: Mapping[str, torch.Tensor]) -> str | None:
     """Return the fault of the first tensor from which training cannot continue; None if all are usable.
 
-    Faults are NaN, infinities, a sum of squares that overflows float32 or a wider tensor type (the next forward pass
-    would make infinities), and an AdamW second moment below 0. Reads every tensor once and synchronises once per device; reads
-    tensors one by one only if there is a fault.
+    Faults are NaN, infinities, a sum of squares that overflows float32 or a wider tensor type (the next forward pass would
+    produce infinities), and an AdamW second moment below 0. The function reads every tensor once and synchronises once per
+    device; it reads tensors one by one only if there is a fault.
     """
     kinds = _by_kind(tensors)
     if all(read_together([_sound(kind) for kind in kinds])):
@@ -39,7 +39,7 @@ def poisoned(tensors: Mapping[str, torch.Tensor]) -> str | None:
 
 
 def soundness(tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    """Return scalars, true if training can continue from the tensors of one device and type; waits for no device."""
+    """Return scalars, true if training can continue from the tensors of one device and type; does not wait for the device."""
     return [_sound(kind) for kind in _by_kind(tensors)]
 
 

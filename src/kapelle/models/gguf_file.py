@@ -11,9 +11,9 @@ SUFFIX = ".gguf"
 
 
 def gguf_file(path: str) -> Path | None:
-    """Return the GGUF file at a path: the file itself, or the only one of a folder without `config.json`; None if there is none.
+    """Return the GGUF file at a path: the file itself, or the only GGUF file in a folder without `config.json`; None if there is none.
 
-    Raises ModelError for a folder with several.
+    Raises ModelError for a folder with several GGUF files.
     """
     place = Path(path).expanduser()
     if place.is_file():
@@ -22,15 +22,19 @@ def gguf_file(path: str) -> Path | None:
         return None
     found = sorted(place.glob(f"*{SUFFIX}"))
     if len(found) > 1:
-        raise ModelError(f"'{path}' holds {len(found)} GGUF files. Name one of them, such as '{found[0]}'.")
+        raise ModelError(
+            f"'{path}' contains {len(found)} GGUF files. Give the path of one of them, such as '{found[0]}'."
+        )
     return found[0] if found else None
 
 
 def check_gguf(file: Path) -> None:
-    """Raise an error if a GGUF file cannot be read here; neither weights nor the whole file are read."""
+    """Raise an error if a GGUF file cannot be read here; only the file's beginning is read."""
     with file.open("rb") as content:
         if content.read(4) != b"GGUF":
-            raise ModelError(f"'{file}' is not a GGUF file: it does not begin with `GGUF`. Fetch it again.")
+            raise ModelError(
+                f"'{file}' is not a GGUF file: it does not begin with `GGUF`. Download it again."
+            )
     if find_spec("gguf") is None:
         raise AbsentPackage(
             f"'{file}' is a GGUF file, which needs the package gguf: pip install 'kapelle[gguf]'."

@@ -1,4 +1,4 @@
-"""A causal language model as the engines use it: backbone, head, tokeniser, adapters and value heads; also a reward model.
+"""A causal language model as the engines use it: backbone, head, tokeniser, adapters and value heads. Also a reward model.
 
 Any `transformers` causal LM works if its logits are a linear map of the last hidden state, with an optional factor and soft
 cap. Loading checks this. docs/models.md lists what each family supports.
@@ -42,25 +42,25 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 CHECKED = 12
-"""Tokens of the sequence that checks a model when it is loaded."""
+"""Number of tokens of the sequence with which a model is checked when it is loaded."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 HALF = (torch.bfloat16, torch.float16)
 
 BOUND = 1e-4
-"""Greatest difference of two passes in float32 over the same weights, as a share of the logits' norm."""
+"""Maximum difference between two passes in float32 over the same weights, as a share of the logits' norm."""
 
 HALF_BOUND = 0.1
-"""The same in half precision."""
+"""The same limit in half precision."""
 
 SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier", "logits_mup_width_multiplier")
 """Settings of `transformers` that multiply or divide the logits."""
 CAPS = ("final_logit_softcapping", "logits_soft_cap")
-"""Settings that cap them."""
+"""Settings of `transformers` that cap the logits."""
 
 Run = Callable[..., Any]
-"""Called with a block and its arguments; returns what the block returns."""
+"""Function that is called with a block and its arguments, and returns the block's result."""
 
 
 class LanguageModel:
@@ -80,31 +80,33 @@ class LanguageModel:
     ) -> None:
         """Wrap a model in memory; ModelError for weights that kapelle would compute incorrectly.
 
-        With `trains_router`, the routers of a mixture train if all its weights do. With `replays_routing`, training uses the
-        experts that sampling chose. With its image processor, a model of the shape of Qwen-VL reads images
-        (`models/vision.py`). With `kernels`, passes on CUDA use those of models/fast/kernels.py, else torch's plain operations.
+        With `trains_router`, the routers of a mixture are trained if all its weights are. With `replays_routing`, training
+        uses the experts that sampling chose. With its image processor, a model of the Qwen-VL type reads images
+        (`models/vision.py`). With `kernels`, passes on CUDA use the kernels of models/fast/kernels.py, otherwise torch's
+        plain operations.
         """
-        # kapelle reads weights directly, and would miss the adapters of PEFT's layers.
+        # kapelle reads weights directly, so it would miss the adapters in PEFT's layers.
         if any(type(module).__module__.startswith("peft.") for module in model.modules()):
             raise ModelError(
-                f"The model '{name}' already has adapters of peft. Pass `model.merge_and_unload()`, or its base "
-                "and the adapter's folder as an agent's `weights: {past: FOLDER}`."
+                f"The model '{name}' already has PEFT adapters. Pass `model.merge_and_unload()`, or pass its base and set the "
+                "adapter's folder as an agent's `weights: {past: FOLDER}`."
             )
-        # Weights in another half precision than the compute type would mix types in every product.
+        # Weights in a half-precision type other than the compute type would mix types in every product.
         kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
         held = kinds - {torch.float32, DTYPES[dtype]}
         if held:
             kind = str(held.pop()).removeprefix("torch.")
             raise ModelError(
-                f"The model '{name}' holds weights in {kind} and computes in {dtype}. Pass `dtype=\"{kind}\"` to LanguageModel, "
-                "or load it in float32."
+                f"The model '{name}' has weights in {kind} but computes in {dtype}. Pass `dtype=\"{kind}\"` to "
+                "LanguageModel, or load it in float32."
             )
         # Log-probs over a large vocabulary read the output head's weights in pieces, which quantised weights do not allow.
         head = model.get_output_embeddings()
         if head is not None and not head.weight.is_floating_point():
             raise ModelError(
-                f"The output head of the model '{name}' is quantised. Exclude it: "
-                "`BitsAndBytesConfig(..., llm_int8_skip_modules=['lm_head'])`, or set `model.quantization: nf4` in a recipe."
+                f"The output head of the model '{name}' is quantised. Exclude it from quantisation: "
+                "`BitsAndBytesConfig(..., llm_int8_skip_modules=['lm_head'])`, or set `model.quantization: nf4` in a "
+                "recipe."
             )
         # In some models `base_model` is the model itself.
         body = (
@@ -127,20 +129,20 @@ class LanguageModel:
         self.sharded_pass: Callable[..., Tensor] | None = None
         """Replaces `whole_pass` while this process holds a shard of the weights."""
         self.computes_on: torch.device | None = None
-        """The device of passes if FSDP shards the weights at times; else None, the device of the weights."""
+        """The device of passes if FSDP shards the weights at times; None for the device of the weights."""
         self.value_heads: dict[str, nn.Linear] = {}
         self.vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
-        """The number of embeddings: valid token ids are below."""
+        """The number of embeddings; valid token ids are below it."""
         self.vision = (
             None
             if image_processor is None
             else Vision(image_processor, model.config, cast("Any", body).get_rope_index)
         )
-        """Reads images; None for a model that reads only text."""
+        """Prepares images; None for a model that reads only text."""
         self.trains_router = trains_router
-        """Whether the routers train if all weights do."""
+        """Whether the routers are trained if all weights are."""
         self.choices = RouterChoices(model, self.bank) if replays_routing else None
-        """The routers' choices, if sampling records them for training; else None."""
+        """The routers' choices if sampling records them for training; otherwise None."""
         generation = getattr(model, "generation_config", None)
         ends = end_tokens({} if generation is None else generation.to_dict())
         context = context_of(model.config, tokenizer)
@@ -169,12 +171,12 @@ class LanguageModel:
 
     @property
     def held_in_half(self) -> bool:
-        """True if weights have two bytes each; such weights are frozen."""
+        """Whether weights have two bytes each; such weights are frozen."""
         return any(parameter.dtype != torch.float32 for parameter in self.model.parameters())
 
     @property
     def plain_attention(self) -> bool:
-        """True if `transformers` has no fused attention for the architecture, so attention scores take memory."""
+        """Whether `transformers` has no fused attention for the architecture, so that attention scores take memory."""
         settings = self.model.config
         heads = getattr(settings.get_text_config(), "num_attention_heads", None)
         return self.flat is None and bool(heads) and settings._attn_implementation == "eager"  # noqa: SLF001 - it has no public name
@@ -198,9 +200,9 @@ class LanguageModel:
     def computing(
         self, route: Route, keys_N: Tensor | None = None, experts_NLk: Tensor | None = None
     ) -> Iterator[None]:
-        """Run the forward passes inside in the compute type, with rows routed to their adapters.
+        """Run the forward passes of this context in the compute type, with rows routed to their adapters.
 
-        `keys_N` are the keys of dropout. Tokens with `experts_NLk` use these experts of a mixture (`models/routing.py`).
+        `keys_N` are the keys of dropout. With `experts_NLk`, tokens use these experts of a mixture (`models/routing.py`).
         """
         keep_freed_memory()
         half = self.dtype != torch.float32
@@ -222,8 +224,8 @@ class LanguageModel:
         """Return the last hidden states `_ND` of flat tokens; call it inside `computing`.
 
         `images` maps the first token of a sequence to its images. Plans with shared prefixes need a model with a flat pass;
-        other models run padded, bucket by bucket. With `recompute`, the forward pass keeps only the input of each block, and the
-        backward pass recomputes the block.
+        other models run on padded sequences, bucket by bucket. With `recompute`, the forward pass keeps only the input of
+        each block, and the backward pass recomputes the block.
         """
         run = recompute_blocks(self.bank) if recompute else None
         if self.sharded_pass is not None:
@@ -265,7 +267,7 @@ class LanguageModel:
 
     @property
     def frozen_parameters(self) -> frozenset[str]:
-        """Names in `base_parameters` that stay frozen if all weights train: vision tower, projector and routers."""
+        """Names in `base_parameters` that stay frozen when all weights are trained: vision tower, projector and routers."""
         layers = layers_of(self.model)
         beside = tuple(f"{path}." for path in layers.eyes)
         frozen = beside if self.trains_router else (*beside, *(f"{path}." for path in layers.routers))
@@ -275,7 +277,8 @@ class LanguageModel:
     def _checked_head(self) -> tuple[float, float | None]:
         """Return the factor and the soft cap by which the model's logits follow from the head's linear map.
 
-        Compares logits of a few tokens with the model's own; ModelError if the head does more, or if our forward pass differs.
+        The method compares logits of a few tokens with the model's own. Raises ModelError if the head does more than that,
+        or if our forward pass differs.
         """
         tokens_N = torch.arange(1, 2 * CHECKED, device=self.device) % self.vocabulary
         lengths = (CHECKED, CHECKED - 1)  # in one bucket, so that a padded pass has padding
@@ -293,8 +296,9 @@ class LanguageModel:
         found = scale_and_cap(settings, linear_NV, torch.cat(each), bound)
         if found is None:
             raise ModelError(
-                f"kapelle computes other logits than {type(self.model).__name__}: its output head does more than a linear map, a "
-                "factor and a soft cap, or its layers read more than tokens and positions. Choose another model."
+                f"kapelle's logits differ from those of {type(self.model).__name__}: its output head does more than a "
+                "linear map, a factor and a soft cap, or its layers read more than tokens and positions. Use a "
+                "different model."
             )
         return found
 
@@ -328,9 +332,9 @@ def whole_pass(
 
 
 def load_language_model(config: ModelConfig, *, trained: bool = True) -> LanguageModel:
-    """Make the embedded model, or load a folder or a model of the hub; ModelError if that fails.
+    """Build the embedded model, or load a folder or a model from the hub; ModelError if that fails.
 
-    Weights that are not `trained` are held in the compute type, others in float32.
+    If the weights are not `trained`, they are stored in the compute type, otherwise in float32.
     """
     from kapelle.models.embedded import build_model, build_tokenizer, image_processor
 
@@ -371,7 +375,7 @@ def load_language_model(config: ModelConfig, *, trained: bool = True) -> Languag
             )
             codes = {"quantization_config": settings, "device_map": {"": config.device or "cuda"}}
         # transformers maps safetensors into memory and reads tensor by tensor, so tensors of the same type are never copied.
-        # Moving is tensor by tensor too, so that neither side holds much more than the weights.
+        # Moving is also done tensor by tensor, so that neither device holds much more than the weights.
         with bars_for_people():
             dtype = torch.float32 if trained else DTYPES[config.dtype]
             model = load_pretrained(auto_class(shape), config.path, dtype=dtype, **codes)
@@ -417,7 +421,7 @@ class OutputHead(NamedTuple):
     softcap: float | None = None
 
     def finish(self, product_KV: Tensor) -> Tensor:
-        """Return logits, in at least float32, from products `W h + b` of any words."""
+        """Return logits, in at least float32, from products `W h + b` of any part of the vocabulary."""
         logits_KV = product_KV if product_KV.itemsize >= 4 else product_KV.float()
         if self.scale != 1.0:
             logits_KV = logits_KV * self.scale
@@ -433,11 +437,12 @@ class OutputHead(NamedTuple):
 def scale_and_cap(
     settings: Mapping[str, Any], product_KV: Tensor, logits_KV: Tensor, bound: float
 ) -> tuple[float, float | None] | None:
-    """Return the factor and the cap that a model's settings define for its logits; None if no reading of them fits.
+    """Return the factor and the cap that a model's settings define for its logits; None if no interpretation of them fits.
 
-    Granite divides its logits by a setting, Cohere and Falcon-H1 multiply them by one, Gemma 2 caps them. Under one name
-    (`logits_scaling`) some models divide and others multiply. So every reading of the settings is a candidate, the plainest
-    last, and the model's own logits decide. `bound` is the greatest difference, as a share of the logits' norm.
+    Granite divides its logits by a setting, Cohere and Falcon-H1 multiply them by one, and Gemma 2 caps them. With the same
+    name (`logits_scaling`), some models divide and others multiply. Every interpretation of the settings is therefore a
+    candidate, the simplest last, and the model's own logits decide. `bound` is the maximum difference, as a share of the
+    logits' norm.
     """
     expected_KV = logits_KV.float()
     scales = [float(settings[key]) for key in SCALES if isinstance(settings.get(key), float | int)]
@@ -453,7 +458,7 @@ def scale_and_cap(
 def recompute_blocks(bank: LoraBank) -> Run:
     """Return a function that runs a block, keeps only its arguments, and reruns it in the backward pass (1604.06174).
 
-    The backward pass runs after the bank's route has ended. So each block remembers the route, the keys of dropout and the
+    The backward pass runs after the bank's route has ended. Each block therefore stores the route, the dropout keys and the
     experts of its forward pass; torch restores autocast.
     """
 
@@ -470,7 +475,7 @@ def recompute_blocks(bank: LoraBank) -> Run:
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Return the decoder blocks of a `transformers` model; ModelError if its architecture does not mark them."""
+    """Return the decoder blocks of a `transformers` model; ModelError if its architecture does not mark its blocks."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     found: list[nn.Module] = [
@@ -486,7 +491,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def blocks_run_by(model: nn.Module, run: Run) -> Iterator[None]:
-    """Call every block of a `transformers` model by `run` inside."""
+    """Call every block of a `transformers` model through `run` in this context."""
     blocks = blocks_of(model)
     for block in blocks:
         block.forward = partial(run, block.forward)
@@ -499,7 +504,7 @@ def blocks_run_by(model: nn.Module, run: Run) -> Iterator[None]:
 
 @contextmanager
 def in_float32(model: LanguageModel) -> Iterator[None]:
-    """Compute passes inside in float32: each module's half-precision weights are widened while it runs.
+    """Compute passes in this context in float32: each module's half-precision weights are widened while it runs.
 
     Afterwards every weight is the same tensor as before, in the same memory.
     """
@@ -519,11 +524,11 @@ def in_float32(model: LanguageModel) -> Iterator[None]:
 
 
 def _widening_hooks(module: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
-    """Widen a module's weights before its pass, and put them back after it, even if it fails."""
+    """Widen a module's weights before its pass, and restore them after it, even if the pass fails."""
     widened: list[tuple[nn.Parameter, Tensor]] = []
 
     def widen(_module: nn.Module, _inputs: object) -> None:
-        # Submodules too: a state-space mixer reads its layers' weights directly.
+        # Widen submodules too, because a state-space mixer reads its layers' weights directly.
         for weight in module.parameters():
             if weight.dtype in HALF:
                 widened.append((weight, weight.data))
@@ -565,7 +570,7 @@ class RewardModel:
 
 
 def load_reward_model(folder: Path) -> RewardModel:
-    """Load a folder of `save_pretrained`: in bfloat16 on a GPU, in float32 without one; ModelError if that fails."""
+    """Load a folder written by `save_pretrained`: in bfloat16 on a GPU, otherwise in float32; ModelError if that fails."""
     path = str(folder)
     check_model_path(path)
     verify_folder(folder)
@@ -575,12 +580,12 @@ def load_reward_model(folder: Path) -> RewardModel:
         config = read_config(path)
         if not any("ForSequenceClassification" in each for each in config.architectures or ()):
             raise ModelError(
-                f"'{path}' is {', '.join(config.architectures or ['no architecture'])}, not a reward model. Name a sequence "
-                "classifier with one label, or a run of `algorithm.name: verifier`."
+                f"'{path}' is {', '.join(config.architectures or ['no architecture'])}, not a reward model. Use a "
+                "sequence classifier with one label, or a run of `algorithm.name: verifier`."
             )
         if config.num_labels != 1:
             raise ModelError(
-                f"The classifier '{path}' has {config.num_labels} labels; name one with a single label."
+                f"The classifier '{path}' has {config.num_labels} labels. Use a classifier with a single label."
             )
         tokenizer = read_tokenizer(path)
         gpu = torch.cuda.is_available()

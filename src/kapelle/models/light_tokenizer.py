@@ -25,11 +25,11 @@ LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len")
 WITHOUT_LIMIT = 10**30
 """Value in `tokenizer_config.json` of a tokeniser without a limit."""
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""Special tokens that chat templates may name."""
+"""Special tokens that chat templates may refer to by name."""
 
 
 class LightTokenizer:
-    """Texts as tokens, and conversations as texts."""
+    """Converts strings to tokens, and conversations to strings."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class LightTokenizer:
         self.backend_tokenizer = raw
         self.chat_template = chat_template
         self.response_template: Json = None
-        """The model's description of its answers, as in transformers; None without one."""
+        """The model's description of its answers, as in transformers; None if it has none."""
         self.added_tokens_decoder = added
         self._named = named
         end = named.get("eos_token")
@@ -116,7 +116,7 @@ def read_folder(
 ) -> tuple[LightTokenizer, int, int | None, frozenset[int]] | None:
     """Return a folder's tokeniser, the context length, the number of embeddings (None if unknown) and the end tokens.
 
-    A `template` takes the place of the folder's own. Returns None if the files do not state the rest.
+    A `template` replaces the folder's own. Returns None if the files do not define the rest.
     """
     from jinja2 import TemplateError
     from tokenizers import Tokenizer
@@ -165,8 +165,8 @@ def read_folder(
 def context_of(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the maximum number of tokens of prompt and completion together.
 
-    With `longrope`, a text beyond the original length changes the rotary angles of its whole batch. So the original length is
-    the limit: beyond it, a token's log-prob would depend on other rows.
+    With `longrope`, a sequence beyond the original length changes the rotary angles of its whole batch, so a token's
+    log-prob would depend on other rows. The original length is therefore the limit.
     """
     found = context_in(config.get_text_config().to_dict(), tokenizer.model_max_length)
     assert found is not None, "the tokeniser has a limit"
@@ -176,7 +176,7 @@ def context_of(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> 
 def context_in(settings: Mapping[str, Any], most: int, *, by_class: bool = False) -> int | None:
     """Return `context_of` for plain settings and a tokeniser with the limit `most`.
 
-    Returns None if the settings name no limit and the class has a default that they may omit (`by_class`), as in a `config.json`.
+    Returns None if the settings contain no limit and the class has a default, which a `config.json` may omit (`by_class`).
     """
     limits = [settings.get(key) for key in LIMITS]
     if by_class and not any(limits):

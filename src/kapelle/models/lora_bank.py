@@ -1,9 +1,9 @@
 """Many LoRA adapters on one base model, all in one forward and one backward pass.
 
 Every adapted linear layer of the base becomes a `BankedLinear` that holds the low-rank factors of all
-adapters. Before a forward pass the bank gets its *route*: which contiguous rows of the batch belong to
-which adapter. A layer computes the base's product for all rows and adds to each row the update of its own adapter.
-So no gradient crosses from one adapter to another: the parameters of one are outside the other's graph.
+adapters. Before a forward pass the bank gets the *route* of the pass: which contiguous rows of the batch belong to which
+adapter. A layer computes the base's product for all rows and adds to each row the update of its own adapter. No gradient
+crosses from one adapter to another, because the parameters of one adapter are outside the graph of the other.
 
 Adapters are LoRA as in 2106.09685, y = Wx + (alpha / rank) · B·A·x, stored as PEFT stores them.
 
@@ -58,16 +58,17 @@ class LoraBank:
         self._layers: dict[str, BankedLinear] = {}
         self._experts: dict[str, BankedExperts] = {}
         self.adapters: dict[str, Lora] = {}
-        """The LoRA settings of every adapter by name; `add` makes them."""
+        """The LoRA settings of every adapter by name; `add` adds them."""
         self.route: tuple[tuple[str, int, int], ...] = ()
         """The route of the current pass, by slot."""
         self.keys_N: Tensor | None = None
-        """Keys of dropout (int32) of the current pass's tokens; None where torch's generator draws."""
+        """Dropout keys (int32) of the current pass's tokens; None if torch's generator draws the masks."""
         self.experts_NLk: Tensor | None = None
-        """Recorded experts of the current pass's tokens (int16), negative where the router chooses; None if it always does."""
+        """Recorded experts of the current pass's tokens (int16), negative where the router chooses; None if the router
+        always chooses."""
 
     def add(self, name: str, lora: Lora, seed: int) -> None:
-        """Add an adapter that changes nothing yet: A random (uniform, from `seed`), B zero.
+        """Add an adapter that changes nothing yet: A is random (uniform, from `seed`), B is zero.
 
         Raises ModelError if a target names no linear layer of the base.
         """
@@ -75,7 +76,7 @@ class LoraBank:
         assert "." not in name, f"{name!r}: torch takes no dots in module names"
         assert name not in self.adapters, f"{name!r} is in the bank already"
         layers = layers_of(self._model)
-        shapes = adapter_shapes(layers, lora)  # raises for layers that cannot have adapters
+        shapes = adapter_shapes(layers, lora)  # raises ModelError for layers that cannot have adapters
         paths = adapted_layers(layers, lora.targets)
         generator = torch.Generator().manual_seed(seed)
         for path in [path for path in paths if path in layers.linear]:
@@ -129,12 +130,12 @@ class LoraBank:
         return found
 
     def train(self, *, on: bool) -> None:
-        """Turn the adapters' dropout on or off; the base never has any."""
+        """Turn the adapters' dropout on or off; the base never has dropout."""
         for layer in self._layers.values():
             layer.adapters.train(on)
 
     def copy(self, source: str, target: str) -> None:
-        """Give `target` the weights of `source`, adding it as a frozen adapter if it is new."""
+        """Copy the weights of `source` to `target`, which is added as a frozen adapter if it is new."""
         if target not in self.adapters:
             self.add(target, self.adapters[source], seed=0)
             for parameter in self.parameters(target).values():
@@ -149,7 +150,7 @@ class LoraBank:
     def routed(
         self, route: Route, keys_N: Tensor | None = None, experts_NLk: Tensor | None = None
     ) -> Iterator[None]:
-        """Route rows to adapters in the forward passes inside, with keys of dropout and recorded experts if given."""
+        """Route rows to adapters in the forward passes of this context, with dropout keys and recorded experts if given."""
         for name, _, _ in route:
             assert name is None or name in self.adapters, f"no adapter {name!r} in the bank"
         with self.on(
@@ -164,7 +165,7 @@ class LoraBank:
         keys_N: Tensor | None,
         experts_NLk: Tensor | None = None,
     ) -> Iterator[None]:
-        """Use this route, these keys and these experts in the passes inside, and restore the former ones after."""
+        """Use this route, these keys and these experts in the passes of this context, and restore the former ones afterwards."""
         before = self.route, self.keys_N, self.experts_NLk
         self.route, self.keys_N, self.experts_NLk = route, keys_N, experts_NLk
         try:
@@ -190,12 +191,14 @@ def copy_weights(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], whose
     """
     if own.keys() != weights.keys():
         odd = min(own.keys() ^ weights.keys())
-        raise ModelError(f"The weights of {whose} do not fit: '{odd}' is on one side only.")
+        raise ModelError(
+            f"The weights of {whose} do not fit this model: '{odd}' exists only in one of the two."
+        )
     for key, tensor in own.items():
         if tensor.shape != weights[key].shape:
             raise ModelError(
-                f"The weights of {whose} do not fit: '{key}' is {tuple(weights[key].shape)}, and {tuple(tensor.shape)} "
-                "here. Set `lora.rank` and the model as they were."
+                f"The weights of {whose} do not fit: '{key}' has shape {tuple(weights[key].shape)}, but "
+                f"{tuple(tensor.shape)} in this model. Use the original `lora.rank` and model."
             )
     with torch.no_grad():
         for key, tensor in own.items():
@@ -218,7 +221,7 @@ def route_of(adapters: Sequence[Name]) -> list[tuple[Name, int, int]]:
 
 
 def route_at(route: Route, place_Q: Tensor) -> list[tuple[str | None, int, int]]:
-    """Return the route of some tokens of a pass, given their ascending places."""
+    """Return the route of some tokens of a pass, given their ascending positions."""
     bounds = torch.tensor([last for _, _, last in route], device=place_Q.device)
     ends = torch.searchsorted(place_Q, bounds).tolist()
     return [(adapter, a, b) for (adapter, _, _), a, b in zip(route, [0, *ends], ends, strict=False)]
@@ -238,7 +241,7 @@ def layers_of(model: nn.Module) -> Layers:
         if adapted:
             banked = (*banked[-1:], f"{path}.")
         modules[path] = module.base if adapted else module
-    # In a vision-language model, everything beside its decoder and its head belongs to vision.
+    # In a vision-language model, everything except its decoder and its head belongs to vision.
     eyes: set[str] = set()
     if isinstance(model, PreTrainedModel) and sees(model.config):
         decoder = next(path for path, module in modules.items() if module is model.get_decoder())
@@ -248,7 +251,7 @@ def layers_of(model: nn.Module) -> Layers:
     own = {
         path: {name for name, _ in module.named_parameters(recurse=False)} for path, module in modules.items()
     }
-    # The output head cannot have an adapter: it reads chosen tokens, not whole rows.
+    # The output head cannot have an adapter: it reads selected tokens, not whole rows.
     head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     return Layers(
         type(model).__name__,
@@ -286,8 +289,8 @@ def is_linear(module: nn.Module) -> bool:
 def stacked_weights(experts: nn.Module) -> dict[str, tuple[int, int, int]]:
     """Return the number of experts, features in and out of every weight that a block's experts keep in one tensor.
 
-    Empty for modules without the interface of `transformers` (`use_experts_implementation`), where flags describe the layout of
-    weights and the steps of an expert.
+    The result is empty for modules without the interface of `transformers` (`use_experts_implementation`), whose flags
+    describe the layout of weights and the steps of an expert.
     """
     if not hasattr(experts, "is_transposed") or not hasattr(experts, "has_gate"):
         return {}
@@ -307,20 +310,20 @@ def weight_of(layer: Plain) -> Tensor:
 
 def features_of(layer: Plain) -> tuple[int, int]:
     """Return the features in and out of a linear layer."""
-    if isinstance(layer, nn.Linear):  # a quantised one packs its weight into another shape
+    if isinstance(layer, nn.Linear):  # a quantised layer packs its weight into another shape
         return layer.in_features, layer.out_features
     features_out, features_in = weight_of(layer).shape
     return features_in, features_out
 
 
 def is_quantised(layer: nn.Module) -> bool:
-    """Return whether a layer keeps its weight as codes that only its own forward pass can read."""
+    """Return whether a layer stores its weight as codes that only its own forward pass can read."""
     weight = getattr(layer, "weight", None)
     return isinstance(weight, Tensor) and not weight.is_floating_point()
 
 
 def slot_of(name: str) -> str:
-    """Return a module name for an adapter that collides with no attribute."""
+    """Return a module name for an adapter that does not collide with any attribute."""
     return f"<{name}>"
 
 
@@ -339,7 +342,7 @@ class Factors(nn.Module):
         super().__init__()
         rank = lora.rank * experts
         self.salt = salt
-        """Salt of this layer's dropout (`routed_linear.py`)."""
+        """The salt of this layer's dropout (`routed_linear.py`)."""
         self.a_rI = nn.Parameter(torch.empty(rank, features_in, device=device))
         self.b_Or = nn.Parameter(torch.zeros(features_out, rank, device=device))
         self.scale = lora.alpha / lora.rank
@@ -364,7 +367,7 @@ class BankedExperts(nn.Module):
         super().__init__()
         self.base = base
         self.adapters = nn.ModuleDict()
-        """Slot → name of a weight → `Factors`."""
+        """Mapping from slot to name of a weight to `Factors`."""
         self._bank = (bank,)  # in a tuple, so that the bank is not registered as a submodule
 
     def factors_of(self, slot: str) -> dict[str, Factors]:
@@ -390,7 +393,7 @@ class BankedExperts(nn.Module):
         order_S = key_S.argsort(stable=True)
         sizes = torch.bincount(key_S, minlength=len(route) * base.num_experts).tolist()
         chosen_k = index_Nk.shape[1]
-        # As the base computes it: in the type of its weights, independent of autocast.
+        # Compute as the base does: in the type of its weights, independent of autocast.
         with torch.autocast(hidden_ND.device.type, enabled=False):
             pieces = []
             for key, x_SD in enumerate(hidden_ND[order_S // chosen_k].split(sizes)):
@@ -426,15 +429,15 @@ class BankedExperts(nn.Module):
 
 
 def tokens_of_a_row(route: tuple[tuple[str, int, int], ...], tokens: int) -> int:
-    """Return the number of tokens per routed row of an input, which may be rows × positions or flattened.
+    """Return the number of tokens per routed row of an input, which may have the shape rows × positions or be flattened.
 
     Raises ModelError if the input is not the whole batch: the adapters of its tokens are then unknown.
     """
-    rows = route[-1][2] if route else 0  # of the batch of the running pass
+    rows = route[-1][2] if route else 0  # in the batch of the running pass
     if rows and tokens % rows:
         raise ModelError(
-            f"A layer with adapters got {tokens} tokens of a batch of {rows} rows: the model gathers tokens before this layer, "
-            "so their adapters are unknown. Name other layers in `lora.targets`."
+            f"A layer with adapters got {tokens} tokens of a batch of {rows} rows: the model gathers tokens before this "
+            "layer, so their adapters are unknown. Set other layers in `lora.targets`."
         )
     return tokens // max(rows, 1)
 
@@ -457,7 +460,7 @@ class BankedLinear(nn.Module):
 
     @property
     def takes_kernels(self) -> bool:
-        """Whether updates of several adapters may be one kernel."""
+        """Whether updates of several adapters may be computed by one kernel."""
         return self._bank[0].kernels
 
     def merged(self, adapter: str | None) -> Tensor:
@@ -469,7 +472,7 @@ class BankedLinear(nn.Module):
         return torch.addmm(weight_OI, factors.b_Or, factors.a_rI, alpha=factors.scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the base's output plus, row by row, that of the row's own adapter."""
+        """Return the base's output plus, for each row, the output of the row's own adapter."""
         if all(slot not in self.adapters for slot, _, _ in self._bank[0].route):
             y: Tensor = self.base(x)
             return y
@@ -491,12 +494,12 @@ class BankedLinear(nn.Module):
         return y_NO.view(y.shape)
 
     def keys_of(self, factors: Factors, rows: slice) -> Tensor | None:
-        """Return the keys `_n` of dropout at these rows of the flattened input; None where torch's generator draws."""
+        """Return the dropout keys `_n` at these rows of the flattened input; None if torch's generator draws the masks."""
         keys_N = self._bank[0].keys_N
         return None if keys_N is None else keys_N[rows] ^ factors.salt
 
     def factors_of(self, adapter: str) -> Factors | None:
-        """Return an adapter's factors here, None if it does not target this layer."""
+        """Return an adapter's factors for this layer; None if it does not target the layer."""
         if slot_of(adapter) not in self.adapters:
             return None
         factors = self.adapters[slot_of(adapter)]
@@ -504,7 +507,7 @@ class BankedLinear(nn.Module):
         return factors
 
     def factors(self) -> Iterator[tuple[Factors, int, int]]:
-        """Yield the factors that the running pass uses here, with their rows [first, last)."""
+        """Yield the factors that the running pass uses in this layer, with their rows [first, last)."""
         for slot, first, last in self._bank[0].route:
             if slot in self.adapters:
                 factors = self.adapters[slot]

@@ -1,7 +1,8 @@
-"""A model's shape without its weights: the parameters of it and its adapters, and whether saved weights fit.
+"""A model's shape without its weights: its parameters, those of its adapters, and whether saved weights fit.
 
-The shape of common architectures (Llama, Mistral, Qwen 2 and 3, Gemma 1 to 3) follows from their `config.json`. transformers makes the layers of
-others on torch's meta device, so that a model of any size takes seconds and no memory.
+The shape of common architectures (Llama, Mistral, Qwen 2 and 3, Gemma 1 to 3) follows from their `config.json`. For other
+architectures, transformers builds the layers on torch's meta device, so that a model of any size takes seconds and no
+memory.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ FAMILIES = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
 }
-"""`model_type` → class of transformers."""
+"""Mapping from `model_type` to a class of transformers."""
 
 BODY_MODULES = (
     "",
@@ -77,7 +78,7 @@ BODY_MODULES = (
 )
 """Modules outside the blocks."""
 BLOCK_MODULES = ("self_attn", "mlp", "mlp.act_fn")
-"""Modules of a block beside its linear layers and norms."""
+"""Modules of a block other than its linear layers and norms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +86,9 @@ class Outline:
     """A model without its weights."""
 
     weights: Mapping[str, Shape]
-    """Parameter → shape; tied weights are listed once."""
+    """Mapping from parameter to shape; tied weights are listed once."""
     spare: frozenset[str]
-    """Further names that a saved model may hold: tied weights and buffers."""
+    """Further names that a saved model may contain: tied weights and buffers."""
     layers: Layers
     """Its modules by path."""
     hidden: int
@@ -95,7 +96,7 @@ class Outline:
 
     @property
     def parameters(self) -> int:
-        """The number of parameters, tied ones once."""
+        """The number of parameters; tied parameters count once."""
         return sum(map(prod, self.weights.values()))
 
 
@@ -122,7 +123,7 @@ def read_outline(path: str, embedded: EmbeddedConfig) -> Outline:
 
 
 def read_architecture(path: str, embedded: EmbeddedConfig) -> PretrainedConfig:
-    """Return a model's settings as `transformers` reads them; ModelError if it cannot."""
+    """Return a model's settings as `transformers` reads them; ModelError if it cannot read them."""
     import torch
 
     if path == "embedded":
@@ -249,7 +250,7 @@ def check_adapters(team: Team, models: Mapping[str, Outline]) -> None:
 
 
 def check_saved(who: str, folder: Path, lora: Lora | None, model: Outline) -> None:
-    """Raise ModelError unless a folder holds exactly the weights of `lora`, or without it those of `model`.
+    """Raise ModelError unless a folder contains exactly the weights of `lora`, or without `lora` those of `model`.
 
     `who` names the agent in errors. A saved adapter must also have the same rank, alpha and layers.
     """
@@ -267,15 +268,15 @@ def check_saved(who: str, folder: Path, lora: Lora | None, model: Outline) -> No
     if odd:
         here, there = expected.get(odd[0], "missing"), found.get(odd[0], "missing")
         raise ModelError(
-            f"{who} cannot start from '{folder}': '{odd[0]}' is {there} in the folder and {here} in this team. "
-            "Use the same model and `lora` as when it was trained."
+            f"{who} cannot start from '{folder}': '{odd[0]}' is {there} in the folder and {here} in this team. Use the "
+            "model and the `lora` with which it was trained."
         )
 
 
 def converted_shapes(folder: Path) -> dict[str, Shape] | None:
     """Return the shapes of a saved model by the names that `transformers` gives its weights; None if one is missing.
 
-    It saves the experts of a mixture one by one, and holds them as one tensor.
+    `transformers` saves the experts of a mixture one by one, but keeps them in memory as one tensor.
     """
     if find_spec("accelerate") is None:  # it reads only the headers of files
         return None
@@ -292,7 +293,7 @@ def check_same(who: str, folder: Path, layers: Layers, saved: Lora, wanted: Lora
     with suppress(ModelError):  # names that fit no layer are compared as they are
         saved = named(layers, saved)
     differences = [
-        f"{key} {there} in the folder and {here} here"
+        f"{key} is {there} in the folder, but {here} in this team"
         for key, there, here in (
             ("rank", saved.rank, wanted.rank),
             ("alpha", saved.alpha, wanted.alpha),
@@ -312,7 +313,7 @@ def check_same(who: str, folder: Path, layers: Layers, saved: Lora, wanted: Lora
 
 
 def check_paths(run: RunToCheck) -> None:
-    """Raise ModelError for a base that is neither a model's folder nor a name of a hub."""
+    """Raise ModelError for a base that is neither a model's folder nor a model's name on a hub."""
     for path in run.team.bases.values():
         if path not in run.given:
             with noting(run.absent):
@@ -320,7 +321,7 @@ def check_paths(run: RunToCheck) -> None:
 
 
 def check_images(run: RunToCheck) -> Iterator[str]:
-    """Yield models that do not support the images of an environment; a name on the hub is not known yet."""
+    """Yield models that do not support the images of an environment; models that are not downloaded yet are skipped."""
     shown = showing_images(run.config)
     for base, path in run.team.bases.items() if shown else ():
         if path in run.given:
@@ -329,8 +330,8 @@ def check_images(run: RunToCheck) -> Iterator[str]:
         sees = run.config.model.embedded.sees if path == "embedded" else "vision_config" in settings
         if not sees and (settings or path == "embedded"):
             yield (
-                f"Environment '{shown[0][2]}' shows images, and the model '{path}' ({base}) reads text alone. Name a vision-language model, "
-                "or set `model.embedded.sees: true`."
+                f"Environment '{shown[0][2]}' shows images, but the model '{path}' ({base}) reads only text. Use a "
+                "vision-language model, or set `model.embedded.sees: true`."
             )
 
 

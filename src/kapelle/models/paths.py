@@ -32,15 +32,16 @@ def loading(path: str, done: str = "loaded") -> Iterator[None]:
     except KapelleError:
         raise
     except Exception as error:
-        # The boundary to third-party readers: on damaged files they may raise anything.
+        # This is the boundary to third-party readers, which may raise any exception on damaged files.
         reason = refusal(error) or f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise ModelError(
-            f"Model '{path}' cannot be {done}: {reason} Is one of its files damaged or cut off? Fetch or save it again."
+            f"Model '{path}' cannot be {done}: {reason} One of its files may be damaged or truncated; download or save "
+            "the model again."
         ) from error
 
 
 def has_weights(folder: Path) -> bool:
-    """Return whether a folder has all files of a model's weights."""
+    """Return whether a folder contains all files of a model's weights."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         with loading(str(folder), "read"):
@@ -50,21 +51,21 @@ def has_weights(folder: Path) -> bool:
 
 
 def check_modelscope(path: str) -> None:
-    """Raise ModelError for a model that is missing from ModelScope's cache and cannot be fetched."""
+    """Raise ModelError for a model that is missing from ModelScope's cache and cannot be downloaded."""
     name = path.removeprefix(MODELSCOPE)
     fault = modelscope_fault(name)
     if fault is not None:
         raise AbsentModel(
-            f"Model '{path}' was not downloaded to {modelscope_cache()} (MODELSCOPE_CACHE), and {fault}. Or fetch it elsewhere "
-            f"(`modelscope download --model {name} --local_dir FOLDER`) and name the folder."
+            f"Model '{path}' was not downloaded to {modelscope_cache()} (MODELSCOPE_CACHE), and {fault}. Or download it "
+            f"elsewhere (`modelscope download --model {name} --local_dir FOLDER`) and set the folder as the model."
         )
 
 
 def local_only(path: str, file: str = CONFIG) -> bool:
     """Return True if the hub does not answer and `from_pretrained` must use the local cache.
 
-    `file` is one that every model of its kind has. Raises ModelError, within seconds, for a name that is neither on the hub nor
-    in the cache.
+    `file` is a file that every model of its kind has. Raises ModelError, within seconds, for a name that is neither on the
+    hub nor in the cache.
     """
     if Path(path).expanduser().is_dir():
         return False
@@ -78,20 +79,20 @@ def local_only(path: str, file: str = CONFIG) -> bool:
         return True
     if modelscope_folder(path) is not None:
         raise ModelError(
-            f"Model '{path}' is not a folder here, and {fault}. ModelScope's cache has it: write `{MODELSCOPE}{path}`."
+            f"Model '{path}' is not a folder here, and {fault}. ModelScope's cache contains it: use `{MODELSCOPE}{path}`."
         )
     if get_close_matches(path, ("embedded",), cutoff=0.8):
         raise ModelError(
             f"Model '{path}' is not a folder here. Did you mean 'embedded', the tiny model that kapelle makes?"
         )
     raise AbsentModel(
-        f"Model '{path}' is not a folder here and was not downloaded, and {fault}. Check the name and the network; or fetch it "
-        f"elsewhere (`hf download {path} --local-dir FOLDER`) and name the folder."
+        f"Model '{path}' is not a folder here and was not downloaded, and {fault}. Check the name and the network; or "
+        f"download it elsewhere (`hf download {path} --local-dir FOLDER`) and set the folder as the model."
     )
 
 
 def check_model_path(path: str) -> None:
-    """Raise ModelError if a path is neither a model's folder nor a name of the hub; no weights are loaded."""
+    """Raise ModelError if a path is neither a model's folder nor a model's name on the hub; no weights are loaded."""
     folder = Path(path)
     if path == "embedded":
         return
@@ -109,16 +110,18 @@ def check_model_path(path: str) -> None:
         check_hub_name(path)
         return
     if not folder.is_dir():
-        raise ModelError(f"'{path}' is a file. Name a GGUF file, or the folder that `save_pretrained` wrote.")
+        raise ModelError(f"'{path}' is a file. Use a GGUF file, or the folder that `save_pretrained` wrote.")
     if (folder / "config.yaml").is_file() and (folder / "lock").is_file():
         raise ModelError(_a_run(path))
     if (folder / "adapter_config.json").is_file():  # transformers would silently load its base and apply it
         raise ModelError(
-            f"'{path}' is a PEFT adapter and no model. Name its base as the model and set `weights: {{past: {path}}}` for an agent; "
-            "or merge both with peft (`merge_and_unload`)."
+            f"'{path}' is a PEFT adapter, not a model. Set its base as the model and `weights: {{past: {path}}}` for an "
+            "agent, or merge both with PEFT (`merge_and_unload`)."
         )
     if not (folder / "config.json").is_file():
-        raise ModelError(f"Model folder '{path}' has no config.json. Is it what `save_pretrained` wrote?")
+        raise ModelError(
+            f"Model folder '{path}' has no config.json. Use a folder that `save_pretrained` wrote."
+        )
     if not any(folder.glob("*.safetensors")):
         raise ModelError(
             f"Model folder '{path}' has no weights (*.safetensors). Save it again with `save_pretrained`, or convert a pickle "
@@ -128,7 +131,7 @@ def check_model_path(path: str) -> None:
 
 
 def check_hub_name(path: str) -> None:
-    """Raise ModelError for a path that is neither a folder nor a valid name of the hub; the hub is not contacted."""
+    """Raise ModelError for a path that is neither a folder nor a valid model name on the hub; the hub is not contacted."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
@@ -137,28 +140,30 @@ def check_hub_name(path: str) -> None:
         on_the_hub = rest.removeprefix("huggingface.co/") if scheme in {"http", "https"} else rest
         if scheme == "hf" or on_the_hub != rest:
             owner_and_name = "/".join(on_the_hub.split("/")[:2])
-            raise ModelError(f"'{path}' is an address. Name the model alone: `{owner_and_name}`.")
+            raise ModelError(f"'{path}' is a URL. Use only the model's name: `{owner_and_name}`.")
         raise ModelError(
-            f"'{path}' cannot be fetched: models come from folders, the Hugging Face hub and ModelScope. Fetch it with a client of "
-            f"{scheme}:// and name the folder."
+            f"'{path}' cannot be downloaded: models come from folders, the Hugging Face hub and ModelScope. Download it "
+            f"with a client for {scheme}:// and set the folder as the model."
         )
     run, at, _ = path.rpartition("@")
     if at and Path(run).is_dir():
         raise ModelError(_a_run(path))
     if path.startswith("~") and Path(path).expanduser().exists():
-        raise ModelError(f"'{path}' was not expanded by the shell. Write {Path(path).expanduser()}.")
+        raise ModelError(f"'{path}' was not expanded by the shell. Use {Path(path).expanduser()}.")
     if path.startswith((".", "/", "~")):
-        raise AbsentModel(f"Model folder '{path}' does not exist. Name a folder, a hub model or `embedded`.")
+        raise AbsentModel(
+            f"Model folder '{path}' does not exist. Use an existing folder, a model on the hub or `embedded`."
+        )
     try:
         validate_repo_id(path)
     except HFValidationError:
         raise ModelError(
-            f"Model folder '{path}' does not exist. Name a folder, a model of the hub as OWNER/NAME, or `embedded`."
+            f"Model folder '{path}' does not exist. Use an existing folder, a model on the hub as OWNER/NAME, or `embedded`."
         ) from None
 
 
 def _a_run(path: str) -> str:
     return (
-        f"'{path}' is a run of kapelle and no model. Set `start_from: {path}` to train on from its weights, or export a model "
-        f"(`kapelle export {path} --merge --format hf`) and name that folder."
+        f"'{path}' is a kapelle run, not a model. Set `start_from: {path}` to continue training from its weights, or "
+        f"export a model (`kapelle export {path} --merge --format hf`) and use that folder."
     )

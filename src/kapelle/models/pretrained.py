@@ -1,4 +1,4 @@
-"""Read settings, tokenisers and models with `transformers`; code of their folders is never run, and nothing is unpickled."""
+"""Read settings, tokenisers and models with `transformers`; code in their folders is never run, and nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from kapelle.runtime.hub import (
 
 
 def read_config(path: str) -> Any:
-    """Return a model's settings as `transformers` reads them; its folder's code is never run."""
+    """Return a model's settings as `transformers` reads them; code in the folder is never run."""
     from transformers import AutoConfig
 
     return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=local_only(path))
 
 
 def read_tokenizer(path: str) -> Any:
-    """Return a model's tokeniser as `transformers` reads it; its folder's code is never run.
+    """Return a model's tokeniser as `transformers` reads it; code in the folder is never run.
 
-    A process reads unchanged files once; each caller gets its own object, for a chat template of its own.
+    A process reads unchanged files once; each caller gets a separate object, which can have its own chat template.
     """
     return copy.copy(_read_tokenizer(path, _files_of(path)))
 
 
 def _files_of(path: str) -> tuple[tuple[str, int, int], ...]:
-    """Return the files of a model's folder, or of a hub model's in the cache: path, size and time of change."""
+    """Return the files of a model's folder, or of a hub model in the cache: path, size and time of change."""
     folder = Path(path).expanduser()
     if not folder.is_dir():
         from huggingface_hub import try_to_load_from_cache
@@ -64,10 +64,10 @@ def _read_tokenizer(path: str, files: tuple[tuple[str, int, int], ...]) -> Any:
 
 
 def load_pretrained(kind: Any, path: str, **options: Any) -> Any:
-    """Load a model of an `AutoModel` class from safetensors; its folder's code is never run.
+    """Load a model of an `AutoModel` class from safetensors; code in the folder is never run.
 
-    Raises ModelError unless the files hold exactly the model's weights, tied ones once or twice. `transformers` would draw
-    missing weights at random and ignore unknown ones.
+    Raises ModelError unless the files contain exactly the model's weights; tied weights may be stored once or twice.
+    `transformers` would draw missing weights at random and ignore unknown ones.
     """
     loaded: Any = kind.from_pretrained(
         path,
@@ -83,18 +83,19 @@ def load_pretrained(kind: Any, path: str, **options: Any) -> Any:
     missing, unexpected = found["missing_keys"], found["unexpected_keys"]
     for key, there, here in sorted(found["mismatched_keys"]):
         raise ModelError(
-            f"Model '{path}' has weights '{key}' of shape {tuple(there)}, where {architecture} needs {tuple(here)}. Does its "
-            "config.json belong to these files? Fetch or save it again."
+            f"Model '{path}' has weights '{key}' of shape {tuple(there)}, but {architecture} needs {tuple(here)}. Check "
+            "that its config.json belongs to these files, or download or save the model again."
         )
     if missing:
         raise ModelError(
-            f"Model '{path}' has no weights for '{min(missing)}'{_more(missing)} of {architecture}. Does its config.json belong "
-            "to these files, and are all shards there? Fetch or save it again."
+            f"Model '{path}' has no weights for '{min(missing)}'{_more(missing)} of {architecture}. Check that its "
+            "config.json belongs to these files and that no shard is missing, or download or save the model again."
         )
     if unexpected:
         raise ModelError(
-            f"Model '{path}' has weights '{min(unexpected)}'{_more(unexpected)} that {architecture} does not use. Does its "
-            "config.json belong to these files? To drop weights such as a value head, load and save it with transformers."
+            f"Model '{path}' has weights '{min(unexpected)}'{_more(unexpected)} that {architecture} does not use. Check "
+            "that its config.json belongs to these files. To drop weights such as a value head, load and save it with "
+            "transformers."
         )
     return model
 
@@ -104,9 +105,9 @@ def _more(keys: Collection[str]) -> str:
 
 
 def located(path: str, *, weights: bool = False) -> str:
-    """Return the folder of a model of ModelScope (`modelscope:OWNER/NAME`) or of a GGUF file, and any other path unchanged.
+    """Return the folder of a ModelScope model (`modelscope:OWNER/NAME`) or of a converted GGUF file, and any other path unchanged.
 
-    Downloads settings and tokeniser if they are missing, with `weights` the weights too, and converts a GGUF file that is new.
+    Downloads settings and tokeniser if they are missing, with `weights` also the weights, and converts a new GGUF file.
     Raises ModelError if that fails.
     """
     if not is_of_modelscope(path):
@@ -120,11 +121,11 @@ def located(path: str, *, weights: bool = False) -> str:
     try:
         return str(fetch_modelscope(name, weights=weights))
     except Exception as error:
-        # The boundary to a third-party client.
+        # This is the boundary to a third-party client.
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise AbsentModel(
-            f"Model '{path}' cannot be fetched from ModelScope: {reason}. Check the name and the network; or fetch it elsewhere "
-            f"(`modelscope download --model {name} --local_dir FOLDER`) and name the folder."
+            f"Model '{path}' cannot be downloaded from ModelScope: {reason}. Check the name and the network; or download "
+            f"it elsewhere (`modelscope download --model {name} --local_dir FOLDER`) and set the folder as the model."
         ) from error
 
 
@@ -173,7 +174,7 @@ def _convert(file: Path, folder: Path) -> None:
             place, gguf_file=file.name, trust_remote_code=False, local_files_only=True
         )
         model = load_pretrained(AutoModelForCausalLM, place, dtype=torch.float32, gguf_file=file.name)
-    # The weights are plain numbers now, and `save_pretrained` must write them as such.
+    # The weights are no longer quantised, and `save_pretrained` must write them as plain numbers.
     model.hf_quantizer = None
     del model.config.quantization_config
     model.save_pretrained(folder)
@@ -182,6 +183,6 @@ def _convert(file: Path, folder: Path) -> None:
 
 def _unwritable(folder: Path, error: OSError) -> ModelError:
     return ModelError(
-        f"The converted model cannot be written to {folder}: {error.strerror}. Free space there, or set KAPELLE_CACHE to another "
-        "folder."
+        f"The converted model cannot be written to {folder}: {error.strerror}. Free space there, or set KAPELLE_CACHE to "
+        "a different folder."
     )

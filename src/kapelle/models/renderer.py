@@ -1,8 +1,8 @@
 """Render conversations as token ids, which are extended and never retokenised.
 
 The chat template renders a conversation with a placeholder for the agent's answer. The text after the placeholder
-follows the sampled tokens. So the next prompt is exactly the last prompt, the sampled ids and that text:
-training uses the sampled tokens, and a KV cache or a merged training row continues where the last turn ended.
+follows the sampled tokens. The next prompt is therefore exactly the last prompt, the sampled ids and that text: training
+uses the sampled tokens, and a KV cache or a merged training row continues where the last turn ended.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ _SUBSTITUTE = "\u2e28said\u2e29"
 
 _TWO_WORDS = "two words"
 REMEMBERED = 64
-"""Cached prompts of new conversations."""
+"""Number of cached prompts of new conversations."""
 
 
 class ChatTokenizer(Protocol):
-    """The interface of a tokeniser for a renderer; tokenisers of transformers have it."""
+    """The interface that a renderer needs from a tokeniser; tokenisers of transformers have it."""
 
     name_or_path: Any
     chat_template: Any
 
     @property
     def added_tokens_decoder(self) -> Mapping[int, object]:
-        """Tokens beside the vocabulary, including special ones, by id."""
+        """Tokens outside the vocabulary, including special ones, by id."""
         ...
 
     @property
@@ -81,7 +81,7 @@ class ChatTokenizer(Protocol):
         add_generation_prompt: bool = ...,
         **arguments: Json,
     ) -> Any:
-        """Return a conversation as text, perhaps with tools in OpenAI's shape and `arguments` of the template."""
+        """Return a conversation as text, optionally with tools in OpenAI's format and `arguments` of the template."""
         ...
 
     def __call__(self, text: str, *, add_special_tokens: bool = ...) -> Mapping[str, Any]:
@@ -95,14 +95,14 @@ class ChatTokenizer(Protocol):
 
 @lru_cache(maxsize=1)
 def _byte_letters() -> Mapping[str, int]:
-    """Return GPT-2's letters of bytes in byte-level tokenisers: printable bytes are themselves, the others follow 255."""
+    """Return the letters for bytes in byte-level tokenisers (GPT-2): printable bytes are themselves, the others follow 255."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = sorted(set(range(256)).difference(printable))
     return {chr(byte): byte for byte in printable} | {chr(256 + k): byte for k, byte in enumerate(others)}
 
 
 MOST_OTHERS = 64
-"""Most cached renderers with other arguments of the chat template."""
+"""Maximum number of cached renderers with other arguments for the chat template."""
 
 
 class ChatRenderer:
@@ -119,18 +119,18 @@ class ChatRenderer:
     ) -> None:
         """Render for a model with `context` tokens and `embeddings`; ModelError if the tokeniser has more tokens.
 
-        A model with `vision` reads images too. The chat template gets `arguments` beside the conversation. `ends` are the tokens that
-        end a turn by the model's own settings.
+        A model with `vision` also reads images. The chat template gets `arguments` in addition to the conversation. `ends`
+        are the tokens that end a turn according to the model's own settings.
         """
         self._ends = frozenset(ends)
         self._vision = vision
         self._arguments = dict(arguments or {})
         self._others: dict[str, ChatRenderer] = {}
         self._embeddings = sys.maxsize if embeddings is None else embeddings
-        words = tokenizer.get_vocab()  # a new copy at each call, and large
+        words = tokenizer.get_vocab()  # each call makes a new, large copy
         _check_vocabulary(tokenizer, words, self._embeddings)
         self._longest = max(map(len, words), default=1)
-        """Most characters of one token."""
+        """Maximum number of characters of one token."""
         check_template(str(tokenizer.name_or_path), tokenizer.chat_template)
         self._tokenizer = tokenizer
         _disable_word_cache(tokenizer)
@@ -143,9 +143,9 @@ class ChatRenderer:
         added = tokenizer.added_tokens_decoder
         self._special = {number: str(token) for number, token in added.items()}
         self._common = frozenset(str(each) for each in added.values() if not getattr(each, "special", True))
-        """Added tokens that a text may contain, unless the template opens messages by them."""
+        """Added tokens that a message may contain, unless the template opens messages with them."""
         # The samples of a group share a prompt, which is rendered and tokenised once. A template that reads the time
-        # renders another text each time.
+        # renders a different text each time.
         dated = "strftime_now" in str(tokenizer.chat_template)
         self._start = lru_cache(0 if dated else REMEMBERED)(self._ids_of_start)
         self._openings = frozenset(number for number, mark in self._special.items() if mark in OPENINGS)
@@ -153,7 +153,7 @@ class ChatRenderer:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes on unsupported conversations of the chat template, and how kapelle handles them; empty for most templates."""
+        """Notes on conversations that the chat template does not support, and their handling; empty for most templates."""
         limits, name = self._form.limits, self._tokenizer.name_or_path
         if self.template == PLAIN_TEMPLATE:
             return (
@@ -166,25 +166,26 @@ class ChatRenderer:
         )
         if token is None and end:
             found.append(
-                f"The chat template of '{name}' ends answers with the text {end[:40]!r}, not with a token: sampling stops at the model's "
-                f"own end or at `max_tokens`. Set `team.sampling.stop: [{json.dumps(end[:40])}]`."
+                f"The chat template of '{name}' ends answers with the text {end[:40]!r}, not with a token: sampling "
+                "stops at the model's own end token or at `max_tokens`. Set `team.sampling.stop: "
+                f"[{json.dumps(end[:40])}]`."
             )
         elif token is not None and token not in {*self._ends, own}:
             found.append(
-                f"The chat template of '{name}' ends answers with '{self._special[token]}', which is missing in the model's `eos_token_id`: "
-                "sampling stops there too."
+                f"The chat template of '{name}' ends answers with '{self._special[token]}', which is missing from the "
+                "model's `eos_token_id`: sampling also stops there."
             )
         return tuple(found)
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """Tokens that end a turn: by the model's settings, by its tokeniser, and by the chat template."""
+        """Tokens that end a turn according to the model's settings, its tokeniser or the chat template."""
         own = self._tokenizer.eos_token_id
         return self._ends | frozenset(() if own is None else (int(own),)) | frozenset(self._closing)
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the template writes tools, calls of them and their results itself (`Message.structured`)."""
+        """Whether the template itself writes tools, tool calls and their results (`Message.structured`)."""
         return self._tools.known
 
     def called(self, name: str, arguments: Mapping[str, Json]) -> str:
@@ -221,7 +222,7 @@ class ChatRenderer:
                         f"read.{did_you_mean(name, read) or ' It reads none. Remove the setting.'}"
                     )
             size = None if self._embeddings == sys.maxsize else self._embeddings
-            if len(self._others) >= MOST_OTHERS:  # callers of a server set any values
+            if len(self._others) >= MOST_OTHERS:  # callers of a server can set any values
                 self._others.clear()
             self._others[key] = ChatRenderer(
                 self._tokenizer, self.context, size, self._vision, arguments, self._ends
@@ -240,7 +241,7 @@ class ChatRenderer:
 
     def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the prompt ids of a new conversation, ready for the agent's completion."""
-        # The cache holds plain texts, and so no messages of finished episodes.
+        # The cache contains plain strings, so it keeps no messages of finished episodes alive.
         return self._start(*[(m.role, m.content, m.speaker, m.images, m.structured) for m in messages])
 
     def _ids_of_start(
@@ -255,8 +256,9 @@ class ChatRenderer:
         """Raise ModelError if there are images and the model reads only text."""
         if self._vision is None and (count := len(images_in(messages))):
             raise ModelError(
-                f"The model '{self._tokenizer.name_or_path}' reads only text, but its input has {count} image{'s' if count > 1 else ''}. "
-                "Set a vision-language model of the shape of Qwen2.5-VL or Qwen3-VL as `model.path`."
+                f"The model '{self._tokenizer.name_or_path}' reads only text, but its input has {count} "
+                f"image{'s' if count > 1 else ''}. Set `model.path` to a vision-language model of the Qwen2.5-VL or "
+                "Qwen3-VL type."
             )
 
     def _spread(self, text: str, messages: Sequence[Message]) -> tuple[int, ...]:
@@ -278,10 +280,10 @@ class ChatRenderer:
         new_messages: Sequence[Message],
         before: Sequence[Message] = (),
     ) -> tuple[int, ...]:
-        """Return the last prompt, the sampled ids, and the messages `new_messages` since, as ids.
+        """Return the last prompt, the sampled ids and the `new_messages` since then, as ids.
 
-        If the template drops thoughts of `before`, the conversation up to this answer, the beginning of the prompt changes. The
-        words of all answers keep their sampled ids in either case.
+        If the template drops thoughts from `before` (the conversation up to this answer), the beginning of the prompt
+        changes. In either case, the words of all answers keep their sampled ids.
         """
         self._check_seen(new_messages)
         if (
@@ -292,7 +294,7 @@ class ChatRenderer:
             return other
         tail = self._tools.after_calls(new_messages) or self._after_completion(new_messages, speak=True)
         if completion:
-            # A model may end its turns with another special token than the tokeniser's end of text.
+            # A model may end its turns with a special token other than the tokeniser's end of text.
             tail = tail.removeprefix(self._special.get(completion[-1], ""))
         return (*prompt, *completion, *self._spread(tail, new_messages))
 
@@ -345,7 +347,7 @@ class ChatRenderer:
         return self._spread_ids((*ids, *self._ids(text)), (*before, *new_messages))
 
     def thoughts(self, prompt: Sequence[int], completion: Sequence[int], text: str) -> tuple[int, int]:
-        """Return the tokens of a completion and the characters of its text that are thoughts; all if the thoughts were cut off."""
+        """Return how many tokens of a completion and characters of its text are thoughts; all if the thoughts were cut off."""
         opened = self._opens_thoughts(tuple(prompt[-8:]))
         if (
             not opened
@@ -353,11 +355,11 @@ class ChatRenderer:
             and self._openings.isdisjoint(completion[:2])
         ):
             return 0, 0
-        whole = self.decode(completion)  # marks may be special tokens, which `text` lacks
+        whole = self.decode(completion)  # marks may be special tokens, which `text` does not contain
         words = split_thoughts(whole, thinking=opened)[1]
         if not words:
             return len(completion), len(text)
-        # The first place after all thoughts.
+        # Find the first position after all thoughts.
         places, length = range(len(completion)), len(whole) - len(words)
         count = bisect_left(places, length, key=lambda k: len(self.decode(completion[:k])))
         return count, len(text) - len(text[len(self.spoken(completion[:count])) :].lstrip()) if count else 0
@@ -365,7 +367,7 @@ class ChatRenderer:
     def plain(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         """Return the ids of a plain prompt, with the tokeniser's own prefix; or check given ids.
 
-        Raises ContextError for a text that is too long, and for ids without an embedding.
+        Raises ContextError for a prompt that is too long, and for ids without an embedding.
         """
         if isinstance(prompt, str):
             self._ids(prompt)  # raises if it is too long
@@ -373,22 +375,24 @@ class ChatRenderer:
         known = min(self._embeddings, 1 + max(self._tokenizer.get_vocab().values(), default=-1))
         if max(prompt, default=0) >= known:
             raise ContextError(
-                f"A prompt has the id {max(prompt):,}, but the model's ids are 0 to {known - 1:,}."
+                f"A prompt contains the id {max(prompt):,}, but the model's ids range from 0 to {known - 1:,}."
             )
         return tuple(prompt)
 
     def completion(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a completion's text, followed by the ids that end the turn."""
-        if "<|channel|>" not in self.template:  # an answer of several messages contains their marks
+        if (
+            "<|channel|>" not in self.template
+        ):  # an answer that consists of several messages contains their marks
             text = self._control.hide(text, self._of_answers)
         return (*self._ids(text), *self._closing)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return tokens as text, including special ones."""
+        """Return tokens as text, including special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def spoken(self, ids: Sequence[int]) -> str:
-        """Return tokens as an agent's text, without special ones."""
+        """Return tokens as an agent's text, without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def bytes_of(self, token: int) -> bytes:
@@ -407,7 +411,7 @@ class ChatRenderer:
 
     @cached_property
     def _closing(self) -> tuple[int, ...]:
-        """The template's token that ends a turn; the tokeniser's if it writes none."""
+        """The template's token that ends a turn; the tokeniser's if the template writes none."""
         written = self._ids(self._written_end)[:1]
         if written and written[0] in self._special:
             return written
@@ -427,10 +431,11 @@ class ChatRenderer:
         text = self._form.text([*opening, *new_messages], speak=speak)
         _, found, tail = text.partition(
             _SUBSTITUTE
-        )  # the first one, for messages may contain the same string
+        )  # the first occurrence, because messages may contain the same string
         if not found:
             raise ModelError(
-                "The chat template drops earlier assistant messages, which agents need. Use another model or template."
+                "The chat template drops earlier assistant messages, which agents need. Use a different model or chat "
+                "template."
             )
         return tail
 
@@ -439,7 +444,7 @@ class ChatRenderer:
 
     @cached_property
     def _control(self) -> ControlTokens:
-        """Tokens that texts of messages must not become: special ones, and those that the template writes around messages."""
+        """Tokens that must not result from the content of messages: special ones, and those that the template puts around them."""
         user, answer, result = (
             Message(*each) for each in zip(("user", "assistant", "tool"), WORDS, strict=True)
         )
@@ -455,7 +460,7 @@ class ChatRenderer:
 
     @cached_property
     def _of_answers(self) -> frozenset[str]:
-        """Special tokens that agents write themselves, around thoughts and calls."""
+        """Special tokens that agents themselves write around thoughts and calls."""
         called = ToolTemplate(self._rendered, self._special_end).called(
             {"name": "kapelletool", "arguments": {}}
         )
@@ -485,47 +490,47 @@ class ChatRenderer:
         return text[len(last) - len(max(ends, key=len)) :] if ends else ""
 
     def _ids(self, text: str) -> tuple[int, ...]:
-        # A text of this length has too many tokens; tokenising it might take minutes.
+        # A string of this length has too many tokens, and tokenising it could take minutes.
         if len(text) > self.context * self._longest:
             raise ContextError(
-                f"A text of {len(text):,} characters has more tokens than the model's context of {self.context:,}. Shorten "
+                f"A prompt of {len(text):,} characters exceeds the model's context of {self.context:,} tokens. Shorten "
                 "it, or use a model with a longer context."
             )
         ids = tuple(self._control.ids(replace_surrogates(text)))
         if max(ids, default=0) >= self._embeddings:
             unknown = self._tokenizer.decode([max(ids)], skip_special_tokens=False)
             raise ContextError(
-                f"A text has the token {unknown!r}, which has no embedding in the model: there are embeddings for "
-                f"{self._embeddings:,} tokens. Remove it from prompts and tasks."
+                f"A prompt contains the token {unknown!r}, which has no embedding in the model: there are embeddings for "
+                f"{self._embeddings:,} tokens. Remove the token from prompts and tasks."
             )
         return ids
 
 
 def _check_vocabulary(tokenizer: ChatTokenizer, words: Mapping[str, int], embeddings: int) -> None:
-    """Raise ModelError for a tokeniser without a vocabulary, or with tokens without an embedding."""
+    """Raise ModelError for a tokeniser without a vocabulary, or with tokens that have no embedding."""
     beside = tokenizer.added_tokens_decoder
-    # For a folder without a tokeniser, transformers makes one with only special tokens.
+    # For a folder without a tokeniser, transformers builds one with only special tokens.
     if not words.keys() - {str(token) for token in beside.values()}:
         raise ModelError(
             f"The folder '{tokenizer.name_or_path}' has no tokeniser: tokenizer.json, or the files of its family, "
             "are missing. Save the original model's tokeniser into it: "
             "`AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER)`."
         )
-    # Tokens beside the vocabulary are checked when a text has one.
+    # Tokens outside the vocabulary are checked when a prompt contains one.
     last = max((number for number in words.values() if number not in beside), default=0)
     if last >= embeddings:
         raise ModelError(
             f"The tokeniser of '{tokenizer.name_or_path}' has {last + 1:,} tokens, but the model has embeddings for "
-            f"{embeddings:,}. Use both from the same model, or load it with transformers, `resize_token_embeddings` and save "
-            "it again."
+            f"{embeddings:,}. Use both from the same model, or load the model with transformers, call "
+            "`resize_token_embeddings` and save it again."
         )
 
 
 def _disable_word_cache(tokenizer: ChatTokenizer) -> None:
-    """Turn off the word cache of a tokeniser that does not split texts into words.
+    """Turn off the word cache of a tokeniser that does not split strings into words.
 
-    It caches the tokens of 10,000 words. If every text is one word, these are 10,000 whole texts: tens of
-    megabytes that no later text can use.
+    The cache stores the tokens of 10,000 words. If every string is one word, these are 10,000 whole strings: tens of
+    megabytes that no later string can use.
     """
     fast = getattr(tokenizer, "backend_tokenizer", None)
     resize = getattr(getattr(fast, "model", None), "_resize_cache", None)

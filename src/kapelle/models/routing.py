@@ -1,12 +1,12 @@
 """Record the experts that a mixture's routers choose while sampling, and replay these choices in training.
 
-Near a tie, rounding decides which expert a router chooses. A sampler and a trainer that compute in another order, or in half
-precision, then send a token to different experts, and its log-prob jumps. R3 (2510.11370) records the sampler's choice for each
-token and block and replays it in the trainer's pass. The weights of experts follow from the trainer's own scores, so that routers
-and everything below still get gradients.
+Near a tie, rounding decides which expert a router chooses. A sampler and a trainer that compute in a different order, or in
+half precision, then send a token to different experts, and its log-prob jumps. R3 (2510.11370) records the sampler's choice
+for each token and block and replays it in the trainer's pass. The weights of experts follow from the trainer's own scores,
+so that routers and all layers below them still get gradients.
 
-Routers of `transformers` choose by `torch.topk` over all experts. So this one call is recorded, or its result replaced, while a
-block with experts runs.
+Routers of `transformers` choose by `torch.topk` over all experts. This one call is recorded, or its result is replaced,
+while a block with experts runs.
 
 Shapes: N tokens of a pass, L blocks with experts, k experts of a token, E experts.
 """
@@ -32,7 +32,7 @@ class RouterChoices:
     """The choices of one model's routers; it wraps the `forward` of the model's blocks."""
 
     def __init__(self, model: nn.Module, bank: LoraBank) -> None:
-        """Wrap a model's blocks; its bank holds the choices to replay. ModelError for a model without such routers."""
+        """Wrap a model's blocks; its bank contains the choices to replay. Raises ModelError for a model without such routers."""
         self._bank = bank
         self._recorded: list[Tensor | None] | None = None
         check_routing(layers_of(model))
@@ -59,7 +59,7 @@ class RouterChoices:
 
     @contextmanager
     def recording(self) -> Iterator[Callable[[], Tensor]]:
-        """Record choices inside; the yielded function returns those of the last pass, `_NLk` (int16).
+        """Record choices in this context; the yielded function returns those of the last pass, `_NLk` (int16).
 
         It raises ModelError if a router did not choose by `torch.topk` over its experts.
         """
@@ -69,7 +69,8 @@ class RouterChoices:
             found = [each for each in self._recorded or () if each is not None]
             if len(found) < self.layers or len({each.shape for each in found}) > 1:
                 raise ModelError(
-                    "`model.routing: replayed` finds no choice of experts in a router of this model. Set `model.routing: free`."
+                    "`model.routing: replayed` does not support a router of this model: it does not choose experts by "
+                    "`torch.topk`. Set `model.routing: free`."
                 )
             return torch.stack(found, 1).to(torch.int16)
 

@@ -1,12 +1,12 @@
-"""Compute the tokens that a constraint allows next, for one model's tokeniser; the only module that uses llguidance.
+"""Compute the tokens that a constraint allows next, for one model's tokeniser; this is the only module that uses llguidance.
 
-A mask is computed from the constraint and the tokens before. The same function is used when tokens are sampled and when they are
-scored for training, so both have the same distribution, and a recorded turn needs no masks. Grammars are compiled once and
-cached; a completion's walk through its grammar begins with a copy.
+A mask is computed from the constraint and the tokens so far. The same function is used when tokens are sampled and when
+they are scored for training, so both have the same distribution, and a recorded turn needs no masks. Grammars are compiled
+once and cached; each completion walks through a copy of its grammar.
 
-Two kinds of special tokens are allowed: those that end a turn, exactly where the text is complete, and those
-that are marks of tool calls, where a forced call has that mark. If a
-text can neither end nor continue (missing bytes in the vocabulary, a grammar beyond `LIMITS`), the turn ends.
+Two kinds of special tokens are allowed: those that end a turn, exactly where the text is complete, and those that are marks
+of tool calls, where a forced call contains that mark. If a text can neither end nor continue (missing bytes in the
+vocabulary, a grammar beyond `LIMITS`), the turn ends.
 
 Shapes: R rows, T tokens of a completion, V vocabulary, W = ⌈V / 32⌉ words of 32 tokens each, the lowest bit first.
 """
@@ -53,11 +53,11 @@ KEPT_BYTES = 1 << 26
 """Bytes of completions' masks that are cached for the next pass over the same tokens."""
 
 SHARED, SHORT = 1 << 12, 1 << 11
-"""Cached prefixes of choices, all dropped when there are more; and the characters of choices, above which completions share no
-prefixes, because few would be used twice."""
+"""Maximum number of cached prefixes of choices (beyond it, all are dropped), and number of characters of choices above
+which completions share no prefixes, because few would be used twice."""
 
 MANY_TOKENS, MANY_ROWS = 1 << 12, 4
-"""Tokens and rows from which several threads compute masks."""
+"""Numbers of tokens and of rows from which several threads compute masks."""
 
 
 def check_installed() -> None:
@@ -69,7 +69,7 @@ def check_installed() -> None:
 
 
 def check_constraint(constraint: Constraint) -> None:
-    """Raise ConfigError for a constraint that the library rejects or no text can satisfy, for any model."""
+    """Raise ConfigError for a constraint that the library rejects or that no text can satisfy, whatever the model."""
     check_installed()
     from llguidance import LLTokenizer
 
@@ -107,7 +107,7 @@ def _tried(
     marks: Mapping[str, int] | None = None,
     tokenise: Tokenise | None = None,
 ) -> tuple[Any, str | None]:
-    """Return the library's grammar for a constraint, and the reason if it is rejected, else None."""
+    """Return the library's grammar for a constraint, and the reason if it is rejected, otherwise None."""
     from llguidance import LLMatcher
 
     matcher = LLMatcher(tokenizer, lark_of(constraint, marks, tokenise), log_level=0, limits=_limits())
@@ -117,8 +117,8 @@ def _tried(
         first.compute_bitmask()
         if not first.is_error():
             return matcher, None
-        message = "no text satisfies it, or no token begins one"
-    # The reason, without the excerpts of the grammar around it.
+        message = "no text satisfies it, or no token can begin such a text"
+    # Extract the reason, without the excerpts of the grammar around it.
     lines = list(takewhile(lambda line: not re.match(r"\s*\d+ \||<", line), message.splitlines()))
     reason = re.sub(
         r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", " ".join(" ".join(lines).split())
@@ -133,14 +133,15 @@ def _limits() -> Any:
 
 
 FAR, NEAR = 1024, 64
-"""Most tokens of the first text of `fits`, and of its search for a short one."""
+"""Maximum tokens of the first text that `fits` tries, and of its search for a short text."""
 
 WIDTH, TRIED, FEW = 16, 12, (4, 6)
-"""Of that search: texts at a time, and the shortest and longest tokens that continue each; both after it has excluded a text."""
+"""Limits of that search: texts at a time, and the number of shortest and longest tokens that continue each; the second pair
+applies after it has excluded a text."""
 
 
 class _TokenBytes:
-    """A vocabulary in the form that the library reads. It tokenises texts only to force tokens, which is not used here."""
+    """A vocabulary in the form that the library reads. The library tokenises texts only to force tokens, which is not used here."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -154,7 +155,7 @@ class _TokenBytes:
 
 
 class _Beginning:
-    """A prefix of a text with its cached masks: choices have few prefixes, which many completions share."""
+    """A prefix of a text with its cached masks; choices have few prefixes, and many completions share them."""
 
     __slots__ = ("after", "bits_W", "ending", "matcher")
 
@@ -163,7 +164,7 @@ class _Beginning:
         self.bits_W: Bits | None = None
         """The tokens that may follow; None before they are computed."""
         self.ending: tuple[int, ...] | None = None
-        """The only possible continuation, with the end of turn; empty if there are several, None before it is computed."""
+        """The only possible continuation, with the end of turn; empty if several are possible, None before it is computed."""
         self.after: dict[int, _Beginning] = {}
 
 
@@ -174,7 +175,7 @@ class Walk:
 
     def __init__(self, matcher: Any, beginning: _Beginning | None = None) -> None:
         self.matcher, self.beginning = matcher, beginning
-        """The matcher belongs to this walk, or to a prefix that others share."""
+        """The matcher, which belongs to this walk, or to a prefix that other walks share."""
 
     def take(self, token: int) -> None:
         """Append an allowed token."""
@@ -209,7 +210,7 @@ class TokenMasks:
         """W."""
         self._compiled: OrderedDict[Constraint, Any] = OrderedDict()
         self._beginnings: dict[Constraint, _Beginning] = {}
-        """Choices → their empty prefix."""
+        """Mapping from choices to their empty prefix."""
         self._shared = 0
         """Prefixes with cached masks."""
         self._adding = threading.Lock()
@@ -219,7 +220,7 @@ class TokenMasks:
 
     @cached_property
     def _read(self) -> tuple[Any, Bits]:
-        """The library's tokeniser, and the bits `_W` of all tokens that may be allowed."""
+        """Return the library's tokeniser, and the bits `_W` of all tokens that may be allowed."""
         check_installed()
         from llguidance import LLTokenizer
 
@@ -227,7 +228,7 @@ class TokenMasks:
         if backend is None:
             raise ConfigError(
                 f"The tokeniser of '{self._tokenizer.name_or_path}' has no `tokenizer.json`, which constraints need. "
-                "Remove the constraints, or save it as a fast tokeniser of transformers."
+                "Remove the constraints, or save the tokeniser as a fast tokeniser of transformers."
             )
         try:
             found = LLTokenizer(backend.to_str(), n_vocab=self._size, eos_token=self._ends)
@@ -239,11 +240,11 @@ class TokenMasks:
             b"" if found.is_special_token(token) else found.decode_bytes([token])
             for token in range(self._size)
         ]
-        # The library treats anything like `<tool_call>` as special; the tokeniser knows which tokens are.
+        # The library treats anything like `<tool_call>` as special; the tokeniser defines which tokens really are.
         for token, added in backend.get_added_tokens_decoder().items():
             if token < self._size:
                 words[token] = b"" if added.special else added.content.encode()
-        # The library marks special tokens by this byte, which no text contains.
+        # The library marks special tokens with this byte, which no text contains.
         words = [b"" if b"\xff" in word else word for word in words]
         allowed = np.zeros(self.words * 32, dtype=np.uint8)
         allowed[: self._size] = [bool(word) for word in words]
@@ -253,7 +254,7 @@ class TokenMasks:
 
     @cached_property
     def _marks(self) -> Mapping[str, int]:
-        """Special tokens that are marks of tool calls, text → token. Only a mark's own rule in a grammar may produce one."""
+        """Mapping from text to token for special tokens that mark tool calls. Only a mark's own rule in a grammar may produce it."""
         backend = self._tokenizer.backend_tokenizer
         return {
             added.content: token
@@ -276,7 +277,7 @@ class TokenMasks:
         return LLExecutor()
 
     def begin(self, constraint: Constraint, ids: Sequence[int] = ()) -> Walk:
-        """Return a walk after these tokens, on any thread; ConfigError for a constraint that the library rejects."""
+        """Return a walk after these tokens (from any thread); ConfigError for a constraint that the library rejects."""
         with self._adding:
             found = self._compiled.get(constraint)
             if found is None:
@@ -301,7 +302,7 @@ class TokenMasks:
         """Return the tokens allowed next in each walk, `_RW`."""
         bits_RW = np.empty((len(walks), self.words), dtype=np.int32)
         first_rows: dict[int, int] = {}
-        """Identity of a matcher → the first row that needs its mask."""
+        """Mapping from the identity of a matcher to the first row that needs its mask."""
         copies: list[tuple[int, int]] = []
         for row, walk in enumerate(walks):
             here = walk.beginning
@@ -316,7 +317,7 @@ class TokenMasks:
         return bits_RW
 
     def _compute(self, walks: Sequence[Walk], rows: Sequence[int], bits_RW: Bits) -> None:
-        """Compute these rows of `bits_RW` by the library, and cache the masks of shared prefixes."""
+        """Compute these rows of `bits_RW` with the library, and cache the masks of shared prefixes."""
         start, step = bits_RW.ctypes.data, self.words * 4
         if self._size >= MANY_TOKENS and len(rows) >= MANY_ROWS:
             places = [(walks[row].matcher, row) for row in rows]
@@ -338,7 +339,7 @@ class TokenMasks:
             self._shared = 0
 
     def ending(self, walk: Walk) -> tuple[int, ...]:
-        """Return the only possible continuation of a walk among choices, with the end of turn; empty if there are several.
+        """Return the only possible continuation of a walk among choices, with the end of turn; empty if several are possible.
 
         Such tokens need no forward pass: each has probability 1.
         """
@@ -370,9 +371,9 @@ class TokenMasks:
     def fits(self, constraint: Constraint, most: int, *, briefly: bool = False) -> bool | None:
         """Return whether some completion has at most this many tokens, including its end; None if the search is inconclusive.
 
-        First, write one text that closes quotes and brackets where it can and passes fixed text in long tokens. Then search
-        with a few texts at a time, preferring those with few continuations; the search is conclusive if it excluded no text.
-        With `briefly` it ends with the first excluded text.
+        The method first writes one text that closes quotes and brackets where it can and writes fixed text in long tokens.
+        Then it searches with a few texts at a time, preferring those with few continuations; the search is conclusive if it
+        excluded no text. With `briefly` it ends with the first excluded text.
         """
         found = self._fits.get((constraint, most), ...)
         if found is ...:
@@ -392,8 +393,8 @@ class TokenMasks:
             first = next((token for token in closing if token in places), None)
             walk.take(int(places[self._lengths[places].argmax()]) if first is None else first)
 
-        # Texts by their number of tokens. Of several tokenisations of a text, and of texts that differ in optional spaces and
-        # continue equally, the first one decides.
+        # Texts by their number of tokens. Of several tokenisations of a text, and of texts that differ only in optional
+        # spaces and have the same continuations, only the first is kept.
         walk, excluded = self.begin(constraint), False
         walks, seen = [(0, b"", walk, self._places(walk))], set[tuple[bytes, int]]()
         for _ in range(min(most, NEAR)):
@@ -432,7 +433,7 @@ class TokenMasks:
         return np.array([len(self._read[0].decode_bytes([token])) for token in range(self._size)])
 
     def of(self, constraint: Constraint, ids: tuple[int, ...]) -> Bits:
-        """Return the tokens that were allowed at each place of a completion, `_TW`."""
+        """Return the tokens that were allowed at each position of a completion, `_TW`."""
         key = constraint, ids
         found = self._kept.get(key)
         if found is None:

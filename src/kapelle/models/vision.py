@@ -1,14 +1,14 @@
-"""Inputs of vision-language models: images as patches, their places among the tokens, and positions in three dimensions.
+"""Inputs of vision-language models: images as patches, their positions among the tokens, and three-dimensional positions.
 
-It supports models of the shape of Qwen2-VL, Qwen2.5-VL and Qwen3-VL. The chat template writes one token per image between two
-marks; it is repeated for each merged patch. The model replaces these tokens by the outputs of its vision tower, which is frozen
-like its projector. Text tokens have the same position in all three dimensions (M-RoPE, 2409.12191); image tokens have one for
-time, row and column.
+This module supports models of the Qwen2-VL, Qwen2.5-VL and Qwen3-VL types. The chat template writes one token per image
+between two marks; this token is repeated for each merged patch. The model replaces these tokens with the outputs of its
+vision tower, which is frozen, as is its projector. Text tokens have the same position in all three dimensions (M-RoPE,
+2409.12191); image tokens have separate positions for time, row and column.
 
-An agent may sample the token of a patch. The places of images follow from the conversation, and such a token elsewhere is read as
-padding, both in sampling and in training.
+An agent may sample the token of a patch. The positions of images follow from the conversation, and such a token at any
+other position is read as padding, both in sampling and in training.
 
-Shapes: B rows, L positions, P patches, F numbers of a patch.
+Shapes: B rows, L positions, P patches, F values of a patch.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.types import Image
 
 MOST_PIXELS = 50_000_000
-"""Most pixels of an image; a larger one is rejected by its header, before its pixels take memory."""
+"""Maximum pixels of an image; a larger image is rejected by its header, before its pixels take memory."""
 
 KEPT = 64
-"""Most images with cached patches."""
+"""Maximum number of images with cached patches."""
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 """Formats that Pillow may read; each further format would expose more code to untrusted files."""
@@ -40,7 +40,7 @@ class Patches(NamedTuple):
 
     values_PF: Tensor
     grid: tuple[int, int, int]
-    """Patches in time, height and width."""
+    """Number of patches in time, height and width."""
 
 
 class ModelInputs(NamedTuple):
@@ -49,7 +49,7 @@ class ModelInputs(NamedTuple):
     named: dict[str, Tensor]
     """Arguments by name, including `input_ids`."""
     positions: Tensor
-    """`_BL`, or `_3BL` if a row has images."""
+    """Positions `_BL`, or `_3BL` if a row has images."""
     shift_B: Tensor
     """The position of a later token minus its index in the row."""
 
@@ -94,8 +94,8 @@ class Vision:
         """
         if ids.count(self.token) != len(images):
             raise ContextError(
-                f"The chat template writes {ids.count(self.token)} marks for {len(images)} images, not one for each. Use the model's "
-                "own chat_template.jinja."
+                f"The chat template writes {ids.count(self.token)} marks for {len(images)} images, but must write one "
+                "for each. Use the model's own chat_template.jinja."
             )
         counts = iter(images)
         return tuple(
@@ -105,7 +105,7 @@ class Vision:
         )
 
     def places(self, ids: Sequence[int], images: Sequence[Image]) -> list[tuple[int, int]]:
-        """Return the place of each image's first token, and the place after its last."""
+        """Return the position of each image's first token, and the position after its last."""
         found: list[tuple[int, int]] = []
         place = 0
         for image in images:
@@ -115,7 +115,8 @@ class Vision:
             first = next((k + 1 for k in starts if list(ids[k : k + count + 1]) == run), None)
             if first is None:
                 raise ModelError(
-                    f"The tokens of a row have no place of {count} tokens for the image {image.hash}. Use the model's own image processor."
+                    f"The tokens of a row do not contain {count} consecutive image tokens for the image {image.hash}. "
+                    "Use the model's own image processor."
                 )
             found.append((first, first + count))
             place = first + count
@@ -160,14 +161,14 @@ class Vision:
 
 
 def opened(image: Image) -> Any:
-    """Return an image of Pillow in RGB; DataError for a file that is broken, too large or gone."""
+    """Return a Pillow image in RGB; DataError for a file that is broken, too large or missing."""
     from PIL import Image as Pillow
 
     if not image.data:
-        raise DataError(f"The file of the image {image.hash} is gone.")
+        raise DataError(f"The file of the image {image.hash} no longer exists.")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about sizes, which are bounded here
+            warnings.simplefilter("ignore")  # warnings about sizes, which are limited here
             with Pillow.open(io.BytesIO(image.data), formats=FORMATS) as picture:
                 width, height = picture.size
                 if width * height > MOST_PIXELS:
@@ -184,13 +185,13 @@ def opened(image: Image) -> Any:
 
 
 def sees(config: Any) -> bool:
-    """Return whether a model of these settings reads images as `Vision` prepares them."""
+    """Return whether a model with these settings reads images in the form that `Vision` prepares."""
     named = ("vision_config", "image_token_id", "video_token_id", "vision_start_token_id")
     return all(getattr(config, name, None) is not None for name in named)
 
 
 def auto_class(config: Any) -> Any:
-    """Return the `AutoModel` class of these settings: a causal LM, or a vision-language model if there is no causal LM."""
+    """Return the `AutoModel` class for these settings: a causal LM, or a vision-language model if there is no causal LM."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
@@ -202,7 +203,7 @@ def auto_class(config: Any) -> Any:
 
 
 def read_image_processor(path: str, config: Any) -> Any:
-    """Return the image processor of the model at a path; None if a model of these settings reads only text.
+    """Return the image processor of the model at a path; None if a model with these settings reads only text.
 
     Raises ModelError if Pillow or the processor's file is missing.
     """

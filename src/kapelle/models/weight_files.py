@@ -1,11 +1,11 @@
 """Check before loading that a model's files are complete and that kapelle computes the logits of its architecture.
 
 Names and shapes come from the headers of the safetensors files; no tensor is read. For architectures without an outline in kapelle,
-transformers reads the headers on torch's meta device. A small random model of the same settings shows whether kapelle computes
-its logits.
+transformers reads the headers on torch's meta device. A small random model with the same settings shows whether kapelle can
+compute its logits.
 
-A file begins with the length of its header in 8 bytes. The header is a JSON object with name, type, shape and place of each tensor;
-the tensors follow. A file that was cut off is shorter than its header states.
+A file begins with the length of its header in 8 bytes. The header is a JSON object with the name, type, shape and position
+of each tensor; the tensors follow. A truncated file is shorter than its header states.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """Files that transformers reads: the whole model, or a list of shards."""
 LARGEST_HEAD = 100_000_000
-"""Bytes of the longest header that the library reads."""
+"""Maximum header size, in bytes, that the library reads."""
 LFS = b"version https://git-lfs"
 BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
@@ -44,19 +44,19 @@ BITS = {
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     "F4": 4,
 }
-"""Type → bits of one element; other types are checked by the library only."""
+"""Mapping from type to bits per element; only the library checks other types."""
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 
 MOST = 100_000_000
-"""Parameters of the largest model that is made for a check: 400 MB, about a second."""
+"""Maximum parameters of a model that is built for a check: 400 MB, about a second."""
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 """Settings of transformers that count layers."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 HEADS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-"""Settings that are divided together, so that heads keep their width."""
+"""Settings that are divided by the same number, so that heads keep their width."""
 WORDS = 512
-"""Tokens of the vocabulary of a reduced model."""
+"""Vocabulary size of a reduced model."""
 
 
 class StoredTensor(NamedTuple):
@@ -67,27 +67,30 @@ class StoredTensor(NamedTuple):
 
 
 def stored_weights(folder: Path) -> dict[str, StoredTensor]:
-    """Return every tensor in a model's folder; ModelError for files that are missing, cut off or not weights.
+    """Return every tensor in a model's folder; ModelError for files that are missing, truncated or not weights.
 
-    The message calls the model `It`.
+    The message refers to the model as `It`.
     """
     whole, index = folder / WHOLE, folder / INDEX
     if whole.is_file() or not index.is_file():
         if not whole.exists():
             there = ", ".join(sorted(file.name for file in folder.glob("*.safetensors"))[:3])
             raise ModelError(
-                f"It has neither {WHOLE} nor {INDEX}, but {there or 'no weights'}. Save it again with `save_pretrained`."
+                f"It has neither {WHOLE} nor {INDEX}; it contains {there or 'no weights'}. Save the model again with "
+                "`save_pretrained`."
             )
         return read_head(whole)
     found: dict[str, StoredTensor] = {}
     listed = shards_of(index)
     for name in sorted(set(listed.values())):
         if not (folder / name).is_file():
-            raise ModelError(f"It has no {name}, which {INDEX} lists. Fetch or save it again.")
+            raise ModelError(f"It has no {name}, which {INDEX} lists. Download or save the model again.")
         found |= read_head(folder / name)
     for name, file in listed.items():
         if name not in found:
-            raise ModelError(f"It has no '{name}' in {file}, where {INDEX} lists it. Fetch or save it again.")
+            raise ModelError(
+                f"It has no '{name}' in {file}, where {INDEX} lists it. Download or save the model again."
+            )
     return found
 
 
@@ -99,13 +102,18 @@ def read_head(file: Path) -> dict[str, StoredTensor]:
             size = file.stat().st_size
             start = opened.read(len(LFS))
             if start == LFS:
-                raise _broken(file, "is a pointer of Git LFS and no weights. Fetch them with `git lfs pull`")
+                raise _broken(
+                    file, "is a Git LFS pointer, not weights. Download the weights with `git lfs pull`"
+                )
             if size < 8:
-                raise _broken(file, f"has {size} bytes: it is empty or cut off. Fetch or save it again")
+                raise _broken(
+                    file, f"has {size} bytes: it is empty or truncated. Download or save the model again"
+                )
             (length,) = struct.unpack("<Q", start[:8])
             if length > min(size - 8, LARGEST_HEAD):
                 raise _broken(
-                    file, "is cut off in its head, or is not a safetensors file. Fetch or save it again"
+                    file,
+                    "is truncated in its header, or is not a safetensors file. Download or save the model again",
                 )
             opened.seek(8)
             head: Any = json.loads(opened.read(length))
@@ -117,31 +125,40 @@ def read_head(file: Path) -> dict[str, StoredTensor]:
             dtype, shape = str(tensor["dtype"]), tuple(map(int, tensor["shape"]))
             bits = BITS.get(dtype)
             if bits is not None and prod(shape) * bits != 8 * (last - first):
-                raise _broken(file, f"gives '{name}' another size than its shape has. Fetch or save it again")
+                raise _broken(
+                    file,
+                    f"contains '{name}' with a size that does not match its shape. Download or save the model again",
+                )
             found[name], taken = StoredTensor(dtype, shape), max(taken, last)
         if taken != there:
-            which = "is cut off" if there < taken else "is longer than its head says"
+            which = "is truncated" if there < taken else "is longer than its header states"
             raise _broken(
-                file, f"{which}: it holds {there:,} of {taken:,} bytes of weights. Fetch or save it again"
+                file,
+                (
+                    f"{which}: it contains {there:,} bytes of weights instead of {taken:,}. Download or save the model "
+                    "again"
+                ),
             )
     except ModelError:
         raise
     except OSError as error:
         raise _broken(file, f"cannot be read: {error.strerror}. Check the path and the disk") from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise _broken(file, "has a head that is not a list of tensors. Fetch or save it again") from error
+        raise _broken(
+            file, "has a header that is not a list of tensors. Download or save the model again"
+        ) from error
     return found
 
 
 def shards_of(index: Path) -> Mapping[str, str]:
-    """Return tensor → file from an index; ModelError if it lists none, or files outside its folder."""
+    """Return a mapping from tensors to files from an index; ModelError if it lists no files, or files outside its folder."""
     try:
         listed = dict(json.loads(index.read_text("utf-8"))["weight_map"])
         if listed and all(isinstance(name, str) and name == Path(name).name for name in listed.values()):
             return listed
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         pass
-    raise _broken(index, "lists no shards. Fetch or save it again")
+    raise _broken(index, "lists no shards. Download or save the model again")
 
 
 def _broken(file: Path, what: str) -> ModelError:
@@ -170,10 +187,10 @@ def folder_of(path: str) -> Path | None:
 
 
 def check_files(path: str, outline: Outline) -> bool:
-    """Raise ModelError for weights that are missing, cut off, or unlike the outline's; return False if that is unknown.
+    """Raise ModelError for weights that are missing, truncated or unlike the outline's; return False if that is unknown.
 
-    If names or shapes differ, transformers decides: it maps the names of other versions and programs. Returns True if nothing
-    was downloaded yet.
+    If names or shapes differ, transformers decides, because it maps the names of other versions and programs. Returns True
+    if nothing was downloaded yet.
     """
     folder = folder_of(path)
     if folder is None:
@@ -202,9 +219,10 @@ def check_files(path: str, outline: Outline) -> bool:
 
 
 def check_architecture(path: str, *, replays_routing: bool = False) -> LanguageModel | None:
-    """Return a small random model of a model's settings; None if none can be made.
+    """Return a small random model with a model's settings; None if none can be built.
 
-    Raises ModelError if kapelle cannot compute its logits, or with `replays_routing` cannot record its routers' choices.
+    Raises ModelError if kapelle cannot compute its logits, or if `replays_routing` is set and its routers' choices cannot
+    be recorded.
     """
     path = located(path)
     with loading(path, "read"):
@@ -224,10 +242,10 @@ def small_model(
     most: int = MOST,
     **options: Any,
 ) -> LanguageModel | None:
-    """Return a random model of at most `most` parameters with the same kinds of layers; None if none can be made.
+    """Return a random model of at most `most` parameters with the same kinds of layers; None if none can be built.
 
-    `make` makes a model of given settings. The tokeniser is for unchanged settings, the options for LanguageModel. Raises
-    ModelError if kapelle cannot compute the logits.
+    `make` builds a model from given settings. The tokeniser belongs to the unchanged settings; the options are for
+    LanguageModel. Raises ModelError if kapelle cannot compute the logits.
     """
     import torch
 
@@ -257,7 +275,7 @@ def small_model(
 
 
 def _smaller(settings: PretrainedConfig) -> Iterator[PretrainedConfig]:
-    """Yield the settings unchanged, then ever smaller ones with the same kinds of layers."""
+    """Yield the unchanged settings, then smaller and smaller ones with the same kinds of layers."""
     yield settings
     few = _with_few_layers(settings)
     yield few

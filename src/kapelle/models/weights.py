@@ -24,11 +24,11 @@ from kapelle.team import ALL_LINEAR, Lora
 
 
 def weights_hash(tensors: Mapping[str, Tensor]) -> str:
-    """Return 16 characters, `v2-` and 64 bits, that depend on every name, type, shape and byte of the weights.
+    """Return a string of `v2-` and 64 bits that depend on every name, type, shape and byte of the weights.
 
-    Each device hashes its own tensors with one synchronisation, and every device computes the same. Two sets of weights that
-    differ by accident share a hash with probability 2⁻⁶⁴. It gives no protection against intent: files of folders and
-    checkpoints are compared by BLAKE2 and SHA-256 (`hash_of_base`, `checksums`).
+    Each device hashes its own tensors with one synchronisation, and all devices give the same result. Two sets of weights
+    that differ by accident share a hash with probability 2⁻⁶⁴. The hash does not protect against deliberate collisions:
+    files of folders and checkpoints are compared by BLAKE2 and SHA-256 (`hash_of_base`, `checksums`).
     """
     digest = hashlib.blake2b(digest_size=8)
     names = sorted(tensors)
@@ -46,12 +46,12 @@ def weights_hash(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _words_at_once(device: torch.device) -> int:
-    """Return how many words are mixed at once: a CPU's cache, or 128 MiB on a GPU, of which a copy is made."""
+    """Return how many words are mixed at once: as many as fit a CPU's cache, or 128 MiB on a GPU, which are copied."""
     return 1 << 17 if device.type == "cpu" else 1 << 24
 
 
 def _words(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield the bytes of all tensors as int64, each tensor padded with zeros; small neighbours are joined."""
+    """Yield the bytes of all tensors as int64, each tensor padded with zeros; small adjacent tensors are joined."""
     waiting: list[Tensor] = []
     held = 0
     for tensor in tensors:
@@ -74,7 +74,7 @@ def _joined(contents: Sequence[Tensor]) -> Tensor:
 
 
 def _mixed(words: Tensor, place: int) -> Tensor:
-    """Return words mixed with their places, counted from `place`, by MurmurHash3's `fmix64` and its constants.
+    """Return words mixed with their positions, counted from `place`, by MurmurHash3's `fmix64` and its constants.
 
     A changed bit changes each bit of its word with probability one half. Integers wrap around on every device, so the sum of
     mixed words is independent of the order of addition.
@@ -93,7 +93,7 @@ def _mixed(words: Tensor, place: int) -> Tensor:
 def hash_of_base(base: LanguageModel) -> str:
     """Return a hash of 16 hex digits of a base's own weights as float32, independent of their stored type.
 
-    Adapters and checkpoints record it; it is compared across runs and machines.
+    Adapters and checkpoints record the hash; it is compared across runs and machines.
     """
     digest = hashlib.blake2b(digest_size=8)
     weights = base.base_parameters()
@@ -101,7 +101,7 @@ def hash_of_base(base: LanguageModel) -> str:
         tensor = weights[name].detach().contiguous().reshape(-1)
         kind = torch.promote_types(tensor.dtype, torch.float32)
         digest.update(f"{name}{kind}{tuple(weights[name].shape)}".encode())
-        # Copies are hashed: memory that NumPy has seen cannot be freed, as FSDP does with gathered weights.
+        # Copies are hashed, because memory that NumPy has accessed cannot be freed, but FSDP frees gathered weights.
         for part in tensor.split(_words_at_once(tensor.device)):
             digest.update(part.to("cpu", kind, copy=True).view(torch.uint8).numpy().data)
     return digest.hexdigest()
@@ -112,11 +112,11 @@ def save_adapter(
 ) -> None:
     """Write an adapter as a PEFT folder: `adapter_config.json` and `adapter_model.safetensors`.
 
-    The hash of its base lets kapelle reject another base later. The folder gets checksums.
+    With the hash of its base, kapelle can later reject a different base. The folder gets checksums.
     """
     from safetensors.torch import save_file
 
-    assert ALL_LINEAR not in lora.targets, "a folder names its layers: see `adapters.named`"
+    assert ALL_LINEAR not in lora.targets, "a folder lists its layers by name: see `adapters.named`"
     folder.mkdir(parents=True, exist_ok=True)
     save_file(copy_together(tensors), folder / ADAPTER)
     settings: dict[str, object] = {
@@ -152,8 +152,8 @@ def save_model(folder: Path, model: LanguageModel, weights: Mapping[str, Tensor]
 
     `weights`, by name, are written instead of the model's own.
     """
-    assert not model.bank.adapters, "a base with adapters is saved as its adapters"
-    # `state_dict` of the model would make FSDP reshard the weights.
+    assert not model.bank.adapters, "a base with adapters is saved as adapters"
+    # Calling `state_dict` on the model would make FSDP reshard the weights.
     sharded = model.computes_on is not None
     held: dict[str, Tensor] | None = dict(model.model.named_parameters()) if sharded else None
     if weights is not None:
@@ -168,7 +168,7 @@ def save_model(folder: Path, model: LanguageModel, weights: Mapping[str, Tensor]
 
 
 def read_model(folder: Path, names: Collection[str]) -> dict[str, Tensor]:
-    """Read a folder of `save_pretrained` with at least the weights of these names; ModelError if it is damaged.
+    """Read a folder written by `save_pretrained` with at least the weights of these names; ModelError if it is damaged.
 
     `transformers` converts names that differ: it saves the experts of a mixture one by one.
     """
@@ -188,12 +188,12 @@ def read_model(folder: Path, names: Collection[str]) -> dict[str, Tensor]:
 class RoundedWeights:
     """Half-precision copies of the weights of linear layers, which replace those in float32 while a model samples.
 
-    Autocast would round each weight to the same numbers for every product: it reads four bytes per weight, writes two and
-    reads those two. The copies are made once and take two bytes per weight until they are dropped.
+    Autocast would round each weight to the same values again for every product: it reads four bytes per weight, writes two
+    and reads those two. The copies are made once and take two bytes per weight until they are dropped.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
-        """Round to `dtype` what layers hold in another type."""
+        """Round the weights that layers store in another type to `dtype`."""
         self._rounded = [
             (layer, nn.Parameter(layer.weight.detach().to(dtype), requires_grad=False))
             for layer in model.modules()
@@ -204,7 +204,7 @@ class RoundedWeights:
 
     @contextmanager
     def standing_in(self) -> Iterator[None]:
-        """Make layers use the rounded weights inside."""
+        """Make layers use the rounded weights in this context."""
         whole = [layer.weight for layer, _ in self._rounded]
         for layer, rounded in self._rounded:
             layer.weight = rounded

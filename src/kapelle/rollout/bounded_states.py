@@ -37,15 +37,15 @@ from kapelle.types import Image, Task
 T = TypeVar("T")
 
 WORKERS = 256
-"""Maximum number of threads of blocking environments; further episodes wait before they begin (`rollout/setup.py`)."""
+"""Maximum number of threads of blocking environments; other episodes wait before they begin (`rollout/setup.py`)."""
 METHODS = ("observe", "movers", "step", "outcome", "close")
 """Methods of every episode state."""
 _RESULTS = frozenset({str, tuple, type(None), Outcome})
-"""Usual results of methods that are not async; the check is faster than `isinstance` of an abstract class."""
+"""Usual result types of methods that are not async; checking these is faster than `isinstance` with an abstract class."""
 
 
 class BrokenContract(EpisodeError):
-    """An episode state lacks a method, or has one that should be async and is not, or the reverse."""
+    """An episode state lacks a method, or a method is async when it should not be, or the reverse."""
 
 
 async def open_state(
@@ -62,18 +62,18 @@ async def open_state(
         what = f"`start` of environment '{environment.name}'"
         if isinstance(started, Coroutine):
             started.close()
-            raise BrokenContract(f"{what} is async. Write `def start`: it returns the state of the episode.")
+            raise BrokenContract(f"{what} is async. Write `def start` and return the state of the episode.")
         if isinstance(started, type):
             raise BrokenContract(
-                f"{what} returns the class {started.__name__} itself; return an instance of it."
+                f"{what} returns the class {started.__name__} itself. Return an instance of it."
             )
         kind: type = type(started)
         if not _whole(kind) and (
             missing := [method for method in METHODS if not callable(getattr(started, method, None))]
         ):
             raise BrokenContract(
-                f"{what} returns a {type(started).__name__}, which has no `{'`, no `'.join(missing)}`. An episode state has all of "
-                f"{', '.join(METHODS)} (`kapelle.EpisodeState`)."
+                f"{what} returns a {type(started).__name__}, which has no `{'`, no `'.join(missing)}`. Define all methods of "
+                f"an episode state: {', '.join(METHODS)} (`kapelle.EpisodeState`)."
             )
         state.inner = cast("EpisodeState", started)
         if isinstance(started, Resets):
@@ -86,7 +86,7 @@ async def open_state(
 
 @lru_cache(maxsize=64)
 def _whole(kind: type) -> bool:
-    """Return whether a class has every method; if it does not, an instance may."""
+    """Return whether a class has every method; if not, its instances may still have them."""
     return all(callable(getattr(kind, method, None)) for method in METHODS)
 
 
@@ -96,11 +96,11 @@ class BoundedState:
     inner: EpisodeState
 
     def __init__(self, name: str, patience: Patience) -> None:
-        """Take the environment's name, for messages, and the time limits of its calls."""
+        """Set the environment's name, for messages, and the time limits of its calls."""
         self._name, self._patience = name, patience
 
     async def start(self, start: Callable[..., EpisodeState], *given: Any) -> object:
-        """Return what `start` returns."""
+        """Return the result of `start`."""
         return self._now("start", start, *given)
 
     def end(self) -> None:
@@ -118,7 +118,7 @@ class BoundedState:
         if isinstance(found, list | tuple) and all(isinstance(each, Image) for each in found):
             return cast("Sequence[Image]", found)
         raise EpisodeError(
-            f"`images` of environment '{self._name}' returns {found!r:.60}; return a list of kapelle.Image, empty for none."
+            f"`images` of environment '{self._name}' returns {found!r:.60}. Return a list of kapelle.Image, which is empty if there are no images."
         )
 
     def legal(self, agent: str) -> Sequence[str]:
@@ -129,7 +129,7 @@ class BoundedState:
         if isinstance(found, list | tuple) and all(isinstance(each, str) and each for each in found):
             return cast("Sequence[str]", found)
         raise EpisodeError(
-            f"`legal` of environment '{self._name}' returns {found!r:.60}; return a list of texts, empty for an agent that is not to move."
+            f"`legal` of environment '{self._name}' returns {found!r:.60}. Return a list of strings, which is empty if it is not the agent's turn."
         )
 
     def movers(self) -> tuple[str, ...]:
@@ -172,7 +172,9 @@ class BoundedState:
         found = self._called(what, self._patience.environment, work, *given)
         if type(found) not in _RESULTS and isinstance(found, Coroutine) and method != "start":
             found.close()
-            raise BrokenContract(f"{what} is async. Write `def {method}`: its result is needed at once.")
+            raise BrokenContract(
+                f"{what} is async. Write `def {method}`, because its result is needed at once."
+            )
         return found
 
     def _called(self, what: str, seconds: float, work: Callable[..., T], *given: Any) -> T:
@@ -199,12 +201,12 @@ class ThreadState(BoundedState):
     """An episode state on its own daemon thread and event loop, which are abandoned when a call exceeds its time limit."""
 
     def __init__(self, name: str, patience: Patience) -> None:
-        """Start the thread; EpisodeError after too many abandoned threads."""
+        """Start the thread; raise EpisodeError if too many threads were abandoned."""
         super().__init__(name, patience)
         if sum(isinstance(each, threading.Thread) and each.is_alive() for each in left_behind) >= WORKERS:
             raise EpisodeError(
-                f"{WORKERS} abandoned calls of environments such as '{name}' still run. Resume the run, and let the environment limit the "
-                "time of its calls."
+                f"{WORKERS} abandoned calls of environments such as '{name}' are still running. Resume the run, and change the environment to limit "
+                "the time of its calls."
             )
         self._given_up = False
         self._loop = asyncio.new_event_loop()
@@ -243,7 +245,7 @@ class ThreadState(BoundedState):
         async def now() -> T:
             return work(*given)
 
-        # The caller does not use `await`, so this waits.
+        # The caller does not use `await`, so this call blocks.
         future = self._submit(now)
         try:
             return future.result(seconds)

@@ -1,6 +1,6 @@
-"""Shared first turns of the episodes of a group.
+"""First turns that are shared by the episodes of a group.
 
-With widths w₁, w₂, … the first moment of a group is sampled w₁ times, the second moment after each of them w₂ times, and so on. So
+With widths w₁, w₂, … the first moment of a group is sampled w₁ times, after each of these the second moment w₂ times, and so on. So
 w₁·w₂·… episodes share w₁ first moments. Every turn is sampled once. Only moments with a turn of a trained agent count.
 """
 
@@ -61,4 +61,4 @@ class Branch(NamedTuple):
 
     answers: SharedAnswers
     ways: tuple[int, ...]
-    """Its branch at each moment. A shared turn counts for the episode with branch 0 at all later moments."""
+    """Its branch at each moment. A shared turn belongs to the episode whose later branches are all 0."""

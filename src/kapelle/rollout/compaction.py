@@ -14,8 +14,8 @@ def compacted(
 ) -> tuple[list[Message], int]:
     """Return the shortened conversation of an agent, and how many messages were dropped.
 
-    It keeps the system message, the first messages, and as many of the last ones as `rule` and `fits` allow: at least one, even if it
-    does not fit. The note follows the text of the last of the first messages. Two messages of one role that become neighbours are
+    It keeps the system message, the first messages, and as many of the last messages as `rule` and `fits` allow: at least one, even if it
+    does not fit. The note follows the text of the last of the first messages. Two messages of the same role that become adjacent are
     joined, because many chat templates require alternating roles.
     """
     system = 1 if messages and messages[0].role == "system" else 0

@@ -1,7 +1,7 @@
 """Collecting episodes: from tasks to groups of episodes.
 
-Every episode is a coroutine. All of them run at once, and the engine batches their requests. `_roll_out_once` turns a fault inside an
-episode into its `error`.
+Every episode is a coroutine. All of them run at once, and the engine batches their requests. `_roll_out_once` converts a fault inside
+an episode to its `error`.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from kapelle.runtime.ranks import Meeting, Peers
 from kapelle.types import Episode, Group, Task, Turn
 
 REDONE = 2
-"""Maximum repetitions of an episode because its environment's process died while this environment was computing."""
+"""Maximum repetitions of an episode whose environment's process died while this environment was computing."""
 LOST = 100
-"""Maximum repetitions because its environment was lost for any reason, such as a server's restart."""
+"""Maximum repetitions of an episode whose environment was lost for any reason, such as a server's restart."""
 
 
 async def roll_out_episode(
@@ -71,10 +71,10 @@ async def roll_out_episode(
     With a `record`, replay it and continue from there, sampling with `sampling_seed`. `on_scene` is called with the episode's scene.
     A `branch` shares its first turns with other episodes of the group.
 
-    Raises only errors that are not the fault of one episode: EngineError, KeyboardInterrupt, and a cancellation from outside.
+    Raises only errors that are not caused by one episode: EngineError, KeyboardInterrupt, and a cancellation from outside.
 
     If the environment's process ends, the episode restarts with the same seed and replays the turns sampled so far. An episode with
-    a tree or with an environment that does not repeat is sampled from the start.
+    a tree, or with an environment that does not repeat exactly, is sampled from the start.
     """
     blamed, lost, replayed = 0, 0, record
     turns: tuple[Turn, ...] = ()
@@ -103,7 +103,7 @@ async def roll_out_episode(
 async def continue_episode(
     setup: RolloutSetup, task: Task, left: PartialEpisode, sample: int, on_scene: Callable[[LiveScene], None]
 ) -> Episode:
-    """Continue an unfinished episode in a new environment; one that does not repeat becomes an error."""
+    """Continue an unfinished episode in a new environment; an episode that does not repeat becomes an error."""
     record = Record(left.turns, left.drafts, left.begun)
     episode = await roll_out_episode(setup, task, left.seed, sample, record, on_scene=on_scene)
     how = record.diverged(episode)
@@ -152,7 +152,7 @@ async def _roll_out_once(
                 )
             found = await setup.timeline.during("grade", state.outcome())
             if setup.rewarded and offers(setup.environment, RewardsEpisodes):
-                ends_requests()  # sampling has ended: other episodes continue while a judge model reads
+                ends_requests()  # sampling has ended, so other episodes continue while a judge model scores
                 episode = Episode(task, seed, names, scene.turns, final=scene.final)
                 rewarding = setup.environment.reward_episode(episode, found)
                 work = within("Paying the episode", "grader", setup.patience.grader, rewarding)
@@ -162,7 +162,7 @@ async def _roll_out_once(
             ends_requests()  # the sampler does not wait for this episode while its environment closes
             await state.close()
         outcome = accepted(outcome, scene.turns, setup.environment.reward_range, names)
-    except BaseException as error:  # noqa: BLE001 - the one boundary where a bad episode becomes data
+    except BaseException as error:  # noqa: BLE001 - the only boundary where a failed episode becomes data
         lost = state.lost if isinstance(state, RemoteState) else None
         lost = error if isinstance(error, WorkerLost) else lost
         reason = fault(error, cancellations)
@@ -225,7 +225,7 @@ async def rollout(
 ) -> list[Group]:
     """Roll out `samples` episodes of every task at once and return one group per task, in order.
 
-    With `own`, roll out only the tasks at these places, with the seeds that they have among all tasks.
+    With `own`, roll out only the tasks at these places, with the same seeds as in a rollout of all tasks.
     """
     step, widths, interventions = len(tasks), setup.data.widths, setup.data.interventions
     scheduled = schedule(tasks, samples, seed, one_seed=bool(widths))
@@ -340,7 +340,7 @@ async def roll_out_continuations(
 
 
 def at_once(setup: RolloutSetup, most: int) -> int:
-    """Return how many episodes, at most `most`, have enough descriptors, and threads if their environment blocks.
+    """Return for how many episodes, at most `most`, there are enough descriptors, and threads if their environment blocks.
 
     Other episodes wait before they use any resource, so that no episode blocks another. The resources of an episode include those of
     its continuations, so that it never waits for itself.
@@ -366,7 +366,7 @@ async def collect_scheduled(
 ) -> list[Episode]:
     """Roll out all scheduled episodes at once, as far as there is room, and return them in order.
 
-    With `followed`, the sampler waits until an episode has ended completely, because something depends on that.
+    With `followed`, the sampler waits until an episode has ended completely, because other work depends on its end.
     """
     under_way = at_once(setup, max_concurrent)
     gate = asyncio.Semaphore(under_way)
@@ -405,8 +405,8 @@ async def collect_scheduled(
 
 # -------- Partial rollouts: groups are rolled out until enough of them are done; a later step continues the others.
 #
-# The result does not depend on time: requests are interrupted when every coroutine waits for a completion. It is part of this
-# module, and not of a feature, because rollout workers and the scene share it.
+# The result does not depend on timing, because requests are interrupted when every coroutine waits for a completion. This code is part
+# of this module, and not of a feature, because rollout workers and the scene share it.
 
 Enough = Callable[[Sequence[bool]], bool]
 """Which groups are done → whether the others may stay unfinished."""
@@ -424,11 +424,11 @@ def begun(tasks: Sequence[Task], samples: int, seed: int, number: int) -> list[P
 async def collect_groups(
     setup: RolloutSetup, groups: Sequence[PartialGroup], enough: Enough, meeting: Peers | None = None
 ) -> list[PartialGroup]:
-    """Continue groups until enough of them are done, and return all of them as they are then, in order.
+    """Continue groups until enough of them are done, and return all groups in their state at that time, in order.
 
     The engine of `setup` is `Interruptible`. At a `meeting` of several processes, groups are assigned to them in turn, `groups` are
-    those of this process, and `enough` decides about all. They synchronise after every `PAUSE` tokens of each row, so that the end depends
-    on tokens alone.
+    those of this process, and `enough` receives those of all processes. They synchronise after every `PAUSE` tokens of each row, so that
+    the end depends only on tokens.
     """
     alone = meeting is None or meeting.size == 1
     known = {(g, k): each for g, group in enumerate(groups) for k, each in enumerate(group.episodes)}
@@ -459,7 +459,7 @@ async def collect_groups(
     failed: list[BaseException] = []
 
     def agreed() -> bool:
-        """Exchange which groups are done; return whether all processes end, as they do if one fails."""
+        """Exchange which groups are done; return whether all processes should end, which they also do if one fails."""
         assert meeting is not None, "a single process has no meeting"
         try:
             shares = meeting.all_gather("groups that are done", lambda: bytes(g.done for g in as_they_are()))
@@ -510,7 +510,7 @@ async def collect_groups(
 
 # -------- Rollouts that ranks share: whole groups are assigned in a fixed order, and every rank receives all of them
 #
-# A group's seeds depend on its task alone, so its tokens do not depend on the rank that samples them.
+# A group's seeds depend only on its task, so its tokens do not depend on the rank that samples them.
 
 
 class CollectsGroups:
@@ -523,7 +523,7 @@ class CollectsGroups:
     def request_groups(
         self, setup: RolloutSetup, tasks: Sequence[Task], samples: int, seed: int, own: Sequence[int]
     ) -> Callable[[], list[Group]]:
-        """Request `samples` episodes of the tasks at the places `own`, with their seeds among all; one group for each."""
+        """Request `samples` episodes of the tasks at the places `own`, with their seeds among all tasks; one group per task."""
         raise NotImplementedError
 
     @property
@@ -532,7 +532,7 @@ class CollectsGroups:
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Give up whatever was requested and not waited for."""
+        """Abandon requests whose results have not been waited for."""
         raise NotImplementedError
 
     def request_partial(
@@ -540,7 +540,7 @@ class CollectsGroups:
     ) -> Callable[[], Mapping[int, PartialGroup]]:
         """Request this rank's share of groups that are continued until enough of them are done, by place in `pool`.
 
-        `meeting` is that of the ranks.
+        `meeting` is the meeting of the ranks.
         """
         raise NotImplementedError
 
@@ -560,7 +560,7 @@ def request_groups(
 
 
 def shared_rollout(setup: RolloutSetup, tasks: Sequence[Task], samples: int, seed: int) -> list[Group]:
-    """Roll out `samples` episodes of every task, where each rank has a share; return one group per task, in order, in every rank.
+    """Roll out `samples` episodes of every task, divided among the ranks; return one group per task, in order, in every rank.
 
     The global random generators end in rank 0's state.
     """

@@ -1,4 +1,4 @@
-"""Interventions: an episode is continued from one of its moments after a change.
+"""Interventions: change an episode at one of its moments, and continue it from there.
 
 Task, seed and turns determine an episode. A continuation therefore runs the same program in a new environment: it replays the
 recorded turns token for token (`Record`), applies the change, and samples everything after it with its own seeds. No environment
@@ -13,17 +13,17 @@ is copied.
 An algorithm's change (`algorithm.Change`) is one of:
 
 - `resample`: one turn has a new sample;
-- `replace`: another turn replaces it, such as that of another episode with the same prompt;
+- `replace`: another turn takes its place, such as a turn of another episode with the same prompt;
 - `remove`: agents have empty turns, from their first turn on;
 - `swap`: another policy samples for an agent, from its first turn on.
 
 Other agents' turns of the same moment are replayed. The n-th continuations of all changes at one moment have the same seeds, which
-reduces the variance of their difference and changes no expectation.
+reduces the variance of their difference without changing expectations.
 
-**Budget.** With a bound on tokens each episode has an equal part of it. The *other* episodes of its group decide which changes are
+**Budget.** If tokens are bounded, each episode has an equal part of the budget. The *other* episodes of its group decide which changes are
 rolled out: what each slot (an agent's turn with a given number) costs them, how often they have it, and how informative it is.
 The most informative slots are chosen as long as they are expected to fit. If the episode's own turns decided, the baseline would
-depend on what it is compared with, and the update would no longer follow ∇J. A slot that fits partly is rolled out in that share
+depend on the turns that it is compared with, and the update would no longer follow ∇J. A slot that fits partly is rolled out in that share
 of the episodes, drawn by their seeds. `Episode.continued` counts the sampled tokens.
 """
 
@@ -58,7 +58,7 @@ class Record:
         swapped: Mapping[str, str] = MappingProxyType({}),
         resampled: Collection[str] = (),
     ) -> None:
-        """Take the recorded turns, one candidate of each agent that moves next, and unfinished turns of others.
+        """Set the recorded turns, one candidate of each agent that moves next, and unfinished turns of other agents.
 
         After these turns `absent` agents have empty turns, and `swapped` policies (by agent) sample. Agents in `resampled` also move
         next, and their turns are sampled.
@@ -86,9 +86,9 @@ class Record:
         return other
 
     def take(self, agent: str, number: int, prompt_ids: Sequence[int], turns: Sequence[Turn]) -> Turn | None:
-        """Return the agent's recorded turn of this number (from 0), or None if it samples.
+        """Return the agent's recorded turn of this number (from 0), or None if the turn is to be sampled.
 
-        `turns` are those recorded so far. Raises EpisodeError if prompt or rewards differ from the record.
+        `turns` are the turns recorded so far. Raises EpisodeError if the prompt or rewards differ from the record.
         """
         given = self._given.pop((agent, number), None)
         if given is None and agent not in self._waits_for:
@@ -98,14 +98,14 @@ class Record:
         elif given.prompt_ids != tuple(prompt_ids):
             same = [a == b for a, b in zip(given.prompt_ids, prompt_ids, strict=False)]
             at = same.index(False) if False in same else len(same)
-            self._fail(f"'{agent}' has another prompt at its turn {number + 1}, from token {at} on")
+            self._fail(f"the prompt of '{agent}' at its turn {number + 1} differs from token {at} on")
         if len(turns) == len(self._past) and agent in self._now:
             now = dict(numbered(turns))
             for key, old in numbered(self._past):
                 new = now.get(key, old)
                 if old.reward != new.reward:
                     self._fail(
-                        f"'{old.agent}' has the reward {new.reward} for turn {old.index} and not {old.reward}"
+                        f"'{old.agent}' has the reward {new.reward} for turn {old.index} instead of {old.reward}"
                     )
         return given
 
@@ -119,7 +119,7 @@ class Record:
         return bool(self._given)
 
     def diverged(self, ended: Episode | None = None) -> str | None:
-        """Return how the replay differs from the record; an `ended` episode may also have ended too early."""
+        """Return how the replay differs from the record, including that an `ended` episode ended too early."""
         left = len(self._given) + len(self._waits_for)
         if left and ended is not None and self._diverged is None:
             reason = ended.error or "no error"
@@ -136,7 +136,7 @@ class Record:
 
 
 def does_not_repeat(environment: str, how: str, off: str) -> EpisodeError:
-    """Return the error of an episode that diverged from its record; it names the setting `off`."""
+    """Return the error of an episode that diverged from its record; its message names the setting `off`."""
     return EpisodeError(
         f"An episode of '{environment}' does not repeat with the same seed and turns: {how}. Set {off}, or derive all randomness of "
         "environment and workflow from their seeds."
@@ -162,7 +162,7 @@ class Fork(NamedTuple):
     record: Record
     """The turns to replay and the change."""
     seeds: tuple[int | str, ...]
-    """The seeds of its continuations derive from these and their numbers; equal for all forks of a moment."""
+    """The seeds of its continuations are derived from this and their numbers; equal for all forks of a moment."""
 
 
 class Continuation(NamedTuple):
@@ -176,7 +176,7 @@ class Continuation(NamedTuple):
 
 
 RollOutAll = Callable[[Sequence[Continuation]], Awaitable[Sequence[Episode]]]
-"""Function that rolls out continuations at once, and returns failed ones too."""
+"""Function that rolls out continuations at once, and also returns the failed ones."""
 
 
 class ContinuedFork(NamedTuple):
@@ -248,7 +248,7 @@ async def intervene(
     """Return groups with the results of changes to their episodes (`Episode.interventions`).
 
     `step` is the number of groups of the whole step. The returns of a change exclude failed continuations. An episode that does not
-    repeat becomes an error.
+    repeat exactly becomes an error.
     """
     chosen = [
         (g, e, change)
@@ -337,7 +337,7 @@ def affordable(
 
 
 def _drawn(episode: Episode, slot: Slot) -> float:
-    """Return a random number in [0, 1) by the episode's seed and a slot."""
+    """Return a random number in [0, 1) from the episode's seed and a slot."""
     number = -1 if slot.number is None else slot.number
     return random.Random(derive_seed(episode.seed, "budget", *slot.agents, number)).random()
 
@@ -357,7 +357,7 @@ def _first_turn(episode: Episode, change: Change) -> int | None:
 
 
 def moment_of(episode: Episode, change: Change) -> tuple[Sequence[Turn], Sequence[Turn]]:
-    """Return the turns before the first changed one began, and the others of its moment."""
+    """Return the turns before the first changed turn began, and the other turns of its moment."""
     first = _first_turn(episode, change)
     if first is None:
         return episode.turns, ()
@@ -383,11 +383,11 @@ def fork_of(episode: Episode, sample: int, change: Change) -> Fork:
         case "resample", None:
             record = Record(past, beside, resampled=change.agents)
         case _:
-            raise ValueError(f"a change `{change.what}` has no `by` like {change.by!r:.60}")
+            raise ValueError(f"a change `{change.what}` does not support `by` {change.by!r:.60}")
     return Fork(episode, sample, record, (episode.seed, "intervention", len(past)))
 
 
-# -------- The candidates of a tree's moment: each joint action is continued
+# -------- The candidates at a moment of a tree: each joint action is continued
 
 
 async def choose(
@@ -398,10 +398,10 @@ async def choose(
     environment: str,
     roll_out_all: RollOutAll,
 ) -> list[tuple[Turn, list[Turn]]]:
-    """Return the chosen candidate of each agent that moves, and its siblings, each with its value in `continuation_return`.
+    """Return the chosen candidate of each agent that moves, and its siblings; each has its value in `continuation_return`.
 
-    `drafts` are the candidates of every agent that moves after the turns `so_far`: one for a frozen agent, which has no value. The
-    value of a candidate is its agent's mean return over valid continuations. Candidates of the same tokens are continued once. Raises
+    `drafts` are the candidates of every agent that moves after the turns `so_far`; a frozen agent has one, without a value. The
+    value of a candidate is its agent's mean return over valid continuations. Candidates with the same tokens are continued once. Raises
     EpisodeError if all continuations of a joint action failed, or if one does not repeat.
     """
     counts = [len(candidates) for candidates in drafts]
@@ -432,7 +432,7 @@ async def choose(
         valid = [tree.returns(episode) for episode in became.valid]
         if not valid:
             raise EpisodeError(
-                f"All continuations of a candidate failed. The error of the first: {became.episodes[0].error}"
+                f"All continuations of a candidate failed. The first error was: {became.episodes[0].error}"
             )
         returns[words] = {agent: fmean(each.get(agent, 0.0) for each in valid) for agent in valid[0]}
     chosen = []

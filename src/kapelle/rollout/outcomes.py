@@ -1,8 +1,8 @@
 """Conversion of an environment's results to plain values.
 
 Environments are user code: their numbers may be NumPy's, their `info` may contain anything, and they may raise any BaseException.
-Converted values are recorded exactly and read back equal. Everything else is an EpisodeError, which fails one episode and not the
-run.
+Converted values are recorded exactly and read back unchanged. Everything else raises an EpisodeError, which fails one episode but not
+the run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def number(value: object, what: str) -> float:
         return value
     value = _scalar(value)
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
-        raise EpisodeError(f"{what} is {_shown(value)}, a {type(value).__name__} and not a number.")
+        raise EpisodeError(f"{what} is {_shown(value)}, a {type(value).__name__} instead of a number.")
     return float(value)
 
 
@@ -51,24 +51,24 @@ def share(value: object, what: str) -> float:
 
 
 def text(value: object, what: str) -> str:
-    """Return a text as plain `str`; raise EpisodeError for other values."""
+    """Return a string as plain `str`; raise EpisodeError for other values."""
     if not isinstance(value, str):
-        raise EpisodeError(f"{what} is {_shown(value)}, a {type(value).__name__} and not a text.")
+        raise EpisodeError(f"{what} is {_shown(value)}, a {type(value).__name__} instead of a string.")
     return str.__str__(value)
 
 
 def checked_rewards(rewards: object, names: Collection[str]) -> dict[str, float]:
-    """Return rewards by agent as floats; EpisodeError for an agent outside the team or a value that is not a number.
+    """Return rewards by agent as floats; raise EpisodeError for an agent outside the team or a value that is not a number.
 
-    A number that is not finite is accepted here: the range is checked on the sum over the episode.
+    Numbers that are not finite are accepted here, because the range is checked on the sum over the episode.
     """
     if type(rewards) is not dict and not isinstance(rewards, Mapping):
         raise EpisodeError(
-            f"The environment returned {_shown(rewards)} as rewards; return a mapping of agents to rewards."
+            f"The environment returned {_shown(rewards)} as rewards. Return a mapping from agents to rewards."
         )
     for agent in rewards:
         if not isinstance(agent, str) or agent not in names:
-            raise EpisodeError(f"The environment rewards {_shown(agent)}, who is not in the team.")
+            raise EpisodeError(f"The environment rewards {_shown(agent)}, which is not in the team.")
     return {
         str.__str__(agent): number(reward, f"The reward of '{agent}'") for agent, reward in rewards.items()
     }
@@ -94,7 +94,7 @@ def plain(value: object, place: str, depth: int = 0) -> Json:
         if isinstance(value, int):
             if value.bit_length() > WIDEST:
                 raise EpisodeError(
-                    f"{place} is a whole number of {value.bit_length()} bits, more than {WIDEST}."
+                    f"{place} is an integer of {value.bit_length()} bits, more than the limit of {WIDEST}."
                 )
             return int.__int__(value)
         if isinstance(value, float):
@@ -112,7 +112,7 @@ def plain(value: object, place: str, depth: int = 0) -> Json:
                 hash(known)
             except TypeError as error:
                 raise EpisodeError(
-                    f"A key in {place} contains a list or mapping. Use texts or numbers as keys."
+                    f"A key in {place} contains a list or mapping. Use strings or numbers as keys."
                 ) from error
             found[known] = plain(inner, f"{place}.{key}", depth + 1)
         return found
@@ -120,12 +120,12 @@ def plain(value: object, place: str, depth: int = 0) -> Json:
         items = [plain(inner, f"{place}.{index}", depth + 1) for index, inner in enumerate(value)]
         return tuple(items) if isinstance(value, tuple) else items
     raise EpisodeError(
-        f"{place} is a {type(value).__name__}, which JSON cannot represent. Use texts, numbers, lists and mappings."
+        f"{place} is a {type(value).__name__}, which JSON cannot represent. Use strings, numbers, lists and mappings."
     )
 
 
 def in_range(total: float, bounds: tuple[float, float]) -> bool:
-    """Return whether a total is between two bounds, up to rounding of sums."""
+    """Return whether a total is between two bounds, up to rounding errors of sums."""
     low, high = bounds
     if -math.inf < low <= total <= high < math.inf:  # nearly always
         return True
@@ -136,7 +136,7 @@ def in_range(total: float, bounds: tuple[float, float]) -> bool:
 def accepted(
     outcome: Outcome, turns: Sequence[Turn], bounds: tuple[float, float], names: Sequence[str]
 ) -> Outcome:
-    """Return the outcome in plain values; EpisodeError for a value that cannot be converted or a reward out of range."""
+    """Return the outcome in plain values; raise EpisodeError for a value that cannot be converted or a reward out of range."""
     rewards = checked_rewards(outcome.rewards, names)
     for name in names:
         amounts = [turn.reward for turn in turns if turn.agent == name] + [rewards.get(name, 0.0)]
@@ -154,10 +154,10 @@ def accepted(
 
 
 def plain_outcome(outcome: Outcome, rewards: Mapping[str, float]) -> Outcome:
-    """Return the outcome in plain values, with these rewards; EpisodeError names the first value that cannot be converted."""
+    """Return the outcome in plain values, with these rewards; raise EpisodeError for the first value that cannot be converted."""
     info = plain(outcome.info, "info")
     if not isinstance(info, dict):
-        raise EpisodeError(f"info is {_shown(info)}; return a mapping.")
+        raise EpisodeError(f"`info` is {_shown(info)}. Return a mapping.")
     truncated: object = outcome.truncated
     if truncated is not False and not isinstance(truncated := _scalar(truncated), bool):
         raise EpisodeError(f"`truncated` is {_shown(truncated)}, neither true nor false.")
@@ -179,7 +179,7 @@ def pending_cancellations() -> int:
 def fault(error: BaseException, before: int) -> str:
     """Return why an episode failed; raise an error that is not the episode's fault.
 
-    These are KeyboardInterrupt, EngineError, TrainingHalted, and a cancellation from outside, even if the environment turned it into
+    These are KeyboardInterrupt, EngineError, TrainingHalted, and a cancellation from outside, even if the environment replaced it with
     another error. `before` is `pending_cancellations` at the start of the episode.
     """
     if isinstance(error, KeyboardInterrupt | EngineError | TrainingHalted):
@@ -210,7 +210,9 @@ def message_of(error: BaseException) -> str:
         message = str(error)
     except Exception as unreadable:  # noqa: BLE001 - the environment's own class
         message = f"(its message cannot be read: {type(unreadable).__name__})"
-    located = KapelleError | DeadlineExceeded | EnvironmentErrorElsewhere  # their messages need no line
+    located = (
+        KapelleError | DeadlineExceeded | EnvironmentErrorElsewhere
+    )  # their messages do not need the line
     where = "" if isinstance(error, located) else place_of(error)
     if isinstance(error, pydantic.ValidationError) or message.startswith("'coroutine' object "):
         message = words_of(error)
@@ -229,23 +231,23 @@ def _shown(value: object) -> str:
 
 
 FIRST = 8
-"""Failures with the same error that end a run in which no episode has succeeded."""
+"""Number of failures with the same error that ends a run in which no episode has succeeded."""
 
 
 class FirstFailures:
-    """Ends a run whose first episodes all fail with the same error, before it starts hundreds of them."""
+    """Ends a run whose first episodes all fail with the same error, before it starts hundreds of episodes."""
 
     def __init__(self, bound: float) -> None:
-        """Take the share of failed episodes that the run accepts (`training.max_failed_share`)."""
+        """Set the share of failed episodes that the run accepts (`training.max_failed_share`)."""
         self._bound = bound
         self._succeeded = False
         self._failed: dict[str, list[Episode]] = {}
 
     def note(self, episode: Episode, running: int) -> None:
-        """Count an episode that has ended while `running` others run; raise TrainingHalted if the run cannot succeed.
+        """Count an episode that has ended while `running` other episodes run; raise TrainingHalted if the run cannot succeed.
 
-        Numbers do not distinguish errors. Slow episodes may still succeed after fast ones have failed, so that the failures must
-        exceed the accepted share of all that were started.
+        Errors that differ only in numbers count as the same. Slow episodes may still succeed after fast ones have failed, so the failures
+        must exceed the accepted share of all started episodes.
         """
         if self._succeeded or episode.error is None:
             self._succeeded = True
@@ -270,6 +272,6 @@ def halt_on_failures(groups: Sequence[Group], bound: float) -> None:
         reason, times = Counter(errors).most_common(1)[0]
         raise TrainingHalted(
             f"{len(errors)} of {total} episodes of this step failed, more than `training.max_failed_share` = "
-            f"{bound}. Most often ({times} times): {reason}",
+            f"{bound}. The most frequent reason ({times} times): {reason}",
             groups,
         )

@@ -1,4 +1,4 @@
-"""Unfinished episodes as data: the next step continues them with newer weights.
+"""Unfinished episodes as data, which the next step continues with newer weights.
 
 An episode is determined by its task, seed and turns (`interventions.py`), so only the samples are kept. The next step replays
 them in a new environment and continues sampling where they end.
@@ -65,12 +65,12 @@ class EndOfStep:
     """Maximum number of unfinished groups."""
 
     def __call__(self, done: Sequence[bool]) -> bool:
-        """Return whether the step may end, given which groups are done."""
+        """Return whether the step may end; `done` says which groups are done."""
         return all(done[place] for place in self.must) and sum(done) >= len(done) - self.most
 
 
 def grown(turn: Turn, ids: Sequence[int], logprobs: Sequence[float], version: int, weights_hash: str) -> Turn:
-    """Return a turn with further completion tokens of these weights."""
+    """Return a turn with additional completion tokens of these weights."""
     if turn.completion_ids and not ids:
         return turn
     runs = turn.runs if turn.completion_ids else ()
@@ -89,7 +89,7 @@ def grown(turn: Turn, ids: Sequence[int], logprobs: Sequence[float], version: in
 def as_recorded(
     left: PartialEpisode, turns: Sequence[Turn], reward_events: Sequence[RewardEvent]
 ) -> tuple[tuple[Turn, ...], tuple[RewardEvent, ...]]:
-    """Return turns and reward events of a continued episode, the earlier ones in the order of their recording.
+    """Return turns and reward events of a continued episode, with the earlier turns in their recorded order.
 
     A replay does not wait for the sampler, so that agents that act independently may be recorded in another order.
     """
@@ -100,7 +100,7 @@ def as_recorded(
 
 
 def numbered(turns: Iterable[Turn]) -> list[tuple[tuple[str, int], Turn]]:
-    """Return every turn with its agent and its number among the agent's, from 0."""
+    """Return every turn with its agent and its number among that agent's turns, from 0."""
     taken: Counter[str] = Counter()
     found = []
     for turn in turns:
@@ -134,7 +134,7 @@ def dump_partial(groups: Iterable[PartialGroup]) -> str:
 
 
 def load_partial(text: str) -> list[PartialGroup]:
-    """Return the groups of `dump_partial`; DataError for an invalid row."""
+    """Return the groups of `dump_partial`; raise DataError for an invalid row."""
     groups: dict[int, tuple[int, list[Episode | PartialEpisode]]] = {}
     tasks: dict[int, Task] = {}
     for line in text.splitlines():

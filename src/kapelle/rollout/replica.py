@@ -36,9 +36,9 @@ class TeamReplica:
         hold: Hold = HeldHere,
         elsewhere: Elsewhere | None = None,
     ) -> None:
-        """Build from the resolved settings and the paths of the team's bases, by name; `hold` as for `make_rollout_setup`.
+        """Build the team from resolved settings and the paths of its bases, by name; `hold` is as in `make_rollout_setup`.
 
-        Loads only the bases of policies that are sampled here, not `elsewhere`; critics are not needed.
+        Loads only the bases of policies that are sampled here and not `elsewhere`; critics are not loaded.
         """
         torch.set_num_threads(threads)
         keep_imports_from_drawing()
@@ -73,5 +73,5 @@ class TeamReplica:
 
 
 def moves(policy: Policy) -> bool:
-    """Return whether a policy has other weights than its base on the disk."""
+    """Return whether a policy's weights differ from its base on the disk."""
     return policy.endpoint is None and bool(policy.lora or policy.trained or policy.past)

@@ -65,7 +65,7 @@ _TURN_VALUES = attrgetter(*Turn.__slots__)
 
 
 def placed(turn: Turn, index: int, reward: float) -> Turn:
-    """Return a turn with its index and reward; several times faster than `dataclasses.replace`, for every turn."""
+    """Return a turn with its index and reward; called for every turn, and several times faster than `dataclasses.replace`."""
     values = dict(zip(Turn.__slots__, _TURN_VALUES(turn), strict=True))
     values["index"], values["reward"] = index, reward
     return Turn(**values)
@@ -73,7 +73,7 @@ def placed(turn: Turn, index: int, reward: float) -> Turn:
 
 @dataclass(frozen=True, slots=True)
 class RequestedTurn:
-    """A turn with a requested completion: the values that are known before the completion."""
+    """A turn whose completion is requested: the values that are known before the completion."""
 
     request: Request
     trained: bool
@@ -81,9 +81,9 @@ class RequestedTurn:
     """Number of turns that were complete when its prompt was fixed."""
     new_messages: tuple[Message, ...]
     begun: Turn | None
-    """The unfinished turn that is sampled further; None for a new one."""
+    """The unfinished turn that is sampled further; None for a new turn."""
     dropped: int = 0
-    """Number of messages of its conversation that were dropped before it."""
+    """Number of messages that were dropped from its conversation before this turn."""
 
     def completed(
         self,
@@ -98,7 +98,7 @@ class RequestedTurn:
         constraint: Constraint | None = None,
         thoughts: int = 0,
     ) -> Turn:
-        """Return the turn with these sampled tokens, by default none; its index is set by `LiveScene.commit`."""
+        """Return the turn with these sampled tokens, by default none; `LiveScene.commit` sets its index."""
         if self.begun is not None:
             known = replace(
                 self.begun,
@@ -159,15 +159,15 @@ class LiveAgentSession:
         """Its last recorded turn; the conversation continues from the turn's tokens."""
         self._opening = instructions(agent, scene.task)
         self.read_by: Renderer | None = None
-        """How its conversation became tokens in its last turn."""
+        """The renderer of its conversation in its last turn."""
         self._turn_count = 0
         """Number of turns begun so far; it selects the policy if policies differ by turn."""
         self.ended: dict[int, list[Message]] = {}
-        """Index of a turn → the conversation that ended with it, for turns that may follow an earlier turn than the last one."""
+        """Index of a turn → the conversation that ended with it; used if a later turn may follow an earlier turn than the last one."""
 
     @property
     def renderer(self) -> Renderer:
-        """How its conversation becomes tokens in its next turn."""
+        """The renderer of its conversation in its next turn."""
         return self._renderer(self._policy)
 
     def _renderer(self, policy: Policy) -> Renderer:
@@ -202,7 +202,7 @@ class LiveAgentSession:
         return (await self._scene.together({self.agent.name: new_messages}, fresh))[self.agent.name]
 
     async def draft(self, new_messages: Sequence[Message | str], fresh: bool = False) -> list[Turn]:
-        """Return the candidates of a tree, or the one turn without a tree; `LiveScene` records the chosen one.
+        """Return the candidates of a tree, or without a tree the only turn; `LiveScene` records the chosen one.
 
         `fresh` begins a new conversation.
         """
@@ -230,16 +230,16 @@ class LiveAgentSession:
         return await self._sample(policy, renderer, prompt, messages, sampling, self.messages, dropped)
 
     def _read(self, new_messages: Sequence[Message | str], begins: bool) -> list[Message]:
-        """Return what the agent reads before its next turn, with new pictures of the environment."""
+        """Return the messages that the agent reads before its next turn, with new pictures of the environment."""
         scene, name, task = self._scene, self.agent.name, self._scene.task
         given: Sequence[object] = new_messages
         wrong = [type(each).__name__ for each in given if not isinstance(each, Message | str)]
         if wrong or isinstance(
             new_messages, str
-        ):  # the letters of a plain text would be accepted as a list of texts
+        ):  # otherwise the letters of a string would be accepted as a list of strings
             raise EpisodeError(
-                f"The workflow gives '{name}' a {wrong[0] if wrong else 'text'} to read. Give `say` texts, such as `turn.text`, and "
-                "`together` a list of texts for each agent."
+                f"The workflow gives '{name}' a {wrong[0] if wrong else 'string'} to read. Pass strings to `say`, such as `turn.text`, and "
+                "a list of strings for each agent to `together`."
             )
         messages = [Message("user", each) if isinstance(each, str) else each for each in new_messages]
         if task.messages:
@@ -262,7 +262,7 @@ class LiveAgentSession:
         return renderer.start(messages), messages
 
     async def draft_after(self, continued: Continued, before: Turn | None) -> tuple[Turn, list[Message]]:
-        """Return a completion in the conversation that ended with the turn `before`, and all that its prompt contains.
+        """Return a completion in the conversation that ended with the turn `before`, and all messages of its prompt.
 
         Several calls may run at once: the agent's own conversation is neither read nor changed.
         """
@@ -300,7 +300,7 @@ class LiveAgentSession:
         room = renderer.context - len(prompt)
         if room <= 0:
             raise ContextError(
-                f"The prompt of agent '{name}' has {len(prompt)} tokens; its model reads "
+                f"The prompt of agent '{name}' has {len(prompt)} tokens; its model reads only "
                 f"{renderer.context}. Use shorter prompts, fewer rounds or a model with a longer context."
             )
         number, seen, record = self._turn_count, len(scene.turns), scene.record
@@ -309,7 +309,7 @@ class LiveAgentSession:
         if sampling.constraint is not None and sampling.constraint.is_legal:
             moves = scene.legal(
                 name
-            )  # the list is empty if the agent is not to move: then any text is allowed
+            )  # the list is empty if it is not the agent's turn; then any text is allowed
             sampling = replace(sampling, constraint=Constraint.choices(moves) if moves else None)
         if given is not None and (record is None or given is not record.begun.get(name)):
             turn = replace(given, reward=0.0, score=None, continuation_return=None, parent=None)
@@ -361,7 +361,7 @@ class LiveAgentSession:
         completion = await setup.timeline.during("generate", answer)
         if not all(map(math.isfinite, completion.logprobs)):
             raise EpisodeError(
-                f"Policy '{request.policy}' returned log-probs that are not finite: its weights are damaged. "
+                f"Policy '{request.policy}' returned log-probs that are not finite, so its weights are damaged. "
                 "Go back to an earlier checkpoint, and lower `optimizer.lr`."
             )
         return completion
@@ -370,9 +370,9 @@ class LiveAgentSession:
 def _extended(
     renderer: Renderer, last: Turn, earlier: Sequence[Message], new: list[Message]
 ) -> tuple[tuple[int, ...], list[Message]]:
-    """Return the prompt that extends a conversation after its `last` turn, and the messages that the prompt adds to that turn's tokens.
+    """Return the prompt that extends a conversation after its `last` turn, and the messages that it adds to that turn's tokens.
 
-    The prompt adds all messages if the renderer removed thoughts of the turn.
+    If the renderer removed thoughts from that turn, the prompt adds all messages.
     """
     prompt = renderer.extend(last.prompt_ids, last.completion_ids, new, earlier)
     known = last.prompt_ids + last.completion_ids
@@ -404,7 +404,7 @@ class LiveScene:
         self.seed = seed
         """Seed of this episode."""
         self.team_moves = offers(setup.environment, TeamMoves)
-        """Whether the environment takes one text per move."""
+        """Whether the environment takes one message per move."""
         self.sample = sample
         self.sampling_seed = seed if sampling_seed is None else sampling_seed
         self.record = record
@@ -417,7 +417,7 @@ class LiveScene:
         without = record is not None and isinstance(setup.workflow, GoesOnWithout)
         absent = record.absent if without and record is not None else frozenset[str]()
         self.names = tuple(name for name in self._sessions if name not in absent) or tuple(self._sessions)
-        """Agent names in order, without absent ones if the workflow can run without them."""
+        """Agent names in order, without absent agents if the workflow can run without them."""
         self._turns: list[Turn] = []
         self._open: dict[str, list[Turn]] = {}
         """Agent → siblings of its chosen candidate, until that is recorded."""
@@ -500,7 +500,7 @@ class LiveScene:
         """Sample turns of several agents for the same moment; see `workflow.Scene`."""
         if type(words) is not dict and not isinstance(words, Mapping):
             raise EpisodeError(
-                f"The workflow gives `together` a {type(words).__name__}. Give a list of texts for each agent: {{name: [text]}}."
+                f"The workflow gives `together` a {type(words).__name__}. Give a list of strings for each agent: {{name: [text]}}."
             )
         # All are sampled before one is recorded, so that no agent reads another's text.
         tree = self.setup.data.tree
@@ -569,11 +569,11 @@ class LiveScene:
         return text(self._state.observe(agent), f"The observation of '{agent}'")
 
     def legal(self, agent: str) -> Sequence[str]:
-        """Return the legal moves that the environment lists; empty for an agent that is not to move."""
+        """Return the legal moves that the environment lists; empty if it is not the agent's turn."""
         return self._state.legal(agent)
 
     def shown(self, agent: str, read: list[Message], known: Sequence[Image]) -> list[Message]:
-        """Return what an agent reads, with the pictures of its observation that are not in the conversation yet."""
+        """Return the messages that an agent reads, with the pictures of its observation that are not in the conversation yet."""
         if isinstance(self._state, RemoteState) or not read:
             return read
         new = [image for image in dict.fromkeys(self._state.images(agent)) if image not in known]
@@ -588,19 +588,19 @@ class LiveScene:
         found: object = movers
         if isinstance(found, str):
             raise EpisodeError(
-                f"`movers` returns {found!r:.60}; return a tuple of agents' names, empty when it is over."
+                f"`movers` returns {found!r:.60}. Return a tuple of agents' names, which is empty at the end of the episode."
             )
         return movers
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Take a step of the environment and add its rewards to the agents' last turns.
 
-        The reward of an agent without a turn is added to its first one. EpisodeError for an agent outside the team.
+        The reward of an agent without a turn is added to its first turn. Raises EpisodeError for an agent outside the team.
         """
         for given in (*actions.values(), final or ""):
             if not isinstance(given, str):
                 raise EpisodeError(
-                    f"The workflow gives `step` a {type(given).__name__}. Give texts by agent, such as `turn.text`."
+                    f"The workflow gives `step` a {type(given).__name__}. Give a mapping from agents to strings, such as `turn.text`."
                 )
         self.stepped = True
         self.final = self.final if final is None else final
@@ -618,13 +618,13 @@ class LiveScene:
         return checked
 
     def settle(self, outcome: Outcome) -> Outcome:
-        """Add the rewards of turns to them, and return the outcome.
+        """Add the outcome's turn rewards to the turns, and return the outcome.
 
         The terminal reward of an agent without a turn includes its earlier rewards.
         """
         found: object = outcome
         if not isinstance(found, Outcome):
-            raise EpisodeError(f"`outcome` returns {found!r:.60}; return a kapelle.Outcome.")
+            raise EpisodeError(f"`outcome` returns {found!r:.60}. Return a kapelle.Outcome.")
         for index, reward in outcome.turn_rewards.items():
             turn = self._turns[index]
             self._turns[index] = placed(turn, index, turn.reward + reward)
@@ -634,7 +634,7 @@ class LiveScene:
         return Outcome(rewards, outcome.success, outcome.info, outcome.truncated, outcome.roles)
 
     def extract(self, text: str) -> str | None:
-        """Return the final answer in a text; None if the environment knows no answers."""
+        """Return the final answer in a text; None if the environment has no answers."""
         environment = self.setup.environment
         if offers(environment, Answerable) and has_comparable_answers(environment):
             return call(
@@ -651,11 +651,11 @@ class LiveScene:
         """Score a recorded turn's text as an answer; see `workflow.Scene`."""
         if not self._state.scorable:
             raise EpisodeError(
-                f"`{self.setup.environment.name}` scores texts only at the end of an episode. Set `workflow.score_rounds: false`, or "
+                f"`{self.setup.environment.name}` scores answers only at the end of an episode. Set `workflow.score_rounds: false`, or "
                 "use another environment."
             )
         with Participant():
             value = await self.setup.timeline.during("grade", self._state.score(turn.agent, turn.text))
-        score = share(value, f"The environment's score of a text of '{turn.agent}'")
+        score = share(value, f"The environment's score of an answer of '{turn.agent}'")
         self._turns[turn.index] = replace(self._turns[turn.index], score=score)
         return score

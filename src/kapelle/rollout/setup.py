@@ -1,7 +1,7 @@
 """How a team's episodes are rolled out: environment, workflow, engine, limits.
 
-`make_rollout_setup` makes a `RolloutSetup` from a run's settings. It is a value: code that needs other episodes works with a copy
-(`dataclasses.replace`), such as greedy evaluation with its own `sampling`.
+`make_rollout_setup` makes a `RolloutSetup` from a run's settings. It is an immutable value: code that needs different episodes, such as greedy evaluation
+with its own `sampling`, works with a copy (`dataclasses.replace`).
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ class RolloutSetup:
     workflow: Workflow
     engine: RolloutEngine
 
-    # From the settings of a run
+    # Set from the settings of a run
 
     patience: Patience = field(default_factory=Patience)
     """Time limit of each kind of call."""
     compaction: CompactionConfig | None = None
-    """The rule for a conversation that no longer fits the context; without one its episode fails."""
+    """The rule for a conversation that no longer fits the context; without a rule, its episode fails."""
     share_thoughts: bool = False
     """Whether agents and the environment read other agents' thoughts."""
     run: str = ""
-    """The run's name, by which outside programs may call the team; empty without one."""
+    """The run's name, by which external programs may call the team; empty if it has none."""
     workers: EnvironmentWorkers | None = None
-    """The processes of environments; None for this process."""
+    """The processes that run environments; None for this process."""
     ranks: Ranks = ALONE
     """The processes that share the tasks; see `shared_rollout`."""
     timeline: Timeline = field(default_factory=Timeline)
     """Records the time of each phase."""
 
-    # What the training loop, an evaluation or a service changes in a copy
+    # Changed in a copy by the training loop, an evaluation or a service
 
     data: Data = field(default_factory=Data)
     """The algorithm's trees, shared turns and interventions in training; the default samples every episode separately."""
     sampling: Mapping[str, Sampling] | None = None
     """Sampling by agent in place of the team's."""
     rewarded: bool = True
-    """Whether the environment rewards complete episodes and groups (`RewardsEpisodes`); a memory plan needs only samples."""
+    """Whether the environment may reward complete episodes and groups (`RewardsEpisodes`); false for a memory plan."""
     generate: Callable[[Request], Awaitable[Completion]] | None = None
     """Answers requests in place of the engine's `generate`."""
     first_failures: FirstFailures | None = None
-    """Ends a run whose first episodes all fail; None lets all of them fail."""
+    """Ends a run whose first episodes all fail; None for no such limit."""
 
     def sampling_of(self, agent: Agent) -> Sampling:
         """Return an agent's sampling."""
@@ -79,7 +79,7 @@ class RolloutSetup:
 def make_rollout_setup(
     config: RunConfig, team: Team, engine: RolloutEngine, ranks: Ranks = ALONE, hold: Hold = HeldHere
 ) -> RolloutSetup:
-    """Return the rollout setup of a team by the settings; `hold` starts the processes of environments."""
+    """Return the rollout setup of a team for the settings; `hold` starts the processes of environments."""
     environment: Any = config.environment  # its settings, or a copy with models in place
     if offers(environment, UsesModels) and environment.frozen_models:
         from kapelle.setup.frozen_models import FrozenModels  # slow: torch

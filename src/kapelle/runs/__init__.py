@@ -1,1 +1,1 @@
-"""The run directory, which is the interface: what is written, how it is read back, who may write."""
+"""The run directory, which is the interface between programs: what is written, how to read it, and who may write to it."""

@@ -1,9 +1,9 @@
-"""Which turns lost an episode: the probability of success before and after each of them, kept beside a run and summed up.
+"""Which turns lost an episode: the probability of success before and after each turn, stored in the run directory and summarised.
 
-    RUN/blame/eval-step60-8x-1a2b3c4d.jsonl    the first line describes the measurement, each further one is an episode
+    RUN/blame/eval-step60-8x-1a2b3c4d.jsonl    the first line describes the measurement, each later line is an episode
 
-`evaluation.blame` measures. Files are appended to, one episode at a time, so that an interrupted measurement can continue.
-A run does not need the folder: it can be deleted at any time. Unreadable lines count as not measured.
+`evaluation.blame` measures and appends one episode at a time, so that an interrupted measurement can continue. A run
+does not need the folder: it can be deleted at any time. An episode whose line cannot be read counts as not measured.
 
 This module imports no torch: the viewer reads these files too.
 """
@@ -35,7 +35,7 @@ FOLDER = "blame"
 COSTLIEST = 10
 """Number of quoted turns."""
 QUOTED = 100
-"""Most characters of a quoted turn."""
+"""Maximum number of characters of a quoted turn."""
 
 
 # -------- Results for a turn, an episode and all episodes
@@ -43,42 +43,42 @@ QUOTED = 100
 
 @dataclass(frozen=True, slots=True)
 class SampledInstead:
-    """A resampled text of a turn, and its success."""
+    """A resampled completion of a turn, and its success."""
 
     text: str
     times: Count
-    """Continuations with exactly this text."""
+    """Number of continuations with exactly this completion."""
     success: Share | None
-    """Mean success of those continuations; None if all of them failed with an error."""
+    """Mean success of these continuations; None if all of them failed with an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlamedTurn:
     """One turn of an episode with the probability of success around it.
 
-    Probabilities are means of the success of continuations, which environments may grade with any share in [0, 1].
+    Each probability is the mean success of continuations, which environments may grade with any number in [0, 1].
     """
 
     agent: str
     index: Count
-    """Place in the episode, from 0."""
+    """Position in the episode, from 0."""
     number: Count
-    """Place among the agent's own turns, from 1."""
+    """Position among the agent's turns, from 1."""
     moment: Count
-    """Agents with the same moment act simultaneously; from 0."""
+    """Point in time, from 0; agents that act simultaneously have the same moment."""
     text: str
     before: Share | None
-    """Success if this turn and all later ones are resampled, and other agents' turns of the same moment are kept."""
+    """Success if this turn and all later turns are resampled, while other agents' turns of the same moment are kept."""
     after: Share | None
-    """Success if all turns of this moment are kept and later ones are resampled; for the last moment the outcome."""
+    """Success if all turns of this moment are kept and later turns are resampled; for the last moment, the outcome."""
     error: Share
     """Standard error of the drop; see `uncertainty`."""
     instead: tuple[SampledInstead, ...] = ()
-    """Alternatives that were sampled, the most frequent first; a bounded number."""
+    """Alternatives that were sampled, the most frequent first; their number is limited."""
 
     @property
     def drop(self) -> float | None:
-        """The probability of success before the turn minus that after it; None if one is unknown."""
+        """The probability of success before the turn minus the probability after it; None if either is unknown."""
         return None if self.before is None or self.after is None else self.before - self.after
 
 
@@ -99,23 +99,23 @@ class BlamedEpisode:
     turns: tuple[BlamedTurn, ...]
     continuations: Count
     failed: Count
-    """Continuations that ended in an error; means exclude them."""
+    """Number of continuations that ended in an error; means exclude them."""
     tokens: Count
-    """Tokens that the continuations sampled."""
+    """Number of tokens sampled in the continuations."""
 
     @property
     def solved(self) -> bool:
-        """Whether it has full success."""
+        """Whether the episode has full success."""
         return self.success >= 1.0
 
     @property
     def key(self) -> tuple[str, int, int, str]:
-        """What identifies an episode in a file."""
+        """The key that identifies the episode in a file."""
         return self.task, self.sample, self.seed, self.tokens_hash
 
     @property
     def culprit(self) -> BlamedTurn | None:
-        """The turn with the greatest drop above 0, the first of equals; None without one."""
+        """The turn with the largest drop above 0 (the first one if several are tied); None if no drop is above 0."""
         known = [turn for turn in self.turns if (turn.drop or 0.0) > 0.0]
         return max(known, key=lambda turn: turn.drop or 0.0, default=None)
 
@@ -129,7 +129,7 @@ class MeanDrop:
     """Mean probability of success before the turn."""
     drop: float | None
     error: float | None
-    """Standard error of the mean drop over episodes; for a single episode, that of its drop."""
+    """Standard error of the mean drop over episodes; for a single episode, the standard error of its drop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +137,13 @@ class Blame:
     """Which turns lost episodes; `print` shows a line for each turn of each agent."""
 
     measured: Mapping[str, Any]
-    """The settings: `step`, `split`, `samples`, `seed` and the rest of the file's first line."""
+    """The settings of the measurement: `step`, `split`, `samples`, `seed` and the rest of the file's first line."""
     episodes: tuple[BlamedEpisode, ...]
-    """Failed ones first, then solved ones, each in the order of the evaluation."""
+    """Failed episodes, then solved episodes, each in the order of the evaluation."""
     excluded: Mapping[str, int] = field(default_factory=dict)
-    """Reason → episodes that could not be replayed."""
+    """Reason → number of episodes that could not be replayed."""
     file: Path | None = None
-    """Its file; None if nothing was written."""
+    """The file with the measurement; None if nothing was written."""
 
     @property
     def failed(self) -> tuple[BlamedEpisode, ...]:
@@ -157,7 +157,7 @@ class Blame:
 
     @property
     def lost_by(self) -> dict[str, int]:
-        """Agent → number of failed episodes with the largest drop at a turn of this agent; every agent is listed."""
+        """Agent → number of failed episodes whose largest drop is at one of its turns; every agent is listed."""
         found = dict.fromkeys((agent for each in self.episodes for agent in each.agents), 0)
         for each in self.failed:
             if (turn := each.culprit) is not None:
@@ -165,7 +165,7 @@ class Blame:
         return found
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each turn of each agent: mean drops over failed and solved episodes, and the number of lost ones."""
+        """Return a row for each turn of each agent: mean drops over failed and solved episodes, and the number of lost episodes."""
         culprits = [each.culprit for each in self.failed]
         rows = []
         for agent in self.lost_by:
@@ -205,7 +205,7 @@ class Blame:
         }
 
     def __str__(self) -> str:
-        """Return how many episodes each agent lost, and a line for each turn of each agent."""
+        """Return text with the number of episodes that each agent lost, and a line for each turn of each agent."""
         lost = ", ".join(f"{agent} {count}" for agent, count in self.lost_by.items())
         lines = [
             f"{len(self.failed)} failed and {len(self.solved)} solved episodes; lost by: {lost or 'no agent'}"
@@ -216,7 +216,7 @@ class Blame:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """Return the same as a table, for notebooks."""
+        """Return the same content as an HTML table, for notebooks."""
         rows = [
             (f"{row['agent']}, turn {row['turn']}", f"{drop_text(row['failed'])} failed, {drop_text(row['solved'])} solved")
             for row in self.rows()
@@ -225,7 +225,7 @@ class Blame:
 
 
 def drop_text(row: Mapping[str, Any]) -> str:
-    """Return a mean drop as text: `+0.412 ± 0.050`, or a dash without one."""
+    """Return a mean drop as text: `+0.412 ± 0.050`, or a dash if there is none."""
     return "–" if row["drop"] is None else f"{row['drop']:+.3f} ± {row['error']:.3f}"
 
 
@@ -246,11 +246,12 @@ def mean_drop(episodes: Iterable[BlamedEpisode], agent: str, number: int) -> Mea
 
 
 def uncertainty(successes: Sequence[float]) -> float:
-    """Return the standard error, in (0, 0.5), of a probability that is estimated from these successes.
+    """Return the standard error, in (0, 0.5), of a probability estimated from these successes.
 
-    This is the standard deviation of the posterior from a uniform prior, Beta(1 + s, 1 + n − s): √(p(1 − p) / (n + 3)) with
-    p = (s + 1) / (n + 2). Unlike the sample's deviation it is not 0 if a few continuations all have the same result. For
-    graded successes it is an upper bound, because a share in [0, 1] varies most if it is 0 or 1.
+    This is the standard deviation of the posterior for a uniform prior, Beta(1 + s, 1 + n − s): √(p(1 − p) / (n + 3))
+    with p = (s + 1) / (n + 2). Unlike the sample standard deviation, it is not 0 if a few continuations all have the
+    same result. For graded successes it is an upper bound, because a number in [0, 1] varies most if it is always 0 or
+    1.
     """
     p = (sum(successes) + 1.0) / (len(successes) + 2.0)
     return math.sqrt(p * (1.0 - p) / (len(successes) + 3.0))
@@ -286,7 +287,7 @@ def _form() -> TypeAdapter[BlamedEpisode]:
 
 
 def episode_of(row: Mapping[str, Any]) -> BlamedEpisode:
-    """Return the episode of a row; raises ValueError for a row in another form."""
+    """Return the episode in a row; raises ValueError if the row has an unknown format."""
     found = _form().validate_json(json.dumps(row), strict=True)
     if not all(turn.moment < len(found.values) - 1 and turn.agent in found.agents for turn in found.turns):
         raise ValueError("a turn with an unknown moment or agent")
@@ -297,7 +298,7 @@ class BlameFile:
     """The file for one set of measurement settings."""
 
     def __init__(self, run: Path, measured: Mapping[str, Any]) -> None:
-        """Take the run and the settings of the measurement; other settings have another file."""
+        """Take the run and the settings of the measurement; each set of settings has its own file."""
         self.head = {"format": FORMAT, **measured}
         digest = blake2b(json.dumps(self.head, sort_keys=True).encode(), digest_size=4).hexdigest()
         name = f"{measured['split']}-step{measured['step']}-{measured['samples']}x-{digest}.jsonl"
@@ -325,7 +326,7 @@ class BlameFile:
 
 
 def read_blamed(path: Path) -> tuple[dict[str, Any], list[BlamedEpisode]]:
-    """Return the settings of a file and its episodes in order; both empty if the file cannot be read."""
+    """Return the settings of a file and its episodes in order; both are empty if the file cannot be read."""
     head: dict[str, Any] = {}
     found: dict[tuple[str, int, int, str], BlamedEpisode] = {}
     with suppress(OSError):
@@ -342,7 +343,7 @@ def read_blamed(path: Path) -> tuple[dict[str, Any], list[BlamedEpisode]]:
 
 
 def blame_files(run: Path) -> list[Path]:
-    """Return a run's files, newest first."""
+    """Return the files of a run's measurements, newest first."""
     known: list[tuple[float, Path]] = []
     with suppress(OSError):
         for path in (run / FOLDER).glob("*.jsonl"):

@@ -1,15 +1,15 @@
 """Checkpoints that are either complete or absent: safetensors and JSON in a folder with a manifest.
 
     checkpoints/00000012/
-      manifest.json            format, step, and size and sha256 of every other file
-      state.json               everything but tensors; a tensor is {"$tensor": "<part>/<name>"}
+      manifest.json            format, step, and the size and SHA-256 of every other file
+      state.json               everything except tensors; a tensor is represented by {"$tensor": "<part>/<name>"}
       <part>.safetensors       the tensors of one top-level key of the state
-      <part>/                  used in its place if several processes have written the part, see `Share`
-      …                        what `extra` wrote, such as PEFT folders
+      <part>/                  replaces the file above if several processes have written the part, see `Share`
+      …                        files that `extra` wrote, such as PEFT folders
 
-A checkpoint is written under a hidden name, flushed to the disk and renamed, so that a reader sees all
-of it or nothing. A step that is saved a second time (after a resume from an older checkpoint, because a newer one was
-damaged) becomes `00000012-2`: the last good checkpoint is never replaced. It uses no pickle.
+A checkpoint is written under a hidden name, flushed to the disk and renamed, so that a reader sees either all of it or
+nothing. A step that is saved a second time (after a resume from an older checkpoint, because a newer one was damaged)
+becomes `00000012-2`: the last good checkpoint is never replaced. Checkpoints contain no pickle.
 """
 
 from __future__ import annotations
@@ -51,37 +51,38 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import MetadataIndex
 
 
-# -------- Shares: tensors of which several processes each write a part, with `torch.distributed.checkpoint`.
+# -------- Shares: several processes each write a part of the tensors, with `torch.distributed.checkpoint`.
 #
 #     train/shard-00001-model-00001-of-00001.safetensors    written by rank 0
 #     train/shard-00002-model-00001-of-00001.safetensors    written by rank 1
 #     …
 #
-# The files have the form of torch's HuggingFaceStorageWriter: a file's header has the offsets of its parts
-# in the whole tensors (`DCP_SHARDING_INFO`). Any number of processes can read them, each the parts that it needs. The library's
-# planners and storage are used without its collectives, which exchange pickles: every rank computes the plans of all ranks.
+# The files have the format of torch's HuggingFaceStorageWriter: a file's header has the offsets of its parts in the
+# whole tensors (`DCP_SHARDING_INFO`). Any number of processes can read them, and each reads only the parts that it
+# needs. The library's planners and storage are used without its collectives, which exchange pickles: every rank
+# computes the plans of all ranks.
 
 SHARE = re.compile(r"shard-\d+-model-\d+-of-\d+")
-"""The name of a file of one rank, without its suffix."""
+"""The name of one rank's file, without the suffix."""
 LARGEST = 1 << 31
-"""Most bytes of one file, about: the library holds a file in memory twice while it writes it."""
+"""Approximate maximum size of a file in bytes: the library holds a file in memory twice while writing it."""
 
 
 def is_parted(tensor: Tensor) -> bool:
-    """Return whether a tensor is a `DTensor` with parts on several ranks."""
-    library = sys.modules.get("torch.distributed.tensor")  # imported if there is a DTensor
+    """Return whether a tensor is a `DTensor` that is split across several ranks."""
+    library = sys.modules.get("torch.distributed.tensor")  # this module is imported if there is a DTensor
     return library is not None and isinstance(tensor, library.DTensor)
 
 
 class Share:
-    """The part of common tensors that one of `size` ranks writes.
+    """The part of shared tensors that one of `size` ranks writes.
 
-    Each rank writes its own part of a `DTensor`. Other tensors are the same on all ranks: one rank writes each of them,
-    so that all ranks write about as many bytes.
+    Each rank writes its own part of a `DTensor`. Other tensors are the same on all ranks. Each of these is written by
+    one rank, chosen so that all ranks write about the same number of bytes.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], rank: int, size: int, *, copied: bool = False) -> None:
-        """Plan this rank's share; with `copied`, copy it to the CPU, so that training does not change it."""
+        """Plan this rank's share; with `copied`, copy the share to the CPU, so that training does not change it."""
         from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
         from torch.distributed.checkpoint.planner import SavePlan
 
@@ -97,17 +98,17 @@ class Share:
             item.index.fqn: held(planner.lookup_object(item.index), copied=copied)
             for item in self._plans[rank].items
         }
-        """What this rank writes, by name, on the CPU."""
+        """The tensors that this rank writes, by name, on the CPU."""
 
     def write(self, folder: Path) -> list[Path]:
-        """Write this rank's files into a folder that rank 0 has made, and return their paths."""
+        """Write this rank's files into a folder that rank 0 has created, and return their paths."""
         from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
         if not folder.is_dir():
             raise CheckpointError(
-                f"Rank {self._rank} cannot find {folder}, which rank 0 created. Choose a --run-dir on a disk that all machines "
-                "share."
+                f"Rank {self._rank} cannot find {folder}, which rank 0 created. Choose a --run-dir on "
+                "a disk that is shared by all machines."
             )
         own = self.tensors
 
@@ -116,7 +117,7 @@ class Share:
                 return own[index.fqn]
 
         planner = Planner(flatten_state_dict=False)
-        # The number of the file, from 1, of each tensor.
+        # For each tensor, the number of its file, from 1.
         items = self._plans[self._rank].items
         numbers: dict[str, int] = {}
         number, held = 1, 0
@@ -134,7 +135,7 @@ class Share:
 
 
 def held(tensor: Tensor, *, copied: bool = False) -> Tensor:
-    """Return a contiguous tensor on the CPU; a copy if `copied` or if the tensor is on another device."""
+    """Return a contiguous tensor on the CPU: a copy if `copied` is set or if the tensor is on another device."""
     import torch
 
     own = tensor.detach()
@@ -144,7 +145,7 @@ def held(tensor: Tensor, *, copied: bool = False) -> Tensor:
 
 
 def described(folder: Path) -> dict[str, Tensor]:
-    """Return the whole tensors of a folder by name, without their content (on the `meta` device)."""
+    """Return the whole tensors of a folder by name, without their values (on the `meta` device)."""
     import torch
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -157,7 +158,7 @@ def described(folder: Path) -> dict[str, Tensor]:
 
 
 def read_shares(folder: Path, into: Mapping[str, Tensor]) -> None:
-    """Read tensors by name into tensors of the same shapes; for a `DTensor`, only this rank's part."""
+    """Read tensors by name into tensors of the same shapes; for a `DTensor`, read only this rank's part."""
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
@@ -169,7 +170,7 @@ def read_shares(folder: Path, into: Mapping[str, Tensor]) -> None:
     reader.read_data(planner.finish_plan(reader.prepare_global_plan(plans)[0]), planner).wait()
 
 
-# -------- The contents of a checkpoint: trees of JSON, and the tensors in them by name.
+# -------- The contents of a checkpoint: trees of JSON values, and the tensors in them by name.
 
 _PART = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -185,7 +186,7 @@ class Contents:
         *,
         copied: bool = False,
     ) -> None:
-        """Separate a state into trees and tensors; several `ranks` each write a share of the `shared` parts.
+        """Separate a state into trees and tensors; if there are several `ranks`, each writes a share of the `shared` parts.
 
         With `copied`, tensors are copied, so that training does not change them. Raises CheckpointError for a value that cannot be
         stored.
@@ -194,7 +195,7 @@ class Contents:
         self.first = ranks.rank == 0
         """Whether this rank writes the trees."""
         self.trees: dict[str, Json] = {}
-        """By part; a tensor is {"$tensor": "<part>/<name>"}."""
+        """The tree of each part; a tensor is represented by {"$tensor": "<part>/<name>"}."""
         self.tensors: dict[str, dict[str, torch.Tensor]] = {}
         """The tensors that this rank writes, by part and name."""
         self.shares: dict[str, Share] = {}
@@ -205,7 +206,7 @@ class Contents:
             if part in shared:
                 self.shares[part] = Share(tensors, ranks.rank, ranks.size, copied=copied)
                 tensors = self.shares[part].tensors
-            # safetensors rejects tensors that share memory, such as tied weights and views: copy them.
+            # safetensors rejects tensors that share memory, such as tied weights and views, so they are copied.
             seen: set[int] = set()
             for name, value in tensors.items():
                 storage = value.untyped_storage().data_ptr()
@@ -223,7 +224,7 @@ def _split(part: str, tree: object, *, whole: bool, copied: bool) -> tuple[Json,
     def tensor(value: object, place: str) -> Json | None:
         if not isinstance(value, torch.Tensor):
             return None
-        # Places can repeat when keys contain dots; names must not.
+        # Two tensors can have the same path when keys contain dots, but their names must be unique.
         name = place.removeprefix(f"{part}.") if place != part else "value"
         while name in tensors:
             name += "'"
@@ -254,7 +255,7 @@ __all__ = [
 ]
 
 Destination = Callable[[str, "torch.Tensor"], "torch.Tensor | None"]
-"""Takes a tensor's name and its shape and type (a tensor on `meta`), and returns the tensor to read it into."""
+"""Takes a tensor's name and a tensor on `meta` with its shape and dtype, and returns the tensor to read into."""
 
 
 def save(
@@ -267,19 +268,19 @@ def save(
 ) -> Path:
     """Save the state after `step` updates and return the checkpoint's folder.
 
-    `state` maps names of parts to trees of mappings, lists, tuples, tensors and JSON values. `load` returns them
-    equal in value, type and dtype, with tensors on the CPU. `extra` may write further files into the folder that it
-    is given. Only one process at a time saves into `checkpoints`: `may_write` is called before the first file is
-    written and before the folder is renamed, and raises if another process has taken over.
+    `state` maps names of parts to trees of mappings, lists, tuples, tensors and JSON values. `load` returns them equal
+    in value, type and dtype, with tensors on the CPU. `extra` may write further files into the folder that it is given.
+    Only one process at a time may save into `checkpoints`: `may_write` is called before the first file is written and
+    before the folder is renamed, and raises an error if another process has taken over.
 
     Several `ranks` save together: each writes its share of its `Contents`, and rank 0 writes everything else.
 
-    Raises CheckpointError, in every rank, if the disk fails or a value cannot be stored; earlier checkpoints stay intact.
+    Raises CheckpointError on every rank if the disk fails or a value cannot be stored; earlier checkpoints stay intact.
     """
     contents = state if isinstance(state, Contents) else Contents(state)
     failures = partial(_disk_failures, f"write the checkpoint of step {step} in {checkpoints}", may_write)
 
-    # Rank 0 makes a hidden folder, every rank writes its files into it, and rank 0 adds the manifest and renames it.
+    # Rank 0 creates a hidden folder, every rank writes its files into it, and rank 0 adds the manifest and renames the folder.
     # If one of these functions raises on any rank, `broadcast` and `all_gather` raise on every rank.
     def make_folder() -> str:
         may_write()
@@ -294,7 +295,7 @@ def save(
             files = _write_state(hidden, contents)
             if extra is not None:
                 extra(hidden)
-            if ranks.rank == 0:  # it lists all files but the shares of other ranks
+            if ranks.rank == 0:  # lists all files except the shares of other ranks
                 every = sorted(path for path in hidden.rglob("*") if path.is_file())
                 files += [path for path in every if path.relative_to(hidden).parts[0] not in contents.shares]
             return json.dumps(_listed(hidden, files)).encode()
@@ -312,14 +313,14 @@ def save(
         broadcast(ranks, "checkpoint seal", complete)
     finally:
         if ranks.rank == 0:
-            # After a failure, the next save needs the space.
+            # After a failure, the next save needs the disk space.
             shutil.rmtree(hidden, ignore_errors=True)
     return checkpoints / final.name
 
 
 @contextmanager
 def _disk_failures(action: str, may_write: Callable[[], None]) -> Iterator[None]:
-    """Raise CheckpointError for a failure of the disk in the block, unless `may_write` raises the cause: the run was taken over."""
+    """Raise CheckpointError if the disk fails in the block; if another process has taken over the run, raise the error of `may_write`."""
     with explained(action):
         try:
             yield
@@ -329,7 +330,7 @@ def _disk_failures(action: str, may_write: Callable[[], None]) -> Iterator[None]
 
 
 def _make_folder(checkpoints: Path, step: int, shared: Collection[str]) -> Path:
-    """Make the hidden folder of a new checkpoint, with a folder for each shared part, and return the final folder."""
+    """Create the hidden folder of a new checkpoint, with a folder for each shared part, and return the final folder."""
     checkpoints.mkdir(parents=True, exist_ok=True)
     for leftover in checkpoints.glob(f".*{PARTIAL}"):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -346,7 +347,7 @@ def _hidden(final: Path) -> Path:
 
 
 def _write_state(folder: Path, contents: Contents) -> list[Path]:
-    """Write this rank's part of a state, and return its files among the shared parts."""
+    """Write this rank's part of a state, and return the files that it wrote for the shared parts."""
     from safetensors.torch import save_file
 
     files: list[Path] = []
@@ -384,8 +385,9 @@ def _write_manifest(folder: Path, step: int, listings: Sequence[Mapping[str, Any
 def read(folder: Path, room: Destination | None = None) -> dict[str, Any]:
     """Return the state of a checkpoint that has just passed `verify` or `newest_valid`.
 
-    `room` takes the name of a tensor that several ranks have written, and the whole tensor on `meta`; it returns the tensor to
-    read into. Without it, or if it returns None, the whole tensor is read to the CPU. Raises CheckpointError if the disk fails.
+    `room` takes the name of a tensor that several ranks have written, and the whole tensor on `meta`; it returns the
+    tensor to read into. Without `room`, or if it returns None, the whole tensor is read to the CPU. Raises
+    CheckpointError if the disk fails.
     """
     import torch
 
@@ -412,7 +414,7 @@ def read(folder: Path, room: Destination | None = None) -> dict[str, Any]:
 
 
 def poison_in(folder: Path) -> str | None:
-    """Return why training cannot continue from the numbers of a checkpoint, None if it can; see `models.finite`.
+    """Return why training cannot continue from the numbers in a checkpoint, or None if it can; see `models.finite`.
 
     Reads one file after another. Raises CheckpointError if the disk fails.
     """

@@ -1,14 +1,14 @@
-"""The content of a run's checkpoints, and how to load it.
+"""The content of a run's checkpoints, and functions that load it.
 
-A checkpoint holds the state of the train engine, the step, the positions in the run's files, the random generators, and the
-hash of every base model, so that adapters are never loaded onto another base. Other programs can load the trained policies
-and a trained verifier:
+A checkpoint holds the state of the train engine, the step, the positions in the run's files, the states of the random
+generators, and the hash of every base model, so that adapters are never loaded onto a different base model. Other
+programs can load the trained policies and a trained verifier:
 
     verifier/
-      adapter_config.json, adapter_model.safetensors    the adapter, as a PEFT folder, with checksums (`models.checksums`)
+      adapter_config.json, adapter_model.safetensors    the adapter as a PEFT folder, with checksums (`models.checksums`)
       value_head.safetensors                            `weight` [1, hidden] and `bias` [1]
-      verifier.json                                     `base`: hash of its base; `held_out`: accuracy of the verifier
-                                                        (`training.held_out.Judgement`), null if not measured
+      verifier.json                                     `base`: hash of its base model; `held_out`: accuracy of the
+      verifier (`training.held_out.Judgement`), null if not measured
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from kapelle.runtime.tensors import load_tensors
 from kapelle.team import ALL_LINEAR, VERIFIER, Critic, Team
 
 LEARNED = "train"
-"""The part of a checkpoint of which every rank writes a share: the train engine's state."""
+"""The part of a checkpoint that all ranks write together: the train engine's state."""
 
 
 def prepare_checkpoint(
@@ -66,10 +66,10 @@ def prepare_checkpoint(
 ) -> Callable[[Peers], Path]:
     """Collect everything that an exact resume after `step` needs; return a function that saves it and updates `latest`.
 
-    `credit` is the algorithm's own state between steps, `policies` writes the trained policies. Only the first of several
-    `ranks` has the `run`, and each writes its share of the engine's state. With `copied`, a thread of each rank may save while
-    training continues; the returned function takes the barrier of these threads. It raises NumericsError
-    before it writes anything if a weight, a moment or another learned number is not finite.
+    `credit` is the state that the algorithm keeps between steps; `policies` writes the trained policies. If there are
+    several `ranks`, only the first has the `run`, and each writes its share of the engine's state. With `copied`, a
+    thread of each rank may save while training continues; the returned function takes the barrier of these threads. It
+    raises NumericsError before it writes anything if a weight, an optimizer moment or another learned number is not finite.
     """
     taken: list[Contents] = []
     state: dict[str, object] = {LEARNED: engine.parts() if isinstance(engine, KeepsParts) else engine.state()}
@@ -93,7 +93,8 @@ def prepare_checkpoint(
         wrong = poisoned(learned(taken[0].tensors))
         if wrong is not None:
             raise NumericsError(
-                f"The checkpoint of step {step} is not written: {wrong}. Resume from the last one, with a lower "
+                f"The checkpoint of step {step} was not written: {wrong}. Resume from the previous "
+                "checkpoint with a lower "
                 "`optimizer.lr`."
             )
         return b""
@@ -121,13 +122,13 @@ def prepare_checkpoint(
 
 
 def _adapters(team: Team, engine: TrainEngine) -> dict[str, dict[str, object]]:
-    """Return, by learner, the settings of its adapter that affect the result but are not in its tensors."""
+    """Return, for each learner, the settings of its adapter that affect the result but are not stored in its tensors."""
     adapters = {name: policy.lora for name, policy in team.policies.items() if policy.lora is not None}
     adapters |= {name: critic.lora for name, critic in team.critics.items() if critic.lora is not None}
     found: dict[str, dict[str, object]] = {}
     for name, lora in adapters.items():
         targets: Collection[str] = lora.targets
-        if ALL_LINEAR in targets:  # save the names of these layers
+        if ALL_LINEAR in targets:  # the names of these layers must be saved
             weights = engine.weights(name)
             targets = {key.split(".")[-3] for key in weights if key.endswith(".lora_A.weight")}
         found[name] = {"rank": lora.rank, "alpha": lora.alpha, "targets": sorted(targets)}
@@ -137,8 +138,8 @@ def _adapters(team: Team, engine: TrainEngine) -> dict[str, dict[str, object]]:
 def find_checkpoint(folder: Path, warn: Callable[[str], None]) -> Path:
     """Return the newest valid checkpoint of a folder, or the folder itself if it is a checkpoint.
 
-    Calls `warn` with a message for each newer one that is damaged or holds numbers that are not finite. Raises
-    CheckpointError without a valid one.
+    Calls `warn` with a message for each newer checkpoint that is damaged or holds non-finite numbers. Raises
+    CheckpointError if there is no valid checkpoint.
     """
     if step_of(folder) is not None:
         checkpoint.verify(folder)
@@ -149,12 +150,16 @@ def find_checkpoint(folder: Path, warn: Callable[[str], None]) -> Path:
         fix = ""
         if newest.folder is not None:
             run = shlex.quote(str(newest.folder.parent.parent))
-            fix = f" `kapelle runs rollback {run} --to {step_of(newest.folder)}` moves it aside, with the later rows."
-        warn(f"passed over: {rejected.reason}{fix}")
+            fix = (
+                f" `kapelle runs rollback {run} --to {step_of(newest.folder)}` moves it and the later "
+                "rows aside."
+            )
+        warn(f"skipped a checkpoint: {rejected.reason}{fix}")
     if newest.folder is None:
         why = "".join(f" {rejected.reason}" for rejected in newest.rejected)
         raise CheckpointError(
-            f"There is no complete checkpoint in {folder}.{why} Restore one from a copy, or start a run in another --run-dir. "
+            f"There is no complete checkpoint in {folder}.{why} Restore a checkpoint from a copy, or "
+            "start a run in another --run-dir. "
             f"`kapelle runs show {shlex.quote(str(folder.parent))}` lists the files."
         )
     return newest.folder
@@ -169,23 +174,25 @@ def read_checkpoint(
 ) -> Mapping[str, Any]:
     """Load a valid checkpoint into the engine, the algorithm's state and the random generators; return its `loop` part.
 
-    The returned mapping also has the checkpoint's `folder`. Raises CheckpointError if the checkpoint has other base
-    weights or other adapters than this team.
+    The returned mapping also has the checkpoint's `folder`. Raises CheckpointError if the checkpoint's base weights or
+    adapters differ from this team's.
     """
     state = checkpoint.read(folder, engine.room if isinstance(engine, KeepsParts) else None)
     loop: Mapping[str, Any] = state["loop"]
     if loop["bases"] != bases:
         raise CheckpointError(
-            f"The checkpoint {folder} was trained with other base weights than those of `model.path`. Name the "
-            "model that it was trained with. A warm-up with another number of threads, version of torch or processor "
-            "also gives another model."
+            f"The checkpoint {folder} was trained with base weights that differ from those of "
+            "`model.path`. Set `model.path` to the model that it was trained with. A warm-up with a "
+            "different number of threads, version of torch or processor also results in a different "
+            "model."
         )
     saved, now = loop.get("adapters", {}), _adapters(team, engine)
     for name in sorted(saved.keys() & now.keys()):
         if saved[name] != now[name]:
             raise CheckpointError(
                 f"The checkpoint {folder} has the adapter '{name}' with {saved[name]}, but this team has "
-                f"{now[name]}. Set `lora` and `critic_lora` as they were."
+                f"{now[name]}. Set `lora` and `critic_lora` to the values used when the checkpoint "
+                "was written."
             )
     engine.load_state(state["train"])
     take_credit(state["credit"])
@@ -200,7 +207,7 @@ def _check_values(folder: Path) -> None:
 
 
 def copied_weights(team: Team, engine: TrainEngine) -> Mapping[str, Mapping[str, torch.Tensor]]:
-    """Return copies on the CPU of the weights that `write_policies` writes, by learner and name."""
+    """Return CPU copies of the weights that `write_policies` writes, by learner and name."""
     verifier = VERIFIER in team.critics and team.critics[VERIFIER].trained
     return {
         name: {key: held(tensor, copied=True) for key, tensor in engine.weights(name).items()}
@@ -219,8 +226,8 @@ def write_policies(
 ) -> None:
     """Write every trained policy under `policies/`: adapters as PEFT folders, models by `save_pretrained`.
 
-    A trained verifier becomes the folder `verifier`, with its accuracy (`held_out`). `bases` holds the hash of each base's
-    weights. `copies` (`copied_weights`) are written in place of the current weights.
+    A trained verifier is written to the folder `verifier`, with its accuracy (`held_out`). `bases` holds the hash of
+    each base model's weights. `copies` (`copied_weights`) are written instead of the current weights.
     """
     from safetensors.torch import save_file
 
@@ -261,16 +268,17 @@ def load_policies(
 ) -> None:
     """Load the weights in folders into policies (by name); `models.outline.check_saved` has checked the folders.
 
-    `weights` returns a policy's weights by name and `load_weights` replaces them, like the methods of a train engine. Raises
-    ModelError if a folder was not written by kapelle, or if an adapter was trained on other base weights than those of
-    this run (`bases`: base → hash).
+    `weights` returns a policy's weights by name and `load_weights` replaces them, like the methods of a train engine.
+    Raises ModelError if a folder was not written by kapelle, or if an adapter was trained on base weights that differ
+    from this run's (`bases`: base → hash).
     """
     for name, folder in folders.items():
         policy = team.every[name]
         made_on = None if policy.lora is None else base_of(folder)
         if made_on not in (None, bases[policy.base]):
             raise ModelError(
-                f"The adapter '{folder}' was trained on other base weights than those of '{name}'. Use the same "
+                f"The adapter '{folder}' was trained on base weights that differ from those of "
+                f"'{name}'. Use the same "
                 "`model` and `warmup`."
             )
         found = read_adapter(folder)[0] if policy.lora is not None else read_model(folder, weights(name))
@@ -289,8 +297,9 @@ def load_verifier(
 ) -> None:
     """Load the verifier in a folder into a critic.
 
-    `bases` holds the hash of every base as it was read (base → hash), needed if ranks have sharded the bases since. Raises
-    ModelError if the folder is damaged or not a verifier's, or if it was trained on another base than the team's.
+    `bases` maps each base model to its hash when it was read, which is needed if ranks have sharded the base models
+    since. Raises ModelError if the folder is damaged or does not hold a verifier, or if the verifier was trained on a
+    different base model than the team's.
     """
     model = models[critic.base]
     assert critic.lora is not None, "a verifier is an adapter with its head"
@@ -302,17 +311,20 @@ def load_verifier(
         base = json.loads((folder / "verifier.json").read_text("utf-8"))["base"]
     except (DataError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(
-            f"'{folder}' is not a verifier's folder: {error!r}. Name the folder `verifier` of a checkpoint of a run with "
+            f"'{folder}' does not hold a verifier: {error!r}. Give the folder `verifier` in a "
+            "checkpoint of a run with "
             "`algorithm.name: verifier`."
         ) from error
     if base != (hash_of_base(model) if bases is None else bases[critic.base]):
         raise ModelError(
-            f"The verifier '{folder}' was trained on another base model than this team's '{model.name}'. Train it with the "
-            "same `model` (its `dtype` too) and `warmup`, or run both as `stages` of one recipe."
+            f"The verifier '{folder}' was trained on a different base model than this team's "
+            f"'{model.name}'. Train it with the "
+            "same `model` (including its `dtype`) and `warmup`, or run both as `stages` of one recipe."
         )
     shapes = {key: tuple(tensor.shape) for key, tensor in head.items()}
     if shapes != {"weight": (1, model.hidden_size), "bias": (1,)}:
         raise ModelError(
-            f"The value head in '{folder}' is {shapes}, for a hidden size of {model.hidden_size}."
+            f"The value head in '{folder}' has shapes {shapes}, but the model's hidden size is "
+            f"{model.hidden_size}."
         )
     engine.load_weights(critic.name, {**tensors, **{f"{HEAD}{key}": head[key] for key in head}})

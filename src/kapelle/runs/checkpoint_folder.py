@@ -1,10 +1,10 @@
 """Which checkpoints of a run are complete, and which may be deleted; `checkpoint` writes and reads their content.
 
-A checkpoint is complete if its manifest has the form that `checkpoint.save` writes and names its own step, and if
-every listed file has the recorded size and SHA-256. A change of any single bit, also in the manifest, is detected.
+A checkpoint is complete if its manifest has the format that `checkpoint.save` writes and contains its own step, and if
+every listed file has the recorded size and SHA-256. A change of any single bit is detected, also in the manifest.
 
-A resume reads the whole checkpoint for that (`verify`). Pruning, for which a run's ranks wait, only compares the inode, size and
-times of each file with those that it had when its content was hashed, at a save or a load.
+To check this, a resume reads the whole checkpoint (`verify`). Pruning, for which a run's ranks wait, only compares the
+inode, size and times of each file with their values when its content was last hashed (at a save or a load).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kapelle.runtime.files import FOLDER, PARTIAL, check_listed, explain, sha256
 
 FORMAT = 1
 SHARED_FORMAT = 2
-"""The form of a checkpoint of which several processes have written shares."""
+"""The format of a checkpoint that several processes have written together."""
 
 _Stamp = tuple[int, int, int, int, int]
 _hashed: dict[Path, dict[str, _Stamp]] = {}
@@ -40,10 +40,10 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The newest complete checkpoint, and newer ones that are damaged."""
+    """The newest complete checkpoint, and newer checkpoints that are damaged."""
 
     folder: Path | None
-    """None without a complete checkpoint."""
+    """None if there is no complete checkpoint."""
     rejected: tuple[Rejected, ...]
 
 
@@ -56,9 +56,9 @@ def list_checkpoints(checkpoints: Path) -> list[Path]:
 
 
 def newest_valid(checkpoints: Path, check: Callable[[Path], None] | None = None) -> Newest:
-    """Find the newest complete checkpoint, and why newer ones cannot be used.
+    """Find the newest complete checkpoint, and the reasons why newer ones cannot be used.
 
-    `check` raises CheckpointError for a checkpoint with intact files and unusable content.
+    `check` raises CheckpointError for a checkpoint whose files are intact but whose content cannot be used.
     """
     rejected: list[Rejected] = []
     for folder in reversed(list_checkpoints(checkpoints)):
@@ -74,7 +74,7 @@ def newest_valid(checkpoints: Path, check: Callable[[Path], None] | None = None)
 
 
 def newest_listed(checkpoints: Path) -> Path | None:
-    """Return the newest checkpoint with a valid manifest and the listed sizes; quick, because it reads no content."""
+    """Return the newest checkpoint with a valid manifest and files of the listed sizes; this is quick, because it reads no content."""
     for folder in reversed(list_checkpoints(checkpoints)):
         try:
             read_manifest(folder)
@@ -86,7 +86,7 @@ def newest_listed(checkpoints: Path) -> Path | None:
 
 def verify(folder: Path) -> int:
     """Compare every file with the manifest and return the step; raises CheckpointError."""
-    # Taken before the files are read, so that the next call detects a change during the reading.
+    # Taken before the files are read, so that the next call detects a change that happens while they are read.
     manifest = read_manifest(folder)
     stamps = _stamps(folder, manifest)
     for name, expected in manifest["files"].items():
@@ -107,7 +107,7 @@ def remember(folder: Path) -> None:
 
 
 def _stamps(folder: Path, manifest: Mapping[str, Any]) -> dict[str, _Stamp]:
-    """Return device, inode, size and times of each file of a checkpoint, including the manifest."""
+    """Return the device, inode, size and times of each file of a checkpoint, including the manifest."""
     found: dict[str, _Stamp] = {}
     for name in ("manifest.json", *manifest["files"]):
         try:
@@ -121,9 +121,9 @@ def _stamps(folder: Path, manifest: Mapping[str, Any]) -> dict[str, _Stamp]:
 def prune(checkpoints: Path, keep: int, newest: Path | None = None, best: Path | None = None) -> list[Path]:
     """Delete all checkpoints older than the newest `keep` complete ones, except the `best`, and return the deleted folders.
 
-    Only complete checkpoints count, so that a damaged one never replaces a complete one. A checkpoint is read only if this
-    process has not hashed it or if a file has changed since. Checkpoints after `newest`, which the run has just saved, are
-    kept and do not count: the run could not resume from them.
+    Only complete checkpoints count, so that a complete one is never deleted in favour of a damaged one. A checkpoint is
+    read only if this process has not hashed it or if a file has changed since. The run has just saved `newest`;
+    checkpoints after it are kept and do not count, because the run could not resume from them.
     """
     assert keep >= 1, "the newest checkpoint must be kept"
     folders = list_checkpoints(checkpoints)
@@ -140,7 +140,7 @@ def prune(checkpoints: Path, keep: int, newest: Path | None = None, best: Path |
                 continue
             if folder == best:
                 continue
-            # Renamed first, so that readers never find a half-deleted checkpoint.
+            # The folder is renamed first, so that readers never find a half-deleted checkpoint.
             hidden = folder.rename(folder.with_name(f".{folder.name}{PARTIAL}"))
             shutil.rmtree(hidden)
             _hashed.pop(folder.absolute(), None)
@@ -149,7 +149,7 @@ def prune(checkpoints: Path, keep: int, newest: Path | None = None, best: Path |
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return a checkpoint's manifest; raises CheckpointError if it is damaged or if a file has another size."""
+    """Return a checkpoint's manifest; raises CheckpointError if it is damaged or if a file has a different size."""
     if not folder.is_dir():
         raise CheckpointError(f"There is no checkpoint at {folder}.")
     try:
@@ -164,7 +164,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         files = manifest["files"]
         known = manifest.keys() == {"format", "step", "files"} and type(manifest["step"]) is int
         if not known or step not in (None, manifest["step"]) or "state.json" not in files:
-            raise ValueError("an unknown form, or a different step than in the folder's name")
+            raise ValueError("its format is unknown, or its step differs from the folder's name")
         check_listed(files)
         for name, expected in manifest["files"].items():
             path = folder / name
@@ -188,13 +188,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def explained(doing: str) -> Iterator[None]:
-    """Raise CheckpointError, which names the action, for errors of the disk or of safetensors in the block."""
+    """Raise CheckpointError, which names the action, if the disk or safetensors raises an error in the block."""
     from safetensors import SafetensorError
 
     try:
         yield
     except SafetensorError as error:
-        # safetensors has the error number only in its text: "... (os error 28)".
+        # safetensors gives the error number only in its message: "... (os error 28)".
         number = re.search(r"os error (\d+)", str(error))
         reason = explain(OSError(int(number[1]), str(error))) if number else str(error)
         raise CheckpointError(f"Cannot {doing}: {reason}") from error
@@ -203,7 +203,7 @@ def explained(doing: str) -> Iterator[None]:
 
 
 def is_whole(folder: Path) -> bool:
-    """Return whether a checkpoint passes `verify`, or has passed it and its files have not changed since."""
+    """Return whether a checkpoint passes `verify`, or has passed it before and has not changed since."""
     try:
         known = _hashed.get(folder.absolute())
         if known is None or known != _stamps(folder, read_manifest(folder)):

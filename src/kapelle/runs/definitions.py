@@ -1,7 +1,8 @@
 """The metrics of a step's episodes, under the same names everywhere.
 
-A row is flat: name → float. A mean of no values is absent, not 0 or NaN. Failed episodes count only in `failed_episodes` and
-`samples`. `success` is the mean over the `scored` episodes: those without an error that the environment scored.
+A row is a flat mapping from names to floats. A mean of no values is absent, rather than 0 or NaN. Failed episodes count
+only in `failed_episodes` and `samples`. `success` is the mean over the `scored` episodes, which the environment scored
+and which had no error.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ class Metric:
     unit: str
     meaning: str
     warning: str
-    """Its values if something is wrong, and the usual cause."""
+    """The values that indicate a problem, and the usual cause."""
     known_as: str
     """Its name in papers and other trainers."""
     panel: tuple[str, str] | None = None
-    """The panel that it shares with other metrics, and its label there."""
+    """The viewer panel that the metric shares with others, and its label there."""
     progress: str = ""
-    """A phrase for it, if it shows the progress of agents with opponents, which their returns do not show."""
+    """A phrase for the metric, if it shows the progress of agents with opponents (their returns do not show it)."""
     is_falling: bool = False
-    """Whether progress makes it smaller."""
+    """Whether the metric falls as agents make progress."""
     is_relative: bool = False
-    """Whether its values at different steps cannot be compared, so that a fall is not a fault."""
+    """Whether its values at different steps cannot be compared; a fall is then not a fault."""
 
 
 FEATURES = tuple(
@@ -50,7 +51,7 @@ FEATURES = tuple(
     for folder in sorted(files("kapelle.features").iterdir(), key=lambda folder: folder.name)
     if (folder / "metrics.py").is_file()
 )
-"""Packages of `kapelle.features` with metrics, which are `METRICS` of their module `metrics`."""
+"""Packages of `kapelle.features` that define metrics, in `METRICS` of their module `metrics`."""
 
 
 def _catalogue() -> Iterator[tuple[Metric, ...]]:
@@ -72,7 +73,7 @@ def metrics_of(feature: str) -> tuple[Metric, ...]:
 
 @cache
 def progress_metrics() -> Mapping[str, Metric]:
-    """Return the metrics of features that show progress where returns do not, the most reliable first."""
+    """Return the features' metrics that show progress when returns do not, the most reliable first."""
     found = [metric for metric in chain(*map(metrics_of, FEATURES)) if metric.progress]
     return {metric.pattern: metric for metric in sorted(found, key=lambda metric: metric.is_relative)}
 
@@ -93,12 +94,12 @@ def _patterns() -> tuple[tuple[re.Pattern[str], Metric], ...]:
 
 
 def describe(name: str) -> Metric | None:
-    """Return the description of a metric by its full name (`reward/actor`), None for an unknown name."""
+    """Return the description of a metric by its full name (`reward/actor`), or None for an unknown name."""
     return next((metric for pattern, metric in _patterns() if pattern.fullmatch(name)), None)
 
 
 def misspelt(name: str) -> str:
-    """Return ` Did you mean 'success'?` for an unknown name that is similar to a known one; otherwise empty."""
+    """Return ` Did you mean 'success'?` for an unknown name that is similar to a known one, otherwise an empty string."""
     kind, _, rest = name.partition("/")
     kinds = {
         metric.pattern.partition("/")[0]
@@ -156,15 +157,15 @@ def rollout_metrics(
 
 
 MOST_REPORTED = 32
-"""Most names in `info` of one step that become metrics, in alphabetical order, because some environments have a name per task."""
+"""Maximum number of names in one step's `info` that become metrics, in alphabetical order. Some environments use a name per task."""
 _REPORTABLE = re.compile(r"[\w.-]{1,64}")
 
 
 def _reported(episodes: Sequence[Episode]) -> dict[str, list[float]]:
-    """Return the finite numbers in the `info` of environments by name; `name/agent` for mappings by agent."""
+    """Return the finite numbers in the environments' `info` by name; for a mapping by agent, the name is `name/agent`."""
     found: dict[str, list[float]] = {}
     for episode in episodes:
-        info: Mapping[Any, Any] = episode.info  # environments may use any keys
+        info: Mapping[Any, Any] = episode.info  # environments may use keys of any type
         for name, value in info.items():
             if not (isinstance(name, str) and _REPORTABLE.fullmatch(name)):
                 continue
@@ -177,7 +178,7 @@ def _reported(episodes: Sequence[Episode]) -> dict[str, list[float]]:
 
 
 def _reward_functions(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return mean and deviation of each reward function, its shares of None and of failures, and the judge's disagreement."""
+    """Return the mean and standard deviation of each reward function, its shares of None and of failures, and the judge's disagreement."""
     found: dict[str, list[float]] = {}
     silent: Counter[str] = Counter()
     failed: Counter[str] = Counter()
@@ -205,7 +206,7 @@ def _reward_functions(episodes: Sequence[Episode]) -> dict[str, float]:
 
 def _reward_values(episode: Episode) -> Iterator[tuple[str, Any]]:
     """Yield each reward function of an episode with its reward, None, or `FAILED`."""
-    info: Mapping[Any, Any] = episode.info  # environments may use any keys
+    info: Mapping[Any, Any] = episode.info  # environments may use keys of any type
     for key, value in info.items():
         # Most keys are skipped without a call, as this runs for every episode.
         if key.__class__ is str and "/" in key and key.startswith(REWARD_PREFIX):
@@ -291,12 +292,12 @@ UNSCORED = "unscored"
 
 
 def is_unscored(episode: Episode) -> bool:
-    """Return whether an episode has neither score nor rewards, and a reason for that."""
+    """Return whether an episode has neither a score nor rewards and gives a reason for that."""
     return UNSCORED in episode.info and episode.success is None and not episode.rewards
 
 
 def without_unscored(group: Group) -> Group:
-    """Return a group with its unscored episodes marked as failed, because they have no return to compare."""
+    """Return a group whose unscored episodes are marked as failed, because they have no return to compare."""
     if not any(map(is_unscored, group.episodes)):
         return group
     marked = [replace(e, error=str(e.info[UNSCORED])) if is_unscored(e) else e for e in group.episodes]
@@ -313,7 +314,7 @@ DISAGREEMENT = "judge/disagreement"
 
 
 def rewarded_counts(groups: Sequence[Group]) -> dict[str, tuple[int, int]]:
-    """Return, by reward function, for how many episodes it returned a number, and for how many it was called."""
+    """Return, for each reward function, the number of episodes for which it returned a number, and for which it was called."""
     found: dict[str, tuple[int, int]] = {}
     for group in groups:
         for episode in group.valid:
@@ -340,7 +341,7 @@ DEMONSTRATED = "demonstrated_"
 
 
 def demonstrated(row: Mapping[str, float]) -> dict[str, float]:
-    """Return a row of demonstrations with a prefix for scores, because they do not describe the team."""
+    """Return a row of demonstrations in which scores have a prefix, because they do not describe the team."""
     scores = ("success", "reward", "reward_max", "return")
     return {
         f"{DEMONSTRATED}{name}" if name.partition("/")[0] in scores else name: value

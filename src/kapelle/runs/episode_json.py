@@ -1,11 +1,12 @@
-"""Episodes and traces as JSON rows, with every field of an episode exact.
+"""Episodes and traces as JSON rows, which preserve every field of an episode exactly.
 
-A row is one episode: the fields of `Episode`, `Turn`, `Message` and `Task` under their own names, preceded by
-`step` and `group` (the number of its group within the step). Some fields are omitted if they are empty: `versions`,
-`constraint`, `caller` and `copied` of turns, `interventions`, `final` (the team's answer, if the workflow names one), and
-`images`. Turns and messages name images by their hashes. The row's own `images` has the type of each by hash, and its bytes
-in base64 unless a file holds them. Floats are written with all their digits. A reward that is not finite, which only a failed
-episode has, is `{"$float": "nan"}`; tuples inside `task.data` and `info` are tagged in the same way.
+A row is one episode: the fields of `Episode`, `Turn`, `Message` and `Task` under their own names, preceded by `step`
+and `group` (the number of its group within the step). Some fields are omitted if they are empty: `versions`,
+`constraint`, `caller` and `copied` of turns, `interventions`, `final` (the team's answer, if the workflow names one),
+and `images`. Turns and messages refer to images by their hashes. The row's own `images` maps each hash to the image's
+type and, unless a file holds them, its bytes in base64. Floats are written with all their digits. A reward that is not
+finite, which only a failed episode has, is `{"$float": "nan"}`; tuples inside `task.data` and `info` are tagged in the
+same way.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def dump_groups(step: int, groups: Iterable[Group], keep: Keep | None = None) ->
 NAMED = re.compile(r"[0-9a-f]{32}")
 
 Keep = Callable[[Image], object]
-"""Stores an image elsewhere."""
+"""Stores an image outside the row."""
 Find = Callable[[str], bytes]
 """Returns an image's bytes by the name of its file; empty if the file is missing."""
 
@@ -62,8 +63,8 @@ Find = Callable[[str], bytes]
 def dump_episode(episode: Episode, keep: Keep | None = None, **labels: int) -> bytes:
     """Return one JSON line: the labels, then the fields of the episode.
 
-    With `keep`, which is called with every image, the line holds only the names of images, and no routing to experts
-    (`Turn.routing`), which only training needs.
+    With `keep`, which is called with every image, the line holds only the names of images. It also omits the routing to
+    experts (`Turn.routing`), which only training needs.
     """
     row: dict[str, Json] = {**labels, **_fields(episode)}
     try:
@@ -105,29 +106,29 @@ def dump_episode(episode: Episode, keep: Keep | None = None, **labels: int) -> b
         row["reward_events"] = [
             {**_fields(each), "reward": _number(each.reward)} for each in episode.reward_events
         ]
-        # Escaping all but ASCII keeps lone surrogates, which UTF-8 cannot hold.
+        # Escaping everything except ASCII preserves lone surrogates, which UTF-8 cannot represent.
         return json.dumps(row, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(
             f"Episode of task '{episode.task.id}' cannot be recorded: {error}. "
-            "Let the environment put only text, numbers, lists and mappings there."
+            "An environment may store only strings, numbers, lists and mappings there."
         ) from error
 
 
 def b64(data: bytes) -> str:
-    """Return bytes as text."""
+    """Return bytes as a base64 string."""
     return base64.b64encode(data).decode("ascii")
 
 
 def load_episode(row: Mapping[str, Json], find: Find | None = None) -> Episode:
-    """Return the episode of a row; raises DataError for a row in another form.
+    """Return the episode in a row; raises DataError if the row has an unknown format.
 
-    `find` returns the bytes of images that the row only names.
+    `find` returns the bytes of images that the row does not contain.
     """
     try:
         images: dict[str, Image] = {}
         for name, each in row.get("images", {}).items():
-            if not NAMED.fullmatch(name) or each["media"] not in SIGNATURES:  # they name a file
+            if not NAMED.fullmatch(name) or each["media"] not in SIGNATURES:  # the names are file names
                 raise ValueError(f"an invalid image name: {name!r:.60}")
             image = Image(name, each["media"], base64.b64decode(each.get("data", "")))
             if "data" not in each and find is not None:
@@ -149,7 +150,8 @@ def load_episode(row: Mapping[str, Json], find: Find | None = None) -> Episode:
         return Episode(**values, final=row.get("final"))
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise DataError(
-            f"An episode's row has an unknown form ({error!r}). Read it with the version of kapelle that wrote it."
+            f"The row of an episode has an unknown format ({error!r}). Read it with the version of "
+            "kapelle that wrote it."
         ) from error
 
 
@@ -198,7 +200,7 @@ def _intervention(row: Mapping[str, Json]) -> Intervention:
 
 
 def _by_hash(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with the hashes of its images in place of the images."""
+    """Return a row in which images are replaced by their hashes."""
     images = row.pop("images")
     if row.get("structured", "") is None:
         del row["structured"]
@@ -228,12 +230,14 @@ def _with_images(row: Mapping[str, Json], images: Mapping[str, Image]) -> dict[s
     return {**row, "images": tuple(images[name] for name in row.get("images", ()))}
 
 
-# -------- Traces: the credit of each token of a few episodes, by step in the folder `traces`, in files of the form of `step_rows`.
+# -------- Traces: the credit of each token of a few episodes, stored by step in the folder `traces`, in the format of
+# `step_rows`.
 #
-# A step without traced episodes has no rows. A row is one episode of the step: `format` (1), `step`, `line` (its place in the
-# step's file of episodes, from 0), `turns` and `vocabulary`. A turn has its `index` and, for each of its completion tokens:
-# `pieces` (the token as text), `advantage`, `credit`, `ratio`, `entropy` (nats; absent if the engine does not report it).
-# `vocabulary` has the text of each token of its prompts, by id. Numbers have six digits; one that is not finite is null.
+# A step without traced episodes has no rows. A row is one episode of the step: `format` (1), `step`, `line` (its
+# position in the step's file of episodes, from 0), `turns` and `vocabulary`. A turn has its `index` and, for each of
+# its completion tokens: `pieces` (the token as text), `advantage`, `credit`, `ratio`, `entropy` (nats; absent if the
+# engine does not report it). `vocabulary` has the text of each token of its prompts, by id. Numbers have six digits; a
+# non-finite number is null.
 
 FORMAT = 1
 
@@ -247,11 +251,11 @@ class TracedTurn:
     advantage: Sequence[float]
     """The token's advantage."""
     credit: Sequence[float]
-    """Its share in the policy's update: weight × advantage, over the sum of their magnitudes in the step."""
+    """Its share in the policy's update: weight × advantage, divided by the sum of the absolute values of these products in the step."""
     ratio: Sequence[float]
-    """Probability after the update over the probability with which it was sampled."""
+    """Its probability after the update divided by the probability with which it was sampled."""
     entropy: Sequence[float] = ()
-    """Of its distribution after the update, nats."""
+    """Entropy of its distribution after the update, in nats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +263,7 @@ class Trace:
     """One episode."""
 
     line: int
-    """Its place in the step's file of episodes, from 0."""
+    """Its position in the step's file of episodes, from 0."""
     turns: Sequence[TracedTurn]
     vocabulary: Mapping[int, str] = field(default_factory=dict)
 

@@ -6,9 +6,9 @@ One line is one turn, in the order of the episode:
      "messages": [{"role": "user", "content": "2,11+1"}], "completion": "132",
      "policy": "actor", "version": 50, "weights_hash": "v2-…"}
 
-`messages` is the agent's own conversation up to this turn and `completion` its answer, so that a line is one SFT
-example for that agent. `reward` is that of the episode: the team's score if the environment has one, else the agents' mean
-return.
+`messages` is the agent's own conversation up to this turn and `completion` is its response, so that each line is one
+SFT example for that agent. `reward` is the episode's reward: the team's score if the environment has one, otherwise the
+agents' mean return.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from kapelle.types import Episode, Group, Message, conversation
 
 
 def episode_reward(episode: Episode) -> float:
-    """Return the team's score of an episode, or without a score the mean return of its agents."""
+    """Return the team's score of an episode, or the mean return of its agents if there is no score."""
     if episode.success is not None:
         return episode.success
     return sum(episode.total(agent) for agent in episode.agents) / len(episode.agents)
 
 
 def good_episodes(groups: Sequence[Group], least: float) -> Iterator[tuple[int, Episode]]:
-    """Yield every episode without an error and with at least this reward, with its number in its group."""
+    """Yield each episode that has no error and at least this reward, with its number in its group."""
     for group in groups:
         for number, episode in enumerate(group.episodes):
             if episode.error is None and episode_reward(episode) >= least:
@@ -45,7 +45,7 @@ def good_episodes(groups: Sequence[Group], least: float) -> Iterator[tuple[int, 
 
 
 def sft_rows(number: int, episode: Episode) -> list[dict[str, Any]]:
-    """Return the rows of an episode, one per turn; the module's docstring shows the form."""
+    """Return the rows of an episode, one per turn; the module's docstring shows the format."""
     conversations: dict[str, list[Message]] = {}
     known: dict[str, tuple[int, ...]] = {}
     rows = []
@@ -53,7 +53,7 @@ def sft_rows(number: int, episode: Episode) -> list[dict[str, Any]]:
         messages = conversations.setdefault(turn.agent, [])
         before = known.get(turn.agent, ())
         if turn.prompt_ids[: len(before)] != before:
-            messages.clear()  # a new conversation of the agent
+            messages.clear()  # the agent begins a new conversation
         messages.extend(turn.new_messages)
         known[turn.agent] = turn.prompt_ids + turn.completion_ids
         rows.append(
@@ -75,9 +75,9 @@ def sft_rows(number: int, episode: Episode) -> list[dict[str, Any]]:
 
 
 def preferred(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return two rows of `sft_rows` for each conversation with a better and a worse answer, for the environment `preferences`.
+    """Return two rows of `sft_rows` for each conversation with a better and a worse completion, for the environment `preferences`.
 
-    They are the answers with different texts and the largest difference in reward; other conversations are excluded.
+    These are the two different completions with the largest difference in reward; other conversations are excluded.
     """
     answers: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -86,7 +86,7 @@ def preferred(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     for given in answers.values():
         ranked = sorted(given, key=lambda row: -row["reward"])
         best, worst = ranked[0], ranked[-1]
-        # One text may have the best and the worst reward: then one side takes another text.
+        # The same completion may have both the best and the worst reward: one of the two is then another completion.
         pairs = [(row, worst) for row in ranked if row["completion"] != worst["completion"]][:1]
         pairs += [(best, row) for row in ranked if row["completion"] != best["completion"]][-1:]
         better, worse = max(pairs, key=lambda p: p[0]["reward"] - p[1]["reward"], default=(best, best))
@@ -96,10 +96,10 @@ def preferred(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def dump_rows(rows: Sequence[Mapping[str, Any]], out: Path | None = None, number: int = 0) -> bytes:
-    """Return rows as JSON lines; everything but ASCII is escaped, because UTF-8 cannot hold lone surrogates.
+    """Return rows as JSON lines; everything except ASCII is escaped, because UTF-8 cannot represent lone surrogates.
 
-    For a file `out` with the suffix `.jsonl.zst` they are compressed like a run's episodes, with this step number; for the
-    suffix `.json` they are one array.
+    If `out` has the suffix `.jsonl.zst`, they are compressed like a run's episodes, with this step number; if it has
+    the suffix `.json`, they are one array.
     """
     if out is not None and out.name.endswith(".json"):
         array = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
@@ -108,21 +108,22 @@ def dump_rows(rows: Sequence[Mapping[str, Any]], out: Path | None = None, number
     return pack(number, lines) if out is not None and out.name.endswith(PACKED) and lines else b"".join(lines)
 
 
-# -------- Graded answers as data for a verifier: from episodes, balanced by question, and summarised.
+# -------- Graded answers as data for a verifier: taken from episodes, balanced by question, and summarised.
 #
 # One line is one answer; the environment `labelled` reads such a file:
 #
 #     {"question": "48/2", "solution": "24", "is_correct": 1.0, "agent": "ada", "round": 1,
 #      "task": "train-17", "policy": "ada", "version": 0, "weights_hash": "v2-…"}
 #
-# `round` is the number of the agent's own turn in its episode, from 1. An answer is correct if `is_correct` is above ½.
+# `round` is the number of the turn among the agent's turns in the episode, from 1. An answer is correct if `is_correct`
+# is above ½.
 
 HELD_OUT = 0.2
 """Share of the questions that the recipe `verifier_file` holds out."""
 
 
 def answer_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Return a row for every graded turn of every episode without an error; the comment above shows the form."""
+    """Return a row for every graded turn of every episode without an error; the comment above shows the format."""
     rows = []
     for episode in (episode for group in groups for episode in group.valid):
         taken: dict[str, int] = {}
@@ -148,24 +149,24 @@ def answer_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Graded answers after balancing: as many correct as incorrect ones for each question."""
+    """Graded answers after balancing: for each question, equal numbers of correct and incorrect answers."""
 
     rows: tuple[Mapping[str, Any], ...]
-    """The remaining answers: different texts, and for each question as many correct as incorrect ones."""
+    """The remaining answers: they are distinct and, for each question, half of them are correct."""
     graded: int
     repeated: int
-    """Answers with the same text as another answer to their question."""
+    """Number of answers with the same text as another answer to their question."""
     one_kind: int
-    """Different answers to questions with only correct or only incorrect answers; all are excluded."""
+    """Number of distinct answers to questions with only correct or only incorrect answers; all are excluded."""
     one_kind_questions: int
     surplus: int
-    """Different answers in excess of the other kind."""
+    """Number of distinct answers that exceed the number of the other kind."""
 
 
 def balance(rows: Sequence[Mapping[str, Any]], seed: int, *, equal: bool = True) -> Balance:
-    """Return as many correct as incorrect answers to each question, drawn with a seed; `equal` False keeps all.
+    """Return equal numbers of correct and incorrect answers to each question, drawn with a seed; `equal=False` keeps all.
 
-    The draw is over all answers, so that frequent answers are more likely; each text is then kept once.
+    The draw is over all answers, so that frequent answers are more likely to be drawn; duplicates are then removed.
     """
     by_question: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -211,20 +212,20 @@ class Survey:
     """Correct and incorrect answers to the first questions that have both."""
 
     def row(self) -> dict[str, Any]:
-        """Return it as plain JSON."""
+        """Return the statistics as plain JSON."""
         return asdict(self)
 
 
 def survey(file: Path, shown: int = 3) -> Survey:
-    """Read and summarise a file of graded answers; raises DataError, which names the first row in another form."""
+    """Read and summarise a file of graded answers; raises a DataError that names the first row with an unknown format."""
     rows: list[Mapping[str, Any]] = []
     for read in read_rows(file):
         row, label = read.fields, read.fields.get("is_correct")
         texts = isinstance(row.get("question"), str) and isinstance(row.get("solution"), str)
         if not (texts and isinstance(label, bool | int | float) and 0 <= label <= 1):
             raise DataError(
-                f"{read.place} is not a graded answer: it needs text in `question` and `solution`, and true, false or a number from 0 "
-                "to 1 in `is_correct`. Fix or remove the row."
+                f"{read.place} is not a graded answer: `question` and `solution` must be strings, and "
+                "`is_correct` must be true, false or a number from 0 to 1. Fix or remove the row."
             )
         rows.append(row)
     if not rows:
@@ -257,11 +258,11 @@ def survey(file: Path, shown: int = 3) -> Survey:
 
 @dataclass(frozen=True, slots=True)
 class AnswerCount:
-    """Answers of one kind: their number, and the share that is correct."""
+    """The number of answers of one kind, and the share of them that are correct."""
 
     answers: int
     right: float
-    """In [0, 1]."""
+    """Share of correct answers, in [0, 1]."""
 
 
 def _counts(rows: Sequence[Mapping[str, Any]], field: str) -> dict[str, AnswerCount]:

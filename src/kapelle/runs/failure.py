@@ -1,6 +1,6 @@
-"""Why a run ended before it was finished: `failure.json`, and what can be known of a process that was killed.
+"""Why a run ended before it was finished: `failure.json`, and what can be determined about a process that was killed.
 
-A resume removes `failure.json` when it has opened the run; `run.log` keeps the text of every failure.
+A resume removes `failure.json` after it has opened the run; `run.log` keeps the text of every failure.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from kapelle.types import Episode, Group
 
 FAILURE, LOG = "failure.json", "run.log"
 EPISODES = 8
-"""Maximum number of different errors of episodes in a failure."""
+"""Maximum number of different episode errors in a failure."""
 LONGEST = 20_000
-"""Maximum characters of a traceback; a longer one loses its middle."""
+"""Maximum number of characters of a traceback; the middle of a longer one is removed."""
 TAIL = 1 << 16
-"""Bytes at the end of `run.log` that may hold the last message of a process."""
+"""Number of bytes at the end of `run.log` that are searched for the last message of a process."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailedEpisode:
-    """The first episode that failed with an error, and how many failed with it."""
+    """The first episode that failed with an error, and how many episodes failed with the same error."""
 
     step: int
-    """The step that collected it, or after which it was evaluated."""
+    """The step in which the episode was collected, or after which it was evaluated."""
     task: str
     agent: str
-    """The agent that acted last; empty if none has acted."""
+    """The agent that acted last; empty if no agent has acted."""
     error: str
     count: int
 
@@ -52,26 +52,26 @@ class Failure:
 
     reason: str
     traceback: str = ""
-    """Empty if the process left none."""
+    """The traceback; empty if the process left none."""
     on_purpose: bool = True
-    """Whether the reason explains the error; False for an unexpected one, which only the traceback explains."""
+    """Whether the reason explains the error; False for an unexpected error, which only the traceback explains."""
     episodes: tuple[FailedEpisode, ...] = ()
     """The most frequent errors of the episodes that caused it."""
     health: tuple[str, ...] = ()
-    """The verdict on the run with its evidence and a remedy, if it was at fault (`runs.verdict`)."""
+    """The verdict on the run with its evidence and a remedy, if the verdict is a fault (`runs.verdict`)."""
     step: int = 0
-    """Finished steps."""
+    """Number of finished steps."""
     phase: str = ""
     at: str = ""
     """Time, ISO 8601 in UTC."""
 
     def row(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the failure as JSON."""
         return asdict(self)
 
     @property
     def cause(self) -> str:
-        """The most frequent error of its episodes, or without any the reason: the part to read first."""
+        """The most frequent error of the episodes or, if there is none, the reason: the part to read first."""
         return self.episodes[0].error if self.episodes else self.reason
 
     def lines(self) -> list[str]:
@@ -85,7 +85,7 @@ class Failure:
 
 
 def failure_of(error: Exception, status: Status, run: Path) -> Failure:
-    """Return the failure of a run that an error ends in this status."""
+    """Return the failure of a run that ended with an error in this status."""
     found = tracebacks.format_exception(error)
     trace = without_secrets("".join(found))
     if len(trace) > LONGEST:
@@ -118,7 +118,7 @@ def first_errors(groups: Iterable[Group], step: int) -> tuple[FailedEpisode, ...
 
 
 def _health(run: Path) -> tuple[str, ...]:
-    from kapelle.runs.summary import verdict_of  # here: it reads failures
+    from kapelle.runs.summary import verdict_of  # imported here, because that module reads failures
 
     verdict = verdict_of(run)
     return tuple(verdict.lines()) if verdict is not None and verdict.at_fault else ()
@@ -126,16 +126,16 @@ def _health(run: Path) -> tuple[str, ...]:
 
 STARTS = "starts the run in process"
 STOPS = " stopping: "
-"""What the lines of `run.log` have in common that a stop request writes."""
+"""Text that all lines of `run.log` contain that a stop request writes."""
 
 
 def start_line(status: Status) -> str:
-    """Return the line of `run.log` with which a process begins."""
+    """Return the line that a process writes to `run.log` when it starts."""
     return f"kapelle {STARTS} {status.pid} on {status.host}"
 
 
 def read_failure(run: Path) -> Failure | None:
-    """Return why a run has failed or was killed; None for one that runs, has finished or was stopped on request.
+    """Return why a run has failed or was killed; None if it is running, has finished or was stopped on request.
 
     Raises RunDirectoryError if its status cannot be read.
     """
@@ -153,18 +153,21 @@ def read_failure(run: Path) -> Failure | None:
 
 
 def _why_killed(run: Path, status: Status) -> str:
-    """Return the last message of a process that has ended at once, or what is likely without one."""
+    """Return the last message of a process that ended abruptly or, if there is none, the likely cause."""
     where = f"after step {status.step}, in phase '{status.phase}'"
     for line in takewhile(lambda line: STARTS not in line, reversed(_tail(run / LOG))):
         if line.startswith("kapelle: "):
             return line.removeprefix("kapelle: ")
         if STOPS in line:
-            return f"It was stopped by a second Ctrl-C or killed, before it had saved and ended as requested ({where})."
+            return (
+                "It was stopped by a second Ctrl-C or killed, before it had saved and stopped as "
+                f"requested ({where})."
+            )
     if has_restarted(run / "lock"):
         return f"{status.host} was restarted while process {status.pid} trained this run ({where})."
     return (
-        f"Process {status.pid} on {status.host} ended without a message ({where}): it was killed, such as by `kill -9` or by the "
-        "system when memory ran out, or it crashed."
+        f"Process {status.pid} on {status.host} ended without a message ({where}): it crashed, or it "
+        "was killed, for example by `kill -9` or by the system when memory ran out."
     )
 
 

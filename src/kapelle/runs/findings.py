@@ -1,10 +1,12 @@
-"""Later results of commands on a run, and people's notes, stored in its directory for the viewer.
+"""Results of later commands on a run, and people's notes, stored in its directory for the viewer.
 
-    exact.json        `kapelle play RUN --exact`: format 1, `rows` with part, step, nash_conv, exploitability, legal, legal_mean, returns
-    evaluated.jsonl   one row for each `kapelle eval RUN`: its JSON output, with `format` (1), `time` and its `settings`
-    notes.json        `kapelle runs note RUN`: format 1, `tags` and `note`
+    exact.json        `kapelle play RUN --exact`: format 1; `rows` with part, step, nash_conv, exploitability, legal,
+    legal_mean, returns
+    evaluated.jsonl   one row for each `kapelle eval RUN`: its JSON output, with `format` (1), `time` and `settings`
+    notes.json        `kapelle runs note RUN`: format 1; `tags` and `note`
 
-A run does not need these files, and a resume does not read them. Failures to write them are ignored; unreadable parts count as absent.
+A run does not need these files, and a resume does not read them. Failures to write them are ignored; unreadable parts
+are treated as absent.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ EXACT, EVALUATED, NOTES = FINDINGS = ("exact.json", "evaluated.jsonl", "notes.js
 
 
 def keep_exact(run: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Store exact values of checkpoints, in place of earlier ones."""
+    """Store exact values of checkpoints, which replace earlier ones."""
     with suppress(OSError):
         replace_file(run / EXACT, json.dumps({"format": FORMAT, "rows": list(rows)}).encode(), sync=False)
 
@@ -85,7 +87,7 @@ def read_evaluated(run: Path) -> list[dict[str, Any]]:
 def measured(row: Mapping[str, Any]) -> list[tuple[str, str, float, float | None]]:
     """Return (set, metric, value, standard error) of every rate of one evaluation, in the order of measurement.
 
-    The set's name is empty for the run's own environment. Its metric is `success`, or each agent's return without a success.
+    The set's name is empty for the run's own environment. Its metric is `success` or, if there is no success, each agent's return.
     """
     team = row["team"]
     found = []
@@ -109,7 +111,7 @@ def measured(row: Mapping[str, Any]) -> list[tuple[str, str, float, float | None
 TAG = re.compile(r"[\w.:+-]{1,40}")
 """A tag is a word without spaces."""
 MOST_TAGS, LONGEST_NOTE = 32, 10_000
-"""Tags of a run; characters of a note."""
+"""Maximum number of tags of a run, and of characters in a note."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,19 +127,22 @@ def keep_notes(
 ) -> RunNotes:
     """Change a run's note (None keeps it) and tags, and return the result.
 
-    Raises ConfigError for an invalid tag, too many tags or a note that is too long, RunDirectoryError if the disk fails.
+    Raises ConfigError for an invalid tag, too many tags or a note that is too long, and RunDirectoryError if the disk
+    fails.
     """
     wrong = next((tag for tag in add if not TAG.fullmatch(tag)), None)
     if wrong is not None:
         raise ConfigError(
-            f"'{wrong}' is not a valid tag. Use at most 40 letters, digits and . : + - _ without spaces."
+            f"'{wrong}' is not a valid tag. Use at most 40 characters: letters, digits and . : + - _ "
+            "without spaces."
         )
     before = read_notes(run)
     tags = tuple(tag for tag in dict.fromkeys((*before.tags, *add)) if tag not in remove)
     note = before.text if text is None else text
     if len(tags) > MOST_TAGS or len(note) > LONGEST_NOTE:
         raise ConfigError(
-            f"A run can have {MOST_TAGS} tags and a note of {LONGEST_NOTE:,} characters. Remove tags with --untag, or shorten the note."
+            f"A run can have at most {MOST_TAGS} tags and a note of at most {LONGEST_NOTE:,} "
+            "characters. Remove tags with --untag, or shorten the note."
         )
     with writing(run / NOTES):
         row = {"format": FORMAT, "tags": list(tags), "note": note}

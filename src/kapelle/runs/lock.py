@@ -1,8 +1,8 @@
 """One trainer per run directory: locks of the operating system, which end with their process.
 
-Two things are locked: the directory, and the file `lock` in it, which names the owner. The lock of the directory
-decides, because the file can be removed or replaced, and then a lock of the new file is a different lock.
-The file informs people, and is the only lock on disks that cannot lock directories (NFS).
+Two things are locked: the directory, and the file `lock` in it, which names the owner. The lock of the directory is
+decisive, because the file can be removed or replaced, and a lock of the new file is then a different lock. The file
+shows people the owner, and is the only lock on disks that cannot lock directories (NFS).
 
 Before each write the owner checks that the path still leads to the directory that it has locked (`RunLock.recheck`), so that it
 never writes to a directory that was moved, deleted or replaced.
@@ -28,13 +28,13 @@ _ATTEMPTS = 100
 
 
 class RunLock:
-    """Exclusive use of a directory by this process, until `release` or its death.
+    """Exclusive use of a directory by this process, until it calls `release` or ends.
 
-    `path` is the file `lock` in the directory. The file remains after a release; only the locks of the operating system count.
+    `path` is the file `lock` in the directory. The file remains after a release; only the operating system's locks matter.
     Forked children do not keep them: a grader that outlives its killed trainer does not block the next trainer.
 
-    Raises RunDirectoryError if another process holds one of them, if `lock` is not a plain file, or if the disk
-    has no locks.
+    Raises RunDirectoryError if another process holds one of the locks, if `lock` is not a regular file, or if the disk
+    does not support locks.
     """
 
     def __init__(self, path: Path) -> None:
@@ -62,19 +62,21 @@ class RunLock:
         """
         if self._folder is None or self._file is None:
             raise RunDirectoryError(
-                f"{self._path.parent} is no longer held by this process, which may not write there."
+                f"{self._path.parent} is no longer locked by this process, so it must not write there."
             )
         if not _is_same(self._path.parent.stat, self._folder):
             raise RunDirectoryError(
-                f"{self._path.parent} was moved, deleted or replaced while this process was writing to it, so it stops. "
-                "Move the directory back, or resume it at its new place with --resume."
+                f"{self._path.parent} was moved, deleted or replaced while this process was writing "
+                "to it, so the process stops. "
+                "Move the directory back, or resume the run at its new path with --resume."
             )
         if _is_same(self._path.lstat, self._file):
             return
         if not self._folder_locked:
             raise RunDirectoryError(
-                f"The file {self._path} was removed or replaced, so that another trainer may own this run now; this one "
-                "stops. End all others, then continue with --resume."
+                f"The file {self._path} was removed or replaced, so another trainer may own this run "
+                "now, and this one "
+                "stops. End all other trainers, then continue with --resume."
             )
         try:
             file = self._take_file()
@@ -87,7 +89,7 @@ class RunLock:
         """Release the directory; a second call does nothing."""
         for descriptor in (self._file, self._folder):
             if descriptor is not None:
-                # Unlock explicitly: a process that was forked outside of Python may still have the descriptor.
+                # Unlock explicitly: a process that was forked by code other than Python's may still have the descriptor.
                 with suppress(OSError):
                     fcntl.flock(descriptor, fcntl.LOCK_UN)
         self._close()
@@ -117,7 +119,9 @@ class RunLock:
             descriptor = self._open_file()
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_same(self._path.lstat, descriptor):  # otherwise it was replaced between the two calls
+                if _is_same(
+                    self._path.lstat, descriptor
+                ):  # otherwise the file was replaced between the two calls
                     os.ftruncate(descriptor, 0)
                     owner = {
                         "pid": os.getpid(),
@@ -143,15 +147,16 @@ class RunLock:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         if self._path.is_symlink() or (self._path.exists() and not self._path.is_file()):
             raise RunDirectoryError(
-                f"{self._path} is not a plain file but a link or folder, which cannot be locked. Remove it."
+                f"{self._path} is a link or folder instead of a regular file, so it cannot be locked. "
+                "Remove it."
             )
         descriptor = os.open(self._path, flags, 0o644)
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             os.close(descriptor)
-            raise RunDirectoryError(f"{self._path} is not a plain file, so it cannot be locked. Remove it.")
+            raise RunDirectoryError(f"{self._path} is not a regular file, so it cannot be locked. Remove it.")
         if found.st_nlink > 1 and self._folder_locked:
-            # A copy by hard links: another run has the same file as its lock.
+            # The run was copied with hard links: another run uses the same file as its lock.
             os.close(descriptor)
             replace_file(self._path, b"", sync=False)
             descriptor = os.open(self._path, flags, 0o644)
@@ -164,7 +169,8 @@ class RunLock:
         except (ValueError, KeyError, TypeError, RecursionError):
             who = "another process"
         return RunDirectoryError(
-            f"{self._path.parent} is in use by {who}. Wait for it, end it, or choose another --run-dir."
+            f"{self._path.parent} is in use by {who}. Wait until it ends, end it, or choose another "
+            "--run-dir."
         )
 
 
@@ -175,23 +181,23 @@ _HELD: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    # A forked child shares the open files, so that the locks would last as long as the child.
+    # A forked child shares the open files, so the locks would be held for as long as the child lives.
     for lock in list(_HELD):
-        lock._close()  # noqa: SLF001 - its own module
+        lock._close()  # noqa: SLF001 - in the same module
 
 
 os.register_at_fork(after_in_child=_close_in_child)
 
 
 def now() -> str:
-    """Return the time as ISO 8601 in UTC, to the millisecond."""
+    """Return the current time as ISO 8601 in UTC, to the millisecond."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def is_another_process(lock: Path, pid: int) -> bool:
-    """Return whether a living process only has the same process number as the last owner of a lock.
+    """Return whether a live process has the process number of a lock's last owner, but is a different process.
 
-    The system reuses numbers. Returns False if this cannot be determined.
+    The system reuses process numbers. Returns False if this cannot be determined.
     """
     try:
         owner = json.loads(_text_of(lock))
@@ -203,7 +209,7 @@ def is_another_process(lock: Path, pid: int) -> bool:
 
 
 def has_restarted(lock: Path) -> bool:
-    """Return whether this machine has restarted since the last owner of a lock took it; False if this cannot be determined."""
+    """Return whether this machine has restarted since the lock was last taken; False if this cannot be determined."""
     here = _born(os.getpid())
     try:
         return (
@@ -215,10 +221,10 @@ def has_restarted(lock: Path) -> bool:
 
 
 def _born(pid: int) -> str | None:
-    """Return boot and start time, which identify a process among all with its number; None if the system has no /proc."""
+    """Return the boot and start time, which distinguish a process from others with the same number; None if the system has no /proc."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-        # The program's name is in parentheses and may hold any character; field 22 is the start in clock ticks.
+        # The program's name is in parentheses and may contain any character; field 22 is the start time in clock ticks.
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         return f"{boot}/{int(fields[19])}"
     except (OSError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""A model card from a run's files: algorithm, settings, training curve and evaluation."""
+"""A model card that is created from a run's files: algorithm, settings, training curve and evaluation."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from huggingface_hub import EvalResult
 
 ROWS = 20
-"""Most rows of the curve on a card."""
+"""Maximum number of rows of the curve on a card."""
 
 UNMEASURED = (
-    "Not measured. `kapelle eval RUN` before the export measures the team and, with the same number of tokens, one agent "
+    "Not measured. Run `kapelle eval RUN` before the export to measure the team and, with the same "
+    "number of tokens, one agent "
     "alone and a majority vote."
 )
 
@@ -36,7 +37,7 @@ class Exported:
     policy: str
     agents: Sequence[str]
     folder: str
-    """Relative to the export; `.` if it is the only one."""
+    """Path relative to the export; `.` if this is the only policy."""
     base: str
     form: str
     """`peft`, `hf` or `gguf-ready`."""
@@ -46,10 +47,10 @@ class Exported:
 def model_card(
     run: Path, step: int, policies: Sequence[Exported], licence: str | None = None, *, team: bool = False
 ) -> str:
-    """Return the card of policies of a run after `step` updates; text is escaped, and paths are reduced to their names.
+    """Return the card of a run's policies after `step` updates; text is escaped, and paths are reduced to their names.
 
-    `licence` is the Hub's name of one (`apache-2.0`); the default is that of the base's own card, if it has one.
-    `team`: the export has a `team.yaml`, with which the whole team can be loaded.
+    `licence` is the Hub's identifier of a licence (`apache-2.0`); the default is the licence on the base model's card,
+    if it has one. `team`: whether the export has a `team.yaml`, with which the whole team can be loaded.
     """
     settings = settings_of(run)
     name, algorithm = str(settings["name"]), str(settings["algorithm"]["name"])
@@ -98,10 +99,10 @@ def model_card(
             agents = ", ".join(map(str, _listed(each.get("agents"))))
             rows.append((f"{agents} alone" if answers == 1 else f"{agents}, majority of {answers}", each))
         lines += [
-            f"Unseen problems of {_plain(row.get('environment'))}, 95 % intervals, after {row.get('steps')} steps.",
+            f"Evaluated after {row.get('steps')} steps on unseen problems of {_plain(row.get('environment'))}, with 95 % intervals.",
             "",
             *_table(
-                ("who", "success", "interval", "scored", "tokens a problem"),
+                ("who", "success", "interval", "scored", "tokens per problem"),
                 [(who, *_measured(each)) for who, each in rows if isinstance(each, Mapping)],
             ),
             "",
@@ -112,15 +113,15 @@ def model_card(
         every = max(1, -(-len(curve) // ROWS))
         shown = [point for k, point in enumerate(reversed(curve)) if k % every == 0][::-1]
         lines += [
-            *("## Curve", "", "Evaluations while it was trained.", ""),
+            *("## Curve", "", "Evaluations during training.", ""),
             *_table(
-                ("step", "success", "interval", "scored", "tokens a problem"),
+                ("step", "success", "interval", "scored", "tokens per problem"),
                 [(str(point["step"]), *_measured(point)) for point in shown],
             ),
             "",
         ]
 
-    lines += ["## Settings", "", "Settings other than the defaults.", ""]
+    lines += ["## Settings", "", "Settings that differ from the defaults.", ""]
     own = [
         (key, _place(value) if isinstance(value, str) else json.dumps(value))
         for key, (value, _) in own_settings(run).items()
@@ -134,7 +135,7 @@ def _metadata(
     evaluated: Sequence[Mapping[str, Any]],
     licence: str | None,
 ) -> str:
-    """Return the front matter with which the Hub finds a model and shows its results, between two lines of dashes."""
+    """Return the front matter, between two lines of dashes, which the Hub uses to find a model and show its results."""
     from huggingface_hub import ModelCardData
 
     environment = settings["environment"]
@@ -142,7 +143,7 @@ def _metadata(
     trained_on = str(environment.get("path") or "")
     on_hub = _HUB_NAME.fullmatch(trained_on) and not Path(trained_on).exists()
     results = []
-    with suppress(KeyError, TypeError, AttributeError, ValueError):  # a damaged row
+    with suppress(KeyError, TypeError, AttributeError, ValueError):  # skip a damaged row
         results = eval_results(evaluated[-1:])
     data = ModelCardData(
         library_name="peft" if policies[0].form == "peft" else "transformers",
@@ -161,7 +162,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def eval_results(rows: Sequence[Mapping[str, Any]]) -> list[EvalResult]:
-    """Return the rates of evaluations, rows of `kapelle eval --json`, as the Hub's results on the split `test`."""
+    """Return the rates in evaluations (rows of `kapelle eval --json`) as the Hub's results on the split `test`."""
     from huggingface_hub import EvalResult
 
     return [
@@ -180,7 +181,7 @@ def eval_results(rows: Sequence[Mapping[str, Any]]) -> list[EvalResult]:
 
 
 def licence_of(base: str) -> str | None:
-    """Return the licence in a base's card in the Hub's cache, or None; sends no request."""
+    """Return the licence on a base model's card in the Hub's cache, or None; sends no request."""
     from huggingface_hub import ModelCard, try_to_load_from_cache
 
     card = try_to_load_from_cache(base, "README.md")
@@ -226,19 +227,19 @@ def _is_path(text: str) -> bool:
 
 
 def _place(text: str) -> str:
-    """Return the name of a path of this machine; other text as it is."""
+    """Return the last component of a path on this machine; return other text unchanged."""
     return Path(text).name if _is_path(text) else text
 
 
 def _plain(text: object) -> str:
-    """Return text that Markdown shows as it is, on one line."""
+    """Return text, on one line, that Markdown shows literally."""
     words = " ".join(str(text).split())
     for mark in "\\`*_[]<>|#":
         words = words.replace(mark, f"\\{mark}")
     return words
 
 
-# -------- Sending an export to a hub of models with `huggingface_hub`: only with `--push`, and only the listed files.
+# -------- Sending an export to a model hub with `huggingface_hub`: only with `--push`, and only the listed files.
 
 NEVER = ("*.partial", ".*", "**/.*", "kapelle.json", "**/kapelle.json")
 """Files that are never sent."""
@@ -247,25 +248,28 @@ NEVER = ("*.partial", ".*", "**/.*", "kapelle.json", "**/kapelle.json")
 def check_push(repo: str, *, asking: bool = True) -> None:
     """Raise ConfigError or EngineError, within seconds, if an export cannot be sent.
 
-    Queries the hub with the token, unless `asking` is False: then only the name and the environment are checked.
+    Queries the hub with the token; if `asking` is False, only the name and the environment variables are checked.
     """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     if repo.count("/") != 1:
-        raise ConfigError(f"--push takes a repository, `OWNER/NAME`, and got '{repo}'.")
+        raise ConfigError(f"--push must be a repository of the form `OWNER/NAME`, but is '{repo}'.")
     try:
         validate_repo_id(repo)
     except HFValidationError as error:
         why = " ".join(str(error).split()).removesuffix(f": '{repo}'.").rstrip(".")
-        raise ConfigError(f"--push takes a repository, `OWNER/NAME`, and got '{repo}'. {why}.") from None
+        raise ConfigError(
+            f"--push must be a repository of the form `OWNER/NAME`, but is '{repo}'. {why}."
+        ) from None
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise ConfigError("HF_HUB_OFFLINE is set, so nothing is sent. Unset it, or remove --push.")
     if not asking:
         return
     if get_token() is None:
         raise ConfigError(
-            f"Nothing was sent to '{repo}': there is no token. Set HF_TOKEN to one that may write, or run `hf auth login`."
+            f"Nothing was sent to '{repo}': there is no token. Set HF_TOKEN to a token with write "
+            "access, or run `hf auth login`."
         )
     try:
         answer = query_hub("GET", "/api/whoami-v2")
@@ -275,15 +279,17 @@ def check_push(repo: str, *, asking: bool = True) -> None:
         ) from None
     if answer is not None and answer.status == 401:  # other hubs may not support this request
         raise ConfigError(
-            f"Nothing was sent to '{repo}': {hub_address()} rejects the token that is set ({TOKEN_SOURCES}). Set one that may write."
+            f"Nothing was sent to '{repo}': {hub_address()} rejects the token that is set "
+            f"({TOKEN_SOURCES}). Set a token with write access."
         )
 
 
 def push(folder: Path, repo: str, *, public: bool = False) -> str:
-    """Send a folder to a repository of models, which is created if it is missing, and return its address.
+    """Send a folder to a model repository, which is created if it does not exist, and return its address.
 
-    The hub is `HF_ENDPOINT` or the public one; the token is `HF_TOKEN` or that of `hf auth login`. Raises ConfigError without a
-    token or for an invalid name, EngineError if the hub cannot be reached or rejects the request; both name the export's folder.
+    The hub is `HF_ENDPOINT` or the public hub; the token is `HF_TOKEN` or the one stored by `hf auth login`. Raises
+    ConfigError if there is no token or the name is invalid, and EngineError if the hub cannot be reached or rejects the
+    request; both name the export's folder.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
@@ -305,14 +311,15 @@ def push(folder: Path, repo: str, *, public: bool = False) -> str:
         status, message = error.response.status_code, error.server_message
         meaning = {
             401: f"it rejects the token that is set ({TOKEN_SOURCES})",
-            403: f"the token that is set ({TOKEN_SOURCES}) may not write there. Name a repository of yours, or set a token that may write",
+            403: f"the token that is set ({TOKEN_SOURCES}) may not write there. Choose a repository of "
+            "yours, or set a token with write access",
             404: f"the token that is set ({TOKEN_SOURCES}) can neither see nor create it",
         }.get(status, "the request failed")
         words = f" Its message: {' '.join(message.split())[:300].rstrip('.')}." if message else ""
         raise EngineError(
             f"The hub rejected '{repo}' ({status}): {meaning}.{words} Nothing was added. {kept}"
         ) from error
-    except Exception as error:  # errors of any HTTP client
+    except Exception as error:  # any HTTP client may raise its own errors
         what = f"Sending to '{repo}' was interrupted" if made else f"Nothing was sent to '{repo}'"
         raise EngineError(f"{what}: the hub cannot be reached ({type(error).__name__}). {kept}") from error
     return str(getattr(sent, "repo_url", None) or repo)

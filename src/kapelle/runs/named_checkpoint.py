@@ -1,8 +1,8 @@
 """The best checkpoint of a run, and checkpoints by name: `RUN`, `RUN@best`, `RUN@12`.
 
-The best checkpoint follows from the run's files alone, so that it is correct after a kill or a rollback. It is the complete
-checkpoint of the step with the best value of a metric, the earliest of equals. The value is that of the last evaluation
-at the step, or that of the training step if no evaluation has the metric.
+The best checkpoint is determined from the run's files alone, so that it is correct after a kill or a rollback. It is
+the complete checkpoint of the step with the best value of a metric (the earliest step if several are tied). The value
+comes from the last evaluation at the step, or from the training step if no evaluation has the metric.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BEST, NEWEST = "best", "latest"
 def values_of(run: Path, metric: str) -> dict[int, float]:
     """Return the value of a metric at each step that has one; raises the reader's errors for damaged rows.
 
-    Names of metrics are `success`, `reward/solver` or `success/PART`.
+    Examples of metric names are `success`, `reward/solver` and `success/PART`.
     """
     group, _, name = metric.partition("/")
     tables: tuple[Callable[[Path], Iterable[Mapping[str, Any]]], ...] = (read_evaluations, read_metrics)
@@ -42,7 +42,7 @@ def values_of(run: Path, metric: str) -> dict[int, float]:
             if found is None and group == "success" and isinstance(parts, Mapping):
                 part = parts.get(name)
                 found = part.get("success", part.get("value")) if isinstance(part, Mapping) else None
-            # The last row of a step counts.
+            # If a step has several rows, the last one counts.
             values[int(row["step"])] = (
                 float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
             )
@@ -53,7 +53,7 @@ def values_of(run: Path, metric: str) -> dict[int, float]:
 
 
 def best_checkpoint(run: Path, metric: str, *, lowest: bool) -> Path | None:
-    """Return the best complete checkpoint; None if no checkpoint's step has the metric."""
+    """Return the best complete checkpoint; None if no step with a checkpoint has the metric."""
     values = values_of(run, metric)
     folders = [folder for folder in list_checkpoints(run / "checkpoints") if step_of(folder) in values]
     sign = 1.0 if lowest else -1.0
@@ -64,7 +64,7 @@ def best_checkpoint(run: Path, metric: str, *, lowest: bool) -> Path | None:
 
 
 def why_no_best(run: Path, metric: str) -> str:
-    """Return why a run has no best checkpoint by a metric, with a similar name if there is one."""
+    """Return why a run has no best checkpoint by a metric, and suggest a similar metric name if there is one."""
     rows = [*read_metrics(run)[-1:], *read_evaluations(run)[-1:]]
     known = [
         name
@@ -72,7 +72,10 @@ def why_no_best(run: Path, metric: str) -> str:
         for name, value in row.items()
         if isinstance(value, int | float) and name != "step"
     ]
-    return f"no checkpoint so far has a step with the metric '{metric}' (`checkpoint.best`).{did_you_mean(metric, known)}"
+    return (
+        f"so far, no step with a checkpoint has the metric '{metric}' "
+        f"(`checkpoint.best`).{did_you_mean(metric, known)}"
+    )
 
 
 def split_run(word: str) -> tuple[Path, str | None]:
@@ -85,7 +88,7 @@ def split_run(word: str) -> tuple[Path, str | None]:
         hint = (
             f"Did you mean {run}@{meant}?"
             if meant
-            else f"Write {run}@best, {run}@STEP, or {run} for the newest."
+            else f"Write {run}@best, {run}@STEP, or {run} for the newest checkpoint."
         )
         raise ConfigError(f"'{word}' is not a checkpoint. {hint}")
     return Path(run), None if which == NEWEST else which
@@ -94,7 +97,7 @@ def split_run(word: str) -> tuple[Path, str | None]:
 def named_checkpoint(run: Path, which: str | None) -> Path | None:
     """Return the checkpoint that the second result of `split_run` names; None for the newest.
 
-    Raises ConfigError if the run keeps no best checkpoint, CheckpointError if the step has no complete checkpoint.
+    Raises ConfigError if the run keeps no best checkpoint, and CheckpointError if the step has no complete checkpoint.
     """
     if which is None:
         return None
@@ -104,12 +107,14 @@ def named_checkpoint(run: Path, which: str | None) -> Path | None:
         metric = kept.get("best") if isinstance(kept, dict) else None
         if not isinstance(kept, dict) or not isinstance(metric, str):
             raise ConfigError(
-                f"{run} keeps no best checkpoint. Train with `checkpoint.best: success`, or name a step.{_nearest(run, 10**12)}"
+                f"{run} keeps no best checkpoint. Train with `checkpoint.best: success`, or specify a "
+                f"step.{_nearest(run, 10**12)}"
             )
         found = best_checkpoint(run, metric, lowest=kept.get("best_is") == "lowest")
         if found is None:
             raise CheckpointError(
-                f"No checkpoint of {run} has a step with the metric '{metric}'. Name a step.{_nearest(run, 10**12)}"
+                f"No step of {run} with a checkpoint has the metric '{metric}'. Specify a "
+                f"step.{_nearest(run, 10**12)}"
             )
         return found
     folders = [folder for folder in list_checkpoints(run / "checkpoints") if step_of(folder) == int(which)]
@@ -120,21 +125,25 @@ def named_checkpoint(run: Path, which: str | None) -> Path | None:
 
 
 NEAREST = 3
-"""Number of checkpoints in a message."""
+"""Maximum number of checkpoints listed in a message."""
 
 
 def _nearest(run: Path, step: int) -> str:
-    """Return the checkpoints of a run nearest to a step, as a phrase."""
+    """Return a sentence that lists the run's checkpoints nearest to a step."""
     kept = sorted({step_of(folder) or 0 for folder in list_checkpoints(run / "checkpoints")})
     if not kept:
-        return " It has no checkpoint yet."
+        return " The run has no checkpoint yet."
     near = sorted(sorted(kept, key=lambda each: abs(each - step))[:NEAREST])
     listed = ", ".join(f"{run}@{each}" for each in near)
-    return f" It has {listed}." if len(near) == len(kept) else f" The nearest of its {len(kept)}: {listed}."
+    return (
+        f" The run has {listed}."
+        if len(near) == len(kept)
+        else f" The nearest of its {len(kept)} checkpoints are {listed}."
+    )
 
 
 def resumed_run(word: str) -> Path:
-    """Return the run that `kapelle train --resume` continues; raises ConfigError for an older checkpoint of it."""
+    """Return the run that `kapelle train --resume` continues; raises ConfigError if `word` is an older checkpoint."""
     run, which = split_run(word)
     if which is None or not is_run(run):
         return run if is_run(run) else Path(word)
@@ -143,38 +152,40 @@ def resumed_run(word: str) -> Path:
     if newest is not None and step == step_of(newest):
         return run
     raise ConfigError(
-        f"A run resumes from its newest checkpoint, and '{word}' is older. Roll back first (`kapelle runs rollback "
-        f"{shlex.quote(str(run))} --to {step}`), or start another run with its weights (`kapelle train RECIPE --start-from {shlex.quote(word)}`)."
+        f"A run resumes from its newest checkpoint, but '{word}' is an older one. Roll back first "
+        f"(`kapelle runs rollback {shlex.quote(str(run))} --to {step}`), or start another run with "
+        f"its weights (`kapelle train RECIPE --start-from {shlex.quote(word)}`)."
     )
 
 
-# -------- Policies in a checkpoint, and whether saved weights fit a team. No torch: a dry run must be quick.
+# -------- Policies in a checkpoint, and whether saved weights fit a team. This part does not import torch, because a
+# dry run must be quick.
 
 _POLICIES = "policies"
 
 
 def policy_folder(checkpoint: Path, policy: str) -> Path:
-    """Return the folder of a trained policy in a checkpoint, in a form that other programs load."""
+    """Return the folder of a trained policy in a checkpoint, in a format that other programs can load."""
     return checkpoint / _POLICIES / policy.replace(":", "_").replace("/", "_")
 
 
 def names_a_run(source: str) -> bool:
-    """Return whether a source of weights is a run: `RUN`, `RUN@best`, `RUN@STEP`."""
+    """Return whether a source of weights is a run: `RUN`, `RUN@best` or `RUN@STEP`."""
     return is_run(split_run(source)[0])
 
 
 def weights_of(policy: str, source: str, setting: str) -> Path:
     """Return the folder with a policy's weights; `source` is a run, one of its checkpoints, an adapter or a model.
 
-    From a checkpoint, take the policy of the same name, or its only policy. Raises ConfigError and CheckpointError, which
-    name the `setting`, for a source without weights.
+    In a checkpoint, this is the policy of the same name, or the only policy. Raises ConfigError or CheckpointError,
+    which name the `setting`, for a source without weights.
     """
     place, which = split_run(source)
     if is_run(place):
         checkpoint = named_checkpoint(place, which) or read_latest(place)
         if checkpoint is None:
             raise CheckpointError(
-                f"`{setting}` names {place}, which has no complete checkpoint. Train it first."
+                f"`{setting}` is {place}, a run without a complete checkpoint. Train it first."
             )
         return _kept(policy, checkpoint, place, setting)
     if (place / _POLICIES).is_dir():
@@ -183,11 +194,12 @@ def weights_of(policy: str, source: str, setting: str) -> Path:
         return place
     if not place.exists():
         raise ConfigError(
-            f"`{setting}` names '{source}', but there is no {place.absolute()}. Name a run (RUN, RUN@best, RUN@STEP), or the "
-            "folder of a PEFT adapter or model."
+            f"`{setting}` is '{source}', but {place.absolute()} does not exist. Give a run (RUN, "
+            "RUN@best, RUN@STEP), or the folder of a PEFT adapter or model."
         )
     raise ConfigError(
-        f"`{setting}` names '{source}', which is not a run, checkpoint, PEFT adapter or model: it has no config.yaml, "
+        f"`{setting}` is '{source}', which is not a run, checkpoint, PEFT adapter or model: it has no "
+        "config.yaml, "
         f"{_POLICIES}/, adapter_config.json or config.json."
     )
 
@@ -201,7 +213,8 @@ def _kept(policy: str, checkpoint: Path, named: Path, setting: str) -> Path:
         return others[0]
     names = ", ".join(path.name for path in others) or "none"
     raise ConfigError(
-        f"`{setting}`: {named} has no weights of '{policy}', only of: {names}. Name the folder of one: "
+        f"`{setting}`: {named} has no weights for '{policy}', only for: {names}. Give the folder of "
+        "one of these policies: "
         f"{checkpoint / _POLICIES}/NAME."
     )
 
@@ -214,12 +227,12 @@ def check_start(
 ) -> None:
     """Check the folders of starting weights by policy, and of verifiers by critic, before a model is loaded.
 
-    `models` are the outlines of the team's bases. Raises ConfigError or ModelError for the first fault.
+    `models` are the outlines of the team's base models. Raises ConfigError or ModelError for the first problem.
     """
     for name, folder in folders.items():
         if name not in team.trained:
             raise ConfigError(
-                f"`start_from` names the policy '{name}', which this team does not train."
+                f"`start_from` contains the policy '{name}', which this team does not train."
                 f"{did_you_mean(name, team.trained)}"
             )
         policy = team.policies[name]
@@ -232,8 +245,8 @@ def check_start(
 def check_verifier(folder: Path, least_auc: float) -> None:
     """Raise ConfigError unless a verifier's folder records sufficient accuracy on held-out answers.
 
-    Required is an AUC of `least_auc` within questions, with its 95 % interval above ½.
-    `training/held_out.py` explains the measurement, and why it is within questions.
+    The AUC within questions must be at least `least_auc`, and its 95 % interval must be above ½. `training/held_out.py`
+    explains the measurement, and why answers are compared within questions.
     """
     try:
         found = json.loads((folder / "verifier.json").read_text("utf-8"))["held_out"]
@@ -242,11 +255,13 @@ def check_verifier(folder: Path, least_auc: float) -> None:
     if not found or "interval_within" not in found:
         raise ConfigError(
             f"The verifier '{folder}' has no record of its accuracy, but `algorithm.least_auc` requires "
-            f"{least_auc:g}. Name the folder `verifier` in a checkpoint of a run, or set `algorithm.least_auc: null`."
+            f"{least_auc:g}. Give the folder `verifier` in a checkpoint of a run, or set "
+            "`algorithm.least_auc: null`."
         )
     about = (
-        f"{found['answers']} answers to {found['questions']} held-out questions, {found['right']:.1%} of them correct and "
-        f"{found['both']} questions with both kinds; `algorithm.least_auc` requires {least_auc:g} and an interval above 0.5"
+        f"{found['answers']} answers to {found['questions']} held-out questions, {found['right']:.1%} "
+        f"of them correct, and {found['both']} questions with both correct and incorrect answers; "
+        f"`algorithm.least_auc` requires an AUC of {least_auc:g} and an interval above 0.5"
     )
     remedy = (
         "Train it for more steps or on more questions, start from a team that is correct more often (`warmup.steps`, "

@@ -1,13 +1,14 @@
-"""The log of each of several ranks: `<run>/ranks/0003.log`, text with a time on every line.
+"""A log for each rank of a distributed run: `<run>/ranks/0003.log`, text with a time on every line.
 
     2026-11-26 11:02:07.512 rank 3 of 8 on node1, process 4711: kapelle 0.1.0, python 3.12.3, torch 2.13.0, …
     2026-11-26 11:02:07.514 NCCL_SOCKET_IFNAME=eth0
     2026-11-26 11:03:30.108 step 12, rollout
     2026-11-26 11:03:41.733 step 12 took 14.21 s (generate 11.02, update 2.91); waited 3.40 s for other ranks: tokens 3.11, sums 0.29
 
-The others wait for the rank that waits least. An error and its traceback are in the log of the rank that raised it; a
-crash inside a library writes the stacks of all threads. `kill -USR1 PROCESS` writes the stacks of a running rank, which
-shows where it hangs. A resumed run appends to its logs. A log that cannot be written does not stop the run.
+The rank that waits least is the one that the other ranks wait for. An error and its traceback are in the log of the
+rank that raised it; a crash inside a library writes the stacks of all threads. `kill -USR1 PROCESS` writes the stacks
+of a running rank, which shows where it hangs. A resumed run appends to its logs. A log that cannot be written does not
+stop the run.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from kapelle.runtime.process_tree import RANK_LOG
 from kapelle.runtime.ranks import Ranks
 
 FOLDER = "ranks"
-"""Folder of the logs in the run directory."""
+"""The folder of the logs in the run directory."""
 PACKAGES = ("kapelle", "torch", "transformers")
 _TELLING = (
     "NCCL_",
@@ -60,7 +61,7 @@ def log_path(run: Path, rank: int) -> Path:
 
 @contextmanager
 def rank_log(run: Path, ranks: Ranks) -> Iterator[None]:
-    """Write this rank's log inside the block; a single process has none. The run directory must exist."""
+    """Write this rank's log inside the block; a single process has no log. The run directory must exist."""
     if ranks.size == 1:
         yield
         return
@@ -80,7 +81,7 @@ def rank_log(run: Path, ranks: Ranks) -> Iterator[None]:
 
 @contextmanager
 def _written(path: Path) -> Iterator[None]:
-    """Write this rank's messages, warnings, logs of libraries, and the stacks of a crash to a file."""
+    """Write this rank's messages and warnings, the logs of libraries, and the stacks of a crash to a file."""
     handler = _RankFile(path, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(logging.Formatter("%(asctime)s.%(msecs)03d %(message)s", "%Y-%m-%d %H:%M:%S"))
     root, showwarning = logging.getLogger(), warnings.showwarning
@@ -121,7 +122,7 @@ class _RankFile(logging.FileHandler):
             last.handle(record)
 
     def close(self) -> None:
-        """Close the file; lines that do not fit on the disk are lost."""
+        """Close the file; lines that cannot be written to a full disk are lost."""
         with suppress(OSError):
             super().close()
 

@@ -64,24 +64,31 @@ def episode_folder(run: Path, split: Split) -> Path:
 
 
 def tag_hint(word: Path) -> str:
-    """Return a hint for `RUN@STEP`, or a folder inside a run, given in place of a run; empty for other paths."""
+    """Return a hint if `RUN@STEP` or a folder inside a run was given instead of a run; empty for other paths."""
     run, mark, which = str(word).rpartition("@")
     if mark and is_run(Path(run)):
-        return f" '@{which}' names one of its checkpoints; write {run} here, or begin a new run from it: `--start-from {word}`."
+        return (
+            f" '@{which}' specifies one of its checkpoints; write {run} here, or begin a new run from the "
+            f"checkpoint: `--start-from {word}`."
+        )
     around = next((folder for folder in word.parents if is_run(folder)), None)
     if around is None:
         return ""
     kind, _, step = str(word.relative_to(around)).partition("/")
     number = step.partition("/")[0].lstrip("0")
     begin = f", or begin a new run from this checkpoint: `--start-from {around}@{number}`"
-    return f" It lies in the run {around}; write that here{begin if kind == 'checkpoints' and number.isdigit() else ''}."
+    return (
+        f" It is inside the run {around}; write that path "
+        f"here{begin if kind == 'checkpoints' and number.isdigit() else ''}."
+    )
 
 
 def read_config(run: Path) -> str:
-    """Return the text of the resolved config; raises RunDirectoryError without a run."""
+    """Return the text of the resolved config; raises RunDirectoryError if there is no run."""
     if not is_run(run):
         raise RunDirectoryError(
-            f"There is no kapelle run at {run}.{tag_hint(run) or ' Name a folder that holds config.yaml and lock.'}"
+            "There is no kapelle run at "
+            f"{run}.{tag_hint(run) or ' Give a folder that contains config.yaml and lock.'}"
         )
     try:
         return _bytes(run / "config.yaml").decode()
@@ -92,7 +99,7 @@ def read_config(run: Path) -> str:
 
 
 def read_provenance(run: Path) -> dict[str, Json]:
-    """Return where each value of the config came from; raises RunDirectoryError for a damaged or unreadable file."""
+    """Return the source of each value in the config; raises RunDirectoryError for a damaged or unreadable file."""
     path = run / "provenance.json"
     try:
         found = {str(key): value for key, value in json.loads(_bytes(path)).items()}
@@ -113,24 +120,26 @@ def read_starts(run: Path) -> list[dict[str, Any]]:
 
 
 def read_excluded(run: Path) -> list[str]:
-    """Return how many tasks and rows the last start has excluded, and why, as messages."""
+    """Return messages about how many tasks and rows the last start excluded, and why."""
     starts = read_starts(run)
     found = starts[-1].get("excluded") if starts else None
     return [line for line in found if isinstance(line, str)] if isinstance(found, list) else []
 
 
 def planned_steps(run: Path, config: RunConfig) -> int:
-    """Return the steps of a run: those of its settings, or the steps that it has computed from `training.epochs`."""
+    """Return the number of steps of a run: from its settings, or as computed from `training.epochs`."""
     if config.training.epochs is None or not is_run(run):
         return config.training.steps
-    from kapelle.settings.overlays import parse_yaml  # here: the rest of this module needs no YAML
+    from kapelle.settings.overlays import (
+        parse_yaml,
+    )  # imported here, because the rest of this module needs no YAML
 
     written = parse_yaml(read_config(run))
     return int(written["training"]["steps"])
 
 
 def read_status(run: Path) -> Status:
-    """Return the state of a run; `killed` if its process on this host has ended without recording how.
+    """Return the state of a run; `killed` if its process on this host has ended without recording why.
 
     Raises RunDirectoryError for a damaged or unreadable file.
     """
@@ -141,13 +150,13 @@ def read_status(run: Path) -> Status:
             raise ValueError(path)
     except (ValueError, TypeError, RecursionError):
         raise RunDirectoryError(
-            f"{path} is damaged. A resume writes it again: `kapelle train --resume {shlex.quote(str(run))}`."
+            f"{path} is damaged. A resume rewrites it: `kapelle train --resume {shlex.quote(str(run))}`."
         ) from None
     if status.state == "running" and status.host == socket.gethostname():
         try:
             os.kill(status.pid, 0)
             ended = False
-        except PermissionError:  # the process of another user
+        except PermissionError:  # the process belongs to another user
             ended = False
         except (ProcessLookupError, OverflowError):
             ended = True
@@ -172,31 +181,32 @@ def episode_steps(run: Path, split: Split = "train") -> list[int]:
 
 
 def last_episode_step(run: Path, split: Split = "train") -> int:
-    """Return the last step with recorded episodes, -1 for none."""
+    """Return the last step with recorded episodes, or -1 if there is none."""
     return last_step(episode_folder(run, split))
 
 
 WHOLE = 1 << 30
-"""Most bytes of a step's rows that are read at once."""
+"""Maximum number of bytes of a step's rows that are read at once."""
 
 
 def read_groups(run: Path, step: int, split: Split = "train") -> list[Group]:
     """Return the groups of one step as they were recorded; raises RunDirectoryError if there are none.
 
-    Raises DataError for damage, and for a step of more than `WHOLE` bytes: `read_episodes` yields its episodes one by one.
+    Raises DataError for damage, and for a step of more than `WHOLE` bytes; for such a step, use `read_episodes`, which
+    yields episodes one by one.
     """
     stored = _stored(run, step, split)
     if stored.size > WHOLE:
         raise DataError(
-            f"The {split} episodes of step {step} have {stored.size} bytes, more than {WHOLE} ({stored.file}). Read them "
-            "one after another: read_episodes(run, step)."
+            f"The {split} episodes of step {step} have {stored.size} bytes, more than the limit of "
+            f"{WHOLE} ({stored.file}). Read them one by one: read_episodes(run, step)."
         )
     with _named(stored.file):
         return load_groups(_step_rows(stored), partial(read_image, run))
 
 
 def _stored(run: Path, step: int, split: Split) -> Stored:
-    """Return where a step's episodes are; raises DataError if they differ from the record, RunDirectoryError without any."""
+    """Return where a step's episodes are; raises DataError if they differ from the record, and RunDirectoryError if there are none."""
     stored = stored_step(episode_folder(run, split), step)
     check_step(run, f"episodes/{split}", step, stored)
     if stored is None:
@@ -225,7 +235,7 @@ def read_episodes(run: Path, step: int | None = None, split: Split = "train") ->
 
 
 def read_lines(run: Path, step: int, lines: Collection[int], split: Split = "train") -> list[Group]:
-    """Return the groups of a step with only the episodes on some lines, from 0."""
+    """Return the groups of a step with only the episodes on the given lines, counted from 0."""
     stored = stored_step(episode_folder(run, split), step)
     if stored is None:
         raise RunDirectoryError(f"{run} has no {split} episodes of step {step}.")
@@ -236,40 +246,40 @@ def read_lines(run: Path, step: int, lines: Collection[int], split: Split = "tra
 
 
 def read_image(run: Path, name: str) -> bytes:
-    """Return the bytes of an image in prompts; empty if its file is missing."""
+    """Return the bytes of an image that prompts contain; empty if its file is missing."""
     with suppress(FileNotFoundError):
         return (run / "images" / name).read_bytes()
     return b""
 
 
 def read_latest(run: Path) -> Path | None:
-    """Return the newest complete checkpoint, None before the first; reads all of its content.
+    """Return the newest complete checkpoint, or None if there is none yet; reads all of its content.
 
-    It does not read the file `latest`: a run that was killed between a save and the next write of that file left an old one.
+    The file `latest` is not used: it is outdated if the run was killed between a save and the next write of that file.
     """
     return newest_valid(run / "checkpoints").folder
 
 
 def saved_steps(run: Path) -> int:
-    """Return the step of the newest checkpoint, 0 before the first; checks only its manifest and the sizes of its files."""
+    """Return the step of the newest checkpoint, or 0 if there is none yet; checks only its manifest and the sizes of its files."""
     newest = newest_listed(run / "checkpoints")
     return (None if newest is None else step_of(newest)) or 0
 
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Name the file in errors about its rows, as DataError."""
+    """Raise errors about a file's rows as a DataError that names the file."""
     try:
         yield
     except (DataError, KeyError, TypeError, AttributeError) as error:
         if str(path) in str(error):
             raise
-        reason = error if isinstance(error, DataError) else f"a row has an unknown form ({error!r})."
+        reason = error if isinstance(error, DataError) else f"a row has an unknown format ({error!r})."
         raise DataError(f"{path} is damaged: {reason} Restore it from a copy.") from error
 
 
 def _rows(path: Path, fault_of: Callable[[Mapping[str, Json]], str | None]) -> Iterator[dict[str, Any]]:
-    # The rest after the last newline is empty or half of a row that is being written.
+    # The text after the last newline is empty or part of a row that is being written.
     return _parsed(f"{path}, line", _bytes(path).split(b"\n")[:-1], fault_of)
 
 
@@ -289,7 +299,7 @@ def _parsed(
         if isinstance(row, dict):
             fault = fault_of(row) or ""
         if fault or not isinstance(row, dict):
-            raise DataError(f"{where} {number} is damaged: {fault}. Remove that line to read the others.")
+            raise DataError(f"{where} {number} is damaged: {fault}. Remove that line to read the other rows.")
         yield row
 
 
@@ -304,13 +314,13 @@ def _bytes(path: Path) -> bytes:
 
 
 def metrics_fault(row: Mapping[str, Json]) -> str | None:
-    """Return what is wrong with the metrics of a step; None if they are valid."""
+    """Return what is wrong with the metrics of a step, or None if they are valid."""
     wrong = next((name for name, value in row.items() if not _is_number(value)), None)
     return _step_fault(row) or (None if wrong is None else f"{wrong!r} is not a number")
 
 
 def evaluation_fault(row: Mapping[str, Json]) -> str | None:
-    """Return what is wrong with an evaluation's row; None if it is valid."""
+    """Return what is wrong with an evaluation's row, or None if it is valid."""
     try:
         _form_of_evaluations().validate_python(row, strict=True)
     except ValidationError as error:
@@ -363,6 +373,6 @@ def _form_of_evaluations() -> TypeAdapter[_EvaluationRow]:
 
 
 STARTS = "starts"
-"""A key of `provenance.json` besides the settings."""
+"""A key of `provenance.json` that is not a setting."""
 
 State = Literal["running", "finished", "interrupted", "failed", "killed"]

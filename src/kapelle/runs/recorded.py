@@ -1,12 +1,12 @@
-"""What a run has recorded by step, and whether all of it is still there.
+"""What a run has recorded by step, and whether all of it still exists.
 
     recorded.jsonl     a row for each step of a folder, appended after its rows are written:
                        {"step": 12, "folder": "episodes/train", "rows": 64, "sha256": …, "frames": …}
-    forgotten.json     by folder, the step before which the run itself may have deleted episodes
+    forgotten.json     for each folder, the step before which the run itself may have deleted episodes
 
-`sha256` is the digest of the lines. `frames` is the digest of the descriptions of the compressed frames that hold them (their
-places in the step, sizes and checksums), so that a step is compared without unpacking it. The row is appended last: the step
-that a killed process was writing has no row, and is not reported as missing.
+`sha256` is the digest of the lines. `frames` is the digest of the descriptions of the compressed frames that hold them
+(their positions in the step, sizes and checksums), so that a step can be compared without decompressing it. The row is
+appended last: the step that a killed process was writing has no row, and is not reported as missing.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class LostRows:
     folder: str
     step: int
     fault: str
-    """What is wrong: a phrase that follows a plural."""
+    """What is wrong: a phrase that follows a plural noun."""
     file: Path | None = None
 
 
@@ -71,20 +71,20 @@ def described(folder: str, content: bytes, data: bytes) -> dict[str, Json]:
 
 
 def losses(run: Path, folder: str, counted: int | None = None, *, contents: bool = False) -> list[LostRows]:
-    """Return the recorded steps of a folder that are missing, cut, replaced or there twice.
+    """Return the recorded steps of a folder that are missing, incomplete, replaced or stored twice.
 
-    `counted` compares only the first bytes of the record. Frames are compared by their descriptions; with `contents` all bytes
-    are compared with their checksums too.
+    With `counted`, only this number of bytes of the record is compared. Frames are compared by their descriptions; with
+    `contents`, all bytes are also compared with their checksums.
     """
     rows = _rows_of(run, folder, counted)
-    # The files are read after the record: everything recorded exists then, even while the run continues.
+    # The files are read after the record, so that everything in the record exists by then, even while the run continues.
     frames: dict[int, list[tuple[Path, Frame]]] = {}
     whole: dict[int, Stored] = {}
     for path in packed_files(run / folder):
         try:
             with reading(path, missing=True):
                 packed = scan(path) if contents else known_scan(path)
-        except FileNotFoundError:  # deleted by the run itself, or reported below
+        except FileNotFoundError:  # either deleted by the run itself, or reported below
             continue
         whole |= whole_steps(path, packed)
         for frame in packed.frames:
@@ -102,7 +102,7 @@ def losses(run: Path, folder: str, counted: int | None = None, *, contents: bool
             fault, file = (CUT, own[0][0]) if own else (MISSING, None)
         if fault is not None:
             found.append(LostRows(folder, step, fault, file))
-    before = forgotten(run).get(folder, -1)  # read last: it is written before anything is deleted
+    before = forgotten(run).get(folder, -1)  # read last, because it is written before anything is deleted
     return [loss for loss in found if loss.step >= before or loss.fault not in (MISSING, CUT)]
 
 
@@ -133,7 +133,7 @@ def check_step(run: Path, folder: str, step: int, stored: Stored | None) -> None
 
 
 def all_losses(run: Path, *, contents: bool = False) -> list[str]:
-    """Return a line for everything that a run has recorded and that is lost or changed; empty for an intact run."""
+    """Return a line for everything in a run's record that is lost or changed; empty for an intact run."""
     # Steps that have a row of metrics; `read_metrics` reports damaged rows.
     steps: list[int] = []
     with suppress(OSError):
@@ -150,19 +150,20 @@ def all_losses(run: Path, *, contents: bool = False) -> list[str]:
     except RunDirectoryError:  # reported above
         return lines
     if bad:
-        lines.append(f"{len(bad)} lines of {RECORDED} are damaged, the first is line {bad[0]}")
+        lines.append(f"{len(bad)} lines of {RECORDED} are damaged, the first of them line {bad[0]}")
     known = by_folder.get(FOLDERS[0], {})
     # The newest step may be in progress.
     lost = [step for step in steps[:-1] if step not in known]
     if lost:
-        lines.append(f"{RECORDED} has lost the rows of {_steps(lost)}: their episodes cannot be checked")
+        lines.append(f"{RECORDED} has lost the rows of {_steps(lost)}, so their episodes cannot be checked")
     return lines
 
 
 def check_recorded(run: Path, positions: Mapping[str, int]) -> list[str]:
-    """Raise RunDirectoryError if rows by step that a checkpoint counts differ from what was recorded.
+    """Raise RunDirectoryError if rows that a checkpoint counts differ from what was recorded.
 
-    A folder without any files was emptied on purpose: its missing steps are returned as lines, and training may continue.
+    A folder without any files is assumed to be emptied on purpose: its missing steps are returned as lines, and
+    training may continue.
     """
     remarks: list[str] = []
     wrong: list[str] = []
@@ -180,9 +181,10 @@ def check_recorded(run: Path, positions: Mapping[str, int]) -> list[str]:
                 )
     if wrong:
         raise RunDirectoryError(
-            f"{run} has lost what its checkpoint counts: {'; '.join(wrong)}. Restore the files from a copy, go back further with "
-            f"`kapelle runs rollback`, or move the damaged folder (such as {run / FOLDERS[0]}) out of the run: it then "
-            "continues without what was in there, and reports that."
+            f"{run} has lost what its checkpoint counts: {'; '.join(wrong)}. Restore the files "
+            "from a copy, go back further with `kapelle runs rollback`, or move the damaged folder "
+            f"(such as {run / FOLDERS[0]}) out of the run: the run then continues without its "
+            "contents, and reports that."
         )
     return remarks
 
@@ -201,7 +203,7 @@ def as_lines(found: Sequence[LostRows]) -> list[str]:
 
 
 def forgotten(run: Path) -> dict[str, int]:
-    """Return, by folder, the step before which the run itself may have deleted rows."""
+    """Return, for each folder, the step before which the run itself may have deleted rows."""
     try:
         with reading(run / FORGOTTEN, missing=True):
             found = json.loads(plain_bytes(run / FORGOTTEN))

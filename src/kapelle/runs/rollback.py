@@ -3,13 +3,13 @@
     <run>/rolled-back/20261122-015208-to-12/
       checkpoints/00000015/      later checkpoints
       episodes/train/…           later episodes; later traces are in `traces/…`
-      metrics.jsonl              the removed rows, also of the other tables
-      stages/02-ppo/             stages that had continued from this one
+      metrics.jsonl              the removed rows; the other tables have such a file too
+      stages/02-ppo/             stages that had started from this one
       rollback.json              written last: time, step, and what was moved
 
-A run after a rollback equals a run that was stopped right after that checkpoint was saved. Everything is copied
-before anything is removed, the newest checkpoint is moved first, and rows are removed last. If the command is killed at
-any time, the run can still be resumed from one of its checkpoints, and the same command finishes the rollback.
+A run after a rollback equals a run that was stopped right after that checkpoint was saved. Everything is copied before
+anything is removed. The newest checkpoint is moved first, and rows are removed last. If the command is killed at any
+time, the run can still be resumed from one of its checkpoints, and running the command again finishes the rollback.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from kapelle.runs.writer import TABLES, RunDirectory, last_counted
 from kapelle.runtime.files import flush, replace_file, step_of, writing
 
 ASIDE = "rolled-back"
-"""Folder in a run for the files that rollbacks have moved."""
+"""The folder in a run for the files that rollbacks have moved."""
 DONE = "rollback.json"
 _STAGE = re.compile(r"(\d\d+)-\w+")
 
@@ -52,13 +52,13 @@ class RollbackPlan:
     to: Path
     """The checkpoint that becomes the newest."""
     aside: Path
-    """The folder that everything later is moved to."""
+    """The folder to which everything after that checkpoint is moved."""
     positions: Mapping[str, int]
     checkpoints: tuple[Path, ...]
     rows: Mapping[str, int]
     """Table → number of rows after the checkpoint."""
     episodes: tuple[LaterRows, ...]
-    """Parts of the files of episodes and traces."""
+    """Parts of the episode and trace files."""
     stages: tuple[Path, ...]
     """Later stages of the same recipe."""
     unfinished: bool
@@ -71,7 +71,7 @@ class RollbackPlan:
         return not moved and not self.unfinished
 
     def row(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the plan as JSON."""
         return {
             "run": str(self.run),
             "step": self.step,
@@ -87,8 +87,8 @@ class RollbackPlan:
 def plan_rollback(run: Path, step: int) -> RollbackPlan:
     """Return what a rollback to the checkpoint of `step` would move; changes nothing.
 
-    Raises CheckpointError, which names the usable checkpoints, if that one is missing or damaged, and RunDirectoryError for a
-    folder that is not a run.
+    Raises a CheckpointError that names the usable checkpoints if this checkpoint is missing or damaged, and
+    RunDirectoryError for a folder that is not a run.
     """
     _check_run(run)
     folders = list_checkpoints(run / "checkpoints")
@@ -158,7 +158,7 @@ def roll_back(run: Path, step: int) -> RollbackPlan:
     _check_run(run)
     with ExitStack() as held:
         whole = run.resolve().parent
-        # A trainer of several stages holds this lock from the first to the last.
+        # A trainer of several stages holds this lock from the first to the last stage.
         if (whole / "stages.yaml").is_file():
             held.callback(RunLock(whole / "lock").release)
         lock = RunLock(run / "lock")
@@ -184,7 +184,7 @@ def roll_back(run: Path, step: int) -> RollbackPlan:
 
 
 def fault_of(folder: Path) -> str | None:
-    """Return why training cannot continue from a checkpoint, None if it can; reads all of its content."""
+    """Return why training cannot continue from a checkpoint, or None if it can; reads all of its content."""
     try:
         verify(folder)
         wrong = checkpoint.poison_in(folder)
@@ -197,7 +197,7 @@ def _check_run(run: Path) -> None:
     if not is_run(run):
         inner = sorted(folder.name for folder in run.glob("[0-9]*-*") if is_run(folder))
         stages = (
-            f" It contains stages; name one of them: {', '.join(str(run / name) for name in inner)}."
+            f" The folder contains stages; give one of them: {', '.join(str(run / name) for name in inner)}."
             if inner
             else ""
         )
@@ -205,7 +205,7 @@ def _check_run(run: Path) -> None:
 
 
 def _usable(run: Path, folders: Sequence[Path], step: int) -> Path:
-    """Return the newest usable checkpoint of a step; raises CheckpointError without one."""
+    """Return the newest usable checkpoint of a step; raises CheckpointError if there is none."""
     faults = {folder: fault_of(folder) for folder in folders if step_of(folder) == step}
     usable = [folder for folder, fault in faults.items() if fault is None]
     if usable:
@@ -229,7 +229,7 @@ def _after(table: Path, position: int) -> bytes:
 
 
 def _copy_aside(plan: RollbackPlan) -> None:
-    """Copy all rows and episodes that will be removed, except those that a killed rollback has copied."""
+    """Copy all rows and episodes that will be removed, except those that a killed rollback has already copied."""
     for place in ("checkpoints", "stages", *FOLDERS):
         (plan.aside / place).mkdir(parents=True, exist_ok=True)
     for table in TABLES:
@@ -245,7 +245,7 @@ def _copy_aside(plan: RollbackPlan) -> None:
             continue
         try:
             os.link(part.file, kept)
-        except OSError:  # a file system without hard links
+        except OSError:  # the file system does not support hard links
             beside = kept.with_name(f".{kept.name}.partial")
             shutil.copyfile(part.file, beside)
             flush(beside)
@@ -255,7 +255,7 @@ def _copy_aside(plan: RollbackPlan) -> None:
 
 
 def _aside_of(part: LaterRows) -> Path:
-    """Return the path in the run of a file with this part alone."""
+    """Return the path, relative to the run, of a file that holds only this part."""
     return part.file.with_name(part.name)
 
 

@@ -1,4 +1,4 @@
-"""Rows of JSON by step in a folder of a run: how episodes and traces are compressed, written, found, read and cut.
+"""JSON rows by step in a folder of a run: how episodes and traces are compressed, written, found, read and removed.
 
 A file such as `00000012.jsonl.zst` holds the rows of several steps, of which step 12 is the first.
 
@@ -35,11 +35,11 @@ from kapelle.runtime.files import check_plain, replace_file, write_all
 # the next description, and report it in `Packed.fault`.
 
 FRAME = 1 << 20
-"""A frame ends after about this many bytes of lines."""
+"""A frame ends after approximately this many bytes of lines."""
 LARGEST = 256 << 20
-"""Most bytes of a frame that is unpacked; such a frame holds one row. A larger one is a decompression bomb."""
+"""Maximum decompressed size of a frame in bytes; such a frame holds one row. A larger frame is treated as a decompression bomb."""
 LAST_STEP = 10**12
-"""Steps are smaller than this: file names have twelve digits."""
+"""Every step is smaller than this, because file names have twelve digits."""
 LEVEL = 6
 """Compression level."""
 _SKIPPABLE = struct.Struct("<II")
@@ -55,18 +55,18 @@ _BEGIN = _SKIPPABLE.pack(_MAGIC, _ABOUT.size + _CHECK.size) + _TAG
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Some rows of a step, and their place in the file."""
+    """Some rows of a step, and their position in the file."""
 
     step: int
     first: int
     """Number of its first row in the step, from 0."""
     rows: int
     total: int
-    """Rows of the whole step."""
+    """Number of rows of the whole step."""
     unpacked: int
-    """Bytes of the lines."""
+    """Size of the lines in bytes."""
     packed: int
-    """Bytes in the file, without the description."""
+    """Size in the file in bytes, without the description."""
     crc: int
     """CRC-32 of the packed bytes."""
     offset: int
@@ -88,11 +88,11 @@ class Packed:
     """What a file holds, according to its descriptions."""
 
     frames: tuple[Frame, ...]
-    """In the order of the file."""
+    """All frames, in the order of the file."""
     steps: dict[int, tuple[Frame, ...]]
     """The frames of every complete step."""
     fault: str | None
-    """Where the file is damaged; None if it is whole, or ends with rows that are being written."""
+    """Where the file is damaged; None if it is intact, or ends with rows that are being written."""
 
     @property
     def end(self) -> int:
@@ -101,7 +101,7 @@ class Packed:
 
 
 def pack(step: int, lines: Sequence[bytes]) -> bytes:
-    """Return the frames of a step's lines, each of which ends with a newline; raises DataError for a line that is too large."""
+    """Return the frames for a step's lines, each of which ends with a newline; raises DataError for a line that is too large."""
     import zstandard
 
     compressor = zstandard.ZstdCompressor(level=LEVEL)
@@ -115,7 +115,9 @@ def pack(step: int, lines: Sequence[bytes]) -> bytes:
     for first, end in zip(begins, [*begins[1:], len(lines)], strict=True):
         raw = b"".join(lines[first:end])
         if len(raw) > LARGEST:
-            raise DataError(f"A row of step {step} has {len(raw)} bytes; at most {LARGEST} can be stored.")
+            raise DataError(
+                f"A row of step {step} has {len(raw)} bytes, but at most {LARGEST} can be stored."
+            )
         packed = compressor.compress(raw)
         about = _ABOUT.pack(
             _TAG, step, first, end - first, len(lines), len(raw), len(packed), zlib.crc32(packed)
@@ -170,7 +172,7 @@ def scan(path: Path) -> Packed:
 
 
 def frames_of(data: bytes) -> list[Frame]:
-    """Return the frames that `pack` has written into these bytes."""
+    """Return the frames in bytes that `pack` has written."""
     found: list[Frame] = []
     while len(data) > (at := found[-1].end if found else 0):
         frame = _described(data[at : at + _HEAD], at)
@@ -190,8 +192,8 @@ def _described(head: bytes, at: int) -> Frame | None:
 
 
 def _whole(frames: Sequence[Frame]) -> tuple[Frame, ...]:
-    """Return the frames of a step in order if the step is complete, else nothing."""
-    # A damaged file may hold a frame twice; it counts once.
+    """Return the frames of a step in order if the step is complete, otherwise an empty tuple."""
+    # A damaged file may hold a frame twice; such a frame counts once.
     ordered = sorted({frame.first: frame for frame in frames}.values(), key=lambda frame: frame.first)
     row = 0
     for frame in ordered:
@@ -202,7 +204,7 @@ def _whole(frames: Sequence[Frame]) -> tuple[Frame, ...]:
 
 
 def unpack(path: Path, frame: Frame) -> list[bytes]:
-    """Return the lines of a frame, without their newlines; raises DataError for damage, OSError if the file cannot be read."""
+    """Return the lines of a frame, without their newlines; raises DataError for damage, and OSError if the file cannot be read."""
     import zstandard
 
     with path.open("rb") as file:
@@ -214,7 +216,7 @@ def unpack(path: Path, frame: Frame) -> list[bytes]:
     if len(packed) != frame.packed or zlib.crc32(packed) != frame.crc:
         wrong = "its content has changed"
     elif frame.unpacked > (LARGEST if frame.rows == 1 else FRAME):
-        wrong = f"they would unpack to {frame.unpacked} bytes"
+        wrong = f"they would decompress to {frame.unpacked} bytes"
     else:
         try:
             if zstandard.get_frame_parameters(packed).content_size != frame.unpacked:
@@ -229,7 +231,8 @@ def unpack(path: Path, frame: Frame) -> list[bytes]:
     if wrong is not None:
         last = frame.first + frame.rows - 1
         raise DataError(
-            f"{path} is damaged: rows {frame.first} to {last} of step {frame.step} cannot be unpacked: {wrong}. "
+            f"{path} is damaged: rows {frame.first} to {last} of step {frame.step} cannot be "
+            f"decompressed: {wrong}. "
             "Restore it from a copy."
         )
     return lines
@@ -246,11 +249,11 @@ class Stored:
     step: int
     file: Path
     frames: tuple[Frame, ...]
-    """Places in the file, in order."""
+    """Frames in the file, in order."""
 
     @property
     def size(self) -> int:
-        """Bytes of its rows after unpacking, according to the descriptions."""
+        """Decompressed size of the rows in bytes, according to the descriptions."""
         return sum(frame.unpacked for frame in self.frames)
 
 
@@ -260,7 +263,7 @@ def first_step(file: Path) -> int:
 
 
 def packed_files(folder: Path) -> list[Path]:
-    """Return the files of a folder by their first step; empty without a folder, raises OSError if it cannot be read."""
+    """Return a folder's files, ordered by first step; empty if there is no folder. Raises OSError if it cannot be read."""
     try:
         return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=first_step)
     except (FileNotFoundError, NotADirectoryError):
@@ -268,7 +271,7 @@ def packed_files(folder: Path) -> list[Path]:
 
 
 def stored_steps(folder: Path) -> dict[int, Stored]:
-    """Return where the rows of every step are, in ascending order, without files that are damaged or cannot be read."""
+    """Return where the rows of each step are, in ascending order, except those in files that are damaged or cannot be read."""
     found: dict[int, Stored] = {}
     with suppress(OSError):
         for path in packed_files(folder):
@@ -283,7 +286,7 @@ def whole_steps(path: Path, packed: Packed) -> dict[int, Stored]:
 
 
 def last_step(folder: Path) -> int:
-    """Return the last complete step, -1 for none, without the cache; raises RunDirectoryError if a file cannot be read."""
+    """Return the last complete step, or -1 if there is none, without the cache; raises RunDirectoryError if a file cannot be read."""
     with reading(folder):
         for path in reversed(packed_files(folder)):
             if steps := scan(path).steps:
@@ -294,12 +297,12 @@ def last_step(folder: Path) -> int:
 def stored_step(folder: Path, step: int) -> Stored | None:
     """Return where the rows of a step are; None if they are not recorded.
 
-    Raises DataError if they are missing and a damaged file may have held them, RunDirectoryError if that file cannot be read.
+    Raises DataError if they are missing and a damaged file may have held them, and RunDirectoryError if that file cannot be read.
     """
     fault = None
     with reading(folder):
         files = packed_files(folder)
-    # The file with the nearest first step at or before this one holds it, unless the step was recorded late.
+    # Unless the step was recorded late, it is in the file with the nearest first step at or before it.
     for path in sorted(files, key=lambda each: (first_step(each) > step, -first_step(each))):
         with reading(path):
             packed = scan(path)
@@ -312,7 +315,7 @@ def stored_step(folder: Path, step: int) -> Stored | None:
 
 
 def check_damage(folder: Path) -> None:
-    """Raise DataError for a file that has lost rows to damage, RunDirectoryError for one that cannot be read."""
+    """Raise DataError for a file that has lost rows to damage, and RunDirectoryError for a file that cannot be read."""
     with reading(folder):
         for path in packed_files(folder):
             fault = scan(path).fault
@@ -337,10 +340,10 @@ def damaged(folder: Path) -> list[str]:
 
 
 def lines_of(stored: Stored, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-    """Yield the lines of a step from row `start` to before row `stop`, without their newlines.
+    """Yield the lines of a step from row `start` up to, but not including, row `stop`, without their newlines.
 
-    Unpacks only the frames that hold them, one after another. Raises DataError for damage, and RunDirectoryError if the
-    file cannot be read.
+    Decompresses only the frames that hold them, one after another. Raises DataError for damage, and RunDirectoryError
+    if the file cannot be read.
     """
     with reading(stored.file):
         for frame in stored.frames:
@@ -352,22 +355,22 @@ def lines_of(stored: Stored, start: int = 0, stop: int | None = None) -> Iterato
 
 @contextmanager
 def reading(path: Path, *, missing: bool = False) -> Iterator[None]:
-    """Turn OSError inside the block into RunDirectoryError; with `missing`, FileNotFoundError is raised as it is."""
+    """Turn OSError inside the block into RunDirectoryError; with `missing`, FileNotFoundError is raised unchanged."""
     try:
         yield
     except OSError as error:
         if missing and isinstance(error, FileNotFoundError):
             raise
         raise RunDirectoryError(
-            f"Cannot read {error.filename or path}: {error.strerror}. Is it a run directory that this user may read, on a disk without faults?"
+            f"Cannot read {error.filename or path}: {error.strerror}. Check that it is in a run "
+            "directory, that this user may read it, and that the disk works."
         ) from error
 
 
 # -------- Writing steps, and removing them.
-#
-# A step is appended to the newest file with one write. A file is complete with `STEPS` steps or `SIZE` bytes; the next step
-# begins another file, which is named after it. The same steps make the same files, however often a run was killed and
-# resumed. These functions raise OSError.
+# A step is appended to the newest file with one write. A file is complete when it has `STEPS` steps or `SIZE` bytes;
+# the next step begins another file, which is named after that step. The same steps result in the same files, however
+# often a run was killed and resumed. These functions raise OSError.
 
 STEPS = 16
 SIZE = 16 << 20
@@ -379,16 +382,16 @@ class LaterRows:
 
     file: Path
     name: str
-    """Name of a file with these steps alone."""
+    """Name for a file that holds only these steps."""
     steps: tuple[int, ...]
     before: bytes | None = None
-    """Content that stays in the file; None if all of it is removed."""
+    """The content that stays in the file; None if the whole file is removed."""
     after: bytes = b""
-    """Content that is removed, if some stays."""
+    """The content to remove if only part of the file is removed; otherwise empty."""
 
 
 def append_step(folder: Path, step: int, content: bytes) -> tuple[Path, bytes]:
-    """Append the lines of a step, once; return the file and the appended bytes. Does not flush to the disk."""
+    """Append the lines of a step, which must not be recorded yet; return the file and the appended bytes. Does not flush to the disk."""
     data = pack(step, content.splitlines(keepends=True))
     newest = next(reversed(packed_files(folder)), None)
     if newest is not None:
@@ -398,13 +401,13 @@ def append_step(folder: Path, step: int, content: bytes) -> tuple[Path, bytes]:
             descriptor = os.open(newest, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
             try:
                 about = os.fstat(descriptor)
-                if about.st_nlink > 1:  # a copy by hard links shares the file
+                if about.st_nlink > 1:  # a copy of the run with hard links shares the file
                     replace_file(newest, newest.read_bytes() + data, sync=False)
                     return newest, data
                 try:
                     write_all(descriptor, data)
                 except OSError:
-                    with suppress(OSError):  # a full disk may hold a part
+                    with suppress(OSError):  # part of it may be on the disk if the disk is full
                         os.ftruncate(descriptor, about.st_size)
                     raise
             finally:
@@ -416,16 +419,16 @@ def append_step(folder: Path, step: int, content: bytes) -> tuple[Path, bytes]:
 
 
 def later_parts(folder: Path, last: int) -> list[LaterRows]:
-    """Return what the files of a folder hold of the steps after `last`, including half-written rows."""
+    """Return the parts of a folder's files that hold steps after `last`, including half-written rows."""
     later: list[LaterRows] = []
     files = packed_files(folder)
     begun = sum(first_step(path) <= last for path in files)
-    # Steps are recorded in order: only the last file that begins at or before `last`, and later files, hold later steps.
+    # Steps are recorded in order, so only the last file that begins at or before `last`, and later files, hold later steps.
     for path in files[max(0, begun - 1) :]:
         packed, size = scan(path), path.stat().st_size
         steps = tuple(sorted({frame.step for frame in packed.frames if frame.step > last}))
         counted = max((frame.step for frame in packed.frames if frame.step <= last), default=-1)
-        # Damage after the last counted step, or in a file of later steps only, is left over from a loss of power.
+        # Damage after the last counted step, or in a file that holds only later steps, is the result of a power failure.
         is_late = counted == last or first_step(path) > last
         torn = size > packed.end and (packed.fault is None or is_late)
         if not steps and not torn:
@@ -441,7 +444,7 @@ def later_parts(folder: Path, last: int) -> list[LaterRows]:
 
 
 def cut_steps(folder: Path, last: int) -> None:
-    """Remove the steps after `last`, and half-written rows; if it is killed, some of them may remain."""
+    """Remove the steps after `last`, and half-written rows; if the process is killed, some of them may remain."""
     for later in later_parts(folder, last):
         if later.before is None:
             later.file.unlink()

@@ -1,4 +1,4 @@
-"""A summary of a run from its folder alone: settings, progress and failures; needs no torch."""
+"""A summary of a run, from its folder alone: settings, progress and failures. This module needs no torch."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ SHOWN = (
     "entropy",
     "parity/max",
 )
-"""The most informative metrics, by their name or the part before the slash."""
+"""The most informative metrics, by their name or the part of it before the slash."""
 _COUNTS = ("scored", "samples", "failed_episodes")
-"""Counts of the episodes in a mean success, shown if some episodes are not in it."""
+"""Counts of the episodes in the mean success, shown if some episodes are not included in it."""
 
 TROUBLES = (
     ("failed_episodes", "steps had failed episodes"),
     ("skipped/", "steps had an update that was skipped"),
     ("undone/", "steps had an update that was undone"),
-    ("mixer_undone", "steps had a fit of the mixer that was undone"),
+    ("mixer_undone", "steps had a mixer fit that was undone"),
     (
         "parity/rounded",
-        "steps had tokens on which trainer and sampler differed by rounding alone (harmless when few)",
+        "steps had tokens for which trainer and sampler differed by rounding alone (harmless if there are few)",
     ),
 )
-"""Metrics that are 0 in a normal step, by their name or its prefix, and their meaning if they are not."""
+"""Metrics that are 0 in a normal step, by their name or its prefix, and the meaning of any other value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +73,18 @@ class RunSummary:
     step: int
     steps: int
     metrics: Mapping[str, float]
-    """Some of the last row."""
+    """Some metrics of the last step."""
     size: int
-    """Bytes of all files."""
+    """Size of all files in bytes."""
     wrong: str | None = None
-    """Why it cannot be read; None if it can."""
+    """Why the run cannot be read; None if it can."""
     verdict: Verdict | None = None
-    """Whether it is healthy; None if it cannot be read."""
+    """Whether the run is healthy; None if it cannot be read."""
     failure: Failure | None = None
-    """Why it has failed or was killed."""
+    """Why the run failed or was killed."""
 
     def row(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the summary as JSON."""
         fields = ("state", "recipe", "algorithm", "step", "steps", "metrics", "size", "wrong")
         return {
             "path": str(self.path),
@@ -102,11 +102,11 @@ class Kept:
     step: int
     size: int
     wrong: str | None
-    """Why it is damaged; None if every file is unchanged."""
+    """Why the checkpoint is damaged; None if every file is unchanged."""
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
-    """Yield every run at or under a folder, in order of names, without searching inside runs."""
+    """Yield every run at or below a folder, in order of names, without searching inside runs."""
     for place, inner, _ in os.walk(folder):
         if is_run(Path(place)):
             inner.clear()
@@ -115,7 +115,7 @@ def find_runs(folder: Path) -> Iterator[Path]:
 
 
 def summarise(run: Path) -> RunSummary:
-    """Return the summary of a run, which holds the reason if the run cannot be read."""
+    """Return the summary of a run; if the run cannot be read, the summary contains the reason."""
     size = size_of(run)
     try:
         config, status = settings_of(run), read_status(run)
@@ -138,7 +138,7 @@ def summarise(run: Path) -> RunSummary:
 
 
 def verdict_of(run: Path) -> Verdict | None:
-    """Return whether a run is healthy, flat, diverging, …; None if it cannot be read."""
+    """Return the verdict on a run (healthy, flat, diverging, …); None if the run cannot be read."""
     try:
         return judged(read_metrics(run), settings_of(run), read_evaluations(run))
     except (KapelleError, OSError, ValueError, TypeError, KeyError):
@@ -150,7 +150,7 @@ def judged(
     settings: Mapping[str, Any],
     evaluations: Sequence[Mapping[str, Any]] = (),
 ) -> Verdict:
-    """Return the verdict on the metrics of steps, each with its number as `step`, of a run with these settings."""
+    """Return the verdict on a run with these settings, from the metrics of its steps; each row has its number as `step`."""
     columns = _columns(rows)
     return judge(
         [row["step"] for row in rows],
@@ -170,9 +170,10 @@ def _number(value: object) -> float | None:
 
 
 def opposed(settings: Mapping[str, Any], last: Mapping[str, float], names: Iterable[str]) -> bool:
-    """Return whether agents of the run win what its other agents lose, so that their mean return shows no progress.
+    """Return whether some agents of the run win what others lose, so that their mean return shows no progress.
 
-    The return of a single agent against players of the environment shows its strength; that of an agent in all roles does not.
+    The return of a single agent against the environment's players shows its strength; the return of an agent that plays
+    all roles does not.
     """
     names = list(names)
     agents = {
@@ -186,7 +187,7 @@ def opposed(settings: Mapping[str, Any], last: Mapping[str, float], names: Itera
 
 
 def plays_against(settings: Mapping[str, Any], last: Mapping[str, float], names: Iterable[str] = ()) -> bool:
-    """Return whether settings, the last step's metrics or the names of metrics show agents that play against others."""
+    """Return whether the settings, the last step's metrics or the metrics' names show that agents play against each other."""
 
     def at(found: Any, name: str) -> Any:
         return found.get(name) if isinstance(found, Mapping) else None
@@ -200,7 +201,7 @@ def plays_against(settings: Mapping[str, Any], last: Mapping[str, float], names:
         return True
     if rows:  # a mixture has one number for all its parts
         return any(each.get("name") == "openspiel" for each in environments)
-    # Zero-sum games of OpenSpiel report these numbers, except in steps in which all episodes failed.
+    # Zero-sum OpenSpiel games report these numbers, except in steps in which all episodes failed.
     if any(name.startswith("info/won/") or name == "info/draw" for name in (*last, *names)):
         return True
     # Returns include rewards between turns, such as penalties for invalid moves, which need not sum to 0.
@@ -237,7 +238,7 @@ def telling(row: Mapping[str, float]) -> dict[str, float]:
 
 
 def in_words(row: Mapping[str, float], most: int | None = None) -> str:
-    """Return `most` of the metrics chosen by `telling` on one line, with the counts if some episodes are not in the means."""
+    """Return up to `most` of the metrics chosen by `telling` on one line, with the counts if some episodes are not in the means."""
     parts = [f"{name} {value:.4g}" for name, value in row.items() if name not in _COUNTS][:most]
     if "samples" in row:
         failed = round(row.get("failed_episodes", 0.0) * row["samples"])
@@ -252,12 +253,12 @@ def in_words(row: Mapping[str, float], most: int | None = None) -> str:
 
 
 def own_settings(run: Path) -> dict[str, tuple[Any, str]]:
-    """Return every setting that is not a default, with its source; empty if the run has no record of sources."""
+    """Return every setting that differs from its default, with its source; empty if the run has no record of sources."""
     settings = settings_of(run)
     values = flat(settings)
     for key, value in _lists(
         settings
-    ):  # the source of a list such as `optimizer.betas` is recorded for the list
+    ):  # the source of a list such as `optimizer.betas` is recorded for the whole list
         values.setdefault(key, value)
     origin = read_provenance(run)
     return {
@@ -289,7 +290,7 @@ def kept_checkpoints(run: Path) -> list[Kept]:
 
 
 def failures(run: Path) -> list[str]:
-    """Return what went wrong during training, as messages."""
+    """Return messages about what went wrong during training."""
     status, rows = read_status(run), read_metrics(run)
     lines = (
         [f"{status.state} in phase '{status.phase}' at step {status.step}"]
@@ -302,7 +303,7 @@ def failures(run: Path) -> list[str]:
 
 
 def troubles(steps: Sequence[float], columns: Mapping[str, Sequence[float | None]]) -> list[str]:
-    """Return in how many steps each of `TROUBLES` occurred, as messages; `columns` have a value or None for each of `steps`."""
+    """Return messages about how many steps had each of `TROUBLES`; `columns` have a value or None for each of `steps`."""
     lines = []
     for name, description in TROUBLES:
         own = [
@@ -323,7 +324,7 @@ def last_evaluation(run: Path) -> dict[str, Any] | None:
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes of all files below a folder; a file that disappears counts as 0."""
+    """Return the total size in bytes of all files below a folder; a file that disappears counts as 0."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:

@@ -1,7 +1,7 @@
-"""The time of each activity in a step: every moment counts towards one activity, so that the parts add up to the whole.
+"""The time of each activity in a step: every moment counts towards exactly one activity, so that the parts add up to the whole.
 
 While code of an activity runs, the time counts as that activity. While all code waits, the time counts as the first of
-`ACTIVITIES` that some code waits for; the rest is `idle`.
+`ACTIVITIES` that some code waits for; all other time is `idle`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Timeline:
         self._waiting = dict.fromkeys(ACTIVITIES, 0)
         self._running: list[str] = []
         self._current = "idle"
-        """What the time since `_last` counts as."""
+        """The activity that the time since `_last` counts towards."""
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds of every activity and of `idle`; they add up to the time since the start."""
@@ -36,7 +36,7 @@ class Timeline:
         return dict(self._seconds)
 
     async def during(self, activity: str, work: Awaitable[T]) -> T:
-        """Await `work`; the time while it computes, or while all code waits for it, counts as `activity`."""
+        """Await `work`; the time in which it computes, or in which all code waits for it, counts as `activity`."""
         self._waiting[activity] += 1
         try:
             return await HookedAwaitable(work, partial(self.enter, activity), self.leave)

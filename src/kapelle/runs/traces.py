@@ -1,15 +1,16 @@
-"""Recorded model calls of other programs, from OpenTelemetry spans, as data for SFT, DPO and verifiers.
+"""Model calls of other programs, recorded as OpenTelemetry spans, as data for SFT, DPO and verifiers.
 
-This reads programs that cannot send their calls to kapelle but are instrumented. It reads spans as the collector's
-file exporter writes them (OTLP as JSON) and as Python's SDK prints them, with messages in any of four forms:
+This is for programs that are instrumented but cannot send their calls to kapelle. Spans can have the format that the
+collector's file exporter writes (OTLP as JSON) or that Python's SDK prints, with messages in any of four formats:
 
     gen_ai.input.messages, gen_ai.output.messages     the GenAI conventions since 1.37, on the span or its details event
     gen_ai.user.message, …, gen_ai.choice             their earlier events
     gen_ai.prompt.0.content, gen_ai.completion.0.…    OpenLLMetry
     llm.input_messages.0.message.content, …           OpenInference
 
-A call has no log-probs and no weights of ours: it is a demonstration, without a policy gradient. A call's score is the
-`gen_ai.evaluation.score.value` of the span itself or of the nearest one around it, or the only score of its trace.
+A call has no log-probs and does not come from our weights: it is a demonstration, without a policy gradient. A call's
+score is the `gen_ai.evaluation.score.value` of its span or of the nearest enclosing span, or the only score of its
+trace.
 """
 
 from __future__ import annotations
@@ -27,27 +28,27 @@ from kapelle.errors import DataError
 from kapelle.runtime.characters import replace_surrogates
 
 Fields = Mapping[str, Any]
-"""Attributes by their dotted names."""
+"""Attributes by dotted name."""
 Row = Mapping[str, str]
 """A message: `role` and `content`."""
 
 SCORE = "gen_ai.evaluation.score.value"
 CAPTURE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
-"""The environment variable with which instrumentations record messages; most do not by default."""
+"""The environment variable that makes instrumentations record messages; most of them do not record messages by default."""
 
 
 class UnusableCall(Exception):
-    """A call that cannot be learned from, and why."""
+    """A call that cannot be used for training, and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedSpan:
-    """One span, independent of its original form."""
+    """One span, independent of its original format."""
 
     trace: str
     name: str
     parent: str
-    """Its parent's id; empty at the root."""
+    """The id of its parent; empty for the root."""
     started: int
     """Nanoseconds; only the order counts."""
     fields: Fields
@@ -58,16 +59,16 @@ class WatchedSpan:
 
 @dataclass(frozen=True, slots=True)
 class WatchedCall:
-    """One call of a model: its prompt and its answer."""
+    """One model call: its prompt and the response."""
 
     trace: str
     agent: str
     model: str
     messages: tuple[Row, ...]
-    """The prompt: `role` and `content`, tool calls in the form `hermes`."""
+    """The prompt: `role` and `content`, with tool calls in the format `hermes`."""
     completion: str
     score: float | None
-    """None without an evaluation."""
+    """Score of the call; None if it was not evaluated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class Traces:
     """The content of recordings."""
 
     calls: tuple[WatchedCall, ...]
-    """In order of their start, trace by trace."""
+    """Calls in the order of their start, trace by trace."""
     spans: int
     excluded: Mapping[str, int] = field(default_factory=dict)
     """Reason → number of excluded calls."""
@@ -84,7 +85,7 @@ class Traces:
 def read_traces(path: Path, metric: str | None = None) -> Traces:
     """Return the calls in a file, or in a folder's `.json`, `.jsonl` and `.log` files; `metric` names the evaluation to use.
 
-    Raises DataError for a file that cannot be read, with the place, and if there are no spans.
+    Raises a DataError with the position for a file that cannot be read, and DataError if there are no spans.
     """
     files = [path]
     if path.is_dir():
@@ -97,7 +98,8 @@ def read_traces(path: Path, metric: str | None = None) -> Traces:
             logged += _logs(row)
     if not spans:
         raise DataError(
-            f"{path} contains no spans. Name a file of OpenTelemetry's file exporter (OTLP as JSON), or the output of a console exporter."
+            f"{path} contains no spans. Give a file written by OpenTelemetry's file exporter (OTLP as "
+            "JSON), or the output of a console exporter."
         )
     for trace, name, event, fields in logged:
         if (known := spans.get((trace, name))) is not None:
@@ -124,9 +126,9 @@ def read_traces(path: Path, metric: str | None = None) -> Traces:
 
 
 def sft_rows(traces: Traces, least: float | None = None) -> list[dict[str, Any]]:
-    """Return a row for each call in the form of `kapelle collect` (`runs/exports.py`), which `trajectories` and `preferences` read.
+    """Return a row for each call in the format of `kapelle collect` (`runs/exports.py`), which `trajectories` and `preferences` read.
 
-    `least` keeps only calls with at least this score; rows of calls without a score have no `reward`.
+    With `least`, only calls with at least this score are kept; rows of calls without a score have no `reward`.
     """
     rows: list[dict[str, Any]] = []
     turns: Counter[str] = Counter()
@@ -151,7 +153,7 @@ def sft_rows(traces: Traces, least: float | None = None) -> list[dict[str, Any]]
 
 
 def graded_rows(traces: Traces) -> list[dict[str, Any]]:
-    """Return a row for each call with a score in [0, 1] in the form of graded answers (`labelled`, `kapelle collect --show`)."""
+    """Return a row for each call with a score in [0, 1], in the format of graded answers (`labelled`, `kapelle collect --show`)."""
     rows = []
     for call in traces.calls:
         if call.score is None or not 0 <= call.score <= 1:
@@ -171,11 +173,11 @@ def graded_rows(traces: Traces) -> list[dict[str, Any]]:
     return rows
 
 
-# -------- Files: OTLP as JSON, one document per line or several in a row, and the spans that Python's SDK prints
+# -------- Files: OTLP as JSON, one document per line or several in sequence, and the spans that Python's SDK prints
 
 
 def _documents(file: Path) -> Iterator[Any]:
-    """Yield the JSON documents of a file, with any white space between them."""
+    """Yield the JSON documents of a file, which may be separated by any white space."""
     try:
         text = file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -227,7 +229,7 @@ def _spans(row: Any) -> Iterator[WatchedSpan]:
 
 
 def _logs(row: Any) -> Iterator[tuple[str, str, str, Fields]]:
-    """Yield (trace, span, event, attributes) of every event that was logged outside of its span."""
+    """Yield (trace, span, event, attributes) for every event that was logged outside its span."""
     for resource in _list(row.get("resourceLogs")) if isinstance(row, Mapping) else ():
         for scope in _list(resource.get("scopeLogs")):
             for record in _list(scope.get("logRecords")):
@@ -247,7 +249,7 @@ def _attributes(found: Any) -> Fields:
 
 
 def _value(given: Any) -> Any:
-    """Return a value of OTLP as plain JSON."""
+    """Return an OTLP value as plain JSON."""
     if not isinstance(given, Mapping):
         return given
     kind, value = next(iter(given.items()), ("", None))
@@ -281,11 +283,11 @@ def _moment(value: Any) -> int:
         return 0
 
 
-# -------- Messages, in each of the forms
+# -------- Messages, in each of the formats
 
 
 def _messages(span: WatchedSpan) -> tuple[tuple[Row, ...], str] | None:
-    """Return prompt and answer of a call; None for a span that is not a call of a model. Raises UnusableCall."""
+    """Return the prompt and the response of a call; None for a span that is not a model call. Raises UnusableCall."""
     fields = span.fields
     details = [own for name, own in span.events if name == "gen_ai.client.inference.operation.details"]
     for given in (fields, *details[:1]):
@@ -324,14 +326,14 @@ def _messages(span: WatchedSpan) -> tuple[tuple[Row, ...], str] | None:
 
 def _checked(prompt: Sequence[Row], answers: Sequence[Row]) -> tuple[tuple[Row, ...], str]:
     if len(answers) != 1:
-        raise UnusableCall("several answers to one question, and no record of the one that was used")
+        raise UnusableCall("several responses to one prompt, and no record of the one that was used")
     if not prompt:
-        raise UnusableCall("an answer without a question")
+        raise UnusableCall("a response without a prompt")
     return tuple(prompt), answers[0]["content"]
 
 
 def _json(given: Any, complaint: str) -> Any:
-    """Return the JSON in a text, and anything else as it is; raises UnusableCall for other texts."""
+    """Return the JSON value in a string, and return other values unchanged; raises UnusableCall if a string is not JSON."""
     try:
         return json.loads(given) if isinstance(given, str) else given
     except (ValueError, RecursionError):
@@ -339,7 +341,7 @@ def _json(given: Any, complaint: str) -> Any:
 
 
 def _json_or(given: Any, default: Any) -> Any:
-    """Return the JSON in a text, the default for other texts, and anything else as it is."""
+    """Return the JSON value in a string, the default if the string is not JSON, and return other values unchanged."""
     try:
         return json.loads(given) if isinstance(given, str) else given
     except (ValueError, RecursionError):
@@ -354,13 +356,13 @@ def _listed(given: Any) -> list[Any]:
 
 
 def _system(given: Any) -> list[Row]:
-    """Return the system instructions of the conventions since 1.37: parts, as JSON or its text, or a plain text."""
+    """Return the system instructions of the conventions since 1.37: parts, as JSON or as a JSON string, or a plain string."""
     parts = _listed(_json_or(given, [{"type": "text", "content": given}]))
     return [_message("system", "\n".join(map(_part, parts)))] if parts else []
 
 
 def _parsed(given: Any) -> list[Row]:
-    """Return messages of the conventions since 1.37: a role and parts, as JSON or its text."""
+    """Return messages of the conventions since 1.37: a role and parts, as JSON or as a JSON string."""
     messages = []
     for each in _listed(given):
         if not isinstance(each, Mapping) or not isinstance(each.get("role"), str):
@@ -387,7 +389,7 @@ def _part(part: Any) -> str:
 
 
 def _event_message(role: str, fields: Fields) -> Row:
-    """Return the message of an event before 1.37. Its content is a text, JSON, or separate attributes."""
+    """Return the message of an event before version 1.37. Its content is a string, JSON, or separate attributes."""
     content = fields.get("gen_ai.event.content")
     body = fields if content is None else _json_or(content, {"content": content})
     if not isinstance(body, Mapping):
@@ -398,7 +400,7 @@ def _event_message(role: str, fields: Fields) -> Row:
 
 
 def _content(message: Fields) -> str:
-    """Return the text and tool calls of a message in OpenAI's form."""
+    """Return the text and tool calls of a message in OpenAI's format."""
     content = message.get("content")
     lines = [_text(content)] if content else []
     for call in _list(_json(message.get("tool_calls"), "tool calls that are not JSON")):
@@ -411,7 +413,7 @@ def _content(message: Fields) -> str:
 
 
 def _indexed(fields: Fields, start: str, inner: str) -> list[Row]:
-    """Return messages in numbered attributes: `START.0.role`, `START.0.content`, `START.0.tool_calls.0.name`."""
+    """Return the messages stored in numbered attributes: `START.0.role`, `START.0.content`, `START.0.tool_calls.0.name`."""
     found: dict[int, dict[str, Any]] = {}
     calls: dict[int, dict[int, dict[str, Any]]] = {}
     pattern = re.compile(rf"{re.escape(start)}\.(\d{{1,6}})\.{re.escape(inner)}(.+)")
@@ -436,7 +438,7 @@ def _indexed(fields: Fields, start: str, inner: str) -> list[Row]:
 
 
 def _text(content: Any) -> str:
-    """Return content as text: a text as it is, the texts of OpenAI's parts, anything else as JSON."""
+    """Return content as a string: a string unchanged, the text of OpenAI's parts, or anything else as JSON."""
     if isinstance(content, str):
         return content
     parts = _list(content)
@@ -469,12 +471,12 @@ def _message(role: str, content: str) -> Row:
 # -------- Agents and scores
 
 NAMES = ("gen_ai.agent.name", "agent.name", "graph.node.id", "langgraph_node")
-"""Attributes of different instrumentations that name the agent; the first one on the nearest span counts."""
+"""Attributes in which different instrumentations store the agent's name; the first one on the nearest span counts."""
 MODELS = ("gen_ai.request.model", "gen_ai.response.model", "llm.model_name")
 
 
 def _caller(span: WatchedSpan, by_name: Mapping[str, WatchedSpan]) -> tuple[str, str]:
-    """Return agent and model of a call; the agent's name is on the call or on the nearest span around it."""
+    """Return the agent and model of a call; the agent's name is an attribute of the call or of the nearest enclosing span."""
     model = next((str(span.fields[key]) for key in MODELS if key in span.fields), "unknown")
     for each in _outwards(span, by_name):
         for key in NAMES:
@@ -497,7 +499,7 @@ def _outwards(span: WatchedSpan, by_name: Mapping[str, WatchedSpan]) -> Iterator
 
 
 def _scores(spans: Sequence[WatchedSpan], metric: str | None) -> dict[str, float]:
-    """Return the last score of each span with an evaluation, as an event or attribute, of that metric."""
+    """Return, for each span with an evaluation (an event or attribute) of that metric, its last score."""
     found: dict[str, float] = {}
     for span in spans:
         results = [own for name, own in span.events if name == "gen_ai.evaluation.result"]

@@ -1,4 +1,4 @@
-"""Trackers besides the run directory: TensorBoard, Weights & Biases, MLflow and trackio, each an optional extra.
+"""Trackers in addition to the run directory: TensorBoard, Weights & Biases, MLflow and trackio, each an optional extra.
 
 The run directory always holds everything; a tracker is a second view of it.
 """
@@ -24,7 +24,7 @@ from kapelle.types import Group
 
 
 class Tracker:
-    """A further place for metrics besides the run directory; this class stores nothing."""
+    """A destination for metrics in addition to the run directory; this base class stores nothing."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of a step."""
@@ -33,14 +33,14 @@ class Tracker:
         """Record rows of text with the same columns, such as transcripts, which are shown as plain text."""
 
     def close(self) -> None:
-        """Write pending data and end."""
+        """Write pending data and close the tracker."""
 
 
 class TensorBoardTracker(Tracker):
     """Writes event files for TensorBoard into `<run>/tensorboard`.
 
-    `first_step` is the first step that will be logged: after a resume, TensorBoard hides the steps from there on that an
-    earlier process has logged. Raises ConfigError if tensorboard is not installed.
+    `first_step` is the first step that will be logged: after a resume, TensorBoard hides the steps from `first_step` on
+    that an earlier process has logged. Raises ConfigError if tensorboard is not installed.
     """
 
     def __init__(self, run: Path, first_step: int = 0) -> None:
@@ -57,7 +57,7 @@ class TensorBoardTracker(Tracker):
     def table(self, step: int, name: str, rows: Sequence[Mapping[str, str]]) -> None:
         """Write a table as text, because TensorBoard has no tables.
 
-        It is indented: TensorBoard reads Markdown, and shows indented text as code, without markup.
+        The text is indented: TensorBoard renders Markdown, and shows indented text as code, without markup.
         """
         text = "\n\n".join("\n".join(f"{k}: {v}" for k, v in row.items()) for row in rows)
         self._writer.add_text(name, "".join(f"    {line}\n" for line in text.splitlines()), step)
@@ -68,7 +68,7 @@ class TensorBoardTracker(Tracker):
 
 
 class _Sending(Tracker):
-    """A tracker with the interface of Weights & Biases, which trackio shares."""
+    """A tracker with the interface that Weights & Biases and trackio share."""
 
     _library: Any
     _run: Any
@@ -82,13 +82,13 @@ class _Sending(Tracker):
         self._run.log({name: self._library.Table(**_split(rows))}, step=step)
 
     def close(self) -> None:
-        """Send pending data and end."""
-        with redirect_stdout(sys.stderr):  # standard output belongs to the panel or to --json
+        """Send pending data and close the tracker."""
+        with redirect_stdout(sys.stderr):  # standard output is reserved for the panel or for --json
             self._run.finish()
 
 
 class WandbTracker(_Sending):
-    """Sends to Weights & Biases, or with `offline` writes `<run>/wandb` for `wandb sync`.
+    """Sends metrics to Weights & Biases or, with `offline`, writes `<run>/wandb` for `wandb sync`.
 
     A resumed run continues the same Weights & Biases run; its name and id are the folder's name.
     Raises ConfigError if wandb is not installed or does not start.
@@ -108,12 +108,13 @@ class WandbTracker(_Sending):
                 dir=str(run),
                 mode="offline" if offline else "online",
                 config=dict(config or {}),
-                # Standard output belongs to the panel or to --json.
+                # Standard output is reserved for the panel or for --json.
                 settings=self._library.Settings(silent=True, console="off"),
             )
         except self._library.Error as error:
             raise ConfigError(
-                f"Weights & Biases does not start: {str(error).rstrip('.')}. Set WANDB_API_KEY, or `offline: true` for this tracker."
+                f"Weights & Biases does not start: {str(error).rstrip('.')}. Set WANDB_API_KEY, or "
+                "set `offline: true` for this tracker."
             ) from error
 
 
@@ -146,7 +147,7 @@ class Guarded(Tracker):
         self._try(lambda tracker: tracker.table(step, name, rows))
 
     def close(self) -> None:
-        """Write pending data and end."""
+        """Write pending data and close the tracker."""
         self._try(lambda tracker: tracker.close())
 
     def _try(self, act: Callable[[Tracker], None]) -> None:
@@ -154,7 +155,7 @@ class Guarded(Tracker):
             return
         try:
             act(self._tracker)
-        except Exception as error:  # noqa: BLE001 - the run directory has everything
+        except Exception as error:  # noqa: BLE001 - the run directory holds everything
             self._end(error)
 
     def _end(self, error: Exception) -> None:
@@ -162,16 +163,17 @@ class Guarded(Tracker):
         self._tracker = None
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         self._say(
-            f"the tracker '{self._name}' has failed and is not used any more ({reason}); the run directory has everything"
+            f"the tracker '{self._name}' has failed and is no longer used ({reason}); the run "
+            "directory holds everything"
         )
 
 
 def open_trackers(
     settings: Sequence[Any], run: Path, config: Mapping[str, Any], say: Callable[[str], None] = lambda _: None
 ) -> list[Tracker]:
-    """Open the trackers of a run's settings (`TrackerConfig`), like `open_tracker`; on ConfigError, close all of them.
+    """Open the trackers in a run's settings (`TrackerConfig`) with `open_tracker`; on ConfigError, close all of them.
 
-    A tracker that fails, also when it is opened, is reported once by `say` and disabled; the run continues.
+    If a tracker fails, even when it is opened, `say` reports this once and the tracker is disabled; the run continues.
     """
     saved = saved_steps(run)
     first = saved + 1 if saved else 0
@@ -223,7 +225,7 @@ def check_trackers(run: RunToCheck) -> None:
 
 
 def require(module: str) -> Any:
-    """Return a module; raises ConfigError, which names its extra, if it is not installed."""
+    """Return a module; raises a ConfigError that names its extra if it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -242,9 +244,9 @@ _ODD = re.compile(r"[^A-Za-z0-9_\-. /]")
 
 
 class Mlflow(Tracker):
-    """Logs to MLflow: `offline` into `<run>/mlflow`, else to the server of MLFLOW_TRACKING_URI.
+    """Logs to MLflow: with `offline` into `<run>/mlflow`, otherwise to the server in MLFLOW_TRACKING_URI.
 
-    A resumed run continues the run that has its folder's name as a tag.
+    A resumed run continues the MLflow run whose tag is the folder's name.
     """
 
     def __init__(
@@ -254,7 +256,7 @@ class Mlflow(Tracker):
         place = None
         if offline:
             place = (run.resolve() / "mlflow").as_uri()
-            # The package mlflow-skinny has no database, and newer versions need this to use a folder.
+            # The package mlflow-skinny has no database, and newer versions need this setting to use a folder.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         self._client = mlflow.MlflowClient(tracking_uri=place)
         found = self._client.get_experiment_by_name(project)
@@ -283,16 +285,16 @@ class Mlflow(Tracker):
 
 
 class Trackio(_Sending):
-    """Logs to trackio's store on this machine (TRACKIO_DIR), or unless `offline` to a Space with the project's name.
+    """Logs to a Space with the project's name or, with `offline`, to trackio's store on this machine (TRACKIO_DIR).
 
-    A resumed run continues the trackio run with its folder's name.
+    A resumed run continues the trackio run that has its folder's name.
     """
 
     def __init__(
         self, trackio: Any, run: Path, project: str, *, offline: bool, config: Mapping[str, Any] | None = None
     ) -> None:
         self._library = trackio
-        with redirect_stdout(sys.stderr):  # standard output belongs to the panel or to --json
+        with redirect_stdout(sys.stderr):  # standard output is reserved for the panel or for --json
             self._run = trackio.init(
                 project=project,
                 name=run.resolve().name,
@@ -306,9 +308,9 @@ class Trackio(_Sending):
 # -------- Transcripts: a few episodes of a step as a table of texts.
 
 EPISODES = 4
-"""Number of groups in a step's table, each with its first episode."""
+"""Number of groups in a step's table; each is represented by its first episode."""
 CHARACTERS = 2000
-"""Most characters of one text; the table adds how many were cut."""
+"""Maximum number of characters of a text; the table shows how many were cut."""
 
 
 def transcripts(groups: Sequence[Group]) -> list[dict[str, str]]:
@@ -329,4 +331,4 @@ def transcripts(groups: Sequence[Group]) -> list[dict[str, str]]:
 
 def _short(text: str) -> str:
     left = len(text) - CHARACTERS
-    return text if left <= 0 else f"{text[:CHARACTERS]} … and {left} characters more"
+    return text if left <= 0 else f"{text[:CHARACTERS]} … and {left} more characters"

@@ -6,45 +6,51 @@
     collapsing   almost only one answer is sampled, and success does not rise
     hacked       the return rises while success falls
     memorising   success on unseen problems falls while success in training does not
-    failing      a fifth of the episodes or more end in an error
+    failing      more than a fifth of the episodes end in an error
     starved      no completion has received a reward, or almost all groups are dead, so that there is no gradient
     unrated      the metrics do not show progress: agents win what others lose, or nothing is scored
     young        too few steps, or too much noise, for any other verdict
 
-**The signal** is `success`; without it the mean return (`return/…`, else `reward/…`); for supervised steps the share of pairs
-ranked correctly, or minus the nats per token; for distillation minus the divergence from the teacher; for a verifier its AUC, or
-the share of answers judged correctly. Only runs that learn from rewards of episodes that they sample can be *collapsing* or
-*starved*. In games in which one agent wins what others lose, returns show nothing: there the signal is a metric of a feature
-that shows progress (`Metric.progress`), else none.
+**The signal** is `success` or, if there is none, the mean return (`return/…`, otherwise `reward/…`). For supervised
+steps it is the share of pairs ranked correctly, or minus the nats per token; for distillation, minus the divergence
+from the teacher; for a verifier, its AUC, or the share of answers judged correctly. Only runs that learn from the
+rewards of episodes that they sample can be *collapsing* or *starved*. In games in which one agent wins what others
+lose, returns do not show progress: the signal is then a feature's metric that does (`Metric.progress`), if there is
+one.
 
-**Noise** σ of a step is estimated from the differences of neighbouring steps (von Neumann 1941, successive differences, which
-a trend hardly changes; for success without the two largest moves, which a collapse would cause). For success it is at least that
-of its number of scored episodes, sqrt(p(1 − p)/n). Two stretches of a and b steps differ if z = difference / (σ·sqrt(1/a + 1/b))
-is large.
+**Noise** σ of a step is estimated from the differences between neighbouring steps (von Neumann 1941, successive
+differences), which a trend hardly changes. For success, the two largest differences are excluded, because a collapse
+would cause them, and σ is at least the sampling noise of n scored episodes, sqrt(p(1 − p)/n). Two stretches of a and b
+steps differ if z = difference / (σ·sqrt(1/a + 1/b)) is large.
 
-**Rules.** A stretch is a fifth of the steps, 3 to 20; `first` and `last` are the outer ones. The thresholds are those of
-`docs/algorithms/metrics.md` if it has one, else stated here, chosen so that no normal run of the tests is called faulty:
+**Rules.** A stretch is a fifth of the steps, 3 to 20; `first` and `last` are the outer ones. Thresholds come from
+`docs/algorithms/metrics.md`. Those that it does not define are stated here and chosen so that no normal run in the
+tests is called faulty:
 - *rises*: z ≥ 3 from the first to the last stretch, or from the first to the last third.
-- *diverging*: the signal's last stretch is below its best one by z ≥ 4, and by a sufficient amount: for success by 0.1, or to
-  below half and by 0.05; for returns to below the first stretch by z ≥ 3, or by more than half of the gain since then. One low
-  step is not enough: the median of the last stretch must be as low as its mean. A fall of success does not count if success on
-  unseen problems, measured after it began, is as high as ever (the tasks have become harder), or if the return rises (*hacked*).
-  Or: entropy is more than twice, and 1 nat above, its first value while nothing rises; a KL above 1 nat per token, or a
-  gradient norm above 10, is ten times its first value (above 10 and 100 while success rises); or updates were undone or
-  skipped in a tenth of the last third.
+- *diverging*: the signal's last stretch is below its best one by z ≥ 4, and by a sufficient amount: for success, by
+  0.1, or by 0.05 and to less than half; for returns, to below the first stretch by z ≥ 3, or by more than half of the
+  gain since then. One low step is not enough: the median of the last stretch must be as low as its mean. A fall of
+  success does not count if success on unseen problems, measured after the fall began, is as high as ever (the tasks
+  have become harder), or if the return rises (*hacked*). Alternatively: entropy is more than twice its first value, and
+  more than 1 nat above it, while nothing rises; a KL above 1 nat per token, or a gradient norm above 10, is ten times
+  its first value (above 10 and 100 while success rises); or updates were undone or skipped in a tenth of the last
+  third.
 - *failing*: more than 0.2 of the episodes of the last third ended in an error.
-- *collapsing*: entropy is a tenth of its first value, and below 0.05 nats, while the second half does not rise and success is
-  below 0.9. The entropy that remains bounds the possible gain (2505.22617), and GRPO loses it early (2503.14476).
-- *An unseen fall*: the last evaluation is below the best one, and their 95 % intervals do not overlap; they are widened for
-  the choice of the best of several (Bonferroni). It is *memorising* if success in training rises in between (z ≥ 2), *hacked* if
-  the mean return does. A fall of 0.05 or more is always a fault: *diverging* if success in training falls too (z ≥ 3, and by half
-  as much or to half) or is unknown, else *memorising*. A proxy reward that rises while the true reward falls is figure 1 of
-  2210.10760.
+- *collapsing*: entropy is a tenth of its first value, and below 0.05 nats, while the signal does not rise in the second
+  half and success is below 0.9. The entropy that remains bounds the possible gain (2505.22617), and GRPO loses it early
+  (2503.14476).
+- *A fall on unseen problems*: the last evaluation is below the best one, and their 95 % intervals do not overlap; the
+  intervals are widened because the best of several is chosen (Bonferroni). The verdict is *memorising* if success in
+  training rises in between (z ≥ 2), and *hacked* if the mean return rises. A fall of 0.05 or more is always a fault:
+  *diverging* if success in training falls too (z ≥ 3, and by half as much or to half) or is unknown, otherwise
+  *memorising*. A proxy reward that rises while the true reward falls is figure 1 of 2210.10760.
 - *hacked* without evaluations: the return rises and success in training falls, each by z ≥ 3.
-- *starved*: every completion of every step had the same reward, which is not above 0, and there is no reward model or verifier.
-  Or: the mean of `dead_groups` in the last third is 0.9 or more, success is below 0.95 and there is no critic. Groups of episodes
+- *starved*: every completion of every step had the same reward, which is not above 0, and there is no reward model or
+  verifier. Alternatively, the mean of `dead_groups` in the last third is 0.9 or more, success is below 0.95 and there
+  is no critic. Groups of episodes
   with equal returns have no gradient (2503.14476, section 3.2).
-- *flat*: 20 steps or more, no rise, and the upper 95 % end excludes a rise of 0.1 (for returns: of σ).
+- *flat*: there are 20 steps or more, there is no rise, and the upper end of the 95 % interval excludes a rise of 0.1
+  (for returns, a rise of σ).
 """
 
 from __future__ import annotations
@@ -89,7 +95,7 @@ ADVICE: Mapping[Word, WhatToDo] = {
     word: WhatToDo(**about)  # type: ignore[misc]
     for word, about in tomllib.loads((files("kapelle.runs") / "advice.toml").read_text("utf-8")).items()
 }
-"""Every verdict, causes before their consequences: the first rule that holds gives the run's verdict."""
+"""Every verdict, with causes before their consequences: the first rule that applies gives the run's verdict."""
 FAULTS: tuple[Word, ...] = ("diverging", "failing", "collapsing", "hacked", "memorising", "starved", "flat")
 
 
@@ -100,9 +106,9 @@ class Evidence:
     word: Word
     sentence: str
     panel: str
-    """The family of metrics with the curve."""
+    """The family of metrics whose panel shows the curve."""
     step: int = 0
-    """The step at which it begins; 0 for the whole run."""
+    """The step at which the problem begins; 0 for the whole run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +117,11 @@ class Verdict:
 
     word: Word
     evidence: tuple[Evidence, ...]
-    """The evidence for the word first, then for other verdicts."""
+    """The evidence for this verdict first, then the evidence for other verdicts."""
 
     @property
     def advice(self) -> WhatToDo:
-        """Meaning and response."""
+        """The meaning of the verdict, and how to respond."""
         return ADVICE[self.word]
 
     @property
@@ -124,7 +130,7 @@ class Verdict:
         return self.word in FAULTS
 
     def row(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the verdict as JSON."""
         evidence = [
             {"verdict": each.word, "sentence": each.sentence, "metric": each.panel, "step": each.step}
             for each in self.evidence
@@ -137,7 +143,7 @@ class Verdict:
         }
 
     def lines(self) -> list[str]:
-        """Return it as text: the word with its evidence and, for a fault, what to do."""
+        """Return the verdict as text: the word, its evidence and, for a fault, what to do."""
         first, *others = self.evidence
         found = [f"{self.word}: {first.sentence}", *(f"{each.word}: {each.sentence}" for each in others)]
         return (
@@ -146,7 +152,7 @@ class Verdict:
 
 
 WORDS = {
-    "nll": "nats a token",
+    "nll": "nats per token",
     "preference_accuracy": "the share of pairs ranked correctly",
     "return": "the mean return",
     "reward": "the mean reward",
@@ -155,13 +161,13 @@ WORDS = {
     "verifier_auc": "the verifier's AUC",
     **{name: metric.progress for name, metric in progress_metrics().items()},
 }
-"""Phrases for signals in sentences; others have their own name."""
+"""Phrases for signals in sentences; other signals are called by their own name."""
 FALLING = ("nll", "teacher_kl", *(name for name, metric in progress_metrics().items() if metric.is_falling))
-"""Signals for which less is better."""
+"""Signals for which lower is better."""
 YOUNG = 8
-"""Fewest steps for a verdict."""
+"""Minimum number of steps for a verdict."""
 LONG = 20
-"""Fewest steps for the verdict flat."""
+"""Minimum number of steps for the verdict *flat*."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,16 +178,16 @@ class Course:
     values: Sequence[float]
     sigma: float
     width: int
-    """Steps of a stretch."""
+    """Number of steps in a stretch."""
 
     def z(self, early: slice, late: slice) -> float:
-        """Return by how many standard errors the later stretch is above the earlier one."""
+        """Return the number of standard errors by which the later stretch is above the earlier one."""
         a, b = self.values[early], self.values[late]
         if not a or not b:
             return 0.0
         gain = fmean(b) - fmean(a)
         error = self.sigma * math.sqrt(1 / len(a) + 1 / len(b))
-        # Without noise any difference counts, except those of rounding.
+        # Without noise, any difference counts, except rounding errors.
         return gain / error if error else 0.0 if abs(gain) < 1e-9 else math.copysign(math.inf, gain)
 
     @property
@@ -204,20 +210,20 @@ class Course:
         return slice(0, size // 3), slice(size - size // 3, size)
 
     def rise(self) -> float:
-        """Return the larger z of the outer stretches and of the outer thirds."""
+        """Return the larger of two z values: between the outer stretches, and between the outer thirds."""
         # A few high steps alone are not a rise.
         lucky = median(self.values[self.last]) <= self.mean(self.first)
         return max(0.0 if lucky else self.z(self.first, self.last), self.z(*self.thirds()))
 
     def since(self, below: float) -> int:
-        """Return the first step from which it stays at or below a value."""
+        """Return the first step from which the metric stays at or below a value."""
         k = len(self.values)
         while k and self.values[k - 1] <= below:
             k -= 1
         return self.steps[min(k, len(self.steps) - 1)]
 
     def turn(self, start: int) -> int:
-        """Return the index from which a second level fits the values from `start` best (least squares)."""
+        """Return the index from which a second level best fits the values after `start` (least squares)."""
         own = self.values[start:]
         whole, size, total = sum(own), len(own), 0.0
         scores = []
@@ -237,7 +243,7 @@ class Course:
 
 
 def course(steps: Sequence[float], column: Column, counts: Column | None = None) -> Course | None:
-    """Return the values and noise of a column; None for fewer than 3 values. With `counts`, values are shares of that many episodes."""
+    """Return the values and noise of a column; None for fewer than 3 values. With `counts`, each value is a share of that many episodes."""
     there = [(int(step), value) for step, value in zip(steps, column, strict=True) if _known(value)]
     if len(there) < 3:
         return None
@@ -246,7 +252,7 @@ def course(steps: Sequence[float], column: Column, counts: Column | None = None)
     if counts is None:
         sigma = math.sqrt(fmean([move * move for move in moves]) / 2)
     else:
-        # A collapse is one or two large moves; near 0 most moves are 0, so that their median is useless.
+        # A collapse is one or two large moves; near 0 most moves are 0, so their median is useless.
         usual = moves[:-2]
         share = min(1.0, max(0.0, fmean(values)))
         known = [count for count in counts if _known(count) and count > 0]
@@ -269,8 +275,8 @@ def judge(
 ) -> Verdict:
     """Return the verdict on a run.
 
-    `columns` hold every metric by name, with a value or None for each of `steps`; `evaluations` are rows with `step`,
-    `success` and `interval`. `opposed`: agents win what others lose.
+    `columns` holds every metric by name, with a value or None for each of `steps`; `evaluations` holds rows with
+    `step`, `success` and `interval`. `opposed`: whether agents win what others lose.
     """
     if len(steps) < YOUNG:
         sentence = (
@@ -313,7 +319,7 @@ class _Found:
         self.by_critic = any(name.startswith(("explained_variance/", "value_error/")) for name in columns)
 
     def _family(self, name: str) -> list[Column]:
-        """Return the columns of a family, without those of the parts of a mixture."""
+        """Return the columns of a family, except those for the parts of a mixture."""
         return [
             column
             for key, column in self.columns.items()
@@ -324,7 +330,7 @@ class _Found:
         return course(self.steps, self.columns[name], counts) if name in self.columns else None
 
     def _signal(self) -> tuple[str, Course | None]:
-        """Return the signal, for which larger is better, with its name."""
+        """Return the signal, with a sign such that larger is better, and its name."""
         if self.success is not None:
             return "success", self.success
         if self.returns is not None:
@@ -359,7 +365,7 @@ class _Found:
         if signal.z(best, signal.last) > -4:
             return []
         if self.name == "success":
-            # Most steps of the best stretch must be above the last one, not only one or two.
+            # Most steps of the best stretch must be above the last stretch, not only one or two.
             lucky = best.start > 0 and median(values[best]) <= last
             apart = low < top / 2 and top - low > 0.05
             matters = not lucky and (apart or top - low > 0.1)
@@ -387,7 +393,7 @@ class _Found:
         return len(rows) > 1 and rows[-1][0] >= since and rows[-1][1] >= max(row[1] for row in rows[:-1])
 
     def _exploded(self) -> list[Evidence]:
-        """Return KLs and gradient norms that are large and ten times their first value."""
+        """Return KLs and gradient norms that are both large and ten times their first value."""
         found = []
         for family, phrase, bound in (
             ("kl", "KL to the reference of", 1.0),
@@ -402,7 +408,7 @@ class _Found:
                 if after > most:
                     at = next(step for step, value in zip(own.steps, own.values, strict=True) if value > most)
                     found.append(
-                        Evidence("diverging", f"{phrase} {owner} rose from {_figure(before)} to {_figure(after)}, above {_figure(most)} first at step {at}", family, at)
+                        Evidence("diverging", f"{phrase} {owner} rose from {_figure(before)} to {_figure(after)}, first above {_figure(most)} at step {at}", family, at)
                     )  # fmt: skip
         return found
 
@@ -416,7 +422,10 @@ class _Found:
         if share <= 0.2:
             return []
         at = [step for step, value in zip(failed.steps, failed.values, strict=True) if value > 0.2]
-        sentence = f"{_percent(share)} of episodes ended in an error in the last third of the steps, the last time more than 20 % at step {at[-1]}"
+        sentence = (
+            f"{_percent(share)} of episodes ended in an error in the last third of the steps; the last "
+            f"step with more than 20 % was step {at[-1]}"
+        )
         return [Evidence("failing", sentence, "failed_episodes", at[-1])]
 
     def diverging(self) -> list[Evidence]:
@@ -426,13 +435,13 @@ class _Found:
             if nats is None or self.rise >= 3:
                 continue
             before, after = nats.mean(nats.first), nats.mean(nats.last)
-            low = min(before, *nats.values[:2])  # the first update may have destroyed it already
+            low = min(before, *nats.values[:2])  # the first update may already have destroyed the policy
             if after > 2 * low and after > low + 1:
                 at = next(
                     step for step, value in zip(nats.steps, nats.values, strict=True) if value > low + 1
                 )
                 found.append(
-                    Evidence("diverging", f"entropy of {policy} rose from {_figure(low)} to {_figure(after)} nats a token, by 1 nat at step {at}", "entropy", at)
+                    Evidence("diverging", f"entropy of {policy} rose from {_figure(low)} to {_figure(after)} nats per token, and had risen by 1 nat at step {at}", "entropy", at)
                 )  # fmt: skip
         size = len(self.steps) // 3
         for name, policy in (*self._members("undone"), *self._members("skipped")):
@@ -440,14 +449,14 @@ class _Found:
             bad = [step for step, value in zip(self.steps[-size:], late, strict=True) if value]
             if len(bad) >= max(1, size / 10):
                 found.append(
-                    Evidence("diverging", f"updates of {policy} gave no finite weights in {len(bad)} of the last {size} steps", name.partition("/")[0], int(bad[0]))
+                    Evidence("diverging", f"updates of {policy} resulted in non-finite weights in {len(bad)} of the last {size} steps", name.partition("/")[0], int(bad[0]))
                 )  # fmt: skip
         return found
 
     def collapsing(self) -> list[Evidence]:
         found, signal = [], self.signal
         if not self.by_rewards:
-            return []  # these runs should imitate data or a teacher
+            return []  # low entropy is normal here: these runs imitate data or a teacher
         if signal is not None:
             half = len(signal.values) // 2
             rising = signal.z(slice(half, half + half // 2), slice(half + half // 2, len(signal.values))) >= 2
@@ -461,7 +470,7 @@ class _Found:
             if after <= 0.1 * before and after < 0.05:
                 at = nats.since(0.1 * before)
                 found.append(
-                    Evidence("collapsing", f"entropy of {policy} fell from {_figure(before)} to {_figure(after)} nats a token, below a tenth from step {at} on", "entropy", at)
+                    Evidence("collapsing", f"entropy of {policy} fell from {_figure(before)} to {_figure(after)} nats per token, below a tenth from step {at} on", "entropy", at)
                 )  # fmt: skip
         return found
 
@@ -472,7 +481,7 @@ class _Found:
         return [Evidence("hacked", sentence, panel)] if (sentence := self._traded()) else []
 
     def _traded(self) -> str:
-        """Return a phrase on the mean return's rise and the fall of success in training; empty without both."""
+        """Return a phrase about the rise of the mean return and the fall of success in training; empty unless both occur."""
         returns, success = self.returns, self.success
         if returns is None or success is None or returns.rise() < 3:
             return ""
@@ -484,12 +493,13 @@ class _Found:
         )
 
     def _unseen_fall(self, returns_panel: str) -> Evidence | None:
-        """Return the fall of success on unseen problems since the best evaluation, with the change in training."""
+        """Return the fall of success on unseen problems since the best evaluation, and the change in training."""
         if len(self.measured) < 2 or self.opposed:
             return None
         *earlier, (end, now, _, high) = self.measured
         step, best, low, _ = max(earlier, key=lambda row: row[1])
-        # The best of many evaluations is above the others by chance; the number of comparisons widens both intervals.
+        # The best of many evaluations may be above the others by chance, so both intervals are widened by the number of
+        # comparisons.
         normal = NormalDist().inv_cdf
         wider = normal(1 - 0.025 / len(earlier)) / normal(0.975)
         if now + wider * (high - now) >= best - wider * (best - low):
@@ -509,19 +519,20 @@ class _Found:
             before, after, z = learned
             if z > -3 or (2 * (before - after) < best - now and 2 * after > before):
                 sentence = (
-                    f"{then}, while success in training went from {_percent(before)} to {_percent(after)}"
+                    f"{then}, while success in training changed from {_percent(before)} to {_percent(after)}"
                 )
                 return Evidence("memorising", sentence, "success", step)
         elif self.signal and (trained := self._between(self.signal, step, end)) and trained[2] > -3:
             sign = -1 if self.name in FALLING else 1
             went = (
-                f"{WORDS[self.name]} went from {_figure(sign * trained[0])} to {_figure(sign * trained[1])}"
+                f"{WORDS[self.name]} changed from {_figure(sign * trained[0])} to "
+                f"{_figure(sign * trained[1])}"
             )
             return Evidence("memorising", f"{then}, while {went}", "success", step)
         return Evidence("diverging", then, "success", step)
 
     def _between(self, own: Course, start: int, end: int) -> tuple[float, float, float] | None:
-        """Return the means before or around one step and before another, with the z of the difference; None for too few values."""
+        """Return the means before or around one step and before another, with the z of their difference; None for too few values."""
         before = [k for k, step in enumerate(own.steps) if step <= max(start, own.steps[0] + own.width - 1)]
         after = [k for k, step in enumerate(own.steps) if step <= end]
         early = slice(max(0, len(before) - own.width), len(before))
@@ -531,7 +542,7 @@ class _Found:
         return own.mean(early), own.mean(late), own.z(early, late)
 
     def _unrewarded(self) -> bool:
-        """Return whether no completion has received a reward above 0, and none less than another."""
+        """Return whether all completions have received the same reward, which is not above 0."""
         rewards = [*self._family("reward"), *self._family("reward_max")]
         others = [*self._family("return"), self.columns.get("success", ())]
         known = {value for column in rewards for value in column if value is not None}
@@ -561,7 +572,7 @@ class _Found:
         return [Evidence("starved", sentence, "dead_groups", whole[0] if whole else 0)]
 
     def course(self) -> Evidence:
-        """Return the evidence for the course of the signal, for a run without another fault."""
+        """Return the evidence for the course of the signal, for a run without any other fault."""
         signal, name = self.signal, self.name
         if signal is None or len(signal.values) < 3:
             if self.opposed:
@@ -588,18 +599,22 @@ class _Found:
         first, last = signal.thirds()
         gain = signal.mean(last) - signal.mean(first)
         error = signal.sigma * math.sqrt(1 / len(signal.values[first]) + 1 / len(signal.values[last]))
-        # A steady rise of 0.1 gains two thirds of that between the middles of the outer thirds.
+        # In a steady rise of 0.1, the middles of the outer thirds differ by two thirds of that.
         visible = 0.1 * 2 / 3 if name in ("success", "preference_accuracy") else max(signal.sigma, 1e-9)
-        counted = f"{word} went {span}; thirds differ by {_figure(sign * gain)} ± {_figure(1.96 * error)}"
+        counted = (
+            f"{word} changed {span}; the outer thirds differ by {_figure(sign * gain)} ± "
+            f"{_figure(1.96 * error)}"
+        )
         if len(signal.values) >= LONG and gain + 1.96 * error < visible:
             return Evidence("flat", counted, name)
         if abs(gain) <= 1.96 * error:
-            return Evidence("young", f"{counted}, which chance explains", name)
-        # The gain is that of the signal: less NashConv is a rise.
+            return Evidence("young", f"{counted}, which can be explained by chance", name)
+        # The gain refers to the signal: a lower NashConv counts as a rise.
         why = (
-            "the rise is larger than chance usually makes it, and too unsure to be called healthy"
+            "the rise is larger than chance usually explains, but too uncertain for the verdict healthy"
             if gain > 0
-            else "the fall is larger than chance usually makes it, and too small or too unsure to be called diverging"
+            else "the fall is larger than chance usually explains, but too small or too uncertain for the "
+            "verdict diverging"
         )
         return Evidence("young", f"{counted}: {why}", name)
 
@@ -609,7 +624,7 @@ class _Found:
 
 
 def _measured(row: Mapping[str, Any]) -> tuple[int, float, float, float] | None:
-    """Return an evaluation's step, success and interval ends; None if one is missing."""
+    """Return an evaluation's step, success and the ends of its interval; None if one of these is missing."""
     step, success, ends = row.get("step"), row.get("success"), row.get("interval")
     numbers = [step, success, *(ends if isinstance(ends, list | tuple) and len(ends) == 2 else ())]
     if len(numbers) != 4 or not all(
@@ -621,7 +636,7 @@ def _measured(row: Mapping[str, Any]) -> tuple[int, float, float, float] | None:
 
 
 def _known(value: float | None) -> TypeGuard[float]:
-    """Return whether a value is a number with a finite square; damaged files may hold any value."""
+    """Return whether a value is a number whose square is finite; damaged files may hold any value."""
     return value is not None and abs(value) < 1e100
 
 

@@ -1,34 +1,34 @@
 """The run directory: all files of a run, in open formats; `reader` reads them.
 
     <run>/
-      config.yaml          the resolved config; a run of it repeats this run
-      provenance.json      where each of its values came from; `starts`: what it ran with, see `training.provenance`
+      config.yaml          the resolved config, with which this run can be repeated
+      provenance.json      the source of each of its values; `starts`: the environment of each start, see `training.provenance`
       status.json          state, phase, step, pid, host, times; see `Status`
       failure.json         why the run has failed; see `failure`
       run.log              text: what the terminal showed, with times, and every failure
       metrics.jsonl        one row per step: `step` and finite numbers under flat names
-      evaluations.jsonl    one row per evaluation: `step` and what it measured
+      evaluations.jsonl    one row per evaluation: `step` and the results
       episodes/train/00000012.jsonl.zst    the episodes of step 12 and some later steps, one per line; see `step_rows`, `episode_json`
-      episodes/test/00000012.jsonl.zst     those of the evaluation after step 12
-      images/HASH.png      images in the prompts of agents, each file once; see `types.Image`
+      episodes/test/00000012.jsonl.zst     the episodes of the evaluation after step 12
+      images/HASH.png      images in agents' prompts, each stored once; see `types.Image`
       traces/00000012.jsonl.zst        the credit of each token of some of these episodes; see `Trace`
-      recorded.jsonl       one row per step of these folders: the number of its rows and their digests, see `recorded`
-      system.jsonl         one row per step: use of the machine, see `system`
+      recorded.jsonl       one row for each step in these folders: the number of its rows and their digests, see `recorded`
+      system.jsonl         one row per step: use of the machine's resources, see `system`
       distributions.jsonl  one row per step: histograms of its rewards, advantages, lengths and tokens, see `metrics.distributions`
       ranks/0003.log       log of each of several ranks, see `rank_log`
       checkpoints/00000012/            see `checkpoint`
       latest               text: relative path of the newest checkpoint, for people; `read_latest` does not use it
-      lock                 names the process that trains the run; it and the directory are locked, see `lock`
-      forgotten.json       the steps of which the run itself has deleted episodes, see `recorded`
+      lock                 contains the process that trains the run; this file and the directory are locked, see `lock`
+      forgotten.json       the steps whose episodes the run itself has deleted, see `recorded`
       exact.json, evaluated.jsonl      results of later commands, see `findings`
       rolled-back/         files that `kapelle runs rollback` has moved, see `rollback`
 
-Rows of metrics and evaluations and the episodes of a step are appended with one write each; every other file is replaced
-atomically. A killed process therefore leaves at most an incomplete last line or step, which readers ignore and a
-resumed run cuts off: it first rewinds to the positions in its checkpoint, so that no row is lost or
-written twice. A trainer saves a checkpoint before the first row, so that it can always rewind.
-Readers of episodes compare them with `recorded.jsonl`, and a resume raises RunDirectoryError if they have changed.
-A number that is not finite raises NumericsError: the caller must handle it before it is recorded.
+Rows of metrics and evaluations and the episodes of a step are appended with one write each; every other file is
+replaced atomically. A killed process therefore leaves at most an incomplete last line or step, which readers ignore and
+a resumed run removes: it first rewinds to the positions in its checkpoint, so that no row is lost or written twice. A
+trainer saves a checkpoint before it writes the first row, so that it can always rewind. Readers of episodes compare
+them with `recorded.jsonl`, and a resume raises RunDirectoryError if they have changed. A non-finite number raises
+NumericsError: the caller must handle such numbers before it records them.
 """
 
 from __future__ import annotations
@@ -75,29 +75,27 @@ from kapelle.runtime.interrupts import requested_by
 from kapelle.runtime.machine import run_logs
 from kapelle.types import Group, Image, Json, Split
 
-# -------- Tables of JSON lines: write a row, cut a table.
+# -------- Tables of JSON lines: write a row, truncate a table.
 
 TABLES = ("metrics.jsonl", "evaluations.jsonl", "recorded.jsonl")
-"""The tables with row counts in checkpoints; `recorded` describes the last one."""
+"""The tables whose positions checkpoints store; `recorded` describes the last one."""
 
 
 def row_line(table: str, step: int, row: Mapping[str, Json]) -> bytes:
-    """Return a row as it is appended; raises NumericsError for a number that is not finite."""
+    """Return the line that is appended for a row; raises NumericsError for a non-finite number."""
     try:
         return json.dumps({"step": step, **row}, allow_nan=False).encode("ascii") + b"\n"
     except ValueError as error:
-        raise NumericsError(
-            f"A row of {table} for step {step} contains a number that is not finite."
-        ) from error
+        raise NumericsError(f"A row of {table} for step {step} contains a non-finite number.") from error
 
 
 def pretty(value: Mapping[str, Json]) -> bytes:
-    """Return a whole file of JSON, indented."""
+    """Return the content of a JSON file, indented."""
     return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
 
 
 def cut_table(path: Path, size: int) -> None:
-    """Cut a table after its first `size` bytes."""
+    """Truncate a table to its first `size` bytes."""
     with path.open("r+b") as file:
         file.truncate(size)
         os.fsync(file.fileno())
@@ -112,7 +110,7 @@ def changed_lines(old: str, new: str) -> list[str]:
 
 _SPLITS: tuple[Split, ...] = ("train", "test")
 SYSTEM, DISTRIBUTIONS = UNCOUNTED = ("system.jsonl", "distributions.jsonl")
-"""Use of the machine, and histograms: no checkpoint counts these rows; a resume removes those of the steps that it repeats."""
+"""Use of the machine, and histograms: checkpoints do not count these rows; a resume removes the rows of the steps that it repeats."""
 _NAMES = {
     "config.yaml",
     "provenance.json",
@@ -134,12 +132,12 @@ _NAMES = {
 
 
 def last_counted(positions: Mapping[str, int], folder: str) -> int:
-    """Return the last step of a folder that a checkpoint's positions count, -1 for none; traces belong to training steps."""
+    """Return the last step of a folder that a checkpoint's positions count, or -1 if there is none; traces belong to training steps."""
     return positions.get(FOLDERS[0] if folder == "traces" else folder, -1)
 
 
 def new_path(recipe: str, started: datetime | None = None, root: Path = Path("runs")) -> Path:
-    """Return a folder name for a run that starts now: `runs/<recipe>-<yyyymmdd-hhmmss>`, with `-2`, `-3` … after it if taken."""
+    """Return a folder name for a run that starts now: `runs/<recipe>-<yyyymmdd-hhmmss>`, followed by `-2`, `-3` … if the name is taken."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(recipe).stem).strip("-.") or "run"
     path = root / f"{name}-{started or datetime.now().astimezone():%Y%m%d-%H%M%S}"
     candidates = (path, *(path.with_name(f"{path.name}-{n}") for n in range(2, 10_000)))
@@ -148,7 +146,7 @@ def new_path(recipe: str, started: datetime | None = None, root: Path = Path("ru
 
 @contextmanager
 def new_folder(name: str, root: Path = Path("runs")) -> Iterator[Path]:
-    """Make and yield the folder that `new_path` names; remove it if the block fails while it is empty.
+    """Create and yield the folder whose name `new_path` returns; remove it if the block fails while the folder is empty.
 
     Processes that start in the same second get different folders. Raises RunDirectoryError.
     """
@@ -163,7 +161,7 @@ def new_folder(name: str, root: Path = Path("runs")) -> Iterator[Path]:
     try:
         yield path
     except BaseException:
-        with suppress(OSError):  # rmdir keeps folders with files
+        with suppress(OSError):  # rmdir does not remove folders that contain files
             path.rmdir()
             if not beside:
                 root.rmdir()
@@ -173,8 +171,8 @@ def new_folder(name: str, root: Path = Path("runs")) -> Iterator[Path]:
 class RunDirectory:
     """A run directory that only this process writes to.
 
-    Use it as a context manager: if an exception leaves the block, it marks the run as failed or interrupted, and it
-    releases the lock. Every write raises RunDirectoryError if the disk fails.
+    Use it as a context manager: if an exception leaves the block, the run is marked as failed or interrupted, and the
+    lock is released. Every write raises RunDirectoryError if the disk fails.
     """
 
     def __init__(self, path: Path, lock: RunLock, *, resumed: bool) -> None:
@@ -182,17 +180,17 @@ class RunDirectory:
         self.say: Callable[[str], None] = lambda _: None
         """Called with a message when a resume continues without missing files."""
         self._ends: dict[str, int] = {}
-        """Bytes of each table that this process has read or written."""
+        """Number of bytes of each table that this process has read or written."""
         self.resumed = resumed
-        """Whether the directory already held this run: `rewind` must be called before anything is recorded."""
+        """Whether the directory already contained this run; if so, `rewind` must be called before anything is recorded."""
         self._lock = lock
         self._rewound = not resumed
         self._counted: bytes | None = None
-        """The last row of evaluations that the checkpoint counts, until another row is recorded."""
+        """The last evaluation row that the checkpoint counts, until another row is recorded."""
         self._unflushed: set[Path] = set()
         self._status = Status("running", "start", 0, os.getpid(), socket.gethostname(), now(), now())
         self._log: int | None = None
-        """Descriptor of `run.log`; None if it cannot be opened, or before this process owns the run."""
+        """Descriptor of `run.log`; None if the file cannot be opened, or if this process does not own the run yet."""
 
     @classmethod
     def create(
@@ -204,18 +202,19 @@ class RunDirectory:
         resume: bool,
         differences: Callable[[str, str], Sequence[str]] = changed_lines,
     ) -> RunDirectory:
-        """Make a new run directory, or with `resume` open an existing one, and lock it.
+        """Create a new run directory or, with `resume`, open an existing one, and lock it.
 
-        `differences(old, new)` lists the changes of the config that forbid a resume. A caller that allows changes (more
-        steps) passes its own function; the file then holds the new config.
+        `differences(old, new)` lists the changes in the config that prevent a resume. A caller that allows changes
+        (such as more steps) passes its own function; the file then holds the new config.
 
-        Raises RunDirectoryError if the directory is in use, holds other files or another config, is already
-        a run without `resume`, or is not a run with `resume`.
+        Raises RunDirectoryError if the directory is in use or holds other files or another config, if it is already a
+        run and `resume` is not set, or if it is not a run and `resume` is set.
         """
         with writing(path):
             if resume and not (path.is_dir() and any(path.iterdir())):
                 raise RunDirectoryError(
-                    f"There is no run at {path} to resume.{tag_hint(path) or ' Remove --resume to start it.'}"
+                    f"There is no run at {path} to "
+                    f"resume.{tag_hint(path) or ' Remove --resume to start a new run.'}"
                 )
             path.mkdir(parents=True, exist_ok=True)
             others = sorted(
@@ -223,7 +222,8 @@ class RunDirectory:
             )
         if others and not is_run(path):
             raise RunDirectoryError(
-                f"{path} is not empty and not a kapelle run: it contains '{others[0]}'.{tag_hint(path) or ' Choose another --run-dir.'}"
+                f"{path} is not empty, but is not a kapelle run: it contains "
+                f"'{others[0]}'.{tag_hint(path) or ' Choose another --run-dir.'}"
             )
         # A new run must not be mixed with the files of a run without its config.
         if not is_run(path):
@@ -234,7 +234,8 @@ class RunDirectory:
                 config_there = (path / "config.yaml").is_file()
                 missing = "neither lock nor metrics.jsonl" if config_there else "no config.yaml"
                 raise RunDirectoryError(
-                    f"{path} contains files of a run ('{left[0].relative_to(path)}') and {missing}. Restore that from a copy, or "
+                    f"{path} contains files of a run ('{left[0].relative_to(path)}'), but {missing}. "
+                    "Restore what is missing from a copy, or "
                     "choose another --run-dir."
                 )
         lock = RunLock(path / "lock")
@@ -254,7 +255,7 @@ class RunDirectory:
             with run._write(run.path):
                 for folder in (run.checkpoints, *(run.path / name for name in FOLDERS)):
                     folder.mkdir(parents=True, exist_ok=True)
-                # This flushes the names of the two episode folders; the config flushes the other names.
+                # This flushes the names of the two episode folders; writing the config flushes the other names.
                 flush(episode_folder(run.path, "train").parent)
                 for table in (*TABLES, *UNCOUNTED):
                     own_file(run.path / table)
@@ -264,7 +265,7 @@ class RunDirectory:
                 run.report("start", run._status.step)
                 (path / FAILURE).unlink(missing_ok=True)
                 run._open_log()
-                # Last, because a directory with a config is a run.
+                # The config is written last, because a directory with a config is a run.
                 replace_file(path / "config.yaml", config.encode())
         except BaseException:
             lock.release()
@@ -291,7 +292,7 @@ class RunDirectory:
             self.log(start_line(self._status))
 
     def log(self, text: str) -> None:
-        """Append a line with the time to `run.log`; a disk that cannot take it does not stop the run."""
+        """Append a line with the time to `run.log`; if the disk cannot store it, the run continues."""
         if self._log is not None:
             with suppress(OSError):
                 write_all(self._log, f"{now()} {cleaned(text)}\n".encode())
@@ -300,7 +301,7 @@ class RunDirectory:
         """Record why the run has failed, in `failure.json`, `run.log` and the status."""
         failure = failure_of(error, self._status, self.path)
         self.log("\n".join(["failed", *failure.lines(), failure.traceback]))
-        # The disk may have caused the error, which must not be replaced by another one.
+        # The disk may have caused the error; another error from the disk must not replace it.
         with suppress(RunDirectoryError):
             with self._write(self.path / FAILURE):
                 replace_file(self.path / FAILURE, pretty(failure.row()))
@@ -311,7 +312,7 @@ class RunDirectory:
         self._lock.recheck()
 
     def record_start(self, start: Mapping[str, Json]) -> None:
-        """Record what this process starts or resumes the run with."""
+        """Record the environment in which this process starts or resumes the run."""
         file = self.path / "provenance.json"
         with self._write(file):
             starts = [*read_starts(self.path), dict(start)]
@@ -323,7 +324,7 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     def record_metrics(self, step: int, row: Mapping[str, float]) -> None:
-        """Append the metrics of a step; raises NumericsError naming a value that is not finite."""
+        """Append the metrics of a step; raises a NumericsError that names a non-finite value."""
         wrong = [name for name, value in row.items() if not math.isfinite(value)]
         if wrong:
             raise NumericsError(
@@ -332,10 +333,10 @@ class RunDirectory:
         self._append("metrics.jsonl", step, row)
 
     def record_evaluation(self, step: int, row: Mapping[str, Json]) -> None:
-        """Append one evaluation after `step` updates: any JSON with finite numbers.
+        """Append one evaluation after `step` updates: any JSON mapping with finite numbers.
 
-        The first evaluation of a resumed run may measure the same weights as the last one that its checkpoint counts. If the
-        rows are equal byte by byte, it is not rewritten.
+        The first evaluation of a resumed run may measure the same weights as the last evaluation that its checkpoint
+        counts. If the two rows are identical, the row is not written again.
         """
         counted, self._counted = self._counted, None
         if counted is None or row_line("evaluations.jsonl", step, row) != counted:
@@ -358,7 +359,7 @@ class RunDirectory:
                 try:
                     write_all(descriptor, line)
                 except OSError:
-                    # A full disk may hold a part of the row; the next row must not continue it.
+                    # If the disk is full, it may hold a part of the row; the next row must not continue that part.
                     with suppress(OSError):
                         os.ftruncate(descriptor, size)
                     raise
@@ -372,11 +373,12 @@ class RunDirectory:
         known = self._ends.get(table, size)
         if size != known:
             raise _changed(
-                self.path / table, f"has {size} bytes instead of {known}: another program has changed it"
+                self.path / table,
+                f"has {size} bytes instead of {known}, because another program has changed it",
             )
 
     def record_episodes(self, step: int, groups: Sequence[Group], split: Split = "train") -> None:
-        """Write all episodes of a step, or (`test`) of the evaluation after it, once for each step."""
+        """Write all episodes of a step or, for the split `test`, of the evaluation after it; call this once for each step."""
         assert self._rewound, "a resumed run rewinds before it records"
         self._record(step, f"episodes/{split}", dump_groups(step, groups, self._write_image))
 
@@ -395,7 +397,7 @@ class RunDirectory:
                 raise _changed(folder, "was removed")
             path, data = append_step(folder, step, content)
         self._unflushed |= {path, folder}
-        # Last, so that readers do not report the step that a killed process was writing as missing.
+        # Written last, so that readers do not report the step that a killed process was writing as missing.
         self._append(RECORDED, step, described(name, content, data))
 
     def record_traces(self, step: int, traces: Sequence[Trace]) -> None:
@@ -404,7 +406,7 @@ class RunDirectory:
             self._record(step, "traces", dump_traces(step, traces))
 
     def record_system(self, step: int, row: Mapping[str, Json]) -> None:
-        """Append the use of the machine during a step."""
+        """Append the use of the machine's resources during a step."""
         self._append(SYSTEM, step, row)
 
     def record_distributions(self, step: int, found: Mapping[str, Histogram]) -> None:
@@ -413,7 +415,7 @@ class RunDirectory:
             self._append(DISTRIBUTIONS, step, {name: each.row() for name, each in found.items()})
 
     def positions(self) -> dict[str, int]:
-        """Flush all rows to the disk and return where they end; a checkpoint stores this."""
+        """Flush all rows to the disk and return the positions where they end, which a checkpoint stores."""
         with writing(self.path):
             for path in sorted(self._unflushed):
                 flush(path)
@@ -426,7 +428,7 @@ class RunDirectory:
     def start_over(self) -> None:
         """Prepare a resumed run that was stopped before its first checkpoint to start from the beginning.
 
-        Raises RunDirectoryError if it holds rows or episodes, which no checkpoint could restore.
+        Raises RunDirectoryError if the run holds rows or episodes, because a resume would delete them.
         """
         rows = any(b"\n" in (self.path / table).read_bytes() for table in TABLES)
         if rows or any(episode_steps(self.path, split) for split in _SPLITS):
@@ -439,8 +441,8 @@ class RunDirectory:
     def rewind(self, positions: Mapping[str, int], measured: int | None = None) -> None:
         """Remove all rows and episodes after the positions in a checkpoint.
 
-        Evaluations of steps up to `measured` are kept: a run that had finished there need not repeat them when it continues.
-        Raises RunDirectoryError if a file is shorter than its position or no row ends there.
+        Evaluations of steps up to `measured` are kept, so that a run that had finished at this step need not repeat
+        them when it continues. Raises RunDirectoryError if a file is shorter than its position or no row ends there.
         """
         with self._write(self.path):
             ends = {table: positions.get(table, 0) for table in TABLES}
@@ -452,14 +454,15 @@ class RunDirectory:
                     file.seek(max(0, ends[table] - 1))
                     if ends[table] and file.read(1) != b"\n":
                         raise RunDirectoryError(
-                            f"{self.path / table} has lost rows that its checkpoint counts ({ends[table]} bytes). Restore the "
-                            "file, or start a run in another --run-dir."
+                            f"{self.path / table} has lost rows that its checkpoint counts "
+                            f"({ends[table]} bytes). Restore the file from a copy, or start a run in "
+                            "another --run-dir."
                         )
             for remark in check_recorded(self.path, positions):
                 self.say(f"{remark}; the run continues without them")
             if measured is not None:
                 for name in ("evaluations.jsonl", RECORDED):
-                    # Complete rows that follow, of steps up to `measured`.
+                    # Complete rows after the position, of steps up to `measured`.
                     for line in (self.path / name).read_bytes()[ends[name] :].splitlines(keepends=True):
                         try:
                             if not line.endswith(b"\n") or json.loads(line)["step"] > measured:
@@ -486,7 +489,7 @@ class RunDirectory:
         self._rewound = True
 
     def _cut_uncounted(self, path: Path, last: int) -> None:
-        """Keep one complete row of such a table for each step up to `last`."""
+        """Keep one complete row of a table that checkpoints do not count for each step up to `last`."""
         before = path.read_bytes()
         kept: dict[object, bytes] = {}
         for number, line in enumerate(before.splitlines(keepends=True)):
@@ -495,7 +498,7 @@ class RunDirectory:
             except (ValueError, KeyError, TypeError, RecursionError):
                 step = None
             if type(step) is not int:
-                step = ("damaged", number)  # kept: readers report it
+                step = ("damaged", number)  # a damaged row is kept, so that readers report it
             elif step > last:
                 continue
             if line.endswith(b"\n"):
@@ -508,7 +511,7 @@ class RunDirectory:
     def report(self, phase: str, step: int, state: State = "running") -> None:
         """Record what the run is doing, or how it ended."""
         self._status = replace(self._status, phase=phase, step=step, state=state, updated=now())
-        # The same form as `pretty` without its `json` encoder, which leaves reference cycles when it indents.
+        # This writes the format of `pretty` without indentation by `json`, whose encoder then leaves reference cycles.
         rows = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in asdict(self._status).items()]
         with self._write(self.path / "status.json"):
             replace_file(self.path / "status.json", ("{\n" + ",\n".join(rows) + "\n}\n").encode(), sync=False)
@@ -524,7 +527,7 @@ class RunDirectory:
         return prune(self.checkpoints, keep, newest, best)
 
     def forget_episodes(self, split: Split, done: int, keep: int | None) -> None:
-        """Delete files with only episodes and traces of steps before the newest `keep` up to `done`; None keeps all."""
+        """Delete the files that hold only steps before the newest `keep` steps up to `done` (episodes and traces); None keeps all."""
         if keep is None:
             return
         before = done - keep + 1
@@ -532,7 +535,7 @@ class RunDirectory:
             with self._write(self.path / name):
                 files = forgettable(self.path / name, before)
                 if files:
-                    # First, so that readers never report deleted steps as missing, even after a kill.
+                    # Written first, so that readers never report deleted steps as missing, even after a kill.
                     known = forgotten(self.path)
                     end = max(known.get(name, 0), *(last + 1 for last in files.values()))
                     replace_file(self.path / FORGOTTEN, pretty({**known, name: end}))
@@ -553,7 +556,7 @@ class RunDirectory:
     def __exit__(
         self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        # A stop signal in the middle of a library's code can surface as any error.
+        # A stop signal that arrives inside a library's code can appear as any error.
         if self._status.state == "running" and isinstance(error, Exception) and not requested_by():
             self.fail(error)
         elif self._status.state == "running":

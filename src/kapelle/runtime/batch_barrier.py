@@ -1,6 +1,6 @@
 """The barrier before a batch: the sampler waits until every episode that may still send a request has sent it.
 
-The last bits of a row's results depend on the other rows of its batch. A run repeats only if batches always have the same rows,
+The last bits of a row's results depend on the other rows of its batch. A run is reproducible only if batches always have the same rows,
 however long an environment, a tool, a grader or an endpoint takes. Whatever can send requests to the sampler is a `Participant`: an
 episode, or a step of its environment. A sampler continues only when every participant in its event loop waits for an answer.
 
@@ -18,10 +18,10 @@ from types import TracebackType
 from typing import Self
 
 SLICES = 10
-"""Number of slices of the patience: a sleeping machine uses up only one of them."""
+"""The patience is divided into this many slices, because a sleeping machine uses up only one of them."""
 
 Order = tuple[int, tuple[int, ...]]
-"""Order of a participant's requests in a batch: number of its last answer, and its place in the tree."""
+"""Sort key of a participant's requests in a batch: the number of its last answer, and its place in the tree."""
 
 
 class BatchBarrier:
@@ -30,7 +30,7 @@ class BatchBarrier:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = weakref.ref(loop)
         self.changes = 0
-        """Number of begins, ends, requests and answers of participants."""
+        """Number of events so far: a participant begins, ends, sends a request or gets an answer."""
         self.answers = 0
         """Number of answered requests."""
         self.begun = 0
@@ -67,7 +67,7 @@ class BatchBarrier:
         if self.busy:
             warnings.warn(
                 f"The sampler continues without {len(self.busy)} of its episodes, whose environments, tools or endpoints have not "
-                f"answered for {patience:g} s (`engine.patience`). A repetition of this run may differ.",
+                f"answered for {patience:g} s (`engine.patience`). Another run with the same seed may differ.",
                 stacklevel=2,
             )
             for part in list(self.busy):
@@ -106,7 +106,7 @@ class Participant:
     """A sender of requests, perhaps inside another participant; a context manager."""
 
     def __init__(self, place: int | None = None, *, followed: bool = False) -> None:
-        """Begin at a place among the neighbours, by default after those that began before.
+        """Begin at a place among the siblings, by default after those that have already begun.
 
         `followed`: another participant begins when this one ends, so the sampler waits for its end.
         """
@@ -130,7 +130,7 @@ class Participant:
             holder.note()
             answered, path = holder.order
         self.order: Order = answered, (*path, scope.begun - 1 if place is None else place)
-        """Order of its requests among those of others."""
+        """Sort key of its requests among those of other participants."""
         self.note()
 
     def __enter__(self) -> Self:

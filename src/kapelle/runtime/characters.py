@@ -1,4 +1,4 @@
-"""Make texts safe to encode and to print: JSON and Python allow lone surrogates and control characters."""
+"""Make strings safe to encode and to print: JSON and Python allow lone surrogates and control characters."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _KEPT = "\n\t\u200c\u200d"
 
 
 def replace_surrogates(text: str) -> str:
-    """Return a text with U+FFFD in place of every lone surrogate (U+D800 to U+DFFF)."""
+    """Return a string with U+FFFD in place of every lone surrogate (U+D800 to U+DFFF)."""
     return _HALF.sub(_REPLACEMENT, text)
 
 
 def cleaned(text: str) -> str:
-    """Return a text for a terminal: control characters other than line breaks and tabs (C0, C1, directions, surrogates) are escaped.
+    """Return a string for a terminal, with all control characters but line breaks and tabs escaped (C0, C1, directions, surrogates).
 
-    Joiners stay, because Persian words and many emoji need them.
+    Joiners are kept, because Persian words and many emoji need them.
     """
     if all(line.isprintable() for line in text.split("\n")):
         return text
@@ -38,11 +38,11 @@ CHAT_MARKS = re.compile(
     r"<\|(?:im_start|im_end|start_header_id|end_header_id|eot_id|endoftext|begin_of_text|system|user|assistant|tool"
     r"|end)\|>|\[/?INST\]|<</?SYS>>|</s>|<(?:start|end)_of_turn>"
 )
-"""Marks around messages in the chat templates of common models."""
+"""Markers around messages in the chat templates of common models."""
 
 
 def defused(messages: Sequence[Message]) -> list[Message]:
-    """Return messages for another server with an unknown tokeniser: a space breaks every chat mark in their texts."""
+    """Return messages for a server with an unknown tokeniser; a space is inserted into every chat marker in their text."""
     return [
         replace(each, content=CHAT_MARKS.sub(lambda mark: f"{mark[0][0]} {mark[0][1:]}", each.content))
         for each in messages

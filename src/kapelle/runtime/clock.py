@@ -1,7 +1,7 @@
 """Time limits that do not count the time in which this process was stopped.
 
-Closing a laptop or SIGSTOP pauses a trainer. A limit that continued meanwhile would fail correct work. So waiting code reads the clock
-often. If the time between two readings is longer than a busy machine explains, it counts as one ordinary interval.
+Closing a laptop or SIGSTOP pauses a trainer. A limit that kept counting would make correct work fail. So waiting code reads the clock
+often. If the time between two readings is longer than a busy machine can explain, it counts as one ordinary interval.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from typing import IO
 
 LOOK_EVERY_S = 0.05
-"""Most seconds between two readings of the clock while waiting."""
+"""Maximum seconds between two readings of the clock while waiting."""
 LOOK_EVERY_TURN_S = 0.25
 """The same in an event loop, where many tasks wait at once."""
 _STOPPED = 5
@@ -47,7 +47,7 @@ def wait_readable(source: int | IO[bytes], clock: SuspendAwareClock, until: floa
         selector.register(source, selectors.EVENT_READ)
         while True:
             left = until - clock.now()
-            # Check once more after the time: data that came while this process was stopped came in time.
+            # Check once more after the limit: data that arrived while this process was stopped counts as in time.
             if selector.select(max(min(left, LOOK_EVERY_S), 0.0)):
                 return True
             if left <= 0:

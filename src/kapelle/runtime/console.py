@@ -1,4 +1,4 @@
-"""Print texts that may come from models: without control characters, and with a clear error."""
+"""Print text that may come from models: without control characters, and with a clear error if printing fails."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kapelle.runtime.interrupts import gone_terminal
 
 
 def say(text: str = "", stream: TextIO | None = None) -> None:
-    """Print a text at once, without control characters; OutputError if it cannot be written (a full disk).
+    """Print a string at once, without control characters; raise OutputError if it cannot be written (a full disk).
 
     A closed pipe raises BrokenPipeError, which is not an error of the command: the reader needs no more output.
     """
@@ -32,7 +32,7 @@ def say(text: str = "", stream: TextIO | None = None) -> None:
 
 
 def printable(text: str, width: int | None = None) -> str:
-    """Return a text on one line without control characters."""
+    """Return a string as one line without control characters."""
     shown = cleaned(text).replace("\n", "⏎").replace("\t", " ")
     if width is not None and len(shown) > width:
         return f"{shown[: max(0, width - 1)]}…"

@@ -1,4 +1,4 @@
-"""Constraints of completions as grammars in llguidance's form of Lark, and forced calls of tools.
+"""Constraints on completions as grammars in llguidance's dialect of Lark, and forced tool calls.
 
 This module does not need llguidance: `models.token_masks` compiles the grammars for a model's tokens.
 """
@@ -21,22 +21,22 @@ JSON_OPTIONS: Mapping[str, Json] = {"whitespace_pattern": "[ ]?"}
 """Allow at most one space where JSON allows any whitespace: a model could fill its limit with spaces."""
 
 LONGEST = 1_000_000
-"""Most characters of a constraint."""
+"""Maximum number of characters in a constraint."""
 DEEPEST = 64
-"""Most levels of a schema: compilers of schemas are recursive."""
+"""Maximum depth of a schema, because schema compilers are recursive."""
 
 
 Tokenise = Callable[[str], Sequence[int]]
-"""Text → its tokens in a model's tokeniser; empty if they do not spell exactly this text."""
+"""Function of a string that returns its tokens; none if they do not spell exactly this string."""
 
 
 def lark_of(
     constraint: Constraint, special: Mapping[str, int] | None = None, tokenise: Tokenise | None = None
 ) -> str:
-    """Return a constraint as a grammar with the whole completion as its rule `start`; ConfigError for an invalid one.
+    """Return a constraint as a grammar whose rule `start` is the whole completion; raise ConfigError for an invalid constraint.
 
-    A mark of a forced call may be one of the `special` tokens (text → id) or its letters. A choice is written in the tokens of
-    `tokenise`, which are few and likely; without `tokenise`, or if it returns none, in any tokens that spell the choice.
+    A marker of a forced call may be written as one of the `special` tokens (text → id) or in letters. A choice is written in the
+    tokens that `tokenise` returns. Without `tokenise`, or if it returns none, any tokens that spell the choice are allowed.
     """
     text = constraint.text
     if len(text) > LONGEST:
@@ -52,24 +52,27 @@ def lark_of(
     if constraint.kind == "choices":
         choices = _json(constraint)
         if not choices or not all(isinstance(each, str) and each for each in choices):
-            raise ConfigError(f"Choices must be a list of non-empty texts, not {text:.80}.")
+            raise ConfigError(f"Choices must be a list of non-empty strings, not {text:.80}.")
         rules = [f"{CHOICE}_{number}" for number in range(len(choices))]
-        lines = [f"start: {' | '.join(rules)}", *(f"{r}: {quoted(c)}" for r, c in zip(rules, choices, strict=True))]
+        lines = [
+            f"start: {' | '.join(rules)}",
+            *(f"{r}: {quoted(c)}" for r, c in zip(rules, choices, strict=True)),
+        ]
         return f"{HEADER}\n{_in_tokens(chr(10).join(lines), {}, tokenise)}\n"
     if constraint.kind == "endpoint":
-        raise ConfigError("The fields of an endpoint's request constrain no model of this process.")
+        raise ConfigError("The fields of an endpoint's request cannot constrain a model in this process.")
     return f"{HEADER}\n{_in_tokens(text, special or {}, tokenise)}\n"
 
 
 def json_rule(schema: Json, *, lenient: bool = False) -> str:
-    """Return the part of a grammar for JSON of a schema; if `lenient`, ignore what the library does not support (`uniqueItems`)."""
+    """Return the grammar rule for JSON that follows a schema; if `lenient`, ignore what the library does not support (`uniqueItems`)."""
     if isinstance(schema, Mapping):
         schema = {**schema, "x-guidance": {**JSON_OPTIONS, "lenient": True} if lenient else JSON_OPTIONS}
     return f"%json {json.dumps(schema)}"
 
 
 def quoted(text: str) -> str:
-    """Return a text as a string of a grammar."""
+    """Return a string as a string literal of a grammar."""
     return json.dumps(text)
 
 
@@ -88,7 +91,7 @@ def _in_tokens(grammar: str, special: Mapping[str, int], tokenise: Tokenise | No
 
 
 _MARK_RULE = re.compile(r'^(mark_\d+: )("[^\n]*")$', re.MULTILINE)
-"""The rule of a mark in `forced_call`."""
+"""The rule of a marker in `forced_call`."""
 CHOICE = "kapelle_choice"
 _CHOICE_RULE = re.compile(rf'^({CHOICE}_\d+: )("[^\n]*")$', re.MULTILINE)
 """The rule of a choice in `lark_of`."""
@@ -102,7 +105,7 @@ def _json(constraint: Constraint) -> Json:
     try:
         value = json.loads(constraint.text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"A constraint's {_name(constraint)} is not JSON ({error}).") from None
+        raise ConfigError(f"A constraint's {_name(constraint)} is not valid JSON ({error}).") from None
     level = [value]
     for _ in range(DEEPEST):
         level = [
@@ -122,7 +125,7 @@ def _name(constraint: Constraint) -> str:
     return constraint.kind.replace("_", " ").replace("json", "JSON")
 
 
-# -------- Calls of tools
+# -------- Tool calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,18 +144,18 @@ class PairForm:
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """How a model writes calls of tools."""
+    """How a model writes tool calls."""
 
     begin: str
-    """Text before the first call; only a form with such a text allows words before a call."""
+    """Text before the first call; other text before a call is allowed only if this is not empty."""
     call: str
     """One call; `NAME` is the tool's name, and `ARGUMENTS` are the arguments, a JSON object."""
     end: str = ""
     """Text after the last call."""
     between: str | None = None
-    """Text between two calls; None if an answer makes one."""
+    """Text between two calls; None if an answer makes only one call."""
     pairs: PairForm | None = None
-    """How arguments are written one by one, with texts without quotes; None if they are an object."""
+    """How arguments are written one by one, with unquoted strings; None if they are written as one object."""
 
 
 HERMES = CallForm(
@@ -201,7 +204,7 @@ HARMONY = CallForm("<|channel|>commentary to=functions.", "NAME <|constrain|>jso
 CALL_FORMS = (HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, DEEPSEEK, DEEPSEEK_FENCED, GLM, QWEN_CODER, HARMONY)
 
 _MARK = re.compile(r"(<[^<>=\s]+>|\[[A-Z_]+\])")
-"""A piece of a form that is often one special token."""
+"""A part of a form that is often a single special token."""
 CALL_MARKS = frozenset(
     mark
     for form in CALL_FORMS
@@ -219,22 +222,22 @@ def forced_call(
     words: bool = False,
     several: bool = False,
 ) -> Constraint:
-    """Return the constraint that the completion calls one of the tools, with arguments of its schema.
+    """Return the constraint that the completion calls one of the tools, with arguments that follow its schema.
 
     `tools` are in OpenAI's form, `{"type": "function", "function": {"name": …, "parameters": …}}`, or the inner part of it. A `name`
-    selects one tool. With `words` any text may precede the call, and its first mark is then spelled in letters. With `several`
-    further calls may follow. Unsupported parts of a schema are ignored unless the tool is `strict`. Raises ConfigError without a tool,
-    and for calls that the form cannot write.
+    selects one tool. With `words`, any text may precede the call, whose first marker is then spelled in letters. With `several`,
+    more calls may follow. Unsupported parts of a schema are ignored unless the tool is `strict`. Raises ConfigError if there is no tool,
+    or if the form cannot express the calls.
     """
     offered = [each.get("function", each) for each in tools]
     chosen = [each for each in offered if name is None or each["name"] == name]
     if not chosen:
         known = ", ".join(str(each["name"]) for each in offered) or "none"
-        raise ConfigError(f"There is no tool '{name:.80}'. The tools are: {known:.1000}.")
+        raise ConfigError(f"Unknown tool '{name:.80}'. The tools are: {known:.1000}.")
     marks: dict[str, str] = {}
 
     def written(text: str) -> str:
-        """Return a text as pieces of a rule; marks have their own rules (`_MARK_RULE`)."""
+        """Return a string as parts of a rule; markers have their own rules (`_MARK_RULE`)."""
         pieces = filter(None, _MARK.split(text))
         return " ".join(
             marks.setdefault(each, f"mark_{len(marks)}") if _MARK.fullmatch(each) else quoted(each)
@@ -258,7 +261,7 @@ def forced_call(
             called = json.dumps(called)[1:-1]
         elif not _PLAIN_NAME.fullmatch(called):
             raise ConfigError(
-                f"The name of the tool '{called:.80}' may only have letters, digits, `_`, `.` and `-` in this model's form."
+                f"The tool name '{called:.80}' may contain only letters, digits, `_`, `.` and `-` in this model's form."
             )
         lenient = tool.get("strict") is not True
         if form.pairs is not None:
@@ -274,21 +277,21 @@ def forced_call(
 
 _PLAIN_NAME = re.compile(r"[\w.-]{1,128}")
 
-# -------- Arguments as pairs of key and value, as in GLM and Qwen3-Coder: texts without quotes, other values as JSON
+# -------- Arguments as pairs of key and value, as in GLM and Qwen3-Coder: unquoted strings, other values as JSON
 
 _OF_OBJECTS = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"}
 _OF_TEXTS = {"type", "enum", "const", "pattern", "minLength", "maxLength"}
 _REMARKS = {"title", "description", "default", "examples", "deprecated", "$comment"}
-"""Keywords of a schema without an effect on values."""
+"""Schema keywords that do not affect values."""
 
 
 def _pairs(form: PairForm, rule: str, tool: str, schema: Json, lines: list[str], *, lenient: bool) -> str:
-    """Return the pairs of a tool's arguments, in the order of the schema, as pieces of a rule; add the rules of its texts to the lines.
+    """Return the pairs of a tool's arguments, in the order of the schema, as parts of a rule; add the rules of its strings to `lines`.
 
     Raises ConfigError for unsupported keywords.
     """
     if not isinstance(schema, Mapping):
-        raise ConfigError(f"The parameters of the tool '{tool}' are not a schema.")
+        raise ConfigError(f"The parameters of the tool '{tool}' are not a JSON schema.")
     beyond = sorted(set(schema) - _OF_OBJECTS - _REMARKS)
     if beyond or schema.get("type", "object") != "object":
         raise ConfigError(
@@ -319,11 +322,11 @@ def _pairs(form: PairForm, rule: str, tool: str, schema: Json, lines: list[str],
 
 
 def _plain_text(form: PairForm, rule: str, place: str, schema: Mapping[str, Any], lines: list[str]) -> str:
-    """Return a text without quotes and its end as a piece of a rule; add its own rules to the lines."""
+    """Return an unquoted string and its end as a part of a rule; add its own rules to `lines`."""
     beyond = sorted(set(schema) - _OF_TEXTS - _REMARKS)
     if beyond:
         raise ConfigError(
-            f"This model's form does not support `{beyond[0]}` for texts, as in {place}. Use `pattern` or `enum`."
+            f"This model's form does not support `{beyond[0]}` for strings, as in {place}. Use `pattern` or `enum`."
         )
     least, most, pattern = schema.get("minLength", 0), schema.get("maxLength", ""), schema.get("pattern")
     if "enum" in schema or "const" in schema:
@@ -337,7 +340,7 @@ def _plain_text(form: PairForm, rule: str, place: str, schema: Mapping[str, Any]
             and form.end not in each
         ]
         if not fitting:
-            raise ConfigError(f"No text satisfies the schema of {place}.")
+            raise ConfigError(f"No string satisfies the schema of {place}.")
         return f"({' | '.join(map(quoted, fitting))}) {quoted(f'{form.pad}{form.end}{chr(10)}')}"
     # The text ends at the first end of a value, which belongs to the lexeme; otherwise it would be a part of the text.
     ended = form.end.replace("/", r"\/")

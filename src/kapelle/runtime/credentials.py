@@ -20,27 +20,27 @@ _PARAMETER = re.compile(r"(?<=[?&#;])([^=?&#;\s'\"]{1,100})=[^&#;\s'\"]*")
 
 
 def is_secret(name: str) -> bool:
-    """Return whether the name of a parameter is that of a secret: `api_key`, `X-Amz-Signature`, `accessToken`; not `keyword`."""
+    """Return whether a parameter's name indicates a secret, such as `api_key`, `X-Amz-Signature` or `accessToken`, but not `keyword`."""
     return any(_SECRET.fullmatch(word) for word in _WORDS.findall(name))
 
 
 def without_secrets(text: str) -> str:
-    """Return a text with an ellipsis in place of users, passwords and keys in its URLs."""
+    """Return a string with an ellipsis in place of users, passwords and keys in its URLs."""
     return _PARAMETER.sub(
         lambda found: f"{found[1]}=…" if is_secret(found[1]) else found[0], _USER.sub("…@", text)
     )
 
 
-# -------- Tokens, which environment variables hold
+# -------- Tokens from environment variables
 
 TOKEN = "KAPELLE_TOKEN"  # noqa: S105 - the name of a variable
-"""Environment variable with the token for every call of our servers; other users could see a command line."""
+"""Environment variable with the token for every call to our servers; a command line would be visible to other users."""
 LEAST_TOKEN = 16
-"""Least number of characters of a token beyond loopback."""
+"""Minimum number of characters of a token for connections beyond loopback."""
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches an address; of names this is only `localhost`."""
+    """Return whether an address can be reached only from this machine; the only such name is `localhost`."""
     if host == "localhost":
         return True
     try:
@@ -59,7 +59,7 @@ def bearer(variable: str | None, address: str) -> dict[str, str]:
 
 
 def authorization(token: str, held: str, address: str) -> dict[str, str]:
-    """Return the header with a token of the place `held`; ConfigError as in `bearer`."""
+    """Return the header with a token that comes from `held`; raises ConfigError as in `bearer`."""
     check_private(held, address)
     return {"Authorization": f"Bearer {token}"}
 
@@ -69,5 +69,5 @@ def check_private(held: str, address: str) -> None:
     parts = urlsplit(address)
     if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
         raise ConfigError(
-            f"The token in {held} would be sent to {without_secrets(address)} in the clear. Use https, or unset it."
+            f"The token in {held} would be sent to {without_secrets(address)} in the clear. Use https, or unset the token."
         )

@@ -4,7 +4,7 @@
     reward = await within("Grading an answer", "grader", 1800.0, grade(text))
 
 Both raise DeadlineExceeded after these seconds; an episode records it as its error. Environments, graders and engines run on
-the thread of the event loop, in a fixed order, so that a run repeats; some code works only on the main thread (`signal.alarm`,
+the thread of the event loop, in a fixed order, so that a run is reproducible; some code works only on the main thread (`signal.alarm`,
 connections to SQLite). How a late call is ended depends on what it does:
 
     it awaits forever                       its task is cancelled, once more after `GRACE` seconds, then abandoned with its episode
@@ -40,7 +40,7 @@ from kapelle.runtime.watchdog import TICK, end_process, every_tick
 T = TypeVar("T")
 
 PAUSE = 1.0
-"""Seconds until a call that has swallowed DeadlineExceeded gets the next one."""
+"""Seconds until DeadlineExceeded is raised again in a call that has swallowed it."""
 GRACE = 5.0
 """Seconds for a cancelled task to clean up."""
 UNBREAKABLE = 30.0
@@ -72,7 +72,7 @@ class Limit:
         self.interrupted_at = 0.0
         """Time when DeadlineExceeded was last raised in it while it blocked."""
         self.cancels = 0
-        """How often its task was cancelled for lateness."""
+        """How many times its task was cancelled for lateness."""
         self.task: asyncio.Task[Any] | None = None
         self.outer: Limit | None = None
         """The limit of the call that awaits this one."""
@@ -126,7 +126,7 @@ class LoopClock:
         self.open: set[Limit] = set()
         """Awaited calls."""
         self.ticks = False
-        """Whether it checks them."""
+        """Whether it is checking the calls."""
         self._before = 0.0
 
     def begin(self) -> None:
@@ -136,7 +136,7 @@ class LoopClock:
 
     def _tick(self) -> None:
         now = time.monotonic()
-        # More than two ticks: the loop was blocked, or this process was stopped.
+        # After more than two ticks, the loop was blocked or this process was stopped.
         self.seconds += min(now - self._before, 2 * TICK)
         self._before, self.ticks = now, bool(self.open)
         for limit in tuple(self.open):
@@ -158,7 +158,7 @@ def _clock_here() -> LoopClock | None:
     return _clocks.get(loop) or _clocks.setdefault(loop, LoopClock())
 
 
-# -------- Calls that block: the watchdog sees that a thread stays in one call for too long
+# -------- Calls that block: the watchdog notices that a thread stays in one call for too long
 
 
 class _Lane:
@@ -178,7 +178,7 @@ class _Lane:
         """Whether the signal that ends `running` was sent."""
 
     def look(self, passed: float) -> None:
-        """Add the time since the last look to the call that blocks this thread, and end a late call; the watchdog calls it."""
+        """Add the time since the last look to the call that blocks this thread, and end a late call; called by the watchdog."""
         running, serial = self.running, self.serial
         blocks, self.seen = serial == self.seen, serial
         if running is None or not blocks:
@@ -196,7 +196,7 @@ class _Lane:
 
 
 def _handle_breaker(_number: int, _frame: FrameType | None) -> None:
-    """Raise DeadlineExceeded in the call that runs on the main thread, if it is still the late one."""
+    """Raise DeadlineExceeded in the call that runs on the main thread, if that is still the late call."""
     lane = _lane()
     if lane.running is not None and lane.interrupting and lane.running.used >= lane.running.seconds:
         lane.interrupting = False
@@ -210,11 +210,11 @@ _starts = machine.ThreadStarts()
 current: ContextVar[Limit | None] = ContextVar("limit", default=None)
 """The limit of the current call; tasks that the call starts inherit it."""
 on_abandoned: ContextVar[Callable[[DeadlineExceeded], None] | None] = ContextVar("on_abandoned", default=None)
-"""Ends the episode of this task without it; see `gather_abandonable`."""
+"""Ends the episode of this task without waiting for the task; see `gather_abandonable`."""
 
 
 def _lane() -> _Lane:
-    """Return the record of this thread, and make sure that the watchdog observes it."""
+    """Return the record of this thread, and ensure that the watchdog observes it."""
     lane: _Lane | None = getattr(_here, "lane", None)
     if lane is None:
         lane = _here.lane = _Lane()
@@ -249,7 +249,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
 
 @dataclass(frozen=True)
 class Patience:
-    """Time limits in seconds; an episode that exceeds one is an error."""
+    """Time limits in seconds; an episode that exceeds one fails with an error."""
 
     environment: float = 600.0
     """One call of an environment or episode state: `task`, `start`, `observe`, `step`, `close`, …"""
@@ -270,7 +270,7 @@ def call(what: str, kind: str, seconds: float, work: Callable[..., T], *given: A
 
     The message begins with `what` and names the `timeout` of the settings section `kind`.
     """
-    # Every call of an environment passes here, so this makes few Python calls.
+    # Every call of an environment goes through this function, so it makes few Python calls.
     try:
         lane: _Lane = _here.lane
     except AttributeError:
@@ -323,8 +323,8 @@ def watching_loop(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
 def pause_deadline(*, outer_too: bool = False) -> Callable[[], None]:
     """Stop counting the seconds of the current call until the returned function is called; `outer_too` includes the calls around it.
 
-    For calls in a queue for a scarce resource: rows of a batch, connections, sandboxes. The time in the queue is not theirs. An
-    episode that waits for an outside program pauses all: neither its environment's call nor the episode has begun.
+    For calls in a queue for a scarce resource: rows of a batch, connections, sandboxes. The time in the queue does not count towards
+    their limits. An episode that waits for an external program pauses all limits: neither its environment's call nor the episode has begun.
     """
     clock, paused = _clock_here(), list[Limit]()
     limit = current.get()

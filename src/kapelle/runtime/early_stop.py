@@ -1,4 +1,4 @@
-"""End the command at once by a signal, with one line instead of a traceback; and by a Ctrl-C while the command is imported."""
+"""End the command at once on a signal, with one line instead of a traceback, and on Ctrl-C while the command is imported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def is_command() -> bool:
 
 
 SHOW_CURSOR = b"\x1b[?25h\n"
-"""What makes a terminal show its cursor, which a panel of progress has hidden."""
+"""Escape sequence that shows the terminal's cursor, which the progress panel has hidden."""
 
 
 def end_at_once(number: int, _frame: object = None) -> None:

@@ -40,7 +40,7 @@ class AbandonableThreads(ThreadPoolExecutor):
     """
 
     def __init__(self, most: int) -> None:
-        """Run at most `most` calls at once, without the abandoned ones."""
+        """Run at most `most` calls at once, not counting the abandoned ones."""
         super().__init__(1)  # `submit` is replaced, so its thread never starts
         self._most = most
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
@@ -130,7 +130,7 @@ T = TypeVar("T")
 
 
 THREADS = min(32, (os.cpu_count() or 1) + 4)
-"""Most calls of `asyncio.to_thread` at once: Python's default."""
+"""Maximum simultaneous calls of `asyncio.to_thread`: Python's default."""
 GRACE = 2.0
 """Seconds for cancelled tasks to end before they are abandoned."""
 
@@ -167,8 +167,8 @@ def run_async(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
 def _run(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine as `asyncio.run`, without waiting for tasks that do not end."""
     stop_if_requested()
-    # Without free descriptors asyncio would leave a half-made loop, and Python would print a traceback when it is collected.
-    # So open as many descriptors as a loop needs first, which raises OSError.
+    # Without free descriptors, asyncio would leave a half-made loop, and Python would print a traceback when that is collected.
+    # So first open as many descriptors as a loop needs, which raises OSError if there are too few.
     with selectors.DefaultSelector():
         one, other = socket.socketpair()
         one.close()
@@ -241,7 +241,7 @@ def _run_for_a_moment(loop: asyncio.AbstractEventLoop, work: asyncio.Future[Any]
 
 
 class _Contained(Coroutine[Any, Any, Any]):
-    """A coroutine around that of a task: SystemExit becomes EpisodeError, and its steps count for the call that started it.
+    """Wraps a task's coroutine: SystemExit becomes EpisodeError, and its steps count towards the call that started the task.
 
     It is not an `async def`, because a task that is cancelled before it starts must throw the error into the inner coroutine.
     """
@@ -274,7 +274,7 @@ class _Contained(Coroutine[Any, Any, Any]):
 
 
 class HookedAwaitable(Generic[T]):
-    """Awaits `work`; calls `enter` whenever it starts to compute, and `leave` when it waits or ends.
+    """Awaits `work`; calls `enter` whenever `work` starts to compute, and `leave` when it waits or ends.
 
     It steps `work` by hand inside the same task, and so adds no turn of the event loop.
     """

@@ -1,7 +1,7 @@
 """Files that survive a crash: write a temporary file, flush it to the disk, rename it; read files with their hash.
 
-A reader sees the old file or the new one. Functions that write let OSError through: the caller knows what it saves, and turns the
-error into one of ours with `writing`, or with `explain`.
+A reader sees the old file or the new one. Functions that write do not catch OSError: the caller knows what it saves, and converts the
+error into one of ours with `writing` or `explain`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ PARTIAL = ".partial"
 
 
 def cache_folder() -> Path:
-    """Return the folder of caches: `$KAPELLE_CACHE`, or `~/.cache/kapelle`."""
+    """Return the cache folder: `$KAPELLE_CACHE`, or `~/.cache/kapelle`."""
     named = os.environ.get("KAPELLE_CACHE")
     return Path(named).expanduser() if named else Path.home() / ".cache" / "kapelle"
 
 
 def explain(error: OSError) -> str:
-    """Return the reason of a failed write, and how to fix it."""
+    """Return why a write failed, and how to fix it."""
     return REASONS.get(error.errno or 0) or f"{error.strerror or error}. Check the disk and the path."
 
 
@@ -96,28 +96,28 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-# -------- Reading: only plain files, hashed while they are read, so that the hash belongs to the bytes that were read.
+# -------- Reading: only regular files, hashed while they are read, so that the hash belongs to the bytes that were read.
 
 BUFFER = 1 << 20
 HASHED_WHOLE = 256 << 20
-"""Size up to which all files of a folder are hashed; of a larger folder only names, sizes and times."""
+"""Size up to which all files of a folder are hashed; for a larger folder, only names, sizes and times are hashed."""
 
 
 def check_plain(file: Path, mode: int) -> None:
-    """Raise OSError unless a mode of `stat` is that of a plain file: reading a pipe or device might never end."""
+    """Raise OSError unless a `stat` mode is that of a regular file: reading a pipe or device might never end."""
     if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "it is not a plain file", str(file))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(file))
 
 
 def plain_bytes(file: Path) -> bytes:
-    """Return the content of a plain file; OSError for anything else."""
+    """Return the content of a regular file; raise OSError for anything else."""
     check_plain(file, file.stat().st_mode)
     return file.read_bytes()
 
 
 @contextmanager
 def hashed(file: Path, contents: MutableMapping[str, str] | None) -> Iterator[BinaryIO]:
-    """Open a file to read it, and put its hash into `contents` after a block without an error; lets OSError through.
+    """Open a file to read it, and put its hash into `contents` if the block ends without an error; does not catch OSError.
 
     The rest of the file is read for the hash.
     """
@@ -132,7 +132,7 @@ def hashed(file: Path, contents: MutableMapping[str, str] | None) -> Iterator[Bi
 
 
 def folder_content(folder: Path, chosen: Callable[[Path], bool] = lambda _: True) -> str:
-    """Return one hash of the names and contents of a folder's files; of a large folder, see `HASHED_WHOLE`."""
+    """Return one hash of the names and contents of a folder's files; for a large folder, see `HASHED_WHOLE`."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and chosen(path))
     sizes = dict.fromkeys(files, (0, 0))
     for path in files:
@@ -172,7 +172,7 @@ class _Watched(io.RawIOBase):
 
 
 def decompressed(file: BinaryIO) -> BinaryIO:
-    """Return the content of a file of Zstandard frames (RFC 8878), without skippable ones; EOFError if it is cut short."""
+    """Return the content of a file of Zstandard frames (RFC 8878), without skippable frames; raise EOFError if the file is truncated."""
     import zstandard
 
     parts: list[bytes] = []
@@ -187,14 +187,14 @@ def decompressed(file: BinaryIO) -> BinaryIO:
             if frame.eof:
                 frame = zstandard.ZstdDecompressor().decompressobj()
     if open_frame:
-        raise EOFError("the last frame has no end")
+        raise EOFError("the last frame is incomplete")
     return io.BytesIO(b"".join(parts))
 
 
 # -------- Manifests: lists of files with their sizes and hashes, for checkpoints and weights.
 
 FOLDER = re.compile(r"(\d{8,})(?:-(\d+))?")
-"""The name of a checkpoint's folder: its step, and a number if there are several of one step."""
+"""The name of a checkpoint's folder: its step, and a number if a step has several checkpoints."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -205,13 +205,13 @@ def step_of(folder: Path) -> int | None:
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file's content in hexadecimal digits; lets OSError through."""
+    """Return the SHA-256 of a file's content in hexadecimal digits; does not catch OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object as a dictionary; ValueError for a repeated key."""
+    """Return a JSON object as a dictionary; raise ValueError for a repeated key."""
     # A damaged name that equals another one would otherwise hide a file from the check.
     if len({key for key, _ in pairs}) < len(pairs):
         raise ValueError("a key is repeated")
@@ -222,6 +222,6 @@ def check_listed(files: dict[str, Any]) -> None:
     """Raise ValueError or TypeError unless every file has its size and SHA-256."""
     for expected in files.values():
         if expected.keys() != {"bytes", "sha256"} or type(expected["bytes"]) is not int:
-            raise ValueError("another form of a file's entry")
+            raise ValueError("a file's entry has another form")
         if not _SHA256.fullmatch(expected["sha256"]):
             raise ValueError("no SHA-256")

@@ -45,13 +45,13 @@ def words_of(error: BaseException) -> str:
     if isinstance(error, pydantic.ValidationError):
         first = error.errors(include_url=False)[0]
         frozen = first["type"] == "frozen_instance"
-        message = "settings are frozen, and nothing can be set on them" if frozen else first["msg"]
+        message = "settings are frozen and cannot be changed" if frozen else first["msg"]
         return f"`{'.'.join(map(str, first['loc']))}`: {message}"
     try:
         message = re.sub(r"\s*For further information visit https://errors\.pydantic\.dev\S*", "", str(error))
         message = " ".join(message.split())[:300]
     except Exception as second:  # noqa: BLE001 - the error's class may be user code too
-        return f"its message cannot be read, {type(second).__name__}"
+        return f"its message cannot be read because of {type(second).__name__}"
     if message.startswith("'coroutine' object "):
         message += ". Is an `await` missing?"
     return message
@@ -82,7 +82,7 @@ def check_parameters(what: str, function: Callable[..., object], *names: str) ->
 def call_user_code(what: str, seconds: float, work: Callable[..., T], *given: Any) -> T:
     """Return the result of a call of user code, which has `seconds` (`environment.timeout`).
 
-    Raises Unfit if it raises, is late, or returns a coroutine. Kapelle's own errors (missing data, a team that does not fit) are
+    Raises Unfit if `work` raises an error, is late or returns a coroutine. Kapelle's own errors (missing data, a team that does not fit) are
     raised as they are.
     """
     try:
@@ -104,13 +104,13 @@ def call_user_code(what: str, seconds: float, work: Callable[..., T], *given: An
 #     there:   except Exception as error: answer = {"error": sent_error(error)}
 #     here:    raise received_error(answer["error"], "The sampling process")
 #
-# An error of `kapelle.errors` keeps its class, and so its handling and its exit code. Any other class may not exist here. If kapelle's
+# An error of `kapelle.errors` keeps its class, and so its handling and exit code. Any other class may not exist here. If kapelle's
 # own code raised it, that is a defect: it becomes an EngineError with the traceback (`received_error`). If an environment raised it, it
 # fails one episode: it becomes an error with the same class name, which the episode's record shows (`environment_error`).
 
 
 class EnvironmentErrorElsewhere(Exception):
-    """An error of an environment's own in another process; its class has the other one's name."""
+    """An environment's error in another process; this class gets the name of the original class."""
 
 
 def sent_error(error: BaseException) -> dict[str, str]:
@@ -129,7 +129,7 @@ def environment_error(kind: str, message: str) -> BaseException:
     same = _same_class(kind, message)
     if same is not None:
         return same
-    # A late call or a Ctrl-C has the same meaning here.
+    # A late call or a Ctrl-C has the same meaning in this process.
     if kind in (DeadlineExceeded.__name__, KeyboardInterrupt.__name__):
         return DeadlineExceeded(message) if kind == DeadlineExceeded.__name__ else KeyboardInterrupt(message)
     named: type[Exception] = type(kind, (EnvironmentErrorElsewhere,), {"__module__": __name__})

@@ -2,7 +2,7 @@
 
 It runs as its own file, `python guard.py COMMAND…`, so that it imports nothing of kapelle. Its standard input is a pipe that the
 other process holds open. When the pipe closes, or the other process is no longer its parent, it ends the program and everything in
-the program's session. It ends with the program, with its exit code.
+the program's session. It ends when the program ends, with the same exit code.
 """
 
 from __future__ import annotations

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 
 MAX_BYTES = 4 << 20
-"""Most bytes of one answer; 32,000 tokens with all characters escaped take less than 1 MiB."""
+"""Maximum bytes of one answer; 32,000 tokens with all characters escaped take less than 1 MiB."""
 MAX_CONNECTIONS = 256
-"""Most open connections of one event loop; fewer if the system allows fewer files. Further requests wait in a queue, without counting
+"""Maximum open connections of one event loop; fewer if the system allows fewer files. Further requests wait in a queue, without counting
 towards a deadline."""
 
 KEY = "Idempotency-Key"
@@ -199,7 +199,7 @@ def _wait(header: str) -> float | None:
 
 @functools.cache
 def _trusted() -> ssl.SSLContext:
-    """Return the trusted certificate authorities, which are read once."""
+    """Return the trusted certificate authorities, which are read only once."""
     import httpx
 
     return httpx.create_ssl_context()
@@ -212,9 +212,9 @@ class LateError(EpisodeError):
 # -------- Retries: pauses double, with jitter so that clients do not return all together, or last as long as `Retry-After`.
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0
-"""Seconds between the first two attempts, and most seconds between two attempts without `Retry-After`."""
+"""Seconds between the first two attempts, and maximum seconds between two attempts without `Retry-After`."""
 MOST_WAITING = 60.0
-"""Most seconds of all pauses together."""
+"""Maximum seconds of all pauses together."""
 TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 """Statuses of temporary failures."""
 _jitter = random.Random()  # no result depends on it
@@ -291,14 +291,14 @@ async def _attempt(
         moved = f", a redirect to {answer.location}" if redirects else ""
         reason = f"HTTP {answer.status}{moved}{waits}{error_message(answer.body, key)}"
         raise NoAnswer(reason, passing=answer.status in TRANSIENT, wait=answer.wait)
-    # A body with status 200 may be an error, a proxy's page, or cut off.
+    # A body with status 200 may be an error, a proxy's page, or truncated.
     try:
         content = json.loads(answer.body)
     except ValueError:
         begins = answer.body.lstrip()[:1]
-        what = {b"<": "a web page", b"{": "the beginning of one", b"": "nothing"}.get(begins)
+        what = {b"<": "a web page", b"{": "the beginning of one", b"": "an empty body"}.get(begins)
         raise NoAnswer(
-            f"HTTP 200, and {what or 'no JSON'} instead of an answer", passing=what is not None
+            f"HTTP 200 with {what or 'no JSON'} instead of an answer", passing=what is not None
         ) from None
     except RecursionError:
         return answer.body  # the caller reports this error

@@ -1,6 +1,6 @@
 """Check in a few seconds whether the Hugging Face hub has a file; find and download models of ModelScope.
 
-Without a network the Hugging Face client tries five times for each file, also for downloaded ones, which takes minutes.
+Without a network, the Hugging Face client tries five times for each file, even for downloaded files, which takes minutes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.http import Answer, exchange
 
 SECONDS = 4.0
-"""Seconds for an answer of the hub, from looking up its name to the last byte."""
+"""Seconds for an answer from the hub, from the DNS lookup to the last byte."""
 TOKEN_SOURCES = "HF_TOKEN, `hf auth login`"  # noqa: S105 - the names of places
-"""Sources of its token."""
+"""Sources of the hub's token."""
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def bars_for_people() -> Iterator[None]:
         yield
         return
     enable: list[Callable[[], None]] = []
-    # Only libraries that are imported already.
+    # Only libraries that have already been imported.
     transformers: Any = sys.modules.get("transformers.utils.logging")
     if transformers is not None and transformers.is_progress_bar_enabled():
         transformers.disable_progress_bar()
@@ -72,11 +72,11 @@ def hub_fault(
     hub = hub_address()
     key = f"the token that is set ({TOKEN_SOURCES})" if get_token() else f"no token ({TOKEN_SOURCES})"
     if answer.status == 401:
-        return f"{hub} shows none of this name with {key}: HTTP 401"
+        return f"{hub} shows no repository of this name with {key}: HTTP 401"
     if answer.status == 403:
         return f"{hub} denies access with {key}; its owner has to grant it: HTTP 403"
     if answer.status == 404:
-        return f"{hub} has none of this name, or not this file: HTTP 404"
+        return f"{hub} has no repository of this name, or the repository lacks this file: HTTP 404"
     if answer.status == 429 or answer.status >= 500:
         return f"{hub} answers HTTP {answer.status}"
     return None
@@ -97,9 +97,9 @@ def get_token() -> str | None:
 
 
 def query_hub(method: str, path: str) -> Answer | None:
-    """Return the hub's answer within seconds; None behind a proxy that only the hub's client may support (SOCKS).
+    """Return the hub's answer within seconds; None behind a proxy (SOCKS) that only the hub's client may support.
 
-    Raises HubUnreachable, with the reason as a clause, if it does not answer or would get the token in the clear.
+    Raises HubUnreachable, with the reason as a clause, if the hub does not answer or the token would be sent in the clear.
     """
     import httpx
 
@@ -156,7 +156,7 @@ def modelscope_cache() -> Path:
 def modelscope_folder(name: str) -> Path | None:
     """Return the folder to which any version of ModelScope's package has downloaded a model, or None.
 
-    Since 1.38 there is a folder for each revision; before, dots of the name were three underscores.
+    Since version 1.38 each revision has its own folder; earlier versions replaced dots in the name by three underscores.
     """
     owner, _, own = name.partition("/")
     cache, safe = modelscope_cache(), own.replace(".", "___")
@@ -166,7 +166,7 @@ def modelscope_folder(name: str) -> Path | None:
     before = [
         cache / part / owner / each for part in ("models", "hub/models", "", "hub") for each in (safe, own)
     ]
-    # A revision of another name counts only if there is a single one.
+    # A revision of another name counts only if it is the only revision.
     candidates = (*usual, *(revisions if len(revisions) == 1 else ()), *before)
     return next((folder for folder in candidates if (folder / "config.json").is_file()), None)
 
@@ -176,12 +176,12 @@ def modelscope_fault(name: str) -> str | None:
     if find_spec("modelscope") is None:
         return "the package that fetches it is not installed: pip install 'kapelle[modelscope]'"
     if name.count("/") != 1 or not all(name.split("/")):
-        return "its names have the form OWNER/NAME"
+        return "names on ModelScope have the form OWNER/NAME"
     return None
 
 
 def fetch_modelscope(name: str, *, weights: bool) -> Path:
-    """Download a model, or without `weights` its settings and tokeniser, and return its folder; lets the package's errors through."""
+    """Download a model, or without `weights` its settings and tokeniser, and return its folder; does not catch the package's errors."""
     from modelscope import snapshot_download
 
     return Path(snapshot_download(name, **({} if weights else {"allow_patterns": list(SETTINGS)})))

@@ -41,8 +41,8 @@ commands: list[object] = []
 left_behind: list[object] = []
 """Late coroutines, tasks and threads that this process could not end.
 
-They are kept because Python closes a coroutine without references by raising in it, on any thread, and user code might then run for
-ever.
+They are kept because Python closes a coroutine without references by raising in it, on any thread, and user code might then run
+forever.
 """
 
 LAST_RESORT = 5.0
@@ -124,14 +124,14 @@ _handlers_before: dict[int, Any] = {}
 class Agreement:
     """The agreement of all ranks to stop together, at their next exchange (`ranks.py`).
 
-    Until then a rank that received a signal only stops in work that it does alone.
+    Until then, a rank that received a signal stops only in work that it does alone.
     """
 
     def __init__(self) -> None:
         self.reached = False
         """Whether the ranks have agreed to stop."""
         self.apart = False
-        """Whether this process works alone at its share."""
+        """Whether this process is working alone on its share."""
 
     def meet(self, number: int) -> None:
         """Note the signal that a rank has received, or 0."""
@@ -148,12 +148,12 @@ def requested_by() -> int:
 
 
 def _held_back() -> bool:
-    """Return whether this rank has to wait until all ranks agree to stop."""
+    """Return whether this rank must wait until all ranks agree to stop."""
     return bool(_catching) and any(not each.reached and not each.apart for each in agreements)
 
 
 def stop_within() -> float:
-    """Return the seconds that a step has to finish after SIGTERM or SIGHUP; ConfigError for an invalid setting."""
+    """Return how many seconds a step may take to finish after SIGTERM or SIGHUP; raise ConfigError for an invalid setting."""
     given = os.environ.get(STOP_WITHIN, "")
     try:
         seconds = float(given) if given else FINISHING
@@ -181,7 +181,7 @@ def stops_here() -> bool:
 
 
 def waited_for() -> None:
-    """Note that the main thread waits for this thread."""
+    """Record that the main thread waits for this thread."""
     _here.waited_for = True
 
 
@@ -198,12 +198,12 @@ def stop_if_requested() -> None:
 
 
 class _Arrived:
-    """The signals since the outermost `handled_by` began, as the watchdog sees them."""
+    """The signals that the watchdog has seen since the outermost `handled_by` began."""
 
     def __init__(self) -> None:
         self.pipe: tuple[int, int] | None = None
         self.guard = threading.Lock()
-        """Held while the pipe is read or closed: a new file may get its descriptor at once."""
+        """Held while the pipe is read or closed, because a new file may get its descriptor at once."""
         self.clear()
 
     def clear(self) -> None:
@@ -292,7 +292,7 @@ def handled_by(receive: Callable[[int, FrameType | None], None]) -> Iterator[Non
 
 def _restore(handlers: dict[int, Any]) -> None:
     for number, handler in handlers.items():
-        # None is a handler that was not set by Python and cannot be restored.
+        # None means a handler that was not set by Python and cannot be restored.
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
@@ -341,8 +341,8 @@ def finishing() -> Iterator[None]:
 def catch_interrupts(notify: Callable[[signal.Signals], None] = lambda _: None) -> Iterator[Interrupts]:
     """Turn SIGINT, SIGTERM and SIGHUP into a stop request inside the block, and restore the handlers after it.
 
-    `notify` is called once, in the signal handler, so that the user sees a reaction. Python handles signals in the main thread
-    alone; in other threads this does nothing.
+    `notify` is called once, in the signal handler, so that the user sees a reaction. Python handles signals only in the main
+    thread; in other threads this does nothing.
     """
     interrupts = Interrupts(notify)
     if threading.current_thread() is not threading.main_thread():

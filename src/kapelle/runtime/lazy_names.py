@@ -28,7 +28,7 @@ def lazy(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], 
         if name in homes:
             return getattr(import_module(homes[name]), name)
         is_module = name.islower() and name[0] != "_" and find_spec(f"{package}.{name}") is not None
-        if is_module:  # `kapelle.algorithms` after `import kapelle` alone
+        if is_module:  # `kapelle.algorithms` after only `import kapelle`
             return import_module(f"{package}.{name}")
         message = f"module '{package}' has no attribute '{name}'."
         if name.startswith("__"):  # Python and tools test for many such names
@@ -36,7 +36,7 @@ def lazy(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], 
         from kapelle.errors import did_you_mean
 
         message += did_you_mean(name, homes)
-        # `from package import name` replaces an AttributeError by its own message, without the suggestion.
+        # `from package import name` replaces an AttributeError with its own message, which lacks the suggestion.
         is_import = sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap"  # noqa: SLF001
         raise ImportError(message) if is_import else AttributeError(message)
 

@@ -20,18 +20,18 @@ REASONS: Mapping[int, str] = {
     errno.ENOSPC: "the disk is full. Free some space, then continue with --resume: earlier files are intact.",
     errno.EDQUOT: "the disk quota is used up. Free some space, then continue with --resume: earlier files are intact.",
     errno.EROFS: "the file system is read-only. Choose a folder that can be written.",
-    errno.EACCES: "permission denied. Let this user read and write it, or choose another place.",
-    errno.EPERM: "permission denied. Let this user read and write it, or choose another place.",
+    errno.EACCES: "permission denied. Give this user read and write permission, or choose another path.",
+    errno.EPERM: "permission denied. Give this user read and write permission, or choose another path.",
     errno.EISDIR: "it is a folder instead of a file. Move it away, or choose a file.",
-    errno.ENOTDIR: "a part of the path is a file, not a folder. Move that away, or choose another path.",
+    errno.ENOTDIR: "a part of the path is a file, not a folder. Move that file away, or choose another path.",
     errno.EEXIST: "a file has the name of this folder. Choose another folder.",
     errno.EFBIG: "the file would exceed the size limit of this process or disk. Free some space, then continue with --resume.",
-    errno.ENOENT: "it does not exist. Put it back, or choose another path.",
-    errno.EMFILE: "this process may open no more files. Raise the limit (`ulimit -n 65536`), or lower "
+    errno.ENOENT: "it does not exist. Restore it, or choose another path.",
+    errno.EMFILE: "this process cannot open more files. Raise the limit (`ulimit -n 65536`), or lower "
     "`training.tasks_per_step`.",
-    errno.ENFILE: "this machine may open no more files. End other programs, or raise the limit `fs.file-max`.",
+    errno.ENFILE: "this machine cannot open more files. End other programs, or raise the limit `fs.file-max`.",
     errno.ENOMEM: "there is no memory left. End other programs, or use a smaller model or batch.",
-    errno.EAGAIN: "this user may start no more processes or threads. Raise the limit (`ulimit -u`), or end other "
+    errno.EAGAIN: "this user cannot start more processes or threads. Raise the limit (`ulimit -u`), or end other "
     "programs.",
 }
 _NO_THREAD = "can't start new thread"
@@ -48,7 +48,7 @@ def refusal(error: BaseException) -> str | None:
     if isinstance(error, MemoryError):
         return _capital(REASONS[errno.ENOMEM])
     if isinstance(error, SystemError) and _UNSAID in str(error):
-        return f"A library failed without a reason. Perhaps {REASONS[errno.ENOMEM]}"
+        return f"A library failed without giving a reason. Perhaps {REASONS[errno.ENOMEM]}"
     if isinstance(error, RuntimeError):
         text = str(error).lower()
         if _NO_THREAD in text:
@@ -88,7 +88,7 @@ def raise_descriptor_limit() -> int:
     most = DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_WANTED)
     if soft == resource.RLIM_INFINITY or soft >= most:
         return DESCRIPTORS_WANTED if soft == resource.RLIM_INFINITY else soft
-    with suppress(ValueError, OSError):  # some systems have another bound below the hard limit
+    with suppress(ValueError, OSError):  # some systems have a lower bound than the hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
@@ -112,7 +112,7 @@ def most_open(each: int, most: int) -> int:
 # would wait forever (CPython, gh-140746). A command ends with a message instead.
 
 THREAD_START_S = 20.0
-"""Seconds after which a thread that has not started never will, even on a busy machine."""
+"""Seconds after which a thread that has not started never will start, even on a busy machine."""
 EXIT_WITHOUT_MEMORY = 2
 _STARTED_BY = "thread started by"
 """Python's message for an error before the thread's own code."""
@@ -189,8 +189,8 @@ def versions_of(packages: Sequence[str]) -> dict[str, str | None]:
 def long_lived_apart() -> Iterator[None]:
     """Exclude the current objects from garbage collection while the block runs.
 
-    Libraries and models are some hundred thousand objects. A step creates many small ones, and each full collection would visit all: a
-    fifth of the time of tiny models. Has no effect if the caller has frozen objects itself.
+    Libraries and models consist of some hundred thousand objects. A step creates many small objects, and each full collection would visit
+    all of them, which takes a fifth of the time of tiny models. Has no effect if the caller has frozen objects itself.
     """
     if gc.get_freeze_count():
         yield

@@ -1,8 +1,8 @@
-"""torch, imported at its first use.
+"""torch, imported when it is first used.
 
     from kapelle.runtime.on_demand import Tensor, torch
 
-Importing torch takes seconds, and settings can be read and checked without it. `Tensor` is `torch.Tensor` in annotations alone; use
+Importing torch takes seconds, and settings can be read and checked without it. `Tensor` is `torch.Tensor` only in annotations; use
 `torch.Tensor` for `isinstance`.
 """
 

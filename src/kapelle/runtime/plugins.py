@@ -28,7 +28,7 @@ from kapelle.runtime.foreign_code import reason
 def catalogue(package: str) -> Mapping[str, str]:
     """Return the `BUILTIN` of a package of plug-ins, which maps a name to `module:Class`.
 
-    Callers name the package instead of importing it, so that they depend on none of its modules.
+    Callers pass the package's name instead of importing it, so that they do not depend on its modules.
     """
     found: Mapping[str, str] = importlib.import_module(package).BUILTIN
     return found
@@ -42,8 +42,8 @@ def known_names(kind: str, builtin: Mapping[str, str]) -> list[str]:
 def find_class(kind: str, name: str, builtin: Mapping[str, str]) -> type[Any]:
     """Return the class for a name: a built-in, `module:Class`, `path/file.py:Class`, or an entry point of `kapelle.<kind>s`.
 
-    A kind of two words has an underscore there: `kapelle.train_engines`. The field `name` of other packages' settings becomes the name
-    by which they were found. Raises ConfigError for an unknown name, with the closest known one, and for a module that fails. A file
+    A kind of two words is written with an underscore: `kapelle.train_engines`. In settings of other packages, the field `name` is set to
+    the name by which they were found. Raises ConfigError for an unknown name, with the closest known one, and for a module that fails. A file
     is user code, which is executed.
     """
     if name in builtin:
@@ -65,7 +65,7 @@ def find_class(kind: str, name: str, builtin: Mapping[str, str]) -> type[Any]:
 
 
 IN_MEMORY = "in-memory"
-"""Path of rows, and module of functions, that a program has passed as objects."""
+"""Path of rows and module of functions that a program has passed as objects."""
 
 
 def find_object(
@@ -73,8 +73,8 @@ def find_object(
 ) -> Any:
     """Return the object of `module:name` or `path/file.py:name`; ConfigError, which calls it a `kind`, if it does not exist.
 
-    `called` is its name in the settings, if that is another one. `held` are the objects of this program for `in-memory:name`;
-    AbsentCode is raised for those of another program. A file is user code, which is executed. So is a module in the folder in which
+    `called` is its name in the settings, if that differs. `held` contains this program's objects for `in-memory:name`;
+    AbsentCode is raised for objects of another program. A file is user code, which is executed. So is a module in the folder in which
     kapelle runs, unless an installed module has its name.
     """
     name = called or target
@@ -87,7 +87,7 @@ def find_object(
         if held and attribute in held:
             return held[attribute]
         raise AbsentCode(
-            f"The {kind} `{attribute}` was in the memory of the program that made this run. Continue there, or put it into a module "
+            f"The {kind} `{attribute}` existed only in the memory of the program that made this run. Continue in that program, or put it into a module "
             f"and write `my_module:{attribute}` instead of '{target}'."
         )
     module = find_module(module_name, f"The {kind} '{name}'", attribute)
@@ -95,12 +95,12 @@ def find_object(
         known = [word for word in vars(module) if not word.startswith("_")]
         what = "File" if module_name.endswith(".py") else "Module"
         hint = did_you_mean(attribute, known)
-        raise ConfigError(f"{what} '{module_name}' has no '{attribute}', named as {kind}.{hint}")
+        raise ConfigError(f"{what} '{module_name}' has no '{attribute}', which was given as {kind}.{hint}")
     return getattr(module, attribute)
 
 
 def split_target(target: str) -> tuple[str, str]:
-    """Return module or file, and the name in it, of `module:name`, `path/file.py:name`, `module` or `path/file.py`."""
+    """Split `module:name`, `path/file.py:name`, `module` or `path/file.py` into the module or file and the name in it."""
     module, colon, name = target.rpartition(":")
     return (module, name) if colon and not name.endswith(".py") else (target, "")
 
@@ -127,7 +127,7 @@ def find_module(name: str, what: str, attribute: str = "") -> ModuleType:
         why = f"{reason(error).removesuffix('.')}."
         if isinstance(error, ImportError):
             file = f"{name.replace('.', '/')}.py"
-            here = f"There is a file of that name here: write '{file}{f':{attribute}' if attribute else ''}'."
+            here = f"A file of that name exists here: write '{file}{f':{attribute}' if attribute else ''}'."
             meant = Path(file).is_file() and f"{name}.".startswith(f"{error.name}.")
             why = f"{error}. {here if meant else 'Is its package installed?'}"
         raise ConfigError(f"{what} cannot be imported: {why}") from error
@@ -137,8 +137,8 @@ def find_module(name: str, what: str, attribute: str = "") -> ModuleType:
 def importable_here(folder: Path | None = None) -> Iterator[None]:
     """Let the block import modules from the folder in which kapelle runs, and from `folder`; installed modules come first.
 
-    Scripts and `python -m` find modules there, so commands that read their recipes must too. Python's option against that applies
-    (`-P`, PYTHONSAFEPATH).
+    Scripts and `python -m` find modules there, so commands that read their recipes must too. Python's option to prevent this
+    (`-P`, PYTHONSAFEPATH) applies.
     """
     here = [] if sys.flags.safe_path else list(map(str, dict.fromkeys([folder or Path.cwd(), Path.cwd()])))
     sys.path.extend(here)
@@ -148,7 +148,7 @@ def importable_here(folder: Path | None = None) -> Iterator[None]:
     finally:
         for each in here:
             with suppress(ValueError):  # the code may change the path itself
-                # The last one is ours: the folder may have been there before.
+                # Remove the last occurrence, which is ours: the folder may have been in the path before.
                 del sys.path[len(sys.path) - 1 - sys.path[::-1].index(each)]
 
 
@@ -160,7 +160,7 @@ def load_file(path: str, what: str) -> ModuleType:
     file = Path(path).expanduser()
     if not file.is_file():
         raise AbsentCode(
-            f"{what}: there is no file '{path}'. Use an absolute path, or one relative to the current folder."
+            f"{what}: the file '{path}' does not exist. Use an absolute path, or one relative to the current folder."
         )
     try:
         return _run_file(str(file.resolve()), file.stat().st_mtime_ns)
@@ -194,7 +194,7 @@ def _named(found: type[pydantic.BaseModel], name: str) -> type[pydantic.BaseMode
     """Return a subclass of settings with the name by which they were found as the field `name`."""
     if isinstance(vars(found).get("name"), property):
         raise ConfigError(
-            f"The class of '{name}' has a property `name`; recipes set it. Write it as a field: `name: str = …`."
+            f"The class of '{name}' defines `name` as a property, but recipes must set it. Define a field: `name: str = …`."
         )
     called: Any = Literal[name]
     return pydantic.create_model(

@@ -1,14 +1,14 @@
 """Parent and child processes of a run: a child ends with its parent, and a parent distinguishes a stopped child from a slow one.
 
 A child polls the number of its parent (`end_with_parent`): no other sign shows that `kill -9` has ended the parent. A stopped
-child (SIGSTOP) polls nothing, so it requests that the kernel continue it when its parent ends. Before that request its process
-group is enough: a child starts in its own group in its parent's session (`process_group=0`). When the parent is killed, the
+child (SIGSTOP) polls nothing, so it requests that the kernel continue it when its parent ends. Before it has made that request, its process
+group serves the same purpose: a child starts in its own group in its parent's session (`process_group=0`). When the parent is killed, the
 group is orphaned, and the kernel sends SIGHUP and SIGCONT to an orphaned group with a stopped process.
 
 A parent looks at two signs of each child (`LifeSigns`): heartbeats from a thread of the child, and its CPU time. Code that holds
-Python's lock for long gives no heartbeat but uses CPU time, so the child is slow. A stopped process shows neither sign, and has
-`stalled_after()` seconds. A process that shows neither sign and is not stopped may wait for a disk or a driver, and has ten times as
-long.
+Python's lock for long gives no heartbeat but uses CPU time, so the child is slow. A stopped process shows neither sign, and counts
+as dead after `stalled_after()` seconds. A process that shows neither sign and is not stopped may wait for a disk or a driver, and is
+given ten times as long.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from kapelle.runtime.machine import log_last
 _FORM = struct.Struct("=QQB")
 """Heartbeats, session, length of the following text."""
 _MOST = 160
-"""Most bytes of this text."""
+"""Maximum bytes of this text."""
 
 
 class SharedStatus:
     """A few bytes of memory that a process shares with its parent: its heartbeats, and its current work.
 
-    The parent can read them when the process is gone or does not answer. The memory is a file without a name.
+    The parent can read them when the process is gone or does not answer. The memory is an unnamed file.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
-        """Create the memory, or open that of the other process by its descriptor."""
+        """Create the memory, or open the other process's memory by its descriptor."""
         size = _FORM.size + _MOST
         if descriptor is None:
             file, path = tempfile.mkstemp(prefix="kapelle-pulse-")
-            os.unlink(path)  # noqa: PTH108 - `path` is a text
+            os.unlink(path)  # noqa: PTH108 - `path` is a string
             os.ftruncate(file, size)
             descriptor = file
         self.descriptor = descriptor
@@ -70,7 +70,7 @@ class SharedStatus:
 
     @property
     def doing(self) -> str:
-        """The work that the process has noted last; empty at first."""
+        """The work that the process recorded last; empty at first."""
         length = int(_FORM.unpack_from(self._shared)[2])
         return self._shared[_FORM.size : _FORM.size + length].decode("utf-8", "replace")
 
@@ -109,7 +109,7 @@ SPEAKS = 3.0
 LAST = "its end"
 """The last work (`doing`) of a rank, after all saves."""
 EXIT_ALONE = 3
-"""Exit code of a process without its parent, and of a rank that ends because another one was lost."""
+"""Exit code of a process that has lost its parent, and of a rank that ends because another rank was lost."""
 PLACE = "KAPELLE_PLACE"
 """Environment variable that `kapelle train --launch torchrun` sets for each rank: the launcher's process, and the descriptors of
 the rank's SharedStatus and of its listening socket."""
@@ -142,7 +142,7 @@ def end_with_parent(
         # A stopped process cannot poll, so the kernel continues it. The kernel already sends SIGCONT when the *thread* that started
         # this process ends, which has no effect on a running process.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGCONT), 0, 0, 0)
-    if hasattr(signal, "SIGTTOU"):  # let it print for its parent, also under `stty tostop`
+    if hasattr(signal, "SIGTTOU"):  # let it print for its parent, even under `stty tostop`
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)
 
     def watch() -> None:
@@ -162,7 +162,7 @@ def end_with_parent(
 
 
 def end_with_stdin(last: Callable[[], None] = lambda: None) -> None:
-    """End this process, after `last`, when its standard input is closed, as that pipe is when the parent ends."""
+    """End this process, after `last`, when its standard input is closed; that pipe closes when the parent ends."""
 
     def watch() -> None:
         with suppress(OSError):
@@ -213,7 +213,7 @@ class LifeSigns:
             by = "by a debugger" if state == "t" else "by SIGSTOP or Ctrl-Z"
             return f"it has been stopped ({by}) for {self._limit:g} s"
         if self._silent >= WAITING * self._limit:
-            held = " and waits for a disk or a driver" if state == "D" else ""
+            held = " and is waiting for a disk or a driver" if state == "D" else ""
             return f"it has given no sign of life for {WAITING * self._limit:g} s{held}"
         return None
 
@@ -233,7 +233,7 @@ def _state(pid: int) -> tuple[str, int]:
 
 
 def how_it_ended(code: int) -> str:
-    """Return a text about how a process ended, from its exit code; a negative code is a signal."""
+    """Return a phrase that says how a process ended, from its exit code; a negative code is a signal."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:
@@ -244,7 +244,7 @@ def how_it_ended(code: int) -> str:
 
 
 def memory_hint(code: int) -> str:
-    """Return a hint about memory to append to the message, for a process ended by SIGKILL; otherwise an empty text."""
+    """Return a hint about memory to append to the message, for a process ended by SIGKILL; otherwise an empty string."""
     if code != -signal.SIGKILL:
         return ""
     return " Perhaps memory ran out: see `dmesg`, and `kapelle plan` for what a run needs."
@@ -284,7 +284,7 @@ def live(pulse: SharedStatus, parent: int) -> None:
 def join_launcher() -> None:
     """Join the launcher that started this process as a rank: end with it, and send it heartbeats.
 
-    The variable `PLACE` of `kapelle train --launch torchrun` has the details. Under `torchrun` the parent is its agent.
+    The variable `PLACE`, which `kapelle train --launch torchrun` sets, has the details. Under `torchrun`, the parent is its agent.
     """
     place = os.environ.pop(PLACE, "")  # child processes have another parent
     if not place and "TORCHELASTIC_RUN_ID" not in os.environ:
@@ -310,7 +310,7 @@ RANK_LOG.addHandler(logging.NullHandler())
 
 
 def doing(what: str) -> None:
-    """Note the current work of this process, for its watcher, in its log, and for the message of a stop."""
+    """Record the current work of this process for its watcher, its log and the message of a stop."""
     RANK_LOG.info(what)
     interrupts.work = what
     if own_place.pulse is not None:
@@ -330,7 +330,7 @@ def _end_alone(launcher: int) -> NoReturn:
     """End a rank without its launcher; the first rank of the machine prints why."""
     at = f" (at: {own_place.pulse.doing})" if own_place.pulse is not None and own_place.pulse.doing else ""
     _print_in_first(
-        f"The launcher (process {launcher}) is gone, and the run ends{at}. Resume the run from its last checkpoint."
+        f"The launcher (process {launcher}) is gone, so the run ends{at}. Resume the run from its last checkpoint."
     )
     os._exit(EXIT_ALONE)
 
@@ -338,8 +338,8 @@ def _end_alone(launcher: int) -> NoReturn:
 def _stop_alone(launcher: int) -> None:
     """Stop a rank as SIGTERM does: its stopped launcher can no longer stop the ranks, or see one die."""
     if not _print_in_first(
-        f"The launcher (process {launcher}) has been stopped for {stalled_after():g} s: the run saves and ends. "
-        "(Ctrl-Z stops a run whole, for as long as you like.)"
+        f"The launcher (process {launcher}) has been stopped for {stalled_after():g} s, so the run saves and ends. "
+        "(Ctrl-Z pauses the whole run, for as long as you like.)"
     ):
         time.sleep(SPEAKS)  # joined ranks stop together with the first
     os.kill(os.getpid(), signal.SIGTERM)

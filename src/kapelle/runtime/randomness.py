@@ -1,7 +1,7 @@
 """Seeds by purpose, and the global random generators of a process: Python's `random`, NumPy's, torch's.
 
-After a resume their draws must continue, so their states are part of a checkpoint. Draws of a module while it is imported are undone:
-a resumed process imports modules at other times than an uninterrupted one, and all later draws would differ.
+After a resume their draws must continue, so their states are part of a checkpoint. Draws that a module makes during its import are undone:
+a resumed process imports modules at different times from an uninterrupted one, so all later draws would differ.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def random_from_lists(plain: Mapping[str, Any]) -> dict[str, Any]:
 def keep_imports_from_drawing() -> None:
     """Let every further import restore the global generators; a second call has no effect.
 
-    Imports in other threads than the main one are not changed, because the main thread may draw at the same time.
+    Imports outside the main thread are not changed, because the main thread may draw at the same time.
     """
     _host_states()  # imports numpy and torch before imports are guarded
     if not any(isinstance(finder, _Guard) for finder in sys.meta_path):
@@ -72,7 +72,7 @@ def keep_imports_from_drawing() -> None:
 
 
 class _Guard(MetaPathFinder):
-    """Finds modules by the other finders, and restores the generators after executing them."""
+    """Finds modules with the other finders, and restores the generators after executing them."""
 
     _executing = False
 
@@ -91,7 +91,7 @@ class _Guard(MetaPathFinder):
                 if loader is not None and not isinstance(loader, type) and "exec_module" not in vars(loader):
                     # Change this one loader object only.
                     loader.exec_module = partial(self._execute_unseen, loader.exec_module)
-                return spec  # type: ignore[no-any-return]  # finders are not typed more closely
+                return spec  # type: ignore[no-any-return]  # finders have no more precise type
         return None
 
     def _execute_unseen(self, execute: Callable[[ModuleType], None], module: ModuleType) -> None:

@@ -3,9 +3,9 @@
 Errors, stop requests and results as bytes are exchanged over gloo, gradients over the backend of their device. Every wait has a time
 limit, can be interrupted by a signal, and ends when a rank is lost.
 
-Each rank sends heartbeats to the store of `torchrun`, or of rank 0 without torchrun. It writes there why it fails, and watches the
-heartbeat of the next rank. When a rank is lost, the others end within seconds and name it: a process that waits inside user code is
-killed. The same happens to a rank that has lost the store, or gets no answer from it for `process_tree.stalled_after()` seconds. If
+Each rank sends heartbeats to the store of `torchrun`, or of rank 0 without torchrun. If it fails, it writes the reason there. It watches
+the heartbeat of the next rank. When a rank is lost, the others end within seconds and report which one; a process that waits inside user
+code is killed. The same happens to a rank that has lost the store, or gets no answer from it for `process_tree.stalled_after()` seconds. If
 `kapelle train --launch torchrun` has started the ranks, the launcher sees and reports which one died or is stopped, and the ranks end
 silently.
 """
@@ -57,7 +57,7 @@ END_GRACE = 10.0
 EXIT_WRONG = 2
 
 
-STORE_GONE = "the processes' store is gone because rank 0 or the launcher has ended"
+STORE_GONE = "the processes' store is gone, because rank 0 or the launcher has ended"
 
 
 class StoreTimeout(RuntimeError):
@@ -138,7 +138,7 @@ class Heartbeat:
         return None
 
     def why_lost(self) -> tuple[int | None, str]:
-        """Return the lost rank and the reason: it reports it within seconds, or its heartbeats have stopped."""
+        """Return the lost rank and the reason, which it has reported within seconds unless its heartbeats have stopped."""
         until = time.monotonic() + SOON
         before = self._beats()
         while time.monotonic() < until:
@@ -167,7 +167,7 @@ class Heartbeat:
                 self._query(lambda store: store.add("reported", 1))
             else:
                 self._becomes("reported")
-        except RuntimeError:  # without a store, printing twice is better than never
+        except RuntimeError:  # without a store, printing twice is better than not at all
             report()
 
     def _becomes(self, name: str) -> bool:
@@ -190,13 +190,13 @@ class Heartbeat:
         return int(self._query(lambda store: store.add(f"beat/{rank}", 0)))
 
     def _watch(self) -> None:
-        """Send heartbeats; end this process if another rank is lost and this one does not notice."""
+        """Send heartbeats; end this process if another rank is lost and this process does not notice."""
         neighbour = (self.rank + 1) % self.size
         limit, looked = stalled_after(), time.monotonic()
         signs: LifeSigns | None = None
         seen, still, unanswered = [-1], 0.0, 0.0
         while not self._over.wait(BEAT):
-            # Bounded: while this process was stopped, the others were not silent.
+            # Bounded, because the others were not silent while this process was stopped.
             now = time.monotonic()
             passed, looked = min(now - looked, SOON + 2 * BEAT), now
             try:
@@ -215,7 +215,7 @@ class Heartbeat:
                 elif unanswered > limit:
                     failed = (
                         0,
-                        f"the processes' store has not answered for {limit:g} s: its process is stopped",
+                        f"the processes' store has not answered for {limit:g} s, because its process is stopped",
                     )
             still = 0.0 if beat != seen[0] or unanswered else still + passed
             seen[0] = beat
@@ -245,7 +245,7 @@ def whereabouts() -> dict[str, Any]:
 
 
 LOOK = 0.2
-"""Seconds between two checks for failures and stop requests while one waits."""
+"""Seconds between two checks for failures and stop requests while a process waits."""
 LEAST_PAUSE, MOST_PAUSE = 0.001, 0.05
 """Seconds between two checks for new values: short at first, then longer."""
 
@@ -263,7 +263,7 @@ def _wait_for(store: Any, keys: Sequence[str], check: Callable[[], None]) -> Non
 
 
 class StoreBarrier(Peers):
-    """An exchange for one thread of each rank, over the store: collectives belong to the main threads."""
+    """An exchange for one thread of each rank over the store, because collectives belong to the main threads."""
 
     def __init__(self, store: Any, heartbeat: Heartbeat, seconds: float) -> None:
         """Use a connection to the store that nothing else uses; a rank waits `seconds` for the others."""
@@ -273,7 +273,7 @@ class StoreBarrier(Peers):
         self._exchanges = 0
 
     def all_gather(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
-        """Do this rank's share and return all shares; EngineError if another rank ends, or does not come in time."""
+        """Do this rank's share and return all shares; raise EngineError if another rank ends or does not arrive in time."""
         failure: Exception | None = None
         own, report = b"", {}
         try:
@@ -290,14 +290,14 @@ class StoreBarrier(Peers):
                     f"Rank {lost[0]} is gone: {lost[1]}. Resume the run from its last checkpoint."
                 )
             if time.monotonic() > until:
-                raise EngineError(f"Not all ranks came to '{at}' within {self._seconds:g} s. Resume the run.")
+                raise EngineError(f"Not all ranks reached '{at}' within {self._seconds:g} s. Resume the run.")
 
         try:
             self._store.set(keys[self.rank], json.dumps(report).encode() + b"\n" + own)
             _wait_for(self._store, keys, check)
             every = [bytes(self._store.get(key)).partition(b"\n") for key in keys]
             self._exchanges += 1
-            if number:  # every rank has read the values of the exchange before
+            if number:  # every rank has read the values of the previous exchange
                 with suppress(RuntimeError):
                     self._store.delete_key(f"{number - 1}/{self.rank}")
         except RuntimeError as error:
@@ -311,7 +311,7 @@ class StoreBarrier(Peers):
 class StoreMeeting(Meeting):
     """A meeting over the store, which keeps all values until the next collection, so that a restarted process finds them.
 
-    The first process collects all values, so that each sends and receives two messages, however many processes there are.
+    The first process collects all values, so that each process sends and receives two messages, however many there are.
     """
 
     def __init__(self, store: Any, form: Mapping[str, Any]) -> None:
@@ -378,7 +378,7 @@ class StoreMeeting(Meeting):
 
 
 def meeting_from(form: Mapping[str, Any]) -> StoreMeeting:
-    """Return the place at a meeting that a `Meeting.form` of another process describes.
+    """Return the membership of a meeting that a `Meeting.form` of another process describes.
 
     `address` and `port` are the store's, `prefix` begins the meeting's keys, `rank` is one of `size`.
     """
@@ -415,7 +415,7 @@ def _raised_in_every_rank(rank: int, report: Mapping[str, Any], own: BaseExcepti
 
 
 BUCKET = 1 << 23
-"""Most numbers in one sum; small tensors share a call."""
+"""Maximum numbers in one sum; small tensors share a call."""
 CONNECTING = 10.0
 """Seconds to reach the store, for a process that only reports why it ends."""
 
@@ -509,7 +509,7 @@ class RankGroup(Ranks):
         places = [each["at"] for each in reports]
         if len(set(places)) > 1:
             raise EngineError(
-                f"The ranks have come apart: {', '.join(f'rank {r} at {place!r}' for r, place in enumerate(places))}. Please report "
+                f"The ranks are at different exchanges: {', '.join(f'rank {r} at {place!r}' for r, place in enumerate(places))}. Please report "
                 "this defect, with the recipe."
             )
         return self._exchange(at, own)
@@ -553,7 +553,7 @@ class RankGroup(Ranks):
         self._note_wait("sums", begun)
 
     def take_waits(self) -> dict[str, float]:
-        """Return the seconds of waiting since the last call; sums count with their computation."""
+        """Return the seconds of waiting since the last call; for sums, this includes their computation."""
         waits, self._waits = self._waits, {}
         return waits
 
@@ -568,7 +568,7 @@ class RankGroup(Ranks):
             tensor.copy_(piece.view_as(tensor))
 
     def _exchange(self, at: str, own: bytes) -> list[bytes]:
-        """Return the bytes of every rank; EngineError if a rank is lost."""
+        """Return the bytes of every rank; raise EngineError if a rank is lost."""
         try:
             size = torch.tensor([len(own)])
             sizes = [torch.zeros_like(size) for _ in range(self.size)]
@@ -665,7 +665,7 @@ def report_defect(error: Exception) -> int:
 
 
 def _store(place: LaunchedRank, seconds: float) -> Any:
-    """Return a connection to the store of this job, which the launcher keeps, or else rank 0."""
+    """Return a connection to this job's store, which runs in the launcher or else in rank 0."""
     by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     leads = place.rank == 0 and not by_launcher
     try:
@@ -697,7 +697,7 @@ PREFIX = "kapelle"
 
 
 def restarts() -> str:
-    """Return how often torchrun has restarted this job with the same store."""
+    """Return how many times torchrun has restarted this job with the same store."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 

@@ -1,8 +1,8 @@
 """Ranks, as `torchrun` calls them: processes that run one program on the same data and share its work.
 
 Heavy work is shared. Every rank makes the same decisions from the same data. Ranks exchange data in `all_gather` (and sums in `add`):
-each does its share of the work, then all have every share. An error or a stop request of one rank is raised in all
-ranks at that point, so that the others do not wait. `rank_group.py` has the processes; a single process has `ALONE`.
+each rank does its share of the work, then all ranks have every share. An error or a stop request of one rank is raised in all
+ranks at that point, so that the others do not wait. `rank_group.py` implements this for several processes; a single process uses `ALONE`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Meeting(Peers):
 
     @property
     def form(self) -> Mapping[str, Any] | None:
-        """Plain values with which another process takes this place (`rank_group.meeting_from`); None for a single process."""
+        """Plain values from which another process can take this place (`rank_group.meeting_from`); None for a single process."""
         return None
 
 
@@ -63,7 +63,7 @@ class Ranks(Peers):
     """The ranks for the main thread of this process."""
 
     def store_barrier(self) -> Peers:
-        """Return the exchange for one further thread of each rank, while the main threads do other work."""
+        """Return the exchange for one additional thread of each rank, while the main threads do other work."""
         return self
 
     def meeting(self) -> Meeting:
@@ -118,7 +118,7 @@ def check_same(ranks: Ranks, at: str, own: Mapping[str, Any]) -> None:
             )
             more = f", and {len(names) - 3} more" if len(names) > 3 else ""
             raise ConfigError(
-                f"Rank {rank} does not run what rank 0 runs: {shown}{more}. Start every process with the same command, the "
+                f"Rank {rank} differs from rank 0: {shown}{more}. Start every process with the same command, the "
                 "same files and the same versions."
             )
 

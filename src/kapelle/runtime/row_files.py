@@ -1,7 +1,7 @@
 """Read rows of data from local files, with the place of each row for messages.
 
 The formats are JSON lines and JSON arrays, also gzipped, JSON lines in Zstandard (`.jsonl.zst`), and parquet. Every error names the file,
-the line and a fix, before a model is loaded. Environments read their tasks with it, and runs the data that they write.
+the line and a fix, before a model is loaded. Environments use it to read their tasks, and runs to read the data that they wrote.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ class DataRow:
     """One row and its place."""
 
     place: str
-    """Such as `train.jsonl.gz, line 17`; for error messages."""
+    """The place for error messages, such as `train.jsonl.gz, line 17`."""
     fields: Mapping[str, Json]
 
     def text(self, field: str, setting: str) -> str:
-        """Return a field as text; DataError with the setting to change if the field is missing or not a text."""
+        """Return a field as text; raise DataError with the setting to change if the field is missing or not a string."""
         if field not in self.fields:
             raise DataError(
                 f"{self.place} has no field '{field}'.{did_you_mean(field, self.fields)} "
-                f"Set `environment.{setting}` to the field that the data have."
+                f"Set `environment.{setting}` to a field that the data has."
             )
         value = self.fields[field]
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise self.unusable(
-                f"the field '{field}' holds {type(value).__name__}, not text or a number", setting
+                f"the field '{field}' holds {type(value).__name__}, not a string or number", setting
             )
         return str(value)
 
     def unusable(self, fault: str, setting: str = "") -> DataError:
-        """Return the error for a row with a fault; `setting` is one that may have caused it."""
+        """Return the error for a row with a fault; `setting` is the setting that may have caused it."""
         other = f", or set `environment.{setting}`" if setting else ""
         return DataError(f"{self.place}: {fault}. Fix or drop the row{other}.")
 
@@ -59,7 +59,7 @@ def held_out(key: str, share: float) -> bool:
 
 
 def read_rows(file: Path, contents: MutableMapping[str, str] | None = None) -> tuple[DataRow, ...]:
-    """Return the rows of one local file; DataError if it is damaged or of another format.
+    """Return the rows of one local file; raise DataError if it is damaged or has another format.
 
     The hash of the file is added to `contents` by its name.
     """
@@ -81,7 +81,7 @@ def read_rows(file: Path, contents: MutableMapping[str, str] | None = None) -> t
     lines = file.name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst"))
     if not lines and not file.name.endswith((".json", ".json.gz")):
         raise DataError(
-            f"'{file}' ends in none of {', '.join(SUFFIXES)}, so its format is unknown. Convert or rename it."
+            f"'{file}' does not end in {', '.join(SUFFIXES)}, so its format is unknown. Convert or rename it."
         )
     rows: list[DataRow] = []
     try:
@@ -103,14 +103,14 @@ def read_rows(file: Path, contents: MutableMapping[str, str] | None = None) -> t
             return tuple(rows)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(
-            f"'{file}' is damaged or cut short after row {len(rows)}: {error}. Fetch the file again."
+            f"'{file}' is damaged or truncated after row {len(rows)}: {error}. Fetch the file again."
         ) from error
     except OSError as error:
         raise DataError(f"'{file}' cannot be read: {error}. Check the file and its permissions.") from error
 
 
 def _columns(place: str, pairs: list[tuple[str, Json]]) -> Json:
-    """Return an object; DataError for a repeated key, of which JSON would silently keep the last value."""
+    """Return an object; raise DataError for a repeated key, because JSON would silently keep only its last value."""
     row = dict(pairs)
     if len(row) < len(pairs):
         twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
@@ -126,9 +126,9 @@ def _parsed(place: str, text: bytes) -> Json:
     except ValueError as error:
         if not isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
             raise DataError(
-                f"{place} has an integer with more digits than Python reads (4,300). Write it as a text, in quotes."
+                f"{place} has an integer with more digits than Python reads (4,300). Write it as a string, in quotes."
             ) from error
-        raise DataError(f"{place} is not JSON: {error}. Fix it, or fetch the file again.") from error
+        raise DataError(f"{place} is not valid JSON: {error}. Fix it, or fetch the file again.") from error
     except RecursionError as error:
         raise DataError(f"{place} is nested too deeply to be a row. Fix it.") from error
 

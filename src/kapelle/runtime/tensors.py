@@ -27,12 +27,12 @@ def leaves(tree: object, place: str = "") -> Iterator[tuple[str, object]]:
 
 
 def read_together(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return each tensor, flat and in float64 on the CPU, with one wait for each device."""
+    """Return each tensor, flattened and in float64 on the CPU, with one wait for each device."""
     found: dict[int, Tensor] = {}
     for device in {each.device for each in tensors}:
         here = {id(each): each.detach().reshape(-1) for each in tensors if each.device == device}
         kinds = dict.fromkeys(each.dtype for each in here.values())
-        # Convert the tensors of each type in one piece.
+        # Convert all tensors of a type together.
         alike = {key: each for kind in kinds for key, each in here.items() if each.dtype == kind}
         pieces = [
             torch.cat([each for each in alike.values() if each.dtype == kind]).double() for kind in kinds
@@ -85,9 +85,9 @@ def load_tensors(file: Path) -> dict[str, Tensor]:
     try:
         return load_file(file)
     except (OSError, RuntimeError, SafetensorError) as error:
-        # The library maps the file, and reports errors of the system with its own messages.
+        # The library maps the file, and reports system errors with its own messages.
         text = " ".join(str(error).split())
-        reason = f"{text or type(error).__name__}. Is it cut off? Put it back from a copy."
+        reason = f"{text or type(error).__name__}. Check whether it is truncated, and restore it from a copy."
         if os.strerror(errno.EIO).lower() in text.lower():
             reason = REASONS[errno.EIO]
         raise DataError(f"{file} cannot be read: {reason}") from error
@@ -115,7 +115,7 @@ def unpacked(data: bytes) -> tuple[Any, dict[str, Tensor]]:
 
 # -------- Shared memory: one process writes, the other reads.
 #
-# The memory is an open file without a name, in the kernel's memory on Linux and on the disk elsewhere, so that it ends with the last
+# The memory is an unnamed open file, in the kernel's memory on Linux and on the disk elsewhere, so that it ends with the last
 # process that holds it. /dev/shm is not used: in containers it often has 64 MiB.
 
 Layout = Mapping[str, Mapping[str, tuple[str, tuple[int, ...]]]]
@@ -137,7 +137,7 @@ def layout_of(tensors: Mapping[str, Mapping[str, Tensor]]) -> Layout:
 
 
 class SharedTensors:
-    """The tensors of a layout, on memory behind a file descriptor that a child process can inherit."""
+    """The tensors of a layout, in memory behind a file descriptor that a child process can inherit."""
 
     def __init__(self, layout: Layout, descriptor: int | None = None) -> None:
         """Create the memory, or use that of a descriptor, which is closed with this object."""
@@ -180,7 +180,7 @@ class SharedTensors:
         return self._tensors[policy]
 
     def close(self) -> None:
-        """Close the descriptor; the memory goes with the tensors."""
+        """Close the descriptor; the memory is released with the tensors."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

@@ -1,11 +1,11 @@
-"""Thoughts of a completion: the text between marks at its beginning, before the answer."""
+"""Thoughts of a completion: the text between markers at its beginning, before the answer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 THOUGHTS = ("<think>", "</think>")
-"""The marks of most models."""
+"""The markers of most models."""
 THOUGHTS_OF_MISTRAL = ("[THINK]", "[/THINK]")
 EVERY_PAIR = (THOUGHTS, THOUGHTS_OF_MISTRAL)
 OPENINGS = tuple(opening for opening, _ in EVERY_PAIR)
@@ -17,7 +17,7 @@ def split_thoughts(
 ) -> tuple[str, str, bool]:
     """Return thoughts, the rest of the text, and whether the thoughts are complete (or there are none).
 
-    With `thinking` the prompt has opened the thoughts, so that the text has only their end.
+    With `thinking`, the prompt has opened the thoughts, so the text contains only their end.
     """
     begun = text.lstrip()
     opened = [pair for pair in around if begun.startswith(pair[0])]

@@ -16,7 +16,7 @@ from kapelle.runtime.early_stop import SHOW_CURSOR
 TICK = 0.1
 """Seconds between two checks."""
 MOST = 1.0
-"""Most seconds between two checks that count: a longer time means that the process was stopped."""
+"""Maximum seconds between two checks that count: a longer time means that the process was stopped."""
 
 _looks: list[Callable[[float], None]] = []
 _starting = threading.Lock()
@@ -26,7 +26,7 @@ _runs = False
 def every_tick(look: Callable[[float], None]) -> None:
     """Call `look` at every tick with the seconds since the last one, without those in which this process was stopped.
 
-    Has no effect for a function that is called already. Raises MemoryError if no thread can start.
+    Has no effect if the function is already being called. Raises MemoryError if no thread can start.
     """
     global _runs  # noqa: PLW0603 - there is one thread
     with _starting:

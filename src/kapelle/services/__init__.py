@@ -1,1 +1,1 @@
-"""Servers: what runs in one process, offered to others over the wire."""
+"""Servers that make parts of one process available to other processes over the network."""

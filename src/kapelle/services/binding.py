@@ -1,4 +1,4 @@
-"""Shared parts of all services: where they listen, who may call, and the log of failures.
+"""Parts that all services share: where they listen, who may call them, and the log of failures.
 
 Services listen on loopback by default; on other addresses they need both TLS and a token.
 """
@@ -26,17 +26,17 @@ class Binding:
 
     host: str = "127.0.0.1"
     port: int = 0
-    """0 takes a free port."""
+    """The port; 0 chooses a free port."""
     token: str | None = field(default=None, repr=False)
-    """Every call needs it, as `Authorization: Bearer …`; None admits all callers."""
+    """Every call must contain this token, as `Authorization: Bearer …`; None admits all callers."""
     certificate: Path | None = None
     """PEM file of the TLS certificate with its chain."""
     key: Path | None = None
     """PEM file of the certificate's private key."""
     names: tuple[str, ...] = ()
-    """Further names for the service in `Host`, such as that of this machine."""
+    """Further names that are allowed in `Host`, such as the name of this machine."""
     address: str | None = None
-    """The name or number that callers use, if not `host` (which may mean all addresses of the machine)."""
+    """The host name or IP address that callers use, if it is not `host` (which may mean all addresses of the machine)."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
@@ -44,14 +44,14 @@ class Binding:
                 f"The port {self.port} does not exist. Use a number from 0 to 65535; 0 chooses a free port."
             )
         if (self.certificate is None) != (self.key is None):
-            raise ConfigError("TLS needs a certificate and its key: give both --tls-cert and --tls-key.")
+            raise ConfigError("TLS needs a certificate and its key. Set both --tls-cert and --tls-key.")
         for file in (self.certificate, self.key):
             if file is not None and not os.access(file, os.R_OK):
                 raise ConfigError(f"The TLS file {file} cannot be read.")
         if self.token is not None and not (
             self.token.isascii() and self.token.isprintable() and self.token.strip()
         ):
-            raise ConfigError(f"The token in {TOKEN} is empty or not printable ASCII. Set another one.")
+            raise ConfigError(f"The token in {TOKEN} is empty or not printable ASCII. Set another token.")
         if is_loopback(self.host):
             return
         lacking = [] if self.certificate is not None else ["TLS (--tls-cert and --tls-key)"]
@@ -59,32 +59,32 @@ class Binding:
             lacking.append(f"a token of {LEAST_TOKEN} characters or more (the environment variable {TOKEN})")
         if lacking:
             raise ConfigError(
-                f"Other machines can reach '{self.host}', which needs {' and '.join(lacking)}. Add this, or serve only this machine "
-                "(without --host)."
+                f"Other machines can reach '{self.host}', so the service needs {' and '.join(lacking)}. Add "
+                "this, or serve only this machine (without --host)."
             )
 
     @property
     def hosts(self) -> frozenset[str]:
         """Allowed names in `Host`, in lower case and without a port.
 
-        With DNS rebinding a foreign name points to this machine, and the page sends that name.
+        In a DNS rebinding attack, another site's name points to this machine, and its page sends that name.
         """
         names = ("localhost", "127.0.0.1", "[::1]", in_url(self.host), in_url(self.reached), *self.names)
         return frozenset(name.lower() for name in names)
 
     @property
     def reached(self) -> str:
-        """The name or number that callers use."""
+        """The host name or IP address that callers use."""
         return self.address or self.host
 
     def tls(self) -> tuple[bytes, bytes] | None:
-        """Return the private key and the certificate's chain in PEM, or None; ConfigError if they are not a pair."""
+        """Return the private key and the certificate's chain in PEM, or None; raises ConfigError if they do not match."""
         if self.certificate is None or self.key is None:
             return None
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key)
             return self.key.read_bytes(), self.certificate.read_bytes()
-        except OSError as error:  # ssl.SSLError is one
+        except OSError as error:  # includes ssl.SSLError
             raise ConfigError(
                 f"The TLS files {self.certificate} and {self.key} cannot be used: {error.strerror or error}."
             ) from None
@@ -109,13 +109,13 @@ def check_installed(extra: str, *packages: str) -> None:
 
 
 def in_url(host: str) -> str:
-    """Return a host as in a URL: an IPv6 address in brackets."""
+    """Return a host in the form that a URL needs: an IPv6 address is put in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 # -------- The log: the type of an error and its traceback
-#
-# Messages may quote a caller, and prompts, answers and tokens must not reach the log. So it has no messages and no values.
+# Messages may quote a caller, and prompts, completions and tokens must not reach the log. The log therefore has no
+# messages and no values.
 
 LOG = logging.getLogger("kapelle.services")
 

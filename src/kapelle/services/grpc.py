@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
-from kapelle.runtime.wire import LARGEST  # before grpcio: it sets how much grpcio logs
+from kapelle.runtime.wire import LARGEST  # imported before grpcio, because it sets how much grpcio logs
 
 # isort: split
 import grpc
@@ -45,16 +45,16 @@ def wrong(message: str) -> CallRejected:
 
 
 def busy(message: str) -> CallRejected:
-    """Return the rejection of a call for which there is no room now."""
+    """Return the rejection of a call for which there is currently no capacity."""
     return CallRejected("RESOURCE_EXHAUSTED", message)
 
 
 def leaving() -> CallRejected:
     """Return the rejection of a call during the shutdown."""
-    return CallRejected("UNAVAILABLE", "The server is shutting down. Call another one, or retry later.")
+    return CallRejected("UNAVAILABLE", "The server is shutting down. Use another server, or retry later.")
 
 
-# -------- The single check before every method, which also turns errors into status codes; tracebacks go to the log
+# -------- The single check before every method, which also turns errors into status codes; tracebacks are logged
 
 HEALTH = "/grpc.health.v1.Health/"
 """Prefix of the health service's methods, which have their own limit."""
@@ -65,22 +65,22 @@ class Caps:
     """Limits of one server."""
 
     message_bytes: int = LARGEST
-    """Most bytes of one message, decompressed."""
+    """Maximum size of one decompressed message in bytes."""
     calls: int = 1024
-    """Most calls in progress."""
+    """Maximum number of calls in progress."""
     watchers: int = 64
-    """Most calls of the health service in progress."""
+    """Maximum number of calls of the health service in progress."""
     connections: int = 256
-    """Most open connections; further ones are closed at once."""
+    """Maximum number of open connections; further connections are closed immediately."""
     pending: int = 32_768
-    """Most calls that wait for the check of their token; beyond that, grpcio cancels some of them, with or without a token."""
+    """Maximum number of calls that wait for their token check; beyond that, grpcio cancels some calls, with or without a token."""
 
 
 class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships no types
     """Admits calls, counts those in progress, and turns errors into status codes."""
 
     def __init__(self, binding: Binding, caps: Caps) -> None:
-        """`binding` defines who may call, `caps` the limits."""
+        """`binding` defines who may call, and `caps` the limits."""
         self._binding = binding
         self._most = {"calls": caps.calls, "watchers": caps.watchers}
         self._under_way = dict.fromkeys(self._most, 0)
@@ -94,7 +94,7 @@ class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships 
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any
     ) -> grpc.RpcMethodHandler | None:
         """Return the method's handler behind the check, or None."""
-        # A caller has to send exactly one `authorization`, with a bearer token.
+        # A caller must send exactly one `authorization` entry, with a bearer token.
         given = [value for key, value in details.invocation_metadata or () if key == "authorization"]
         alone = given[0] if len(given) == 1 and isinstance(given[0], str) else ""
         scheme, _, token = alone.partition(" ")
@@ -121,13 +121,13 @@ class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships 
         async def many(body: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
             async with self._accepted(kind, method, context):
                 answers = handler.unary_stream(read(body), context)
-                if asyncio.iscoroutine(answers):  # the method writes its answers itself
+                if asyncio.iscoroutine(answers):  # the method writes its responses itself
                     await answers
                     return
                 async for answer in answers:
                     yield answer
 
-        assert not handler.request_streaming, "no method of ours takes a stream"
+        assert not handler.request_streaming, "no method of this server takes a stream"
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(many, None, handler.response_serializer)
         return grpc.unary_unary_rpc_method_handler(one, None, handler.response_serializer)
@@ -162,41 +162,41 @@ class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships 
 
 
 async def _unauthenticated(_: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> NoReturn:
-    # Answer every kind of call without reading it.
+    # Respond to every kind of call without reading it.
     await context.abort(
         grpc.StatusCode.UNAUTHENTICATED,
-        "The token is missing or wrong. Send it as the metadata `authorization: Bearer TOKEN`.",
+        "The token is missing or incorrect. Send it as the metadata `authorization: Bearer TOKEN`.",
     )
     raise AssertionError("`abort` raises")
 
 
 PING_SECONDS = 20
-"""Seconds of silence until a connection is pinged, and seconds for its answer."""
+"""Seconds without traffic until a connection is pinged, and maximum seconds until its reply."""
 HANDSHAKE_SECONDS = 10
-"""Seconds until a new connection has finished its handshake."""
+"""Maximum time until a new connection has finished its handshake, in seconds."""
 IDLE_SECONDS = 300
-"""Seconds without a call after which a connection is closed; its client opens another one for its next call."""
+"""Seconds without a call after which a connection is closed; its client opens another connection for the next call."""
 CLOSING_SECONDS = 5.0
-"""Seconds for cancelled calls to end before their thread is abandoned."""
+"""Time that cancelled calls have to end before their thread is abandoned, in seconds."""
 LAST_SECONDS = 0.5
-"""Seconds at the end in which late calls still get a status code."""
+"""Time at the end in which late calls still receive a status code, in seconds."""
 METADATA_BYTES = 16 << 10
-"""Most bytes of a call's headers."""
+"""Maximum number of bytes of a call's headers."""
 
 
 class GrpcService:
-    """A service of a proto file."""
+    """A service that a proto file defines."""
 
     name: str
-    """Its full name there, also for the health service."""
+    """The service's full name in the proto file, which the health service uses too."""
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Add its methods to a server; they must not block the server's event loop."""
+        """Add the service's methods to a server; they must not block the server's event loop."""
         raise NotImplementedError
 
 
 class GrpcServer:
-    """Serves until it is closed; a context manager."""
+    """A server that runs until it is closed; a context manager."""
 
     def __init__(self, binding: Binding, services: Sequence[GrpcService], caps: Caps | None = None) -> None:
         """`binding` defines where to listen and who may call."""
@@ -205,29 +205,29 @@ class GrpcServer:
         self._binding, self._services, self._caps = binding, tuple(services), caps or Caps()
         self._drained = False
         self.port = 0
-        """Its port, after the start."""
+        """The port, available after the start."""
         self.address = ""
-        """Its host and port, after the start."""
+        """The host and port, available after the start."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._over: asyncio.Event | None = None
         self._begun: Future[int] = Future()
         self._thread = threading.Thread(target=self._run, name="kapelle-grpc", daemon=True)
 
     def start(self) -> None:
-        """Start, and return when calls are accepted; ConfigError if it cannot listen."""
+        """Start, and return when calls are accepted; raises ConfigError if the server cannot listen."""
         self._thread.start()
         self.port = self._begun.result()
         self.address = self._binding.url(self.port).partition("://")[2]
 
     def drain(self, seconds: float) -> bool:
-        """Accept no more calls, answer the accepted ones, and return whether that took at most `seconds`."""
+        """Stop accepting calls, finish the accepted ones, and return whether that took at most `seconds`."""
         assert self._loop is not None, "the server has started"
         return asyncio.run_coroutine_threadsafe(self._drain(seconds), self._loop).result()
 
     def close(self) -> None:
         """Stop now, and cancel calls in progress."""
         if self._loop is not None and self._over is not None:
-            with suppress(RuntimeError):  # its loop has ended already
+            with suppress(RuntimeError):  # the loop has already ended
                 self._loop.call_soon_threadsafe(self._over.set)
             self._thread.join(CLOSING_SECONDS)
 
@@ -243,20 +243,23 @@ class GrpcServer:
             asyncio.run(self._serve())
         except BaseException as error:
             if self._begun.done():
-                raise  # after the start the thread reports the error
+                raise  # after the start, the thread reports the error
             self._begun.set_exception(error)
 
     async def _serve(self) -> None:
         self._guard = GrpcGuard(self._binding, self._caps)
         caps = self._caps
         options = [
-            ("grpc.so_reuseport", 0),  # otherwise a second server on this port would get half of the calls
+            (
+                "grpc.so_reuseport",
+                0,
+            ),  # otherwise a second server on this port would receive half of the calls
             ("grpc.max_receive_message_length", caps.message_bytes),
             ("grpc.max_send_message_length", caps.message_bytes),
             ("grpc.absolute_max_metadata_size", METADATA_BYTES),
             ("grpc.max_metadata_size", METADATA_BYTES),
             ("grpc.max_allowed_incoming_connections", caps.connections),
-            ("grpc.max_concurrent_streams", caps.calls + caps.watchers),  # of one connection
+            ("grpc.max_concurrent_streams", caps.calls + caps.watchers),  # limits of one connection
             ("grpc.server.max_pending_requests", caps.pending),
             ("grpc.server.max_pending_requests_hard_limit", caps.pending),
             ("grpc.server_handshake_timeout_ms", HANDSHAKE_SECONDS * 1000),

@@ -1,7 +1,7 @@
-"""HTTP for services and the viewer, by Starlette and uvicorn; this module adds checks and deadlines.
+"""HTTP for services and the viewer, with Starlette and uvicorn; this module adds checks and deadlines.
 
-    Guard           the single check before every route: token, host name, and page of origin
-    Application     routes for JSON: limits of bodies, errors in OpenAI's form
+    Guard           the single check before every route: token, host name, and origin
+    Application     routes for JSON: limits on bodies, errors in OpenAI's format
     HttpServer      uvicorn on its own thread, with deadlines for slow peers
 
 Importing this module needs both packages; call `check_installed("serve", "starlette", "uvicorn")` first.
@@ -48,7 +48,7 @@ T = TypeVar("T")
 # -------- The single check before every route
 
 SAFE = ("GET", "HEAD")
-"""Methods that only read."""
+"""Methods that only read data."""
 SAFETY = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-store",
@@ -59,7 +59,7 @@ SAFETY = {
 
 
 def headers_of(scope: Scope) -> dict[str, str]:
-    """Return a call's headers by name in lower case; values of a repeated header are joined by a comma."""
+    """Return a call's headers by lower-case name; values of a repeated header are joined by a comma."""
     headers: dict[str, str] = {}
     for key, value in scope["headers"]:
         name, text = key.decode("latin-1").lower(), value.decode("latin-1")
@@ -68,12 +68,12 @@ def headers_of(scope: Scope) -> dict[str, str]:
 
 
 def check_call(binding: Binding, method: str, headers: Mapping[str, str]) -> None:
-    """Raise RequestError unless the caller may call, by its token, the host name in the call, and the page of origin.
+    """Raise RequestError unless the token, the host name and the origin of a call permit it.
 
     `headers` are those of `headers_of`, in which a repeated header matches nothing.
     """
     if "content-length" in headers and "transfer-encoding" in headers:
-        # A proxy before this service may use the other length (RFC 9112, 6.3).
+        # A proxy in front of this service may use the other length (RFC 9112, 6.3).
         raise RequestError(
             400,
             "Send either `Content-Length` or `Transfer-Encoding`, not both.",
@@ -91,7 +91,7 @@ def check_call(binding: Binding, method: str, headers: Mapping[str, str]) -> Non
             None,
             "wrong_host",
         )
-    # Programs send a bearer token; browsers send it as the password of their user.
+    # Programs send a bearer token; browsers send the token as the user's password.
     scheme, _, given = headers.get("authorization", "").partition(" ")
     token = given if scheme.lower() == "bearer" else None
     if scheme.lower() == "basic":
@@ -100,7 +100,7 @@ def check_call(binding: Binding, method: str, headers: Mapping[str, str]) -> Non
     if not binding.admits(token):
         raise RequestError(
             401,
-            "The token is missing or wrong. Send it as `Authorization: Bearer TOKEN`.",
+            "The token is missing or incorrect. Send it as `Authorization: Bearer TOKEN`.",
             None,
             "invalid_api_key",
             {"www-authenticate": 'Basic realm="kapelle", charset="UTF-8"'},
@@ -114,20 +114,20 @@ def check_call(binding: Binding, method: str, headers: Mapping[str, str]) -> Non
 
 
 class JsonAnswer(JSONResponse):
-    """An answer in JSON."""
+    """A JSON response."""
 
     def render(self, content: Json) -> bytes:
-        """Return JSON in ASCII, because UTF-8 cannot encode a lone surrogate, which a model may write."""
+        """Return JSON in ASCII, because UTF-8 cannot encode a lone surrogate, which a model may generate."""
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
 def error_response(refusal: RequestError) -> Response:
-    """Return a rejection in OpenAI's form."""
+    """Return a rejection in OpenAI's format."""
     return JsonAnswer(refusal.row(), refusal.status, refusal.headers)
 
 
 class Guard:
-    """Passes calls that `check_call` and `check` allow on to an application, and adds headers to every answer."""
+    """Passes calls that `check_call` and `check` allow on to an application, and adds headers to every response."""
 
     def __init__(
         self,
@@ -137,13 +137,13 @@ class Guard:
         check: Callable[[str, Mapping[str, str]], None] = lambda _method, _headers: None,
         answer: Callable[[RequestError], Response] = error_response,
     ) -> None:
-        """`check` receives a call's method and headers and may raise RequestError; `answer` turns a RequestError into an answer."""
+        """`check` receives a call's method and headers and may raise RequestError; `answer` turns a RequestError into a response."""
         self._inner, self._binding, self._headers = inner, binding, dict(headers)
         self._check, self._answer = check, answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one call."""
-        if scope["type"] != "http":  # a web socket: the server is started without lifespan
+        """Respond to one call."""
+        if scope["type"] != "http":  # a WebSocket: the server is started without lifespan
             await send({"type": "websocket.close", "code": 1008})
             return
 
@@ -166,16 +166,15 @@ class Guard:
 
 
 # -------- Routes for JSON
-#
-# Whatever a caller sends, the answer is at worst an error in OpenAI's form; tracebacks go to the log. Work for a caller that disconnects
-# is cancelled.
+# Whatever a caller sends, the response is at worst an error in OpenAI's format; tracebacks are logged. If a caller
+# disconnects, the work for it is cancelled.
 
 MOST_BYTES = 4 << 20
-"""Most bytes of one body."""
+"""Maximum number of bytes of one body."""
 BODY_SECONDS = 60.0
-"""Seconds for a body to arrive."""
+"""Maximum time for a body to arrive, in seconds."""
 SESSION = "x-kapelle-session"
-"""Header that names a session."""
+"""Header that contains a session's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +184,7 @@ class Call:
     path: str
     """The part of the path that matches `{name:path}`."""
     session: str | None
-    """The session that the caller names in a header or the path, or None."""
+    """The session in a header or the path, or None."""
     headers: Mapping[str, str]
     body: Json
     """The body's JSON object; None for methods without a body."""
@@ -197,7 +196,7 @@ Handler = Callable[[Call], Awaitable[Response]]
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events: JSON values, or plain texts."""
+    """Server-sent events: JSON values, or plain strings."""
 
     def __init__(
         self,
@@ -208,9 +207,9 @@ class EventStream(StreamingResponse):
         *,
         named: bool = False,
     ) -> None:
-        """Send the events in `begun`, which were taken from `events` before, and then the others.
+        """Send the events in `begun`, which were already taken from `events`, and then the remaining events.
 
-        `failed` returns the last event after a failure. With `named` the `type` of an event is also its name.
+        `failed` returns the last event after a failure. With `named`, the `type` of an event is also its name.
         """
 
         async def pieces() -> AsyncIterator[bytes]:
@@ -221,7 +220,7 @@ class EventStream(StreamingResponse):
                     event = waiting.pop(0) if waiting else await anext(events)
                 except StopAsyncIteration:
                     return
-                # The status is sent already, so the last event contains the error.
+                # The status has already been sent, so the last event contains the error.
                 except RequestError as error:
                     event, over = failed(error), True
                 except Exception as error:
@@ -235,7 +234,7 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until the caller disconnects."""
-        # Starlette would cancel through anyio, which also cancels the cleanup.
+        # Starlette would use anyio to cancel, which also cancels the cleanup.
         try:
             await until_gone(self.stream_response(send), receive)
         except ClientDisconnect:
@@ -267,7 +266,7 @@ def route(method: str, path: str, handler: Handler) -> Route:
         except RequestError:
             raise
         except ClientDisconnect:
-            return Response(status_code=GONE)  # not sent: the caller has disconnected
+            return Response(status_code=GONE)  # the response is not sent, because the caller has disconnected
         except Exception as error:
             raise _failed(f"A call of {request.method} failed.", error) from None
 
@@ -281,12 +280,12 @@ def _failed(what: str, error: Exception) -> RequestError:
 
 
 async def _json_body(request: Request) -> Json:
-    """Return the JSON object of a body; RequestError if it is too long, too slow, or not a JSON object."""
+    """Return the JSON object in a body; raises RequestError if the body is too long, too slow, or not a JSON object."""
     headers = headers_of(request.scope)
     too_long = RequestError(413, f"The body has more than {MOST_BYTES:,} bytes.", None, "body_too_long")
     if headers.get("content-encoding", "identity").lower() != "identity":
         raise RequestError(415, "Compressed bodies are not supported.", None, "compressed_body")
-    # Browsers let pages of other sites send forms and plain text without a check, but not JSON.
+    # Browsers allow pages of other sites to send forms and plain text without a check, but not JSON.
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise RequestError(
             415, "The body is not JSON: send `Content-Type: application/json`.", None, "wrong_content_type"
@@ -321,7 +320,7 @@ async def _json_body(request: Request) -> Json:
 
 
 async def until_gone(work: Awaitable[T], receive: Receive) -> T:
-    """Return the result of work; if the caller disconnects first, cancel it and raise ClientDisconnect."""
+    """Return the result of `work`; if the caller disconnects first, cancel the work and raise ClientDisconnect."""
 
     async def disconnect() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -342,21 +341,23 @@ async def until_gone(work: Awaitable[T], receive: Receive) -> T:
 
 
 class Application(Guard):
-    """An ASGI application of routes behind the guard, with errors in OpenAI's form."""
+    """An ASGI application with routes behind the guard, and errors in OpenAI's format."""
 
     def __init__(self, binding: Binding, routes: Sequence[Route], observe: Observe | None = None) -> None:
-        """`observe` receives method, route, status and seconds of every finished call.
+        """`observe` receives the method, route, status and seconds of every finished call.
 
-        Without a matching route, method and route are empty, because callers choose both.
+        If no route matches, method and route are empty, because callers choose both.
         """
 
         async def answer_error(request: Request, error: Exception) -> Response:
             if isinstance(error, RequestError):
                 return error_response(error)
-            # There is no route for this path, or none for this method.
+            # There is no route for this path, or no route for this method.
             found = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
             if not found:
-                return error_response(RequestError(404, "There is no such path here.", None, "not_found"))
+                return error_response(
+                    RequestError(404, "There is no such path on this server.", None, "not_found")
+                )
             allowed = ", ".join(sorted({name for each in found for name in each.methods or ()} - {"HEAD"}))
             message, headers = f"This path supports {allowed}.", {"allow": allowed}
             return error_response(RequestError(405, message, None, "method_not_allowed", headers))
@@ -369,7 +370,7 @@ class Application(Guard):
         self._routes, self._observe = routes, observe
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one call."""
+        """Respond to one call."""
         if self._observe is None or scope["type"] != "http":
             await super().__call__(scope, receive, send)
             return
@@ -395,11 +396,11 @@ class Application(Guard):
 
 Observe = Callable[[str, str, int, float], None]
 GONE = 499
-"""Status of a call if the caller disconnects before the answer."""
+"""Status of a call if the caller disconnects before the response."""
 
 
 def _in_session(scope: Scope) -> Scope:
-    """Return a call with the session of `/sessions/NAME/v1/…`, for programs with a configurable address."""
+    """Return a call with the session in `/sessions/NAME/v1/…`, for programs with a configurable base URL."""
     found = _OF_SESSION.match(scope["path"])
     if found is not None:
         return {**scope, "path": plain_path(found[2]), SESSION: found[1]}
@@ -407,11 +408,11 @@ def _in_session(scope: Scope) -> Scope:
 
 
 _OF_SESSION = re.compile(r"/+sessions/([^/]*)/+(v1/.*)", re.DOTALL)
-"""A session, which an empty variable of a program may leave empty, and the path in it."""
+"""A session, whose name may be empty if a program's variable is empty, and the path in it."""
 
 
 def plain_path(path: str) -> str:
-    """Return a path without doubled slashes and slashes at its end, as of an address that was put together with one too many."""
+    """Return a path without repeated and trailing slashes, which occur when a URL is joined with an extra slash."""
     return "/" + "/".join(filter(None, path.split("/")))
 
 
@@ -420,7 +421,7 @@ def plain_path(path: str) -> str:
 IDLE_SECONDS = 30
 """Seconds without a call until a connection is closed."""
 CONNECTIONS = 4096
-"""Most open connections; further ones get status 503."""
+"""Maximum number of open connections; further connections receive status 503."""
 
 
 class HttpServer:
@@ -439,13 +440,14 @@ class HttpServer:
     ) -> None:
         """Bind the port; raises ConfigError if it is taken.
 
-        The application also answers at `door`, a Unix socket for all users of this machine; its callers have no address
-        (`scope["client"]` is None). With `sockets` it also answers WebSockets with messages of at most `message_bytes`.
+        The application also listens at `door`, a Unix socket for all users of this machine; its callers have no address
+        (`scope["client"]` is None). With `sockets`, it also accepts WebSockets with messages of at most
+        `message_bytes`.
 
-        A connection without a call is closed after `idle_seconds`. `opened` and `closed` are called in the server's event loop with
-        the peer of each connection that opens or closes.
+        A connection without calls is closed after `idle_seconds`. `opened` and `closed` are called in the server's
+        event loop with the peer of each connection that opens or closes.
         """
-        binding.tls()  # raises ConfigError for invalid files
+        binding.tls()  # raises ConfigError if the files are invalid
         self._socket = _bound(binding)
         self._door: socket.socket | None = None
         if door is not None:
@@ -454,13 +456,13 @@ class HttpServer:
             door.chmod(0o666)
         self.port: int = self._socket.getsockname()[1]
         self.url = binding.url(self.port)
-        """Its address."""
+        """The server's URL."""
         config = uvicorn.Config(
             application,
             http=cast("type[asyncio.Protocol]", partial(HttpConnection, opened=opened, closed=closed)),
             ws=sockets or "none",
             ws_max_size=message_bytes,
-            ws_per_message_deflate=False,  # a few compressed bytes may unpack to many
+            ws_per_message_deflate=False,  # a few compressed bytes may decompress to many
             lifespan="off",
             loop="asyncio",
             log_config=None,
@@ -486,7 +488,7 @@ class HttpServer:
         return self
 
     def drain(self, seconds: float) -> bool:
-        """Accept no more calls, answer the accepted ones, and return whether that took at most `seconds`."""
+        """Stop accepting calls, finish the accepted ones, and return whether that took at most `seconds`."""
         self._server.should_exit = True
         self._thread.join(seconds)
         return not self._thread.is_alive()
@@ -505,7 +507,7 @@ class HttpServer:
 
     async def _serve(self) -> None:
         await self._server.serve(sockets=[self._socket, *(() if self._door is None else (self._door,))])
-        # A peer that does not close its side (of TLS, for example) would leave an open socket.
+        # A peer that does not close its side (for example, of TLS) would leave an open socket.
         while left := list(self._server.server_state.connections):
             for connection in left:
                 connection.transport.abort()
@@ -513,7 +515,7 @@ class HttpServer:
 
 
 def check_free(binding: Binding) -> None:
-    """Raise ConfigError if a service cannot listen; commands check this before they load models."""
+    """Raise ConfigError if a service cannot listen; commands call this before they load models."""
     _bound(binding).close()
 
 
@@ -536,17 +538,16 @@ def _bound(binding: Binding) -> socket.socket:
     return made
 
 
-# -------- One connection, with two deadlines that uvicorn lacks: for slow heads, and for peers that stop reading
+# -------- One connection, with two deadlines that uvicorn lacks: for slow request heads, and for peers that stop reading
 
 HEAD_SECONDS = 30.0
-"""Seconds for the head of a call to arrive, from its first byte or the start of the connection."""
+"""Maximum time for the head of a call to arrive, from its first byte or the start of the connection, in seconds."""
 STALL_SECONDS = 60.0
-"""Seconds until the connection to a peer that reads nothing is aborted."""
+"""Time until the connection to a peer that does not read is aborted, in seconds."""
 
 
 KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""Seconds until the system probes an idle peer, seconds between probes, and their number: a crashed machine does not close its
-connections."""
+"""Seconds until an idle peer is probed, seconds between probes, and their number: crashed machines do not close connections."""
 
 Peer = tuple[str, int]
 """Address and port of a caller."""
@@ -573,7 +574,7 @@ class HttpConnection(H11Protocol):
             held: socket.socket = transport.get_extra_info("socket")
             held.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in KEEPALIVE.items():
-                if hasattr(socket, name):  # not on every system
+                if hasattr(socket, name):  # not available on every system
                     held.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self._deadline("head", HEAD_SECONDS)
 
@@ -596,12 +597,12 @@ class HttpConnection(H11Protocol):
         self._deadline("stall", None)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection, also if its last answer was not read."""
+        """Close an idle connection, even if its last response was not read."""
         super().timeout_keep_alive_handler()
         self._deadline("close", STALL_SECONDS)
 
     def shutdown(self) -> None:
-        """Close when all accepted calls are answered and their answers are read."""
+        """Close the connection when all accepted calls are answered and their responses are read."""
         super().shutdown()
         if self.transport.is_closing():
             self._deadline("close", STALL_SECONDS)
@@ -615,7 +616,7 @@ class HttpConnection(H11Protocol):
             self._closed(self.client)
 
     def _deadline(self, what: str, seconds: float | None) -> None:
-        """Abort the connection after `seconds`; a later call replaces this deadline, and None removes it."""
+        """Abort the connection after `seconds`; a later call of this method replaces the deadline, and None removes it."""
         if (timer := self._deadlines.pop(what, None)) is not None:
             timer.cancel()
         if seconds is not None:

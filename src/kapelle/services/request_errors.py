@@ -1,4 +1,4 @@
-"""Errors that a service answers, in OpenAI's form: status, type, message and parameter."""
+"""Errors that a service returns, in OpenAI's format: status, type, message and parameter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RequestError(Exception):
     status: int
     message: str
     parameter: str | None = None
-    """Name of the incorrect parameter, if there is one."""
+    """The name of the incorrect parameter, if there is one."""
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
@@ -51,17 +51,18 @@ def wrong(message: str, parameter: str | None = None) -> RequestError:
 
 
 def busy(message: str) -> RequestError:
-    """Return the rejection of a call for which there is no room now (429)."""
+    """Return the rejection of a call for which there is currently no capacity (429)."""
     return RequestError(429, message, None, "queue_full", {"retry-after": "1"})
 
 
-# -------- Bodies of calls, parsed strictly: incorrect types, unknown names and non-finite numbers raise a RequestError with the parameter
+# -------- Bodies of calls, parsed strictly: incorrect types, unknown names and non-finite numbers raise a RequestError
+# that names the parameter
 
 T = TypeVar("T")
 
 
 class Body(BaseModel):
-    """Base of the bodies that callers send, and of their parts; null is like a missing parameter."""
+    """Base class of the bodies that callers send, and of their parts; null is treated like a missing parameter."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, hide_input_in_errors=True
@@ -76,7 +77,7 @@ class Body(BaseModel):
 
 
 def neutral(value: T, only: object = 0) -> T:
-    """Return the value of a parameter without effect; ValueError for any value but `only`."""
+    """Return the value of a parameter without effect; raises ValueError for any value except `only`."""
     if value != only:
         raise ValueError("it is not supported. Remove it")
     return value
@@ -84,13 +85,13 @@ def neutral(value: T, only: object = 0) -> T:
 
 B = TypeVar("B", bound=Body)
 MOST_ERRORS = 1000
-"""Most errors of a body that are examined, because each one takes a while."""
+"""Maximum number of errors in a body that are examined, because each one takes time."""
 
 
 def read_body(form: type[B], body: Json, inside: str = "") -> B:
-    """Parse a body; RequestError (400) names the first incorrect parameter.
+    """Parse a body; raises a RequestError (400) that names the first incorrect parameter.
 
-    If it is a part of a larger body, `inside` is its place there.
+    If the body is a part of a larger body, `inside` is its position there.
     """
     try:
         return form.model_validate(body)
@@ -99,11 +100,11 @@ def read_body(form: type[B], body: Json, inside: str = "") -> B:
             raise wrong(f"The body has {error.error_count():,} incorrect values.") from None
         found = error.errors(include_url=False, include_input=False, include_context=False)
         places = [_place(each["loc"], body, each["type"]) for each in found]
-        # Each form of a union has its errors: report those of the form that matched furthest.
+        # Each member of a union has its own errors: report those of the member that matched furthest.
         outer = places[0]
         deepest = max((each for each in places if each[: len(outer)] == outer), key=len)
         errors = [each for each, place in zip(found, places, strict=True) if place == deepest]
-        # Names of keys come from the caller, so they are cut.
+        # The names of keys come from the caller, so they are shortened.
         names = [name[:64] for name in deepest]
         name = ".".join([inside, *names] if inside else names)[:200]
         if errors[0]["type"] == "extra_forbidden":
@@ -126,12 +127,12 @@ def _reason(kind: str, message: str) -> str:
 
 
 def _place(loc: Sequence[int | str], body: Json, error: str) -> tuple[str, ...]:
-    """Return the place of an error in the caller's body, without the names of union members that pydantic adds."""
+    """Return the position of an error in the caller's body, without the names of union members that pydantic adds."""
     names, here = list[str](), body
     for number, part in enumerate(loc):
         inside = isinstance(part, str) and isinstance(here, dict) and part in here
         if inside and part == here.get("type") and isinstance(here[part], str) and number < len(loc) - 1:
-            continue  # the tag of a union, whose members have a field of that name
+            continue  # the tag of a union, whose members have a field with that name
         if inside or (isinstance(part, int) and isinstance(here, list) and part < len(here)):
             here = here[part]
             names.append(str(part))

@@ -1,6 +1,6 @@
 """WebSockets behind the same check of callers as every other route, with deadlines for slow peers.
 
-Importing this module needs websockets beside what `services/http.py` needs.
+Importing this module needs websockets in addition to the packages that `services/http.py` needs.
 """
 
 from __future__ import annotations
@@ -27,28 +27,29 @@ from kapelle.services.http import (
 from kapelle.services.request_errors import RequestError, busy
 
 Talk = Callable[[WebSocket], Awaitable[None]]
-"""Answers the messages of one WebSocket, from its opening to its end."""
+"""Handles the messages of one WebSocket, from its opening to its end."""
 
 
 class SocketApplication(Application):
-    """Routes, and WebSockets at one path."""
+    """An application with routes, and with WebSockets at one path."""
 
     def __init__(
         self, binding: Binding, routes: Sequence[Route], path: str, talk: Talk, most: int, full: str
     ) -> None:
-        """Allow at most `most` open WebSockets; a further one gets the message `full`."""
+        """Allow at most `most` open WebSockets; a further WebSocket receives the message `full`."""
         super().__init__(binding, routes)
         self._bound, self._path, self._talk, self._most, self._full = binding, path, talk, most, full
         self.connected = 0
         """Number of open WebSockets."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one call, or one WebSocket from its opening to its end."""
+        """Respond to one call, or serve one WebSocket from its opening to its end."""
         if scope["type"] != "websocket":
             await super().__call__(scope, receive, send)
             return
         try:
-            # A page of another site may open a WebSocket without a check by the browser, so it counts as a call that acts.
+            # A page of another site may open a WebSocket without a check by the browser, so this counts as a call that
+            # changes state.
             check_call(self._bound, "POST", headers_of(scope))
             if plain_path(scope["path"]) != self._path:
                 raise RequestError(404, f"WebSockets are at {self._path}.", None, "not_found")
@@ -62,7 +63,7 @@ class SocketApplication(Application):
         try:
             await socket.accept()
             await self._talk(socket)
-        except (WebSocketDisconnect, KeyError, RuntimeError):  # the peer has disconnected, or sent bytes
+        except (WebSocketDisconnect, KeyError, RuntimeError):  # the peer has disconnected, or has sent bytes
             pass
         finally:
             self.connected -= 1
@@ -76,7 +77,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
     async def send(self, message: ASGISendEvent) -> None:
         """Send to the peer."""
         await super().send(message)
-        # A RequestError answers the caller in full; uvicorn would log a missing handshake.
+        # A RequestError is a full response to the caller; uvicorn would log a missing handshake.
         self.handshake_complete |= self.initial_response is not None and self.close_sent
 
     def pause_writing(self) -> None:
@@ -101,5 +102,5 @@ class SocketConnection(WebSocketsSansIOProtocol):
 
 
 def socket_server(binding: Binding, application: SocketApplication, most_bytes: int) -> HttpServer:
-    """Return a server that also answers WebSockets, with messages of at most `most_bytes`; raises what `HttpServer` raises."""
+    """Return a server that also accepts WebSockets, with messages of at most `most_bytes`; raises the errors of `HttpServer`."""
     return HttpServer(binding, application, sockets=SocketConnection, message_bytes=most_bytes)

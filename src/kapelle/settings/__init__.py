@@ -1,1 +1,1 @@
-"""Settings: the base of every configurable piece, the schema of a run, and the messages for invalid settings."""
+"""Settings: the base class of every configurable component, the schema of a run, and the messages for invalid settings."""

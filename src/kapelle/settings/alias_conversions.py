@@ -1,9 +1,10 @@
-"""Conversions of other libraries' settings that have other units: `aliases.toml` names these functions.
+"""Conversions of other libraries' settings whose units differ; `aliases.toml` refers to these functions.
 
-    value under their name, the other settings → {our setting: value}
+    value of their setting, the other settings → {our setting: value}
 
-Each raises ValueError for a value that has no counterpart. TRL counts completions and optimiser steps; kapelle counts tasks and
-training steps: a task has `algorithm.group_size` completions, a training step `epochs · minibatches` optimiser steps.
+Each function raises ValueError for a value that has no counterpart. TRL counts completions and optimiser steps; kapelle
+counts tasks and training steps: a task has `algorithm.group_size` completions, a training step `epochs · minibatches`
+optimiser steps.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from kapelle.settings.overlays import COMMAND_LINE
 from kapelle.settings.schema import RunConfig
 
 DEFAULTS = {"engine": "local", "train_engine": "torch"}
-"""Sections that a recipe may omit, and the `name` that they then get."""
+"""Sections that a recipe may omit, and the `name` that they then have."""
 BY_STEPS = ("max_steps", "trainer.total_training_steps")
 BY_EPOCHS = ("num_train_epochs", "trainer.total_epochs", "epochs")
-"""Names for the length of a run. If one source sets both, steps have precedence, as in those libraries."""
+"""Names for the length of a run in epochs. If one source sets both epochs and steps, steps take precedence, as in those libraries."""
 NOTHING: Any = object()
 Found = Mapping[str, Any]
 
 
 class PartialRun:
-    """The settings of a run while names of other libraries are replaced in them."""
+    """The settings of a run while names from other libraries are replaced in them."""
 
     def __init__(
         self,
@@ -41,9 +42,9 @@ class PartialRun:
         self.values, self.origin, self._kinds = values, origin, kinds
         self._order = {source: place for place, source in enumerate([*order, COMMAND_LINE])}
         self.theirs: dict[str, Any] = {}
-        """Values by names of other libraries."""
+        """Values by their names in other libraries."""
         self.sources: dict[str, str] = {}
-        """The source of each of these; empty in Python."""
+        """The source of each of these values; empty in Python."""
 
     def rank(self, source: str) -> int:
         """Return a source's position in the order of merging; later sources replace earlier ones."""
@@ -55,7 +56,7 @@ class PartialRun:
         return max(found, key=self.rank, default="")
 
     def set(self, path: str) -> Any:
-        """Return the value that was set by our name; `NOTHING` if its default holds."""
+        """Return the value that was set under our name; `NOTHING` if the default applies."""
         at: Any = self.values
         for part in path.split("."):
             if isinstance(at, Settings) and part in at.model_fields_set:
@@ -67,19 +68,19 @@ class PartialRun:
         return at
 
     def value(self, path: str) -> Any:
-        """Return the value of a setting: what was set, or the default of its class; None if the run has no such setting."""
+        """Return the value of a setting: the value that was set, or the default of its class; None if the run has no such setting."""
         place = next(filter(self.has, self._places(path)), path)
         found, key = self.set(place), place.rpartition(".")[2]
         fields = [each.model_fields[key] for each in self._classes(place) or () if key in each.model_fields]
         return fields[0].get_default() if found is NOTHING and fields else None if found is NOTHING else found
 
     def has(self, path: str, *, unknown: bool = True) -> bool:
-        """Return whether the class of a section has a setting; `unknown` if no class is named."""
+        """Return whether the class of a section has a setting; `unknown` if no class is set."""
         kinds, key = self._classes(path), path.rpartition(".")[2]
         return unknown if kinds is None else any(key in each.model_fields for each in kinds)
 
     def first(self, *paths: str) -> str:
-        """Return the first of our settings that this run has; ValueError if it has none."""
+        """Return the first of our settings that this run has; raises ValueError if it has none."""
         for path in self._places(*paths):
             if self.has(path):
                 return path
@@ -97,17 +98,17 @@ class PartialRun:
         return any(type(None) in get_args(annotation) for annotation in fields)
 
     def number(self, name: str, default: float = 1) -> float:
-        """Return a number by another library's name; null is unset."""
+        """Return a number under another library's name; null counts as unset."""
         found = self.theirs.get(name)
         return number(default if found is None else found, name)
 
     def _places(self, *paths: str) -> list[str]:
-        """Return paths, and those inside of `algorithm.base`, which has the settings of CORY's base algorithm."""
+        """Return paths, and the same paths inside `algorithm.base`, which holds the settings of CORY's base algorithm."""
         inner = [path.replace(".", ".base.", 1) for path in paths if path.startswith("algorithm.")]
         return [*paths, *inner] if self.set("algorithm.base.name") is not NOTHING else [*paths]
 
     def _classes(self, path: str) -> Sequence[type[Settings]] | None:
-        """Return the classes that may hold the last part of a path; None if the section's `name` finds none."""
+        """Return the classes that may have the last part of a path as a setting; None if the section's `name` finds no class."""
         section, *inner = path.split(".")
         if not inner:
             return [RunConfig]
@@ -124,7 +125,7 @@ class PartialRun:
                 try:
                     found = self._kinds[section](DEFAULTS.get(section, "") if name is NOTHING else str(name))
                 except ConfigError:
-                    return None  # reported when the section is made
+                    return None  # reported when the section is created
                 kinds = [found] if issubclass(found, Settings) else []
                 if not kinds:
                     return None
@@ -134,7 +135,7 @@ class PartialRun:
 
 
 def number(value: Any, name: str) -> float:
-    """Return a number, which YAML may have read as text (`1e-5`); ValueError for anything else."""
+    """Return a number, which YAML may have read as a string (`1e-5`); raises ValueError for anything else."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -145,18 +146,18 @@ def number(value: Any, name: str) -> float:
 
 def _whole(count: float, of: str, by: str) -> int:
     if count != int(count) or count < 1:
-        raise ValueError(f"{of} are {count:g} {by}; set numbers that make it a whole number")
+        raise ValueError(f"{of} are {count:g} {by}; set numbers for which this is an integer")
     return int(count)
 
 
 def _updates(run: PartialRun) -> float:
-    """Return the optimiser steps of one training step."""
+    """Return the number of optimiser steps in one training step."""
     counts = [f"algorithm.{name}" for name in ("epochs", "minibatches")]
     return math.prod(number(run.value(path) or 1, path) for path in counts)
 
 
 def _group(run: PartialRun) -> float:
-    """Return the number of completions of one task; a pair of DPO and a row of SFT count once."""
+    """Return the number of completions of one task; a DPO pair and an SFT row count once."""
     if run.value("algorithm.name") in ("dpo", "sft"):
         return 1
     return number(run.value("algorithm.group_size") or 1, "algorithm.group_size")
@@ -166,13 +167,15 @@ def _group(run: PartialRun) -> float:
 
 
 def tasks_of_devices(value: Any, run: PartialRun, name: str) -> Found:
-    """Return the tasks of a step, from completions per device, devices and accumulated batches."""
+    """Return the number of tasks per step, from completions per device, devices and accumulated batches."""
     started = launched_rank()
     ranks = int(run.number("num_processes")) if started is None else started.size
     each, accumulated = number(value, name) * ranks, run.number("gradient_accumulation_steps")
     batches = run.number("steps_per_generation", accumulated)
     if accumulated < 1:
-        raise ValueError(f"`gradient_accumulation_steps` cannot be {accumulated:g}: set a number from 1")
+        raise ValueError(
+            f"`gradient_accumulation_steps` cannot be {accumulated:g}: set a number of at least 1"
+        )
     generated = run.theirs.get("generation_batch_size")
     if generated is not None:
         if run.theirs.get("steps_per_generation") is not None:
@@ -180,7 +183,7 @@ def tasks_of_devices(value: Any, run: PartialRun, name: str) -> Found:
         of = f"{generated} completions generated at once, {each:g} in each batch ({value} per device × {ranks} processes),"
         batches = _whole(number(generated, "generation_batch_size") / each, of, "batches")
     if batches < accumulated:
-        # One update learns from several generations, between which no weights change: they count as one generation.
+        # One update learns from several generations, between which weights do not change, so they count as one generation.
         _whole(accumulated / batches, f"{accumulated:g} accumulated batches, {batches:g} at once,", "generations")  # fmt: skip
         if _updates(run) != 1:
             raise ValueError(
@@ -194,16 +197,17 @@ def tasks_of_devices(value: Any, run: PartialRun, name: str) -> Found:
 
 
 def part_of_batch_size(value: Any, run: PartialRun, name: str) -> Found:
-    """Return nothing if `per_device_train_batch_size` is set, whose conversion already includes this factor."""
+    """Return no settings if `per_device_train_batch_size` is set, because its conversion already includes this factor."""
     if "per_device_train_batch_size" in run.theirs:
         return {}
     raise ValueError(
-        "it needs `per_device_train_batch_size`. Set that too, or `training.tasks_per_step`; `training.microbatch_tokens` bounds memory"
+        "it needs `per_device_train_batch_size`. Set that too, or set `training.tasks_per_step`; "
+        "`training.microbatch_tokens` limits memory"
     )
 
 
 def tasks_of_generation(value: Any, run: PartialRun, name: str) -> Found:
-    """Return the tasks of a step, from completions that are generated at once."""
+    """Return the number of tasks per step, from the number of completions that are generated together."""
     if "per_device_train_batch_size" in run.theirs:
         return {}
     group = _group(run)
@@ -212,16 +216,16 @@ def tasks_of_generation(value: Any, run: PartialRun, name: str) -> Found:
 
 
 def tasks_of_turns(value: Any, run: PartialRun, name: str) -> Found:
-    """Return the tasks of a step, from the turns of CoMLRL's buffer."""
+    """Return the number of tasks per step, from the turns in CoMLRL's buffer."""
     turns = run.number("num_turns")
     return {"training.tasks_per_step": _whole(number(value, name) / turns, f"{value} samples of {turns:g} turns", "tasks")}  # fmt: skip
 
 
 def minibatches(value: Any, run: PartialRun, name: str) -> Found:
-    """Return the number of parts, from the prompts in each."""
+    """Return the number of parts, from the number of prompts in each."""
     tasks, size = number(run.value("training.tasks_per_step"), "data.train_batch_size"), number(value, name)
     if size < 1:
-        raise ValueError(f"`{name}` cannot be {value}: set a number of prompts from 1")
+        raise ValueError(f"`{name}` cannot be {value}: set a number of prompts of at least 1")
     return {"algorithm.minibatches": _whole(tasks / size, f"{tasks:g} tasks of a step in parts of {size:g}", "parts")}  # fmt: skip
 
 
@@ -229,14 +233,14 @@ def minibatches(value: Any, run: PartialRun, name: str) -> Found:
 
 
 def epochs(value: Any, run: PartialRun, name: str) -> Found:
-    """Return passes over the tasks, unless the same or a later source sets a number of steps."""
+    """Return the number of passes over the tasks, unless the same or a later source sets a number of steps."""
     rank = run.rank(run.sources[name])
     counted = [each for each in BY_STEPS if run.theirs.get(each, -1) not in (None, -1)]
     return {} if any(run.rank(run.sources[each]) >= rank for each in counted) else {"training.epochs": value}
 
 
 def steps(value: Any, run: PartialRun, name: str, of_batches: bool = False) -> Found:
-    """Return training steps, from optimiser steps or batches, unless a later source sets epochs."""
+    """Return the number of training steps, from optimiser steps or batches, unless a later source sets epochs."""
     rank, each = run.rank(run.sources[name]), 1 if of_batches else _updates(run)
     if any(run.rank(run.sources[other]) > rank for other in BY_EPOCHS if other in run.theirs):
         return {}
@@ -248,10 +252,12 @@ def steps(value: Any, run: PartialRun, name: str, of_batches: bool = False) -> F
 
 
 def warmup_share(value: Any, run: PartialRun, name: str, steps: str = "") -> Found:
-    """Return the share if epochs set the length of the run, otherwise optimiser steps; a number under `steps` has precedence."""
+    """Return the share if epochs set the length of the run, otherwise optimiser steps; a number under `steps` takes precedence."""
     share = number(value, name)
     if not 0 <= share < 1:
-        raise ValueError(f"`{name}` cannot be {value}: it is a share of all steps, from 0 to below 1")
+        raise ValueError(
+            f"`{name}` cannot be {value}: it must be a share of all steps, at least 0 and below 1"
+        )
     if steps and run.number(steps, 0) > 0:
         return {}
     if share and run.value("training.epochs") is not None:
@@ -261,23 +267,23 @@ def warmup_share(value: Any, run: PartialRun, name: str, steps: str = "") -> Fou
 
 
 def warmup_steps(value: Any, run: PartialRun, name: str) -> Found:
-    """Return optimiser steps; below 1 it is a share of them, as in transformers 5."""
+    """Return the number of optimiser steps; a value below 1 is a share of all optimiser steps, as in transformers 5."""
     is_share = isinstance(value, float) and 0 < value < 1
     return warmup_share(value, run, name) if is_share else {"optimizer.warmup_steps": value}
 
 
 def warmup_batches(value: Any, run: PartialRun, name: str) -> Found:
-    """Return optimiser steps, from batches."""
+    """Return the number of optimiser steps, from a number of batches."""
     return {"optimizer.warmup_steps": int(number(value, name) * _updates(run))}
 
 
 def critic_warmup(value: Any, run: PartialRun, name: str) -> Found:
-    """Return the steps in which critics learn alone: verl counts steps from 1."""
+    """Return the number of steps in which only critics learn; verl counts steps from 1."""
     return {"training.critic_warmup": max(0, int(number(value, name)) - 1)}
 
 
 def evaluation_steps(value: Any, run: PartialRun, name: str) -> Found:
-    """Return the steps between evaluations; `eval_strategy: no`, which YAML reads as false, has precedence."""
+    """Return the steps between evaluations; `eval_strategy: no`, which YAML reads as false, takes precedence."""
     return {} if run.theirs.get("eval_strategy") in ("no", False) else {"evaluation.every": value}
 
 
@@ -285,7 +291,7 @@ def evaluation_steps(value: Any, run: PartialRun, name: str) -> Found:
 
 
 def both_sides(value: Any, run: PartialRun, name: str) -> Found:
-    """Return both bounds of the ratio, except one that has its own name."""
+    """Return both bounds of the ratio, except a bound that is set under its own name."""
     own = {
         "algorithm.loss.clip_low": f"{name}_low",
         "algorithm.loss.clip_high": f"{name}_high",
@@ -294,7 +300,7 @@ def both_sides(value: Any, run: PartialRun, name: str) -> Found:
 
 
 def switched(value: Any, run: PartialRun, name: str, switch: str, coefficient: str, default: float) -> Found:
-    """Return a coefficient, 0 while its switch is off."""
+    """Return a coefficient, or 0 if its switch is off."""
     paths: tuple[str, ...] = ("algorithm.loss.kl_coefficient",)
     if "reward" in switch:
         paths = ("algorithm.gae.kl_in_reward", "algorithm.kl_in_reward")
@@ -334,12 +340,12 @@ def adapters(value: Any, run: PartialRun, name: str) -> Found:
 
 
 def turns(value: Any, run: PartialRun, name: str) -> Found:
-    """Return turns, from rounds of tool calls: the answer after the last round is a turn too."""
+    """Return the number of turns, from rounds of tool calls: the answer after the last round is a turn too."""
     return {run.first("environment.max_turns"): value + 1 if type(value) is int else value}
 
 
 def overlong_prompts(value: Any, run: PartialRun, name: str) -> Found:
-    """Return the limit of the model's context, unless a number is set."""
+    """Return `context` (the limit is the model's context), unless a number is set."""
     if value is not True:
         raise ValueError(f"{value!r} is neither true nor false")
     given = "data.max_prompt_length" in run.theirs or isinstance(run.set("tasks.max_prompt_tokens"), int)
@@ -349,12 +355,12 @@ def overlong_prompts(value: Any, run: PartialRun, name: str) -> Found:
 def system(value: Any, run: PartialRun, name: str) -> Found:
     """Return a single agent with this system message."""
     if run.set("team.agents") not in (NOTHING, 1):
-        raise ValueError("this team has several agents: set `system` of each in `team.agents`")
+        raise ValueError("this team has several agents: set `system` for each of them in `team.agents`")
     return {"team.agents": [{"name": "agent_0", "system": value}]}
 
 
 def trackers(value: Any, run: PartialRun, name: str) -> Found:
-    """Return a tracker for each name, with the project that is set elsewhere."""
+    """Return a tracker for each name, with the project that another setting contains."""
     names = value if isinstance(value, list | tuple) else [value]
     projects = [
         run.theirs[each]
@@ -366,18 +372,18 @@ def trackers(value: Any, run: PartialRun, name: str) -> Found:
 
 
 def vllm_mode(value: Any, run: PartialRun, name: str) -> Found:
-    """Return nothing if a server's address is set."""
+    """Return no settings if a server's address is set."""
     if value != "server" or run.set("engine.server") in (NOTHING, None, ""):
         raise ValueError("supported: `colocate`, and `server` with `engine.server`")
     return {}
 
 
 def tensor_parallel_size(value: Any, run: PartialRun, name: str) -> Found:
-    """Return vLLM's options with the number of GPUs for each copy of a model."""
+    """Return vLLM's options with the number of GPUs per copy of a model."""
     if run.theirs.get("actor_rollout_ref.rollout.name") == "sglang":
         return {}
     if run.value("engine.name") != "vllm":
-        raise ValueError("it is for vLLM: set `engine.name: vllm` too")
+        raise ValueError("it applies only to vLLM: set `engine.name: vllm` too")
     options = run.set("engine.options")
     own = {} if options is NOTHING else options
     return {"engine.options": {**own, "tensor_parallel_size": int(number(value, name))}}
@@ -395,21 +401,21 @@ def val_files(value: Any, run: PartialRun, name: str) -> Found:
     found = _folder_of_files(run)
     if found is None:
         raise ValueError(
-            f"`environment.name: {run.value('environment.name')}` has no `environment.eval_path`. Put both files in one folder, or add "
-            "this one to `evaluation.sets`"
+            f"`environment.name: {run.value('environment.name')}` has no `environment.eval_path`. Put both "
+            "files in one folder, or add this file to `evaluation.sets`"
         )
     return found
 
 
 def _one_file(value: Any) -> Any:
     if isinstance(value, list) and len(value) != 1:
-        raise ValueError("it lists several files. Set one, or combine environments with `mixture`")
+        raise ValueError("it lists several files. Set only one file, or combine environments with `mixture`")
     return value[0] if isinstance(value, list) else value
 
 
 def _folder_of_files(run: PartialRun) -> Found | None:
     """Return the folder of verl's two files and their names; None if the environment reads no folder or they are in two."""
-    # An environment in siiRL's form takes its questions from another one.
+    # An environment in siiRL's format takes its questions from another environment.
     at = "environment" if run.set("environment.questions") is NOTHING else "environment.questions"
     if at == "environment" and (run.lacks(f"{at}.test") or not run.lacks(f"{at}.eval_path")):
         return None

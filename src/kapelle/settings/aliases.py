@@ -1,8 +1,9 @@
-"""Settings under the names of other libraries: TRL's `learning_rate` is read as `optimizer.lr`.
+"""Settings under the names that other libraries use: TRL's `learning_rate` is read as `optimizer.lr`.
 
-`aliases.toml` lists these names and the names here. `read_aliases` replaces them in the merged settings of a recipe, the
-command line or a call in Python. It runs after merging because conversions need other settings: TRL's `per_device_train_batch_size`
-counts completions, and becomes a number of tasks. docs/coming_from/names.md is generated from that table.
+`aliases.toml` lists these names and kapelle's names. `read_aliases` replaces them in the merged settings of a recipe,
+the command line or a call in Python. It runs after merging, because conversions need other settings: TRL's
+`per_device_train_batch_size` counts completions, and becomes a number of tasks. docs/coming_from/names.md is generated
+from that table.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Alias:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self, value: Any, run: PartialRun) -> Mapping[str, Any]:
-        """Return a value's settings here, by our names; ValueError if it has no counterpart."""
+        """Return the settings that a value stands for, by our names; raises ValueError if it has no counterpart."""
         word, absent = _word(value), bool(self.ours) and run.lacks(*self.ours)
         optional = self.optional if isinstance(self.optional, bool) else word in self.optional
         if absent and (optional or value is None):
@@ -65,7 +66,7 @@ def _word(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     try:
-        return f"{float(value):g}"  # YAML reads `1e-5` as text
+        return f"{float(value):g}"  # YAML reads `1e-5` as a string
     except (TypeError, ValueError):
         return str(value).lower()
 
@@ -77,7 +78,7 @@ def _copied(value: Any, run: PartialRun) -> Any:
 
 
 def _read_table() -> Iterator[Alias]:
-    """Yield all rows; a conversion reads the values that the rows above it have set."""
+    """Yield all rows; a conversion uses the values that the rows above it have set."""
     for library, kinds in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items():
         for name, ours in _flat(kinds.get("same", {})):
             path, *unset = [ours] if isinstance(ours, str) else ours
@@ -106,7 +107,7 @@ def _flat(values: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
 
 
 TABLE: tuple[Alias, ...] = tuple(_read_table())
-"""Every name of another library that is understood."""
+"""All names from other libraries that are supported."""
 ARGUMENTS = {
     "train_dataset": "dataset",
     "dataset_name": "dataset",
@@ -117,19 +118,19 @@ ARGUMENTS = {
 }
 """Arguments of TRL's trainers → arguments of `kapelle.train`, which are not settings."""
 ROOTS = frozenset(alias.name.partition(".")[0] for alias in TABLE) - RunConfig.model_fields.keys()
-"""Keys with which names of other libraries begin, beside the sections of a run."""
+"""Keys with which names from other libraries begin, in addition to the sections of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How names of other libraries were read."""
+    """How names from other libraries were interpreted."""
 
     notes: tuple[str, ...] = ()
-    """One line about these names; empty without such names."""
+    """One line about these names; empty if there are no such names."""
     by: Mapping[str, str] = field(default_factory=dict)
     """Our name → their name."""
     faults: tuple[ConfigError, ...] = ()
-    """The names that cannot be read, and why."""
+    """The names that cannot be interpreted, and why."""
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -148,7 +149,7 @@ class Reading:
 
 
 NOTHING_READ = Reading()
-"""Description of settings that have only our names."""
+"""The result for settings that use only our names."""
 
 
 def read_aliases(
@@ -157,15 +158,15 @@ def read_aliases(
     order: Sequence[str],
     kinds: Mapping[str, Callable[[str], type]],
 ) -> Reading:
-    """Replace names of other libraries in merged values by ours, in place, and return how they were read.
+    """Replace names from other libraries in merged values by ours, in place, and return how they were interpreted.
 
-    `origin` has the source of each value, `order` the sources from the first to the last, and `kinds` finds the class of a
-    section by its `name`. If two sources set a name and ours, the later has precedence. Faults are returned, and their values
-    removed.
+    `origin` contains the source of each value, `order` the sources from the first to the last, and `kinds` finds the
+    class of a section by its `name`. If one source sets another library's name and another source sets ours, the later
+    source takes precedence. Faults are returned, and their values are removed.
     """
     run, by = PartialRun(values, origin, order, kinds), dict[str, str]()
     notes, faults = list[str](), list[ConfigError]()
-    # Rows that name the class of a section come first: the class decides which other names are ours.
+    # Rows that set the class of a section come first, because the class determines which other names are ours.
     naming = [alias for alias in TABLE if any(path.endswith(".name") for path in alias.ours)]
     for rows in (naming, [alias for alias in TABLE if alias not in naming]):
         for alias in rows:
@@ -187,7 +188,7 @@ def read_aliases(
 
 
 def _adapters(run: PartialRun) -> list[str]:
-    """Return a note if settings of TRL or verl, which train all weights by default, do not set which weights train."""
+    """Return a note if settings from TRL or verl, which train all weights by default, do not specify which weights are trained."""
     chosen = run.set("team.sharing"), run.set("team.lora")
     whole = {"TRL": "`peft_config`", "verl": "`lora_rank`"}
     theirs = [whole[each.library] for each in TABLE if each.name in run.theirs and each.library in whole]
@@ -197,7 +198,7 @@ def _adapters(run: PartialRun) -> list[str]:
 
 
 def _collect(alias: Alias, run: PartialRun) -> None:
-    """Move a value by another library's name out of the values, unless it is a setting of ours too."""
+    """Move a value under another library's name out of the values, unless the name is a setting of ours too."""
     keys = [alias.name] if alias.name in run.values else alias.name.split(".")
     if len(keys) > 1 and keys[0] in RunConfig.model_fields and run.has(alias.name, unknown=False):
         return
@@ -208,7 +209,7 @@ def _collect(alias: Alias, run: PartialRun) -> None:
 
 
 def _pop(values: Any, keys: Sequence[str]) -> Any:
-    """Remove a nested value and mappings that it leaves empty, and return it; `NOTHING` if there is none."""
+    """Remove a nested value and mappings that become empty, and return the value; `NOTHING` if there is none."""
     if not isinstance(values, dict) or keys[0] not in values:
         return NOTHING
     if len(keys) == 1:
@@ -220,7 +221,7 @@ def _pop(values: Any, keys: Sequence[str]) -> Any:
 
 
 def _read(alias: Alias, run: PartialRun, by: dict[str, str]) -> str:
-    """Set the settings for which an alias stands; return how it was read."""
+    """Set the settings for which an alias stands; return how the alias was interpreted."""
     value, source = run.theirs[alias.name], run.sources[alias.name]
     try:
         found = alias.settings(value, run)
@@ -245,7 +246,7 @@ def _read(alias: Alias, run: PartialRun, by: dict[str, str]) -> str:
 
 
 def _put(path: str, value: Any, source: str, run: PartialRun) -> None:
-    """Set a value; another `name` of a section removes what earlier sources set in that section."""
+    """Set a value; a different `name` for a section removes the values that earlier sources set in that section."""
     section, *inner = path.split(".")
     held = run.values.get(section, {})
     if isinstance(held, Settings):
@@ -254,7 +255,7 @@ def _put(path: str, value: Any, source: str, run: PartialRun) -> None:
         run.values[section] = type(held).model_validate(changed)
         return
     if inner and not isinstance(held, Mapping):
-        return  # a value in place of a section has its own error
+        return  # a value instead of a section has its own error
     if inner == ["name"] and section in PLUGGED and isinstance(held, dict) and held.get("name") != value:
         for key in [*held]:
             at = f"{section}.{key}"
@@ -262,7 +263,7 @@ def _put(path: str, value: Any, source: str, run: PartialRun) -> None:
                 del held[key]
                 forget_origin(run.origin, at)
         if held:
-            held["name"] = value  # the settings that are merged below are of the same class
+            held["name"] = value  # the settings that are merged below belong to the same class
     merge(run.values, {section: _nested(inner, value)}, source, run.origin)
 
 

@@ -1,7 +1,7 @@
-"""Strict frozen settings, the base of every configurable piece.
+"""Strict frozen settings, the base class of every configurable component.
 
-A piece (an algorithm, an environment, a workflow) is a class whose fields are its settings and whose
-field `name` identifies it; `runtime/plugins.py` finds the class for a name.
+A component (an algorithm, an environment, a workflow) is a class whose fields are its settings and whose field `name`
+identifies it; `runtime/plugins.py` finds the class for a name.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 
 class MayChange(Enum):
-    """Whether a resumed run may change a setting: `Annotated[int, FREE]` in a field's type.
+    """Whether a resumed run may change a setting, written as `Annotated[int, FREE]` in a field's type.
 
-    A setting without such a mark belongs to the identity of the run and cannot change.
+    A setting without this annotation is part of the run's identity and cannot change.
     """
 
     FREE = "free"
-    """No result depends on it, except that something may fail or be given up because it takes too long."""
+    """No result depends on the setting, except that an operation may fail or time out because it takes too long."""
     FROM_HERE_ON = "from here on"
-    """Later training may depend on it, if only in the last bits; earlier training is unaffected."""
+    """Later training may depend on the setting, even if only in the last bits; earlier training is unaffected."""
 
 
 FREE = MayChange.FREE
@@ -43,7 +43,7 @@ FROM_HERE_ON = MayChange.FROM_HERE_ON
 
 
 class Settings(pydantic.BaseModel):
-    """Base of all settings: frozen, and an unknown key is an error."""
+    """Base class of all settings, which are frozen; an unknown key raises an error."""
 
     model_config = pydantic.ConfigDict(
         extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
@@ -52,7 +52,7 @@ class Settings(pydantic.BaseModel):
     if not TYPE_CHECKING:
 
         def __init__(self, /, *values: object, **settings: object) -> None:
-            """Take settings by name; the error of an unknown one suggests the closest known name."""
+            """Take settings by name; the error for an unknown name suggests the closest known name."""
             if values:
                 raise TypeError(_by_name(type(self)))
             try:
@@ -60,7 +60,7 @@ class Settings(pydantic.BaseModel):
             except pydantic.ValidationError as error:
                 raise _with_hints(type(self), error) from None
 
-        # pydantic reads these of `__init__`: it validates nested sections without calling it.
+        # pydantic reads these attributes of `__init__`: it validates nested sections without calling `__init__`.
         __init__.__pydantic_base_init__ = True
         __init__.__signature__ = signature(pydantic.BaseModel.__init__)
 
@@ -71,7 +71,7 @@ def _by_name(model: type[pydantic.BaseModel]) -> str:
 
 
 def _with_hints(model: type[pydantic.BaseModel], error: pydantic.ValidationError) -> pydantic.ValidationError:
-    """Return the error with the closest known name for every unknown one, and without links to pydantic's pages."""
+    """Return the error with the closest known name for every unknown name, and without links to pydantic's pages."""
     details: list[InitErrorDetails] = []
     for problem in error.errors(include_url=False):
         message = problem["msg"]
@@ -84,7 +84,7 @@ def _with_hints(model: type[pydantic.BaseModel], error: pydantic.ValidationError
 
 
 def known_keys(model: type[pydantic.BaseModel], path: Sequence[str]) -> list[str]:
-    """Return the keys of the section at a path; parts of the path that name no section are skipped."""
+    """Return the keys of the section at a path; parts of the path that are not sections are skipped."""
     models: list[type[pydantic.BaseModel]] = [model]
     for part in path:
         models = [inner for found in fields_at(models, part) for inner in models_in(found)] or models
@@ -97,19 +97,19 @@ def fields_at(models: Sequence[type[pydantic.BaseModel]], part: str) -> list[Any
 
 
 def models_in(annotation: Any) -> list[type[Settings]]:
-    """Return the classes of settings that a field may hold."""
+    """Return the settings classes that a field may hold."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return [annotation]
     return [found for inner in get_args(annotation) for found in models_in(inner)]
 
 
-# -------- Addresses of servers in settings: without secrets, because settings are stored, shown and quoted in errors.
+# -------- URLs of servers in settings must not contain secrets, because settings are stored, shown and quoted in errors.
 
 NO_URL = "it is not an http(s) URL such as http://localhost:8000/v1"
 
 
 def open_address(value: str) -> str:
-    """Return an http(s) URL that has no secrets; ValueError, which does not repeat them, for other texts."""
+    """Return an http(s) URL without secrets; for other strings, raises a ValueError that does not repeat the secrets."""
     try:
         parts = urlsplit(value)
         named = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -132,24 +132,24 @@ Address = Annotated[str, AfterValidator(open_address)]
 """A setting that is such a URL."""
 
 
-# -------- Types of a run's sections: settings of a plug-in, together with the plug-in's methods.
+# -------- Types of a run's sections: the settings of a plug-in, together with the plug-in's methods.
 #
 # A section (`environment`, `workflow`, `algorithm`) holds settings of the class that its `name` finds. Its type covers
-# both: it is settings, and it is an environment, a workflow, or a builder of an algorithm.
+# both roles: it is a settings object, and it is an environment, a workflow, or a builder of an algorithm.
 
 
 class Section(Protocol):
-    """Settings of any plug-in."""
+    """The settings of any plug-in."""
 
     @property
     def name(self) -> str:
-        """The name by which its class is found; a settings field."""
+        """The name by which the class is found; a settings field."""
         ...
 
     def model_dump(
         self, *, mode: str = "python", exclude: Any = None, exclude_unset: bool = False
     ) -> dict[str, Any]:
-        """Return the settings as plain values, without those in `exclude`, or without defaults."""
+        """Return the settings as plain values, optionally without those in `exclude` or without defaults."""
         ...
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self:
@@ -169,12 +169,12 @@ class AlgorithmSettings(Section, Protocol):
     """The section `algorithm`."""
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row."""
+        """Return the algorithm."""
         ...
 
 
 class Plugged:
-    """Marks a field whose type states the methods of a plug-in: it holds any `Settings` and is written with all their fields."""
+    """Marks a field whose type states the methods of a plug-in: it can hold any `Settings`, and is written with all their fields."""
 
     def __get_pydantic_core_schema__(self, _source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Return how pydantic validates and writes the field."""
@@ -184,7 +184,7 @@ class Plugged:
 def named_settings(value: object, missing: str) -> object:
     """Return the settings of the environment named `name`, and values other than mappings unchanged; for a validator.
 
-    An unknown name raises ValueError. A missing name raises it too, with the text `missing`.
+    Raises ValueError for an unknown name, and ValueError with the text `missing` if there is no name.
     """
     if not isinstance(value, Mapping):
         return value

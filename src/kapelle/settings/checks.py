@@ -1,6 +1,7 @@
-"""The checks of a run's settings in combination: what they read, and what they are.
+"""Types for the checks of a run's settings in combination: the data that a check reads, and the check itself.
 
-Each section's checks stand beside its settings, or beside what the section builds; `setup/validation.py` lists the sections.
+Each section's checks are next to its settings, or next to the code that the section builds; `setup/validation.py` lists
+the sections.
 """
 
 from __future__ import annotations
@@ -16,25 +17,25 @@ from kapelle.team import Team
 
 @dataclass(frozen=True, slots=True)
 class RunToCheck:
-    """A run as its settings describe it; no model is loaded."""
+    """A run as described by its settings; no model is loaded."""
 
     config: RunConfig
     algorithm: Algorithm
     team: Team
     given: Container[str] = ()
-    """Paths of models that are in memory already."""
+    """Paths of models that are already in memory."""
     training: bool = True
-    """Whether it is to be trained, which needs the rows and the user's own code."""
+    """Whether the run will be trained, which needs the rows and the user's own code."""
     elsewhere: bool = False
-    """Whether it runs on another machine: no library or device of this one is needed."""
+    """Whether the run is on another machine, so that no library or device of this machine is needed."""
     absent: list[str] | None = None
-    """List to which things that this machine lacks are added; None raises an error for them."""
+    """List to which the things that this machine lacks are added; with None, each of them raises an error."""
 
     @property
     def unneeded(self) -> tuple[type[KapelleError], ...]:
-        """Further errors that are only notes without training, which needs neither its rows nor the user's code."""
+        """Further errors that are only notes if the run is not trained, because the rows and the user's code are then not needed."""
         return () if self.training else (AbsentCode, DataError)
 
 
 Check = Callable[[RunToCheck], Iterator[str] | None]
-"""Yields each fault, its place, and how to fix it; or raises ConfigError for the first fault."""
+"""Yields each fault, where it is, and how to fix it; or raises ConfigError for the first fault."""

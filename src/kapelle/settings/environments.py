@@ -28,7 +28,7 @@ from kapelle.settings.schema import RunConfig
 
 
 def check_fit(run: RunToCheck) -> None:
-    """Raise ConfigError for an environment that does not keep its contract; other checks call it."""
+    """Raise ConfigError for an environment that violates its contract, because other checks call the environment."""
     environment, seconds = run.config.environment, run.config.patience.environment
     try:
         check_declared(environment, seconds)
@@ -40,48 +40,54 @@ def check_fit(run: RunToCheck) -> None:
     except Unfit as error:
         name = environment.name
         raise ConfigError(
-            f"The environment '{name}' is not fit for training: {error} `kapelle validate {name}` checks all of it."
+            f"The environment '{name}' cannot be used for training: {error} Run `kapelle validate {name}` to "
+            "check all of it."
         ) from None
 
 
 def check_server(run: RunToCheck) -> None:
-    """Raise ConfigError if no server for outside programs can start here."""
+    """Raise ConfigError if no server for outside programs can start on this machine."""
     if run.training and not run.elsewhere and offers(run.config.environment, DrivenByPrograms):
         with noting(run.absent):
             run.config.environment.check_server()
 
 
 def check_nested(run: RunToCheck) -> None:
-    """Raise ConfigError for an environment whose rewards another one would drop; see `check_rewards_kept`."""
+    """Raise ConfigError for an environment whose rewards an outer environment would discard; see `check_rewards_kept`."""
     with noting(run.absent, *run.unneeded):
         check_rewards_kept(run.config.environment)
 
 
 def check_rewards_kept(settings: object) -> None:
-    """Raise ConfigError for an environment that rewards whole episodes inside another one, which would drop its rewards."""
+    """Raise ConfigError if an environment that rewards whole episodes is inside another one, which would discard its rewards."""
     for at, part in parts_of(settings):
         if at and offers(part, RewardsEpisodes) and not offers(settings, DrivenByPrograms):
             raise ConfigError(
-                f"`{getattr(part, 'name', at)}` rewards whole episodes, and cannot be part of another environment (`environment.{at}`). "
-                "Use it as the environment; `rewarded` has a setting `tools`."
+                f"`{getattr(part, 'name', at)}` rewards whole episodes, so it cannot be part of another "
+                f"environment (`environment.{at}`). Use it as the environment; `rewarded` has a setting "
+                "`tools`."
             )
 
 
 def check_rendered(run: RunToCheck) -> Iterator[str]:
-    """Yield agents that cannot use prompts that are rendered already."""
+    """Yield a message for each agent that cannot use prompts that are already rendered."""
     if not any(getattr(part, "rendered_prompts", False) for _, part in parts_of(run.config.environment)):
         return
     for agent in run.team.agents:
         if agent.prompt is not None or agent.system is not None:
             yield (
-                f"`environment.rendered_prompts` excludes the prompt and the system message of agent '{agent.name}'. Remove them."
+                "`environment.rendered_prompts` cannot be combined with the prompt or system message of "
+                f"agent '{agent.name}'. Remove them."
             )
         if run.team.policy(agent.name).endpoint is not None:
-            yield f"`environment.rendered_prompts` excludes agent '{agent.name}', an endpoint. Set it to false."
+            yield (
+                f"`environment.rendered_prompts` does not support agent '{agent.name}', because it is an "
+                "endpoint. Set it to false."
+            )
 
 
 def check_legal_moves(run: RunToCheck) -> Iterator[str]:
-    """Yield that an agent chooses among legal moves which the environment does not list, or after a thought."""
+    """Yield a message if an agent chooses among legal moves that the environment does not list, or chooses after a thought."""
     environment = run.config.environment
     constraints = {agent.name: agent.sampling.constraint for agent in run.team.agents}
     agent = next((name for name, each in constraints.items() if each and each.is_legal), None)
@@ -89,14 +95,14 @@ def check_legal_moves(run: RunToCheck) -> Iterator[str]:
         return
     if (silent := _without_moves(environment)) is not None:
         yield (
-            f"`sampling.choices: legal` of agent '{agent}' needs an environment that lists moves (`ListsMoves`), and '{silent}' lists none. "
-            "Write the texts themselves, `choices: [a, b]`."
+            f"`sampling.choices: legal` of agent '{agent}' needs an environment that lists moves "
+            f"(`ListsMoves`), but '{silent}' lists none. Write the choices themselves: `choices: [a, b]`."
         )
     for at, part in parts_of(environment):
         if getattr(part, "thinking", None) is True:
             key = ".".join(filter(None, ["environment", at, "thinking"]))
             yield (
-                f"`{key}: true` and `sampling.choices: legal` of agent '{agent}' exclude each other. Set `{key}: false`."
+                f"`{key}: true` and `sampling.choices: legal` of agent '{agent}' cannot be combined. Set `{key}: false`."
             )
 
 
@@ -108,7 +114,7 @@ def _without_moves(environment: Environment) -> str | None:
 
 
 def showing_images(config: RunConfig) -> list[tuple[str, str, str]]:
-    """Return the environments of a run that show images: their section, their path in it, and their name."""
+    """Return the environments of a run that show images, each as its section, its path in the section, and its name."""
     sections = {"environment": config.environment}
     sections |= {f"evaluation.sets.{name}": each for name, each in config.evaluation.sets.items()}
     return [
@@ -120,18 +126,19 @@ def showing_images(config: RunConfig) -> list[tuple[str, str, str]]:
 
 
 def text_alone(run: RunToCheck, setting: str) -> Iterator[str]:
-    """Yield the fault of a setting that does not support images, if an environment shows some."""
+    """Yield a message about a setting that does not support images, if an environment shows images."""
     for _, _, name in showing_images(run.config)[:1]:
-        yield f"Environment '{name}' shows images, and {setting} reads text alone. Remove it, or change it."
+        yield f"Environment '{name}' shows images, but {setting} supports only text. Remove or change this setting."
 
 
 def check_images(run: RunToCheck) -> Iterator[str]:
-    """Yield environments with images inside others, and settings that do not support images."""
+    """Yield messages about environments with images inside other environments, and about settings that do not support images."""
     config, algorithm = run.config, run.algorithm
     for section, at, name in showing_images(config):
         if at:
             yield (
-                f"`{name}` shows images, and cannot be part of another environment (`{section}.{at}`). Use it as the environment."
+                f"`{name}` shows images, so it cannot be part of another environment (`{section}.{at}`). Use "
+                "it as the environment."
             )
     answers = algorithm.critic is not None and algorithm.critic.view == "answer"
     if answers or algorithm.need(ReadsText) is not None:
@@ -146,17 +153,26 @@ def demonstrates(environment: Environment) -> bool:
 
 
 def check_demonstrations(run: RunToCheck) -> Iterator[str]:
-    """Yield demonstrations that the environment lacks, and recorded ones that the algorithm cannot use."""
+    """Yield messages about demonstrations that the environment lacks, and about recorded ones that the algorithm cannot use."""
     algorithm, environment = run.algorithm, run.config.environment
     name = environment.name
     if offers(environment, Recorded) and algorithm.collects_episodes:
-        yield f"`{algorithm.name}` samples, but environment '{name}' rewards recorded answers alone. Set `algorithm.data: recorded` (dpo, verifier)."
+        yield (
+            f"`{algorithm.name}` samples completions, but environment '{name}' rewards only recorded answers. Set "
+            "`algorithm.data: recorded` (dpo, verifier)."
+        )
     elif (
         offers(environment, Recorded) and algorithm.data.group_size > 1 and environment.answers_per_task() < 2
     ):
-        yield f"`{algorithm.name}` compares several answers to one question, but environment '{name}' has one. Set `environment.name: preferences`."
+        yield (
+            f"`{algorithm.name}` compares several answers to one question, but environment '{name}' has only one "
+            "answer per question. Set `environment.name: preferences`."
+        )
     elif not algorithm.collects_episodes and not demonstrates(environment):
-        yield f"`{algorithm.name}` learns from demonstrations, but environment '{name}' has no script for them. Use one that has."
+        yield (
+            f"`{algorithm.name}` learns from demonstrations, but environment '{name}' has no script for them. Use "
+            "an environment that has a script."
+        )
 
 
 def check_replays(run: RunToCheck) -> Iterator[str]:
@@ -167,13 +183,14 @@ def check_replays(run: RunToCheck) -> Iterator[str]:
     if alive:
         fix = "Set `algorithm.tree: false`" if data.tree is not None else "Set another `algorithm.name`"
         yield (
-            f"`{algorithm.name}` replays episodes, but environment '{environment.name}' relies on answers that may differ the next time: "
+            f"`{algorithm.name}` replays episodes, but environment '{environment.name}' uses responses that "
+            "may differ in a replay: "
             f"{', '.join(alive)}. {fix}, or remove them."
         )
 
 
 def check_compared(run: RunToCheck) -> Iterator[str]:
-    """Yield the reasons why rewards that compare the episodes of a group cannot be given."""
+    """Yield the reasons why rewards that compare the episodes of a group cannot be computed."""
     environment, name, data = run.config.environment, run.algorithm.name, run.algorithm.data
     if not (offers(environment, RewardsEpisodes) and environment.compared):
         return
@@ -187,13 +204,13 @@ def check_compared(run: RunToCheck) -> Iterator[str]:
 
 
 def check_opposed(run: RunToCheck) -> Iterator[str]:
-    """Yield constant-sum games with shared rewards: every advantage would be 0."""
+    """Yield a message about each constant-sum game with shared rewards, because every advantage would be 0."""
     how = run.config.algorithm.model_dump().get("team_reward")
     for name in _constant_sums(run.config.environment):
         if how in {"mean", "sum"} and len(run.team.names) > 1:
             yield (
-                f"`{name}` is a constant-sum game, and `algorithm.team_reward: {how}` rewards all agents alike. Set "
-                "`algorithm.team_reward: individual`."
+                f"`{name}` is a constant-sum game, but `algorithm.team_reward: {how}` gives all agents the "
+                "same reward. Set `algorithm.team_reward: individual`."
             )
 
 

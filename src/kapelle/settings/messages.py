@@ -1,4 +1,4 @@
-"""Errors of invalid settings: they name the key, its source and the closest known key."""
+"""Errors about invalid settings, which name the key, its source and the closest known key."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from kapelle.settings.schema import RunConfig
 _MAPPINGS = ("dict_type", "model_type", "model_attributes_type", "mapping_type")
 _LISTS = ("tuple_type", "list_type")
 _PLAIN = {
-    "int_type": "write a whole number (an integer)",
-    "int_parsing": "write a whole number (an integer)",
-    "int_from_float": "write a whole number (an integer)",
+    "int_type": "write an integer",
+    "int_parsing": "write an integer",
+    "int_from_float": "write an integer",
     "float_type": "write a number",
     "float_parsing": "write a number",
     "bool_type": "write true or false",
     "bool_parsing": "write true or false",
-    "string_type": "write a text, in quotes where YAML would read something else",
+    "string_type": "write a string, in quotes if YAML would interpret it as another type",
     **dict.fromkeys(_MAPPINGS, "write a mapping of keys to values"),
     **dict.fromkeys(_LISTS, "write a list, such as [a, b]"),
 }
-"""Kind of a fault → how to fix it; for other kinds pydantic's message is used."""
+"""Kind of a fault → how to fix it; for other kinds, pydantic's message is used."""
 _RARELY_MEANT = ("warmup", "trackers", "ray")
 """Sections that are suggested last for a key without its section."""
 _NAMES = ("name", "path")
-"""Keys whose value people write in place of the whole section."""
+"""Keys whose value people write instead of the whole section."""
 
 
 MISSING = " is missing. Add it to the recipe."
@@ -52,9 +52,10 @@ def checked(
     faults: list[ConfigError],
     at: str = "",
 ) -> S | None:
-    """Return the settings that values make; None if they are invalid, with every fault added to `faults`.
+    """Return the settings created from values; None if they are invalid, with every fault added to `faults`.
 
-    An invalid value is removed, and the rest is validated. Null in place of a mapping with defaults is removed too.
+    An invalid value is removed, and the remaining values are validated. Null instead of a mapping with defaults is
+    removed too.
     """
     left: Any = dict(values)
     taken: list[str] = []
@@ -68,7 +69,7 @@ def checked(
                 continue
             keys, message = _likeliest(model, left, error, origin, at)
             missing = message.endswith(MISSING)
-            # A key that was removed, or that has a misspelt neighbour, does not count as missing.
+            # A key does not count as missing if it, or a (perhaps misspelt) key next to it, was removed.
             if not missing or not any(_beside(key, ".".join(keys)) for key in taken):
                 faults.append(ConfigError(message))
             # A mapping that lacks a key is removed, and an entry of a list with its list, so that indices stay valid.
@@ -85,7 +86,7 @@ def checked(
 
 
 def _reset(model: type[Settings], values: Any, error: pydantic.ValidationError) -> list[str]:
-    """Return the dotted keys with null in place of a mapping with defaults."""
+    """Return the dotted keys with null instead of a mapping with defaults."""
     kinds: dict[tuple[str, ...], set[str]] = {}
     for problem in error.errors(include_url=False):
         if problem["input"] is None:
@@ -108,12 +109,12 @@ def _is_required(model: type[Settings], keys: Sequence[str]) -> bool:
 
 
 def _beside(one: str, other: str) -> bool:
-    """Return whether the second of two dotted keys is in the section that holds the first, or below the first."""
+    """Return whether the second of two dotted keys is in the section that contains the first, or below the first."""
     return other.startswith(f"{one}.") or one.rpartition(".")[0] == other.rpartition(".")[0]
 
 
 def without(values: Any, keys: Collection[str], at: str = "") -> Any:
-    """Return nested values without those at dotted keys."""
+    """Return nested values, except those at dotted keys."""
     if not keys:
         return values
     if isinstance(values, Mapping):
@@ -125,11 +126,11 @@ def without(values: Any, keys: Collection[str], at: str = "") -> Any:
 
 
 def made(model: type[S], values: Mapping[str, Any], at: str) -> S:
-    """Return the settings that values make; raise one ConfigError with all faults."""
+    """Return the settings created from values; raise one ConfigError with all faults."""
     faults: list[ConfigError] = []
     settings = checked(model, values, {}, faults, at)
     raise_all(faults)
-    assert settings is not None, "without faults there are settings"
+    assert settings is not None, "if there are no faults, there are settings"
     return settings
 
 
@@ -140,9 +141,10 @@ def _likeliest(
     origin: Mapping[str, str],
     at: str,
 ) -> tuple[list[str], str]:
-    """Return the keys of the most likely fault and its message; a union reports faults for each of its members.
+    """Return the keys of the most likely fault and its message, because a union reports faults for each of its members.
 
-    The best member has the deepest faults in `values`, then the fewest. Among its faults, an unknown key comes first.
+    The best member is the one with the deepest faults in `values`, then the one with the fewest. Among its faults, an
+    unknown key comes first.
     """
     found = error.errors(include_url=False)
     beside = Counter(problem["loc"][:-1] for problem in found)
@@ -214,12 +216,12 @@ def unknown_key(path: str, where: str, known: Sequence[str], elsewhere: Sequence
 
 
 def _sentence(phrase: str) -> str:
-    """Return a phrase as a sentence that follows another one."""
+    """Return a phrase as a sentence that follows another sentence."""
     return f" {phrase[0].upper()}{phrase[1:]}."
 
 
 def settings_named(key: str, most: int = 2) -> list[str]:
-    """Return the dotted settings of a run that end with this key, those nearest the top first; `most` of them."""
+    """Return up to `most` dotted settings of a run that end with this key, those nearest the top level first."""
     from kapelle.settings.schema import RunConfig
 
     left: list[tuple[str, type[Settings]]] = [("", RunConfig), ("algorithm.", algorithm_class("grpo"))]
@@ -255,7 +257,7 @@ def _fix(problem: Any) -> str:
 def _advice(path: str, value: object, annotations: Sequence[Any], kinds: set[str]) -> str:
     """Return the correct form of what was probably meant; empty if unknown."""
     if "string_type" in kinds and isinstance(value, bool):
-        return "YAML reads yes, no, on and off as true and false. Put the text in quotes"
+        return "YAML reads yes, no, on and off as true and false. Put the string in quotes"
     models = [model for annotation in annotations for model in models_in(annotation)]
     if not models or not kinds & {*_LISTS, *_MAPPINGS, "int_type"}:
         return ""
@@ -276,7 +278,7 @@ def _advice(path: str, value: object, annotations: Sequence[Any], kinds: set[str
 
 
 def _keys(location: Sequence[int | str], values: object, *, missing: bool) -> list[str]:
-    """Return the keys of a location; its other parts name the member of a union."""
+    """Return the keys of a location; the other parts are names of members of a union."""
     keys: list[str] = []
     for part in location[:-1] if missing else location:
         if isinstance(values, Mapping) and part in values:
@@ -322,7 +324,7 @@ ONE_CALL = ("agents", "dataset", "eval_dataset", "reward", "rewards", "steps")
 
 
 def unknown_keywords(call: Callable[..., Any], name: str, words: Iterable[str]) -> dict[str, ConfigError]:
-    """Return an error for each word that is not a section of a run, a keyword of the call, or a library's name for a setting."""
+    """Return an error for each word that is not a section of a run, a keyword of the call, or another library's name for a setting."""
     kinds = inspect.signature(call).parameters.values()
     own = [each.name for each in kinds if each.kind is not each.VAR_KEYWORD and each.name != "self"]
     known = {*RunConfig.model_fields, *ROOTS, *(alias.name for alias in TABLE)}
@@ -334,7 +336,7 @@ def unknown_keywords(call: Callable[..., Any], name: str, words: Iterable[str]) 
 
 
 def names_settings(word: str) -> bool:
-    """Return whether a keyword is a section of a run, or settings under a name of another call or library."""
+    """Return whether a keyword is a section of a run, or another call's or library's name for settings."""
     return (
         word in RunConfig.model_fields
         or word.partition(".")[0] in ROOTS
@@ -344,7 +346,7 @@ def names_settings(word: str) -> bool:
 
 
 def _meant(word: str, own: Collection[str]) -> str:
-    """Return what was probably meant by a keyword that a call with the parameters `own` does not have."""
+    """Return a hint about the probable meaning of a keyword that is not among the parameters `own` of a call."""
     inside = " or ".join(f"`{_as_keyword(key)}`" for key in settings_named(word))
     if ARGUMENTS.get(word) in own:
         return f" Did you mean `{ARGUMENTS[word]}`?"
@@ -366,7 +368,7 @@ def _as_keyword(setting: str) -> str:
     return f"{section}={before}…{'}' * len(inner)}"
 
 
-# -------- Errors of calls in Python: their arguments in place of settings and options.
+# -------- Errors of calls in Python mention arguments instead of settings and options.
 
 _ARGUMENTS = {
     "--resume": "`resume=True`",
@@ -381,9 +383,9 @@ _OPTION = re.compile(rf"`kapelle [^`]*`|(?<![\w`])({'|'.join(_ARGUMENTS)})(?![\w
 
 @contextmanager
 def in_python(arguments: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Make errors name the "call" in place of the "command line"; the outermost call or `for_command` decides.
+    """Make errors mention the "call" instead of the "command line"; the outermost call or `for_command` decides.
 
-    `arguments` are settings that have their own names in that call: `training.steps` → `steps`.
+    `arguments` are settings that have a different name in that call: `training.steps` → `steps`.
     """
     if IN_PYTHON_OR_COMMAND.get():
         yield

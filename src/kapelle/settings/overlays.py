@@ -13,7 +13,7 @@ from yaml.resolver import Resolver
 from kapelle.errors import ConfigError, did_you_mean
 
 COMMAND_LINE = "command line"
-"""Origin of the settings that were typed on the command line."""
+"""Origin of settings from the command line."""
 PLUGGED = (
     "environment",
     "workflow",
@@ -23,7 +23,7 @@ PLUGGED = (
     "algorithm.order",
     "algorithm.base.order",
 )
-"""Sections with keys that belong to the class of their `name`; with another name they start empty."""
+"""Sections whose keys belong to the class of their `name`; with another name, they start empty."""
 
 MOST_VALUES = 100_000
 MOST_CHARACTERS = 10_000_000
@@ -31,15 +31,17 @@ MOST_CHARACTERS = 10_000_000
 MOST_DIGITS = 3000
 """Maximum length of one number; numbers in base 60 (`1:30:00`) take quadratic time."""
 MOST_OTHER_KEYS = 1000
-"""Maximum number of keys of one mapping that are not texts, because numbers may all have one hash."""
+"""Maximum number of keys of one mapping that are not strings, because numbers may all have the same hash."""
 _TEXT = "tag:yaml.org,2002:str"
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 def parse_setting(setting: str) -> dict[str, Any]:
-    """Return `key.path=value` as nested mappings; ConfigError for any other form."""
+    """Return `key.path=value` as nested mappings; raises ConfigError for any other form."""
     if not isinstance(setting, str):
-        raise ConfigError(f"{setting!r} is not a setting. Write it as text, such as 'training.steps=100'.")
+        raise ConfigError(
+            f"{setting!r} is not a setting. Write it as a string, such as 'training.steps=100'."
+        )
     key, equals, raw = setting.partition("=")
     if not equals or not key:
         raise ConfigError(
@@ -51,13 +53,13 @@ def parse_setting(setting: str) -> dict[str, Any]:
 def nested(key: str, raw: str, setting: str) -> dict[str, Any]:
     """Return a value, as typed, under the dotted path of its key.
 
-    Raises ConfigError, which quotes `setting`, if the value is not YAML.
+    Raises a ConfigError that quotes `setting` if the value is not valid YAML.
     """
     try:
         value = parse_yaml(raw)
     except ValueError:
-        raise ConfigError(f"The value of '{setting}' is not YAML. Quote it: {key}='\"…\"'.") from None
-    # YAML 1.1 reads 1e-3 as text; a setting that is a number takes such text.
+        raise ConfigError(f"The value of '{setting}' is not valid YAML. Quote it: {key}='\"…\"'.") from None
+    # YAML 1.1 reads 1e-3 as a string; a numeric setting accepts such a string.
     for part in reversed(key.split(".")):
         value = {part: value}
     return dict(value)
@@ -82,13 +84,13 @@ class _QuickLoader(Composer, SafeConstructor, Resolver):
 
 
 def parse_yaml(text: str) -> Any:
-    """Return the value of a YAML text; ValueError, with the reason in one line, for invalid YAML."""
+    """Return the value of a YAML text; raises a ValueError with a one-line reason for invalid YAML."""
     try:
-        if yaml.__with_libyaml__ and "\t" not in text:  # libyaml takes tabs that YAML forbids
+        if yaml.__with_libyaml__ and "\t" not in text:  # libyaml accepts tabs that YAML forbids
             try:
                 return _value(_QuickLoader(text), text)
             except (yaml.YAMLError, UnicodeEncodeError):
-                pass  # Python's reader has better errors
+                pass  # Python's parser has better error messages
         return _value(yaml.SafeLoader(text), text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
@@ -131,7 +133,7 @@ def _once(node: yaml.MappingNode) -> None:
 def _bound(root: yaml.Node | None, length: int) -> None:
     """Raise ValueError for a short text that would take very long to read.
 
-    Aliases repeat earlier values, numbers may have very many digits, and numeric keys may have colliding hashes.
+    Aliases repeat earlier values, numbers may have many digits, and numeric keys may have colliding hashes.
     """
     left: list[yaml.Node] = [] if root is None else [root]
     most = max(MOST_CHARACTERS, length)
@@ -150,7 +152,7 @@ def _bound(root: yaml.Node | None, length: int) -> None:
         elif isinstance(node, yaml.MappingNode):
             if sum(key.tag != _TEXT for key, _ in node.value) > MOST_OTHER_KEYS:
                 raise ValueError(
-                    f"it contains a mapping with more than {MOST_OTHER_KEYS:,} keys that are not text"
+                    f"it contains a mapping with more than {MOST_OTHER_KEYS:,} keys that are not strings"
                 )
             _once(node)
             left += [part for pair in node.value for part in pair]
@@ -164,7 +166,7 @@ def merge(
 ) -> None:
     """Merge a mapping over another one in place; `at` is the dotted path of both, with a trailing dot."""
     if at[:-1] in PLUGGED and over.get("name", into.get("name")) != into.get("name"):
-        # Another class does not have the settings of the old one.
+        # A different class does not have the settings of the old class.
         forget_origin(origin, at[:-1])
         into.clear()
     for key, value in over.items():
@@ -179,7 +181,7 @@ def merge(
 
 
 def _has_entries(items: object, over: Mapping[str, Any]) -> bool:
-    """Return whether a mapping refers to entries of a list, by number from 0 or by name."""
+    """Return whether a mapping refers to entries of a list, by index (from 0) or by name."""
     if not isinstance(items, list) or not over:
         return False
     named = all(isinstance(each, dict) for each in items) and all(
@@ -232,7 +234,7 @@ def _plain(value: Any) -> Any:
 
 
 def leaves(value: Any, path: str = "") -> list[str]:
-    """Return the dotted keys of everything in nested settings that is not a mapping itself."""
+    """Return the dotted keys of all values in nested settings that are not mappings."""
     if isinstance(value, Mapping) and value:
         return [
             leaf

@@ -1,8 +1,8 @@
 """The settings of a run: frozen, strict, and each declared in one place.
 
 A recipe is YAML of this shape. The sections `algorithm`, `environment`, `workflow`, `engine` and `train_engine` are
-settings of the class that their `name` finds. Reading files and overlays live in `setup/recipe.py`, errors in
-`settings/messages.py`, and checks of combinations beside each section (`settings/checks.py`).
+settings of the class that their `name` finds. Files and overlays are read in `setup/recipe.py`, errors are in
+`settings/messages.py`, and checks of combinations are next to each section (`settings/checks.py`).
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ if TYPE_CHECKING:
 # -------- The data that a run keeps: checkpoints, episodes, credit of tokens, trackers.
 
 EVERYONE = "*"
-"""In `start_from`: every trained policy without its own entry."""
+"""In `start_from`, stands for every trained policy without its own entry."""
 
 
 def by_agent(value: object) -> object:
-    """Return `start_from` as a mapping; one folder is for all policies."""
+    """Return `start_from` as a mapping; a single folder applies to all policies."""
     return {EVERYONE: value} if isinstance(value, str) else value
 
 
@@ -67,13 +67,14 @@ class CheckpointConfig(Settings):
     keep: int = Field(default=2, ge=1)
     """Number of newest checkpoints that are kept."""
     best: str | None = None
-    """Metric of evaluations, or else of steps, that selects the best checkpoint, which is kept in addition to the newest:
-    `success`, `reward/solver`. One is saved after every evaluation that is better than all before."""
+    """Metric of evaluations (or of steps, if evaluations do not have it) that selects the best checkpoint, which is kept
+    in addition to the newest: `success`, `reward/solver`. A checkpoint is saved after every evaluation that is better
+    than all previous ones."""
     best_is: Literal["highest", "lowest"] = "highest"
     """Whether the best value of `best` is the highest or the lowest."""
     background: bool = False
-    """Whether the next steps are taken while a checkpoint is written, from a copy in the machine's memory. One is written at a
-    time; it counts when it is sealed."""
+    """Whether training continues while a checkpoint is written from a copy in the machine's memory. Only one is written
+    at a time; it counts as soon as it is complete."""
 
 
 class EpisodesConfig(Settings):
@@ -89,8 +90,8 @@ class RecordConfig(Settings):
     """The data that a run records for people, in addition to the data that it needs to resume."""
 
     credit_episodes: int = Field(default=2, ge=0)
-    """Episodes per step of which each token's advantage, credit, ratio and entropy are kept: the best and the worst of the
-    groups whose returns differ most. 0 keeps none."""
+    """Number of episodes per step for which each token's advantage, credit, ratio and entropy are kept: the best and the
+    worst episode of the groups whose returns differ most. 0 keeps none."""
 
 
 class TrackerConfig(Settings):
@@ -100,9 +101,9 @@ class TrackerConfig(Settings):
     project: str = "kapelle"
     """Name of the project, or of MLflow's experiment."""
     offline: bool = True
-    """Keep everything on this machine, if the tracker supports it."""
+    """Whether to keep everything on this machine, if the tracker supports it."""
     transcripts: int = Field(default=10, ge=0)
-    """Steps between two tables of completions from a few episodes; 0 sends none."""
+    """Steps between two tables with completions from a few episodes; 0 sends no tables."""
 
 
 # -------- Placement on a Ray cluster (`kapelle train … --launch ray`).
@@ -112,9 +113,9 @@ class Resources(Settings):
     """Resources that Ray reserves for one actor; an actor may use more."""
 
     cpus: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
-    """Cores; also the number of threads that torch uses, at least one."""
+    """CPU cores; also the number of threads that torch uses (at least one)."""
     gpus: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
-    """GPUs; with a fraction, several actors share a GPU. An actor sees only its own."""
+    """GPUs; with a fraction, several actors share a GPU. An actor sees only its own GPUs."""
 
 
 class SamplingPool(Settings):
@@ -125,9 +126,9 @@ class SamplingPool(Settings):
     workers: int = Field(default=1, ge=1)
     """Number of workers; rollout workers are assigned to them in turn."""
     cpus: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
-    """Cores of each; see `Resources`."""
+    """CPU cores of each worker; see `Resources`."""
     gpus: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
-    """GPUs of each."""
+    """GPUs of each worker."""
 
     @property
     def takes(self) -> Resources:
@@ -141,17 +142,17 @@ class RayConfig(Settings):
     address: str | None = None
     """The cluster's address (`auto`, or `host:port`); null starts Ray on this machine until the run ends."""
     rollout_workers: int = Field(default=1, ge=0)
-    """Actors that roll out episodes, distributed over the ranks of the trainer; with 0 the ranks roll out, as without Ray."""
+    """Actors that roll out episodes, distributed over the ranks of the trainer; with 0, the ranks roll out episodes, as without Ray."""
     least_rollout_workers: int | None = Field(default=None, ge=1)
-    """Rollout workers that the run waits for; others join when the cluster has room, and may leave. null waits for all. Results
-    are bitwise identical for any number of workers."""
+    """Number of rollout workers for which the run waits; other workers join when the cluster has room, and may leave.
+    null waits for all. Results are bitwise identical for any number of workers."""
     trainer: Resources = Resources()
     """Resources of each rank of the trainer."""
     rollout: Resources = Resources()
     """Resources of each rollout worker."""
     scoring_workers: int = Field(default=0, ge=0)
-    """Actors that score for all ranks with frozen models: a verifier (`reward_model`), a teacher, an embedding model. With 0 the
-    ranks hold these models and score, as without Ray."""
+    """Actors that score for all ranks with frozen models: a verifier (`reward_model`), a teacher, an embedding model.
+    With 0, the ranks hold these models and score, as without Ray."""
     scoring: Resources = Resources()
     """Resources of each scoring worker."""
     pools: dict[str, SamplingPool] = Field(default={})
@@ -160,16 +161,16 @@ class RayConfig(Settings):
     environment: Resources = Resources()
     """Resources of each environment worker; `episode.environment_workers` is their number per sampling process."""
     spread: bool = False
-    """Whether to place actors on as many machines as possible; otherwise on as few."""
+    """Whether to place actors on as many machines as possible; otherwise on as few as possible."""
     timeout: float = Field(default=60.0, gt=0.0, allow_inf_nan=False)
-    """Seconds within which the cluster must have room for all actors, and each actor must start."""
+    """Time within which the cluster must have room for all actors, and each actor must start, in seconds."""
 
     @field_validator("pools")
     @classmethod
     def _named(cls, value: dict[str, SamplingPool]) -> dict[str, SamplingPool]:
         for name in value:
             if not re.fullmatch(NAME, name):
-                raise ValueError(f"the name '{name}' does not fit: letters, digits and _ make one")
+                raise ValueError(f"the name '{name}' is invalid: use letters, digits and _")
         return value
 
     @model_validator(mode="after")
@@ -185,11 +186,11 @@ class EmbeddedConfig(Settings):
     hidden: int = Field(default=128, ge=8)
     """Width of the residual stream."""
     layers: int = Field(default=4, ge=1)
-    """Decoder blocks."""
+    """Number of decoder blocks."""
     heads: int = Field(default=4, ge=1)
-    """Attention heads of a block."""
+    """Number of attention heads per block."""
     kv_heads: int = Field(default=2, ge=1)
-    """Heads of keys and values; divides `heads`."""
+    """Number of key and value heads; it must divide `heads`."""
     intermediate: int = Field(default=384, ge=8)
     """Width of the MLP."""
     context: int = Field(default=512, ge=16)
@@ -197,19 +198,19 @@ class EmbeddedConfig(Settings):
     seed: int = 0
     """Seed of the initial weights."""
     sees: bool = False
-    """Whether it sees images: the architecture of Qwen2.5-VL, with a frozen, random vision tower of two blocks."""
+    """Whether the model can read images: it then has the architecture of Qwen2.5-VL, with a frozen, random vision tower of two blocks."""
 
     @model_validator(mode="after")
     def _fitting(self) -> EmbeddedConfig:
         if self.heads % self.kv_heads:
             raise ValueError(
-                f"`kv_heads: {self.kv_heads}` does not divide `heads: {self.heads}`. Set a number that does, such as 1"
+                f"`kv_heads: {self.kv_heads}` does not divide `heads: {self.heads}`. Set a divisor of `heads`, such as 1"
             )
         width = self.hidden // self.heads
         if width < 2 or width % 2 or (self.sees and self.hidden % self.heads):
             raise ValueError(
-                f"`hidden: {self.hidden}` leaves {width} numbers to each of {self.heads} heads, and rotary positions need pairs. Set "
-                f"`hidden` to a multiple of {2 * self.heads}"
+                f"`hidden: {self.hidden}` gives each of {self.heads} heads {width} dimensions, but rotary "
+                f"positions need an even number. Set `hidden` to a multiple of {2 * self.heads}"
             )
         return self
 
@@ -223,27 +224,28 @@ class ModelConfig(Settings):
     dtype: DType = "float32"
     """Compute type of forward and backward passes, and storage type of frozen weights; trained weights are stored in float32."""
     tf32: Annotated[bool, FROM_HERE_ON] = False
-    """Whether CUDA computes float32 products in TF32: several times as fast, with 10 bits of mantissa in place of 23. A CPU ignores
-    it."""
+    """Whether CUDA computes float32 products in TF32: several times as fast, with 10 bits of mantissa instead of 23. It
+    has no effect on a CPU."""
     device: Annotated[str | None, FROM_HERE_ON] = None
-    """`cpu`, `cuda`, `cuda:1`, …; None is `cuda` if available (`cpu` for the embedded model)."""
+    """`cpu`, `cuda`, `cuda:1`, …; None uses `cuda` if it is available (`cpu` for the embedded model)."""
     quantization: Literal["nf4"] | None = None
-    """Store frozen pretrained bases with four bits per weight, on CUDA, by `kapelle[quantised]`; `transformers` samples them."""
+    """How to store frozen pretrained base models: `nf4` uses four bits per weight, on CUDA, with `kapelle[quantised]`;
+    `transformers` samples from them."""
     routing: Literal["free", "replayed"] = "free"
     """`replayed`: training routes each token to the experts that sampling chose (R3, 2510.11370)."""
     router: Literal["frozen", "trained"] = "frozen"
-    """Whether the routers of a mixture of experts train, if all its weights train."""
+    """Whether the routers of a mixture of experts are trained, if all its weights are trained."""
     kernels: Annotated[Literal["auto", "plain"], FROM_HERE_ON] = "auto"
     """On CUDA, `auto` uses kernels of torch and Triton that pass a test at their first use; `plain` uses plain torch operations."""
     chat_template: str | None = None
-    """The chat template in place of the model's own: `plain` for base models, which have none (`User: …`, `Assistant: …`), or a Jinja
-    file."""
+    """The chat template to use instead of the model's own: `plain` for base models, which have none (`User: …`,
+    `Assistant: …`), or a Jinja file."""
     chat_template_kwargs: dict[str, object] = Field(default_factory=dict)
     """Arguments of the model's chat template, such as `{enable_thinking: false}`, for all agents on this model."""
 
 
 class LoraConfig(Settings):
-    """Size and place of the adapters; see `team.Lora`."""
+    """Size and layers of the adapters; see `team.Lora`."""
 
     rank: int = Field(default=16, ge=1)
     alpha: float = Field(default=32.0, gt=0)
@@ -266,13 +268,14 @@ class SamplingConfig(Settings):
     top_k: int = Field(default=0, ge=0)
     stop: tuple[str, ...] = ()
     choices: Literal["legal"] | tuple[str, ...] | None = None
-    """Every completion is one of these texts. `legal`: in turns for which the environment lists moves, one of them."""
+    """Every completion is one of these strings. `legal`: in turns for which the environment lists moves, every completion
+    is one of these moves."""
     regex: str | None = None
-    """Every completion matches this whole regular expression (Rust's syntax: no look-around, no back-references)."""
+    """Every completion as a whole matches this regular expression (Rust's syntax: no look-around, no back-references)."""
     json_schema: dict[str, object] | None = None
-    """Every completion is JSON that this schema describes."""
+    """Every completion is JSON that matches this schema."""
     grammar: str | None = None
-    """Every completion is a text of this grammar (Lark, as llguidance reads it)."""
+    """Every completion is in the language of this grammar (Lark, in llguidance's syntax)."""
 
     @model_validator(mode="after")
     def _one_form(self) -> SamplingConfig:
@@ -284,7 +287,7 @@ class SamplingConfig(Settings):
         }
         given = [form for form, value in forms.items() if value is not None]
         if len(given) > 1:
-            raise ValueError(f"`{given[0]}` and `{given[1]}` exclude each other: remove one")
+            raise ValueError(f"`{given[0]}` and `{given[1]}` cannot be combined: remove one")
         return self
 
     @property
@@ -299,7 +302,7 @@ class SamplingConfig(Settings):
         return None if self.grammar is None else Constraint.grammar(self.grammar)
 
     def build(self) -> Sampling:
-        """Return how an agent samples."""
+        """Return the agent's sampling settings."""
         return Sampling(self.max_tokens, self.temperature, self.top_p, self.top_k, self.stop, self.constraint)
 
 
@@ -316,16 +319,16 @@ class RateConfig(Settings):
 
 
 class ExampleConfig(Settings):
-    """A message of the user and the agent's answer to it, as they stand in the agent's prompt."""
+    """A user message and the agent's response, as they appear in the agent's prompt."""
 
     user: str
-    """The message before the answer."""
+    """The message before the response."""
     assistant: str
-    """The agent's answer."""
+    """The agent's response."""
 
 
 class AgentConfig(Settings):
-    """One agent: its prompts, its weights, how it samples."""
+    """One agent: its prompts, its weights, and how it samples."""
 
     name: str = Field(pattern=NAME)
     weights: Weights | None = None
@@ -339,7 +342,7 @@ class AgentConfig(Settings):
     examples: tuple[ExampleConfig, ...] = ()
     """Questions with answers that the agent reads before its task (few-shot), in this order."""
     chat_template_kwargs: dict[str, object] = Field(default_factory=dict)
-    """Arguments of its model's chat template, over those of the section `model`."""
+    """Arguments of the chat template of its model, which take precedence over those of the section `model`."""
     share_critic_with: str | int | None = None
     """Name or index (from 0) of the agent with which this one shares a critic."""
     optimizer: Annotated[RateConfig | None, FROM_HERE_ON] = None
@@ -350,21 +353,21 @@ class TeamConfig(Settings):
     """The team: agents and how they share weights."""
 
     sharing: Literal["shared", "lora", "frozen"] = "lora"
-    """`shared`: one set of full weights; `lora`: one adapter per agent; `frozen`: nothing trains."""
+    """`shared`: one set of full weights; `lora`: one adapter per agent; `frozen`: no policy is trained."""
     lora: LoraConfig = LoraConfig()
     sampling: SamplingConfig = SamplingConfig()
     agents: int | tuple[AgentConfig, ...] = 1
-    """The agents in order, or the number of identical ones (`agent_0`, `agent_1`, …)."""
+    """The agents in order, or a number of identical agents (`agent_0`, `agent_1`, …)."""
     critic_lora: LoraConfig = LoraConfig()
     critic_sharing: Literal["own", "shared"] | None = None
     """None uses the algorithm's choice: local critics per agent, or one central critic."""
     critic_model: str | None = None
-    """Base model of critics and of a verifier (`reward_model`): a folder or a name on a hub, of any family. They then read text in its
-    tokens. Null uses each agent's own model."""
+    """Base model of critics and of a verifier (`reward_model`): a folder or a name on a hub, of any family. They then
+    read the text with this model's tokeniser. Null uses each agent's own model."""
     critic_train: Literal["lora", "full", "head"] = "lora"
-    """Weights that critics train: an adapter (`critic_lora`), all weights of a copy of the model, or only the head."""
+    """The trained weights of critics: an adapter (`critic_lora`), all weights of a copy of the model, or only the head."""
     critic_dtype: DType | None = None
-    """With this or `critic_device`, critics and a verifier use their own copy of the base."""
+    """If this or `critic_device` is set, critics and a verifier use their own copy of the base model."""
     critic_device: Annotated[str | None, FROM_HERE_ON] = None
     """See `critic_dtype`."""
 
@@ -375,32 +378,32 @@ class OptimizerConfig(Settings):
     name: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = "adamw"
     """The 8-bit variants store moments in one byte (2110.02861), for full weights on CUDA; they need `kapelle[quantised]`."""
     lr: float = Field(default=1e-5, gt=0)
-    """Learning rate; for full weights usually a tenth of the rate for adapters."""
+    """Learning rate; for full weights, usually a tenth of the rate for adapters."""
     critic_lr: float | None = Field(default=None, gt=0)
     """None uses `lr`."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Decay of the two moments."""
+    """Decay rates of the two moments."""
     eps: float = Field(default=1e-8, gt=0)
     """Added to the root of the second moment."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay."""
     max_grad_norm: float | None = Field(default=1.0, gt=0)
-    """Norm to which the gradient of each policy is clipped separately; null turns clipping off."""
+    """Norm to which the gradient of each policy is clipped separately; null disables clipping."""
     schedule: Schedule = "constant"
     """Learning rate after `warmup_steps`, until the last step."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Optimiser steps over which the learning rate rises from 0, its value at the first step, as in transformers, TRL and verl."""
+    """Number of optimiser steps over which the learning rate rises; it is 0 at the first step, as in transformers, TRL and verl."""
     warmup_share: float = Field(default=0.0, ge=0, lt=1)
-    """The same as a share of all optimiser steps, rounded up; for runs with a length of `training.epochs`."""
+    """The same as a share of all optimiser steps, rounded up; for runs whose length is set by `training.epochs`."""
 
     @model_validator(mode="after")
     def _one_warmup(self) -> OptimizerConfig:
         if self.warmup_steps and self.warmup_share:
-            raise ValueError("`warmup_steps` and `warmup_share` exclude each other; remove one")
+            raise ValueError("`warmup_steps` and `warmup_share` cannot be combined; remove one")
         return self
 
     def rising(self, total: int) -> int:
-        """Return the steps over which the rate rises, of `total` steps."""
+        """Return the number of steps over which the rate rises, out of `total` steps."""
         return ceil(self.warmup_share * total) if self.warmup_share else self.warmup_steps
 
 
@@ -410,10 +413,10 @@ class AmountConfig(Settings):
     steps: Annotated[int, FREE] = Field(default=50, ge=0)
     """Number of steps; schedules (`optimizer.schedule`, `loss.entropy_end`) end with the last value."""
     epochs: Annotated[float | None, FREE] = Field(default=None, gt=0, allow_inf_nan=False)
-    """Passes over all training tasks, from which `steps` is computed: the last step is filled with tasks of the next epoch. Null uses
-    `steps`."""
+    """Number of passes over all training tasks, from which `steps` is computed: the last step is filled with tasks of the
+    next epoch. Null uses `steps`."""
     critic_warmup: int = Field(default=0, ge=0)
-    """Number of first steps in which only critics train, or the utilities and mixer of `vdn` and `qmix`."""
+    """Number of steps at the start in which only critics are trained, or the utilities and mixer of `vdn` and `qmix`."""
     tasks_per_step: int = Field(default=32, ge=1)
     """Tasks (groups) per step; each has `algorithm.group_size` episodes."""
 
@@ -422,26 +425,27 @@ class TrainingConfig(AheadSettings, AmountConfig):
     """How much to train, when episodes are collected, and when to stop."""
 
     microbatch_tokens: Annotated[Annotated[int, Field(ge=1)] | Literal["auto"], FROM_HERE_ON] = "auto"
-    """Maximum tokens in one forward and backward pass; results do not depend on it. `auto` is 4096 on a CPU, and on a GPU what fits
-    into its memory at the first pass."""
+    """Maximum tokens in one forward and backward pass; results do not depend on it. `auto` is 4096 on a CPU; on a GPU, it
+    is the number that fits into memory at the first pass."""
     gradient_checkpointing: Annotated[bool, FROM_HERE_ON] = False
-    """True keeps only the input of each decoder block and recomputes the block in the backward pass: the same gradients, less
-    memory, and an update that takes about 1.5 times as long."""
+    """Whether to keep only the input of each decoder block and recompute the block in the backward pass: gradients are
+    the same, memory is lower, and an update takes about 1.5 times as long."""
     max_failed_share: Annotated[float, FREE] = Field(default=0.2, ge=0.0, le=1.0)
     """The run stops when a larger share of a step's episodes fails."""
     parity_tolerance: Annotated[float | None, FREE] = Field(default=None, gt=0)
-    """Largest |trainer − sampler| log-prob (nats); in half precision a few tokens may exceed it. None uses 1e-4 in float32, 0.25 in
+    """Largest |trainer − sampler| log-prob (nats); in half precision, a few tokens may exceed it. None uses 1e-4 in float32, 0.25 in
     bfloat16 and 0.1 in float16."""
     non_finite: Annotated[Literal["stop", "skip"], FREE] = "stop"
-    """Whether a step with a loss or gradient that is not finite stops the run, or is skipped."""
+    """Whether a step with a non-finite loss or gradient stops the run or is skipped."""
 
 
 class TasksConfig(Settings):
     """Which of the environment's tasks are used."""
 
     max_prompt_tokens: Annotated[int, Field(ge=1)] | Literal["context"] | None = None
-    """Maximum tokens of an agent's first prompt: tasks with a longer one are excluded from training and evaluations. `context` is
-    the model's context less the agent's `max_tokens`. Null excludes none; first tasks that do not fit the model are an error."""
+    """Maximum number of tokens of an agent's first prompt: tasks with a longer first prompt are excluded from training
+    and evaluations. `context` is the model's context minus the agent's `max_tokens`. Null excludes no tasks; if one of
+    the first tasks does not fit the model, an error is raised."""
     difficulty: DifficultyConfig | None = None
     curriculum: CurriculumConfig | None = None
     replay: ReplayConfig | None = None
@@ -450,7 +454,9 @@ class TasksConfig(Settings):
 TestSet = Annotated[
     EnvironmentSettings,
     Plugged(),
-    BeforeValidator(partial(named_settings, missing="it names no environment: write `{name: math, …}`")),
+    BeforeValidator(
+        partial(named_settings, missing="it does not specify an environment: write `{name: math, …}`")
+    ),
 ]
 
 
@@ -458,11 +464,11 @@ class SetConfig(Settings):
     """Settings of one set of `evaluation.sets`; null uses the value of `evaluation`."""
 
     samples: int | None = Field(default=None, ge=1)
-    """Number of answers to each of its problems."""
+    """Number of answers to each problem of the set."""
     temperature: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
-    """Temperature at which all agents answer it."""
+    """Sampling temperature of all agents in this set."""
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    """Minimum total probability of the kept tokens."""
+    """Minimum total probability of the tokens that are kept."""
     top_k: int | None = Field(default=None, ge=0)
     """Number of most likely tokens that are kept; 0 keeps all."""
     max_tokens: int | None = Field(default=None, ge=1)
@@ -470,7 +476,7 @@ class SetConfig(Settings):
 
 
 class EvaluationConfig(Settings):
-    """How the team is evaluated on held-out problems, always of the `test` split."""
+    """How the team is evaluated on held-out problems, which always come from the `test` split."""
 
     problems: int = Field(default=500, ge=1)
     """Number of problems of an evaluation before and after training."""
@@ -481,19 +487,19 @@ class EvaluationConfig(Settings):
     greedy: bool = True
     """Whether agents choose the most likely token; false samples as in training."""
     temperature: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
-    """Temperature of all agents, in place of `greedy`; null uses `greedy`."""
+    """Sampling temperature of all agents, instead of `greedy`; null uses `greedy`."""
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    """Minimum total probability of the kept tokens, if agents are sampled; null uses the value of training."""
+    """Minimum total probability of the tokens that are kept, if agents are sampled; null uses the value of training."""
     top_k: int | None = Field(default=None, ge=0)
-    """Number of most likely tokens that are kept, if agents are sampled; 0 keeps all, null uses the value of training."""
+    """Number of most likely tokens that are kept, if agents are sampled; 0 keeps all, and null uses the value of training."""
     max_tokens: int | None = Field(default=None, ge=1)
     """Maximum tokens of an answer; null uses the value of training."""
     samples: int = Field(default=1, ge=1)
-    """Number of answers to each problem; several answers are sampled. The success is then the mean over problems (avg@k);
-    pass@k (2107.03374) and, if answers can be compared, maj@k (2203.11171) are reported beside it."""
+    """Number of answers to each problem; several answers are sampled. Success is then the mean over problems (avg@k);
+    pass@k (2107.03374) and, if answers can be compared, maj@k (2203.11171) are reported too."""
     sets: dict[str, TestSet] = Field(default={})
     """Further sets of problems. Each has a name, and the settings of an environment with this test split: `{aime: {name: math, …}}`.
-    Each has its own rates; a problem that is also in the training rows is an error."""
+    Each set has its own rates; a problem that is also in the training rows raises an error."""
     for_set: dict[str, SetConfig] = Field(default={})
     """Settings of single sets, by name: `{aime: {samples: 32, temperature: 0.6}}`."""
     prices: dict[
@@ -503,7 +509,7 @@ class EvaluationConfig(Settings):
             Annotated[float, Field(ge=0.0, allow_inf_nan=False)],
         ],
     ] = Field(default={})
-    """Price of a million prompt tokens and of a million completion tokens, by agent; `default` is for all others."""
+    """Price of a million prompt tokens and of a million completion tokens, by agent; `default` is for all other agents."""
     before_and_after: bool = True
     """Whether to evaluate on `problems` before the first and after the last step."""
 
@@ -512,7 +518,7 @@ class EvaluationConfig(Settings):
     def _named(cls, value: dict[str, object]) -> dict[str, object]:
         for name in value:
             if not re.fullmatch(NAME, name):
-                raise ValueError(f"the name '{name}' does not fit: letters, digits and _ make one")
+                raise ValueError(f"the name '{name}' is invalid: use letters, digits and _")
         return value
 
     @model_validator(mode="after")
@@ -520,13 +526,13 @@ class EvaluationConfig(Settings):
         unknown = [name for name in self.for_set if name not in self.sets]
         if unknown:
             raise ValueError(
-                f"`for_set` names '{unknown[0]}', which is none of `sets`: {', '.join(self.sets) or 'there is none'}"
+                f"`for_set` contains '{unknown[0]}', which is not in `sets` ({', '.join(self.sets) or 'there is none'})"
             )
         for name, own in {"": self, **{name: self.of_set(name) for name in self.for_set}}.items():
             if own.samples > 1 and own.always_greedy:
                 raise ValueError(
-                    f"`{f'for_set.{name}.' if name else ''}samples: {own.samples}` answers to a problem would all be the same; set "
-                    "`evaluation.greedy: false` or a `temperature` too"
+                    f"`{f'for_set.{name}.' if name else ''}samples: {own.samples}` answers to a problem would "
+                    "all be the same; also set `evaluation.greedy: false` or a `temperature`"
                 )
         return self
 
@@ -543,37 +549,38 @@ class EvaluationConfig(Settings):
 
 
 MOST_EPISODES = 1_000_000
-"""Maximum episodes of one step or one evaluation, which are in memory together."""
+"""Maximum number of episodes of one step or one evaluation, which are all in memory at the same time."""
 
 
 def check_amount(run: RunToCheck) -> Iterator[str]:
-    """Yield numbers of episodes for which no machine has enough memory."""
+    """Yield a message for each number of episodes for which no machine has enough memory."""
     config = run.config
     tasks, group = config.training.tasks_per_step, int(getattr(config.algorithm, "group_size", 1))
     if tasks * group > MOST_EPISODES:
         yield (
-            f"`training.tasks_per_step: {tasks}` with `algorithm.group_size: {group}` makes {tasks * group:,} episodes in one step. Set at "
-            f"most {MOST_EPISODES:,}."
+            f"`training.tasks_per_step: {tasks}` with `algorithm.group_size: {group}` results in "
+            f"{tasks * group:,} episodes per step. Set numbers that result in at most {MOST_EPISODES:,}."
         )
     if config.evaluation.problems > MOST_EPISODES and config.environment.size("test") is None:
-        yield f"`evaluation.problems: {config.evaluation.problems}` are too many. Set at most {MOST_EPISODES:,}."
+        yield f"`evaluation.problems: {config.evaluation.problems}` is too large. Set at most {MOST_EPISODES:,}."
 
 
 def check_judges(run: RunToCheck) -> Iterator[str]:
-    """Yield test sets that a model in this process judges."""
+    """Yield a message for each test set that is judged by a model in this process."""
     for name, each in run.config.evaluation.sets.items():
         if offers(each, UsesModels) and each.frozen_models:
             yield (
-                f"`evaluation.sets.{name}` is judged by '{each.frozen_models[0].path}', a model in this process. Name an endpoint as its judge."
+                f"`evaluation.sets.{name}` is judged by '{each.frozen_models[0].path}', a model in this "
+                "process. Use an endpoint as its judge."
             )
 
 
 def check_prices(run: RunToCheck) -> Iterator[str]:
-    """Yield prices of agents that do not exist."""
+    """Yield a message for each price of an agent that does not exist."""
     known = [*run.team.names, "default"]
     for name in run.config.evaluation.prices:
         if name not in known:
-            yield f"`evaluation.prices` names '{name}', which is not an agent of the team.{did_you_mean(name, known)}"
+            yield f"`evaluation.prices` contains '{name}', which is not an agent of the team.{did_you_mean(name, known)}"
 
 
 CHECKS: tuple[Check, ...] = (check_judges, check_prices)
@@ -584,32 +591,32 @@ class Timed(Settings):
     """Settings that every environment and every engine has."""
 
     timeout: Annotated[float, FREE] = Field(default=Patience.environment, gt=0, allow_inf_nan=False)
-    """Seconds after which one call of the environment, or one request to the engine, is given up; its episode then
-    fails. Time spent queueing (for the model, a connection, a sandbox) does not count, nor does time in which this
-    process is stopped."""
+    """Seconds after which one call of the environment, or one request to the engine, is aborted; its episode then fails.
+    Time in a queue (for the model, a connection, a sandbox) does not count, nor does time in which this process is
+    stopped."""
 
     """Tasks (groups) per step; each has `algorithm.group_size` episodes."""
 
 
 class EpisodeConfig(Settings):
-    """Limits of an episode, and the process of its environment."""
+    """Limits of an episode, and the processes of its environment."""
 
     timeout: Annotated[float, FREE] = Field(default=Patience.episode, gt=0, allow_inf_nan=False)
-    """Seconds after which it is given up and fails, counted from its start."""
+    """Seconds after its start at which an episode is aborted and fails."""
     environment_workers: Annotated[int, FREE] = Field(default=0, ge=0)
-    """Processes for the states of episodes, with their games, graders and sandboxes; 0 keeps them in this process. Results are
+    """Number of processes for episode states, with their games, graders and sandboxes; 0 keeps them in this process. Results are
     bitwise identical."""
     compaction: CompactionConfig | None = None
-    """How to shorten a conversation that no longer fits; with null its episode fails."""
+    """How to shorten a conversation that no longer fits the context; with null, its episode fails."""
     share_thoughts: bool = False
-    """True passes whole completions to other agents and to the environment; false removes thoughts (`<think>…</think>`)."""
+    """Whether other agents and the environment receive whole completions; false removes thoughts (`<think>…</think>`)."""
 
 
 class GraderConfig(Settings):
     """Limits of grading one text."""
 
     timeout: Annotated[float, FREE] = Field(default=Patience.grader, gt=0, allow_inf_nan=False)
-    """Seconds after which its episode fails. Time spent queueing for a sandbox or a judge does not count."""
+    """Seconds after which grading is aborted and the episode fails. Time in a queue for a sandbox or a judge does not count."""
 
 
 def timed(settings: type[Settings], section: str) -> type[Settings]:
@@ -632,12 +639,12 @@ def _timed(settings: type[Settings], section: str) -> type[Settings]:
 
 
 class RunConfig(Settings):
-    """Everything that a run depends on; the resolved form is written next to its results."""
+    """Everything that a run depends on; the resolved settings are written next to its results."""
 
     name: str = "run"
-    """The run's folder is `runs/NAME-TIME`, unless another is given."""
+    """The run's folder is `runs/NAME-TIME`, unless another folder is given."""
     description: Annotated[str, FREE] = ""
-    """Text for people; shown with the run."""
+    """A description for people, which is shown with the run."""
     seed: int = Field(default=0, ge=0)
     """Seed of all random draws: tasks, samples, initial weights of adapters and critics."""
     model: ModelConfig = ModelConfig()
@@ -651,7 +658,7 @@ class RunConfig(Settings):
     train_engine: Annotated[Section, Plugged(), FROM_HERE_ON]
     """Settings of the train engine that `train_engine.name` finds; `torch` by default."""
     start_from: StartFrom = Field(default_factory=dict)
-    """Agent, policy or `*` → what its weights start from: a run (`RUN`, `RUN@best`, `RUN@STEP`), a PEFT folder or a model; a
+    """Agent, policy or `*` → the source of its initial weights: a run (`RUN`, `RUN@best`, `RUN@STEP`), a PEFT folder or a model; a
     single value applies to every trained policy."""
     warmup: WarmupConfig | None = None
     reward_model: RewardModelConfig | None = None
@@ -661,16 +668,16 @@ class RunConfig(Settings):
     training: TrainingConfig = TrainingConfig()
     tasks: TasksConfig = TasksConfig()
     league: LeagueConfig | None = None
-    """Opponents of the learners; null is self-play."""
+    """Opponents of the learners; null means self-play."""
     entropy: EntropyConfig | None = None
-    """An entropy bonus for single agents; null leaves it to the algorithm's loss."""
+    """An entropy bonus for single agents; null uses only the setting of the algorithm's loss."""
     evaluation: Annotated[EvaluationConfig, FREE] = EvaluationConfig()
     checkpoint: Annotated[CheckpointConfig, FREE] = CheckpointConfig()
     trackers: Annotated[tuple[TrackerConfig, ...], FREE] = ()
     record: Annotated[RecordConfig, FREE] = RecordConfig()
     episodes: Annotated[EpisodesConfig, FREE] = EpisodesConfig()
     ray: Annotated[RayConfig, FROM_HERE_ON] = RayConfig()
-    """Actors of `--launch ray`; ignored otherwise."""
+    """The actors of `--launch ray`; ignored without it."""
 
     @property
     def patience(self) -> Patience:

@@ -1,4 +1,4 @@
-"""The base models of a team while it is built."""
+"""The base models of a team while the team is built."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BASE = "base"
 
 
 class Bases:
-    """The base models of a team while it is built: path, data type and device of each."""
+    """The path, data type and device of each base model of a team while the team is built."""
 
     def __init__(self, model: ModelConfig, team: TeamConfig, absent: list[str] | None = None) -> None:
         """Add the run's base. A missing device raises ConfigError, or is added to `absent`."""
@@ -23,9 +23,9 @@ class Bases:
     def add(
         self, base: str, path: str, dtype: str | None, device: str | None, setting: str, like: str = BASE
     ) -> None:
-        """Add a base; by default with the type and device of the base `like`.
+        """Add a base model; by default, its data type and device are those of the base `like`.
 
-        Raises ConfigError, which names the `setting`, for a device that cannot be used.
+        Raises a ConfigError that names the `setting` for a device that cannot be used.
         """
         other = self.places.get(like, Place(self._model.dtype, self._model.device))
         self.paths[base], self.places[base] = path, Place(dtype or other.dtype, device or other.device)
@@ -33,18 +33,18 @@ class Bases:
             check_device(self.places[base].device, setting)
 
     def frozen(self, base: str) -> str:
-        """Return a frozen base for critics: this one, unless `team.critic_model`, `critic_dtype` or `critic_device` is set."""
+        """Return a frozen base model for critics: `base`, unless `team.critic_model`, `critic_dtype` or `critic_device` is set."""
         own = (self._team.critic_model, self._team.critic_dtype, self._team.critic_device)
         return base if own == (None, None, None) else self._copy(base)
 
     def untrained(self, policy: Policy) -> str:
-        """Return a base for critics that no policy trains: the policy's base if the policy is an adapter, else a frozen copy."""
+        """Return a base model for critics that no policy trains: the policy's base if the policy is an adapter, otherwise a frozen copy."""
         if policy.endpoint is not None or policy.lora is not None or not policy.trained:
             return self.frozen(policy.base or BASE)
         return self._copy(policy.base)
 
     def moving(self, policy: Policy, critic: str) -> str:
-        """Return a base for one critic that trains all weights: a copy of the critics' model, or of the policy's."""
+        """Return a base model for one critic that trains all weights: a copy of the critics' model, or of the policy's model."""
         return self._copy(policy.base or BASE, f"{critic}@model")
 
     def _copy(self, base: str, name: str | None = None) -> str:

@@ -1,4 +1,4 @@
-"""An environment as plain data, from which another process makes an equal one: the name of its class, and its settings."""
+"""An environment as plain data (the name of its class, and its settings), from which another process creates an equal environment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kapelle.settings.schema import timed
 
 
 def check_workers(run: RunToCheck) -> Iterator[str]:
-    """Yield why episodes cannot have their states in worker processes; raise ConfigError if these cannot make the environment."""
+    """Yield the reasons why episode states cannot be in worker processes; raise ConfigError if workers cannot create the environment."""
     environment = run.config.environment
     if not run.config.episode.environment_workers:
         return
@@ -34,11 +34,11 @@ def check_workers(run: RunToCheck) -> Iterator[str]:
     models = environment.frozen_models if offers(environment, UsesModels) else ()
     if models and not offers(environment, RewardsEpisodes):
         yield (
-            f"Episodes of `{environment.name}` use '{models[0].path}', a model in this process. Set `episode.environment_workers: 0`, or "
-            "name an endpoint."
+            f"Episodes of `{environment.name}` use '{models[0].path}', a model in this process. Set "
+            "`episode.environment_workers: 0`, or use an endpoint for this model."
         )
     if offers(environment, OpensStates):
-        yield f"Episodes of `{environment.name}` are on its servers. Set `episode.environment_workers: 0`."
+        yield f"The states of `{environment.name}` episodes are on its servers. Set `episode.environment_workers: 0`."
     else:
         environment_form(environment)
 
@@ -46,7 +46,7 @@ def check_workers(run: RunToCheck) -> Iterator[str]:
 def environment_form(environment: Environment) -> dict[str, Any]:
     """Return an environment as JSON that `environment_from` reads.
 
-    Raises ConfigError if another process could not import its class, or would make a different environment.
+    Raises ConfigError if another process could not import its class, or would create a different environment.
     """
     if not isinstance(environment, Settings):
         raise ConfigError(f"The environment '{environment.name}' must be a subclass of kapelle.Settings.")
@@ -56,14 +56,14 @@ def environment_form(environment: Environment) -> dict[str, Any]:
         made = environment_from(form)
         same = isinstance(made, Settings) and made.model_dump(mode="json") == settings
     except (pydantic.ValidationError, ConfigError) as error:
-        raise _not_importable(environment, f"cannot be made from its settings: {error}") from None
+        raise _not_importable(environment, f"cannot be created from its settings: {error}") from None
     if not same:
-        raise _not_importable(environment, "differs when it is made from its settings")
+        raise _not_importable(environment, "differs when it is created again from its settings")
     return form
 
 
 def environment_from(form: Mapping[str, Any]) -> Environment:
-    """Return the environment of a form."""
+    """Return the environment that the JSON `form` describes."""
     kind = environment_class(form["class"])
     if "timeout" in form["settings"]:
         kind = timed(kind, "environment")
@@ -81,13 +81,13 @@ def _importable_name(environment: Settings, name: object) -> str:
         try:
             if isinstance(each, str) and _is(own, environment_class(each)):
                 return each
-        except ConfigError:  # the name belongs to another class
+        except ConfigError:  # another class has this name
             pass
     raise _not_importable(environment, f"is not what `{found}` imports")
 
 
 def _is(own: type, found: type) -> bool:
-    """Return whether a class is the one that was found, except for the additions of `timed`."""
+    """Return whether two classes are the same, apart from the additions of `timed`."""
     return issubclass(own, found) and (own.__module__, own.__qualname__) == (
         found.__module__,
         found.__qualname__,
@@ -97,6 +97,6 @@ def _is(own: type, found: type) -> bool:
 def _not_importable(environment: Settings, why: str) -> ConfigError:
     kind = type(environment)
     return ConfigError(
-        f"`episode.environment_workers` needs an importable environment, but {kind.__qualname__} {why}. Define it in a module, and name it "
-        "`module:Class`; or set `episode.environment_workers: 0`."
+        f"`episode.environment_workers` needs an importable environment, but {kind.__qualname__} {why}. "
+        "Define it in a module and refer to it as `module:Class`, or set `episode.environment_workers: 0`."
     )

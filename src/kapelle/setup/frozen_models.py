@@ -18,14 +18,14 @@ from kapelle.team import Agent, Policy, Team
 from kapelle.types import Message, Sampling
 
 FROZEN = "frozen"
-"""Name of the policy of such a model."""
+"""The policy name of a frozen model."""
 
 
 class FrozenModels:
-    """Frozen models, each in its own engine, which samples greedily."""
+    """Frozen models, each of which has its own engine and samples greedily."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Take the section `model`; its settings apply to these models too."""
+        """Take the section `model`, whose settings apply to these models too."""
         self._config = config
         self._engines: dict[str, RolloutEngine] = {}
 
@@ -47,8 +47,8 @@ class FrozenModels:
         self._engines.clear()
 
     def _load(self, path: str) -> RolloutEngine:
-        """Load a model, or an adapter on its base; raise EngineError if that fails, because no episode caused the failure."""
-        before = capture_random()  # loading must not change the random draws of the run
+        """Load a model, or an adapter on its base model; raise EngineError if this fails, because no episode caused the failure."""
+        before = capture_random()  # loading a model must not change the random draws of the run
         try:
             base, adapter = base_and_adapter(path)
             lora = None if adapter is None else read_lora(Path(adapter))

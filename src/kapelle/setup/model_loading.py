@@ -31,7 +31,7 @@ from kapelle.team import Place, Team
 from kapelle.types import Message
 
 ENDPOINT_SECONDS = 120.0
-"""Maximum seconds of one request to an endpoint; `engine.timeout` bounds all its retries together."""
+"""Maximum time of one request to an endpoint, in seconds; `engine.timeout` limits the total time of the request and its retries."""
 IN_MEMORY = "in-memory"
 """Path of a model that the caller passed in instead of a path."""
 
@@ -43,10 +43,13 @@ def name_model(sections: Mapping[str, Any], given: dict[str, LanguageModel]) -> 
         given[IN_MEMORY] = model
         return {**sections, "model": {"path": IN_MEMORY}}
     if model is None and "model" in sections:
-        raise ConfigError("`model` is None. Name a folder, a hub model or 'embedded', the tiny one.")
+        raise ConfigError(
+            "`model` is None. Give a folder, a hub model or 'embedded', the tiny built-in model."
+        )
     if model is not None and not isinstance(model, str | Path | Mapping | Settings):
         raise ConfigError(
-            f"`model` is {type(model).__name__}. Name a folder or a hub model, or give kapelle.LanguageModel(model, tokenizer)."
+            f"`model` is of type {type(model).__name__}. Give a folder, a hub model or "
+            "kapelle.LanguageModel(model, tokenizer)."
         )
     return {**sections, "model": {"path": str(model)}} if isinstance(model, str | Path) else dict(sections)
 
@@ -54,10 +57,10 @@ def name_model(sections: Mapping[str, Any], given: dict[str, LanguageModel]) -> 
 def load_models(
     team: Team, config: ModelConfig, given: Mapping[str, LanguageModel]
 ) -> dict[str, LanguageModel]:
-    """Return every base of a team on its device; those in `given` are used as they are, others are loaded.
+    """Return every base model of a team on its device; models in `given` are used unchanged, and others are loaded.
 
-    Frozen bases with the same path, type and device share one model in memory. With a base on CUDA, `config.tf32` is set for this
-    process.
+    Frozen base models with the same path, data type and device share one model in memory. If a base model is on CUDA,
+    `config.tf32` is set for this process.
     """
     models: dict[str, LanguageModel] = {}
     frozen: dict[tuple[str, Place], LanguageModel] = {}
@@ -68,14 +71,14 @@ def load_models(
         if not trained and (path, place) in frozen:
             model = frozen[path, place]
         elif model is None:
-            template = config.chat_template if path == config.path else None  # other models bring their own
+            template = config.chat_template if path == config.path else None  # other models have their own
             own = {"path": path, "dtype": place.dtype, "device": place.device, "chat_template": template}
             model = load_language_model(config.model_copy(update=own), trained=trained)
-        elif id(model) in taken:  # a second base of this model, trained or on another device
+        elif id(model) in taken:  # a second base with this model, which is trained or on another device
             if model.bank.adapters:
                 raise ModelError(
-                    f"The team needs the model '{path}' twice, but the one in memory still has adapters of an earlier use. "
-                    "Pass a new model."
+                    f"The team needs the model '{path}' twice, but the given model in memory still has "
+                    "adapters from earlier use. Pass a new model."
                 )
             model = copy_language_model(model, path)
         if not trained:
@@ -83,7 +86,7 @@ def load_models(
         taken.add(id(model))
         models[base] = model.to(place.device)
     if any(model.device.type == "cuda" for model in models.values()):
-        # This flag agrees with torch's other one, and leaves products on the CPU unchanged.
+        # This flag is consistent with torch's other flag, and does not affect matrix products on the CPU.
         torch.backends.cuda.matmul.allow_tf32 = config.tf32
     return models
 
@@ -93,8 +96,9 @@ def load_weights(
 ) -> Callable[[str], Mapping[str, torch.Tensor]]:
     """Add a team's adapters to its models and load saved weights, for a team that does not train.
 
-    `models` are by base name; `folders` are by policy, and have precedence over `policy.past`. Returns a function from a policy's
-    name to its weights. Raises ModelError for weights that do not fit or were trained on another base.
+    `models` maps the names of base models to models; `folders` maps policies to folders, which take precedence over
+    `policy.past`. Returns a function that maps a policy's name to its weights. Raises ModelError for weights that do
+    not fit or were trained on another base model.
     """
     for policy in team.policies.values():
         if policy.endpoint is None and policy.lora is not None:
@@ -122,7 +126,7 @@ def build_engine(
     team: Team,
     others: RolloutEngine | None = None,
 ) -> RolloutEngine:
-    """Return the engine of all policies of a team: the recipe's engine, and one for endpoints if needed.
+    """Return the engine for all policies of a team: the recipe's engine and, if needed, one for endpoints.
 
     `others` is an engine that samples for the policies that it holds.
     """
@@ -146,9 +150,9 @@ def build_train_engine(
     models: Mapping[str, LanguageModel],
     ranks: Ranks = ALONE,
 ) -> TrainEngine:
-    """Return the recipe's train engine, which holds the weights that are trained; `models` are by base name.
+    """Return the recipe's train engine, which holds the trained weights; `models` maps the names of base models to models.
 
-    `ranks` are the processes that build the same one.
+    `ranks` are the processes that build the same engine.
     """
     training = config.training
     embeddings = algorithm.need(Embeddings)
@@ -173,10 +177,10 @@ def build_train_engine(
 
 
 def teacher(config: RunConfig, team: Team, models: Mapping[str, LanguageModel]) -> ScriptedEngine:
-    """Return an engine that answers for every agent from the environment's records or script, in the models' tokens."""
+    """Return an engine that generates every agent's completions from the environment's records or script, in the models' tokens."""
     environment = config.environment
     assert offers(environment, Recorded) or offers(environment, Scripted), (
-        "`check_run` raises an error without demonstrations"
+        "`check_run` raises an error if there are no demonstrations"
     )
 
     def demonstrate(request: Request) -> str | Message:

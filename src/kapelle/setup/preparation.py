@@ -1,4 +1,4 @@
-"""One preparation for training, validating, comparing and playing: every check, before a model is loaded.
+"""The preparation that training, validating, comparing and playing share: all checks are made before a model is loaded.
 
 prepared = prepare(config, given)      raises the first error that the run would raise
 models = prepared.load()               this takes memory
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
     from kapelle.models.language_model import LanguageModel
 
 
-# -------- Contents of weight files, which `validate` checks and a run checks when it loads them
+# -------- Contents of weight files: `validate` checks them here, and a run checks them when it loads them
 
 
 def looked_into(run: RunToCheck, models: Mapping[str, Outline]) -> Iterator[str]:
-    """Yield the contents of each model's and adapter's files; raise ModelError for files that cannot be loaded."""
+    """Yield the result of the checks of each model's and adapter's files; raise ModelError for files that cannot be loaded."""
     for path, outline in {path: models[base] for base, path in run.team.bases.items()}.items():
         if path in run.given or path == "embedded":
             continue
@@ -64,10 +64,13 @@ def looked_into(run: RunToCheck, models: Mapping[str, Outline]) -> Iterator[str]
             yield f"{path}: not downloaded yet, so its weights are not checked"
             continue
         unchanged = verify_folder(folder)
-        yield f"{path}: {_tried(run.config, path, outline)}{', and as kapelle wrote it' if unchanged else ''}"
+        yield (
+            f"{path}: "
+            f"{_tried(run.config, path, outline)}{', and unchanged since kapelle wrote it' if unchanged else ''}"
+        )
     for policy in run.team.every.values():
         if policy.past is not None and verify_folder(Path(policy.past)):
-            yield f"{policy.past}: as kapelle wrote it"
+            yield f"{policy.past}: unchanged since kapelle wrote it"
 
 
 def _tried(config: RunConfig, path: str, outline: Outline) -> str:
@@ -77,7 +80,7 @@ def _tried(config: RunConfig, path: str, outline: Outline) -> str:
         replays = config.model.routing == "replayed"
         small = check_architecture(path, replays_routing=replays)
         if small is None:
-            later.append("the output head (no small model can be made of these settings)")
+            later.append("the output head (no small model can be created from these settings)")
         elif replays and isinstance(config.engine, RecordsRouting):
             config.engine.check_recording(small)
     then = f"; {' and '.join(later)} checked when it is loaded" if later else ", weights fit"
@@ -87,15 +90,15 @@ def _tried(config: RunConfig, path: str, outline: Outline) -> str:
 # -------- The preparation
 
 DOUBT = "doubt"
-"""Word in place of a check's name: the run can train, but it may not do what was intended."""
+"""Passed instead of a check's name: the run can train, but it may not do what was intended."""
 
 Passed = Callable[[str, str], None]
-"""Function that is called after each check that passed, with the check's name and result; and for each `DOUBT`."""
+"""Function that is called with the name and result of each check that passed, and for each `DOUBT`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
-    """A run that passed all checks, and its parts, without weights."""
+    """A run that passed all checks, with its parts but without weights."""
 
     config: RunConfig
     given: Mapping[str, LanguageModel]
@@ -105,18 +108,18 @@ class PreparedRun:
     outlines: Mapping[str, Outline]
     """Base name → the model without its weights."""
     notes: tuple[str, ...] = ()
-    """Notes on the tasks: how many are excluded, and how many steps they make."""
+    """Notes about the tasks: how many are excluded, and the resulting number of steps."""
     excluded: tuple[str, ...] = ()
-    """How many tasks and rows are excluded, and why: one sentence for each reason and split; the run records it."""
+    """How many tasks and rows are excluded, and why: one sentence for each reason and split. The run records these."""
     doubts: tuple[str, ...] = ()
     """Effects that may be unintended, such as a `max_tokens` beyond the context."""
 
     def on_bases(self, bases: Mapping[str, str], held: Mapping[str, LanguageModel]) -> PreparedRun:
-        """Return the same run on other bases (name → path); `held` are models in memory, by path."""
+        """Return the same run with other base models (name → path); `held` are models in memory, by path."""
         return replace(self, team=replace(self.team, bases=bases), given={**self.given, **held})
 
     def load(self) -> dict[str, LanguageModel]:
-        """Return every base of the team with its weights, by base name; ModelError for one that cannot be read."""
+        """Return every base model of the team with its weights, by name; raises ModelError for a model that cannot be read."""
         from kapelle.setup.model_loading import load_models
 
         return load_models(self.team, self.config.model, self.given)
@@ -134,10 +137,10 @@ def prepare(
 ) -> PreparedRun:
     """Make every check that needs no weights, and return the prepared run.
 
-    `given` are models in memory, by path. Without `training`, checks that only training needs are skipped; for a run `elsewhere`,
-    so are checks of this machine's packages and devices. `renderer_of` reads tokenisers. `passed` is called after each check.
-    With `absent`, what this machine lacks (a package, rows, a model) is added to it, and checks that need it are skipped. Raises
-    the first KapelleError that the run would raise.
+    `given` are models in memory, by path. Without `training`, checks that only training needs are skipped; for a run
+    `elsewhere`, checks of this machine's packages and devices are skipped too. `renderer_of` reads tokenisers. `passed`
+    is called after each check. If `absent` is given, anything that this machine lacks (a package, rows, a model) is
+    added to it, and checks that need it are skipped. Raises the first KapelleError that the run would raise.
     """
     given = given or {}
     doubts: list[str] = []
@@ -176,13 +179,14 @@ def prepare(
     report("algorithm", f"{algorithm.name} can train this team")
     best = config.checkpoint.best
     if training and best is not None and (meant := misspelt(best)):
-        report(DOUBT, f"kapelle has no metric '{best}' (`checkpoint.best`).{meant}")
+        report(DOUBT, f"`checkpoint.best` is '{best}', which is not a metric of kapelle.{meant}")
     report("workflow", f"{config.workflow.name} works with {config.environment.name}")
     turns = config.workflow.most_turns(team.names) if isinstance(config.workflow, CountsTurns) else None
     for agent in team.names:
         if turns is not None and not turns[agent] and team.policy(agent).trained:
             report(
-                DOUBT, f"Agent '{agent}' learns, but takes no turn in the workflow `{config.workflow.name}`."
+                DOUBT,
+                f"Agent '{agent}' is trained, but the workflow `{config.workflow.name}` gives it no turn.",
             )
     if passed is not None:
         report("data", _data(config))
@@ -191,7 +195,7 @@ def prepare(
     with noting(absent, *run.unneeded):
         for note in check_prompts(run, renderers_of(run, given, renderer_of)):
             report(DOUBT, note)
-        report("prompts", f"the opening ones of {PROMPTS} tasks of each split fit the context")
+        report("prompts", f"the first prompts of {PROMPTS} tasks of each split fit the context")
     models: Mapping[str, Outline] = {}
     with noting(absent):
         models = read_outlines(team, config.model, given)
@@ -223,7 +227,7 @@ def _check_models(run: RunToCheck, models: Mapping[str, Outline], report: Passed
 
 
 def in_training(config: RunConfig, team: Team) -> str:
-    """Return which weights train, and at which rate: `adapters of rank 16 on all-linear (solver) at lr 1e-05`."""
+    """Return which weights are trained, and at which learning rate: `adapters of rank 16 on all-linear (solver) at lr 1e-05`."""
     usual, found = config.optimizer, dict[tuple[str, float], list[str]]()
     learners: list[Policy | Critic] = [*team.policies.values(), *team.critics.values()]
     for each in learners:
@@ -241,27 +245,26 @@ def in_training(config: RunConfig, team: Team) -> str:
 
 
 def _counted(config: RunConfig, too_long: int) -> tuple[RunConfig, tuple[str, ...]]:
-    """Return the settings with the steps of `training.epochs` epochs over the remaining tasks, and a note."""
+    """Return the settings with the number of steps that `training.epochs` epochs over the remaining tasks take, and a note."""
     environment, training = config.environment, config.training
     if training.epochs is None:
         return config, ()
     count = environment.size("train")
     if count is None:
         raise ConfigError(
-            f"`training.epochs` counts tasks, and those of `{environment.name}` have no end. Set `training.epochs: null` and `training.steps`."
+            f"`training.epochs` needs a finite number of tasks, but `{environment.name}` generates tasks "
+            "without end. Set `training.epochs: null` and `training.steps`."
         )
     count -= too_long
     steps = ceil(training.epochs * count / training.tasks_per_step)
     tasks = "task" if count == 1 else "tasks"
-    note = (
-        f"{training.epochs:g} epochs of {count} {tasks}, {training.tasks_per_step} a step, are {steps} steps"
-    )
+    note = f"{training.epochs:g} epochs of {count} {tasks}, with {training.tasks_per_step} per step, are {steps} steps"
     changed = training.model_copy(update={"steps": steps})
     return config.model_copy(update={"training": changed}), (note,)
 
 
 def _check_shapes(run: RunToCheck, models: Mapping[str, Outline]) -> Iterator[str]:
-    """Raise ConfigError for settings that models of these shapes (by base) do not support; yield faults of several processes."""
+    """Raise ConfigError for settings that models of these shapes do not support; yield faults that concern several processes."""
     config, team = run.config, run.team
     if config.model.routing == "replayed":
         for model in models.values():
@@ -272,7 +275,8 @@ def _check_shapes(run: RunToCheck, models: Mapping[str, Outline]) -> Iterator[st
         models[base].layers.routers for base in team.trained_bases
     ):
         raise ConfigError(
-            "`model.router: trained` needs a mixture of experts that trains all its weights. Set `model.router: frozen`."
+            "`model.router: trained` needs a mixture-of-experts model of which all weights are trained. Set "
+            "`model.router: frozen`."
         )
     engine, started = config.train_engine, launched_rank()
     if not isinstance(engine, Fsdp) or engine.tensor_parallel == 1:
@@ -287,11 +291,11 @@ def _check_shapes(run: RunToCheck, models: Mapping[str, Outline]) -> Iterator[st
         except ConfigError as error:
             if started is not None:
                 raise
-            yield f"{error} (One process alone splits nothing.)"
+            yield f"{error} (With a single process, nothing is split.)"
 
 
 def connect(settings: object) -> None:
-    """Let an environment, and those inside it, request descriptions from their servers."""
+    """Make an environment, and the environments inside it, request descriptions from their servers."""
     for _, part in parts_of(settings):
         if offers(part, Described):
             part.connect()
@@ -312,20 +316,20 @@ def excluded_rows(config: RunConfig) -> list[str]:
     return [f"{split}: {skipped}" for split, skipped in report_of(config.environment).skipped().items()]
 
 
-# -------- Settings without the programs that a run would start
+# -------- Removing the programs that a run would start from its settings
 
 S = TypeVar("S")
 
 
 def without_programs(settings: S) -> tuple[S, list[str]]:
-    """Return settings without the MCP servers among their tools, and the command or address of each."""
+    """Return settings without the MCP servers among their tools, and the command or URL of each server."""
     excluded: list[str] = []
     changed: S = _without(settings, excluded)
     return changed, excluded
 
 
 def _without(value: Any, excluded: list[str]) -> Any:
-    """Return a value of settings without servers; the same object if it has none."""
+    """Return a value in settings without its servers; the same object if it has no servers."""
     if isinstance(value, Settings):
         found = {name: _without(getattr(value, name), excluded) for name in type(value).model_fields}
         changed = {name: each for name, each in found.items() if each is not getattr(value, name)}

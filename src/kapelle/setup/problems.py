@@ -1,10 +1,12 @@
-"""The problems on which a run is tested, and the check that it trains on none of them.
+"""The problems on which a run is tested, and the check that the run does not train on any of them.
 
-Two problems are equal if their words, numbers and signs are: spaces, capitals and punctuation of sentences do not count. Images
-count, because the same question may be asked about many images. Games have no questions, and are never compared.
+Two problems are equal if their words, numbers and mathematical signs are equal; spaces, capitalisation and the
+punctuation of sentences are ignored. Images are compared too, because the same question may be asked about many images.
+Games have no questions, and are never compared.
 
-A finite training split is compared with every further test set (`evaluation.sets`) before a model loads; rows in both are an error.
-Tasks of a generated split are compared when they are drawn, and another task replaces a problem of a test set.
+A finite training split is compared with every further test set (`evaluation.sets`) before a model is loaded; rows that
+are in both raise an error. Tasks of a generated split are compared when they are drawn, and a task that is in a test
+set is replaced by another task.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ from kapelle.types import Split, Task
 Fits = Callable[[Task], bool]
 
 SIGNS = frozenset("+-*/^%()[]{}!.")
-"""Characters that are kept, with letters, numbers and mathematical symbols; others are punctuation."""
+"""Characters that are kept, in addition to letters, numbers and mathematical symbols; all other characters are punctuation."""
 KEPT = frozenset({"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "No", "Sm"})
-"""Unicode's categories of letters with their marks, of numbers, and of mathematical symbols."""
+"""Unicode categories of letters and their marks, numbers, and mathematical symbols."""
 LOOKED_AT = 256
-"""Tasks of a generated training split that are compared with the test sets."""
+"""Number of tasks of a generated training split that are compared with the test sets."""
 
 
 def same_words(question: str) -> str:
@@ -40,7 +42,7 @@ def same_words(question: str) -> str:
     )
     text = unicodedata.normalize("NFKC", "".join(raised)).casefold().replace("\N{MINUS SIGN}", "-")
     text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
-    # Full stops and exclamation marks that end sentences, and hyphens within words.
+    # Remove full stops and exclamation marks at the end of sentences, and hyphens within words.
     text = re.sub(r"(?<!\d)\.|\.(?!\d)|(?<![\d)])!|(?<=[^\W\d_])-(?=[^\W\d_])", " ", text)
     kept = "".join(each if each in SIGNS or unicodedata.category(each) in KEPT else " " for each in text)
     words = re.sub(r"\s*([^\w\s])\s*", _unspaced, " ".join(kept.split()))
@@ -53,7 +55,7 @@ def _unspaced(found: re.Match[str]) -> str:
 
 
 def problem_of(environment: Environment, task: Task) -> str | None:
-    """Return the normal form of a task, which equal problems share; None for a task without a question."""
+    """Return the normal form of a task, which is the same for equal problems; None for a task without a question."""
     if not task.question:
         return None
     shown = f" {task.data}" if offers(environment, ShowsImages) else ""
@@ -63,18 +65,19 @@ def problem_of(environment: Environment, task: Task) -> str | None:
 def choose_tasks(
     environment: Environment, split: Split, count: int, seed: int = 0, fits: Fits | None = None
 ) -> list[Task]:
-    """Return `count` tasks of a split by a seeded draw, without repetition if the split is finite.
+    """Return `count` tasks of a split, drawn with a seed, and without repetition if the split is finite.
 
-    Tasks for which `fits` is false are excluded.
+    Tasks for which `fits` returns False are excluded.
     """
     size = environment.size(split)
     if size == 0:
         raise ConfigError(
-            f"`{environment.name}` has no tasks in the split '{split}', which is: {environment.sources[split]}. Give it some: "
-            "`eval_dataset=` of `kapelle.train`, or `environment.eval_path`."
+            f"`{environment.name}` has no tasks in the split '{split}' (source: "
+            f"{environment.sources[split]}). Provide tasks with `eval_dataset=` of `kapelle.train`, or with "
+            "`environment.eval_path`."
         )
     if size is None:
-        # Generated tasks may repeat; 20 draws for each find those that differ, if there are enough.
+        # Generated tasks may repeat; 20 draws per task find enough different ones, if they exist.
         chosen: dict[str, Task] = {}
         for index in range(20 * count):
             task = task_of(environment, split, index)
@@ -95,7 +98,7 @@ def choose_tasks(
 def problems_of(
     environment: Environment, settings: EvaluationConfig, fits: Fits | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Yield each problem of a test set, with its question: all of a finite split, otherwise those that an evaluation draws."""
+    """Yield each problem of a test set with its question: all problems of a finite split, otherwise those that an evaluation draws."""
     size = environment.size("test")
     count = max(settings.problems, settings.problems_while_training)
     tasks = (
@@ -110,7 +113,7 @@ def problems_of(
 
 
 def untested(config: RunConfig, fits: Fits | None = None) -> Fits | None:
-    """Return a filter of training tasks: in none of the further test sets, and `fits`; None without test sets and `fits`."""
+    """Return a filter for training tasks that `fits` accepts and that no further test set contains; None if there is nothing to filter."""
     settings = config.evaluation
     if not settings.sets:
         return fits
@@ -130,10 +133,10 @@ def untested(config: RunConfig, fits: Fits | None = None) -> Fits | None:
 
 
 def check_sets(config: RunConfig, team: Team) -> list[str]:
-    """Check the further test sets; return notes on the problems that training excludes.
+    """Check the further test sets; return notes about the problems that training excludes.
 
-    Raises ConfigError for a set that does not suit this team, that holds training rows, or that holds all problems of a
-    generator.
+    Raises ConfigError for a set that does not suit this team, that contains training rows, or that contains all
+    problems of a generator.
     """
     if not config.evaluation.sets:
         return []
@@ -164,19 +167,20 @@ def check_sets(config: RunConfig, team: Team) -> list[str]:
         if not known:
             continue
         where, source = f"`evaluation.sets.{name}`", f"`{environment.name}`, {environment.sources['train']}"
-        first = f"the first one {next(iter(known.values()))!r:.60}"
+        first = f"such as {next(iter(known.values()))!r:.60}"
         if size is not None:
             raise ConfigError(
-                f"{where}: {len(known)} of its {len(problems)} problems are trained on too ({source}), {first}. Remove them from the "
-                "training rows."
+                f"{where}: {len(known)} of its {len(problems)} problems are also in the training data "
+                f"({source}), {first}. Remove them from the training rows."
             )
         if trained <= known.keys():
             raise ConfigError(
-                f"{where} holds all {len(trained)} problems of {LOOKED_AT} tasks that training draws ({source}), {first}. Give the set "
-                "other settings than `environment`."
+                f"{where} contains all {len(trained)} problems of {LOOKED_AT} tasks that training draws "
+                f"({source}), {first}. Give the set settings that differ from those of `environment`."
             )
         notes.append(
-            f"{where} holds {len(known)} of {len(trained)} problems that training would draw, {first}; training excludes them"
+            f"{where} contains {len(known)} of {len(trained)} problems that training would draw, {first}; "
+            "training excludes them"
         )
     return notes
 

@@ -1,4 +1,4 @@
-"""Lengths of the first prompts of tasks, by the models' tokenisers; no model is loaded."""
+"""Lengths of the first prompts of tasks, measured with the models' tokenisers; no model is loaded."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from kapelle.models.renderer import ChatRenderer, ReadRenderer
 
 Renderers: TypeAlias = "Mapping[str, ChatRenderer]"
-"""Path of a base → what renders prompts for it."""
+"""Path of a base model → the renderer of its prompts."""
 
 
 def renderers_of(run: RunToCheck, given: Mapping[str, LanguageModel], read: ReadRenderer) -> Renderers:
-    """Return the renderers of a team's bases, those of models in memory (`given`, by path) and those that are read."""
+    """Return the renderers of a team's base models: those of models in memory (`given`, by path), and those that are read from files."""
     paths = dict.fromkeys(run.team.bases.values())
     return {path: given[path].renderer if path in given else read(path, run.config.model) for path in paths}
 
@@ -34,7 +34,7 @@ def renderers_of(run: RunToCheck, given: Mapping[str, LanguageModel], read: Read
 def short_enough(config: RunConfig, team: Team, renderer_of_policy: Callable[[str], Renderer]) -> Fits | None:
     """Return whether a task's first prompts are within `tasks.max_prompt_tokens`; None without a limit.
 
-    Agents behind endpoints are excluded: only their servers can count tokens.
+    Agents that are endpoints are excluded, because only their servers can count tokens.
     """
     most = config.tasks.max_prompt_tokens
     if most is None:
@@ -64,7 +64,7 @@ def _short_enough(run: RunToCheck, renderers: Renderers) -> Fits | None:
 
 
 def excluded_tasks(run: RunToCheck, renderers: Renderers) -> dict[Split, tuple[int, str]]:
-    """Return, for each finite split, how many tasks `tasks.max_prompt_tokens` excludes, and a note; raise ConfigError if it excludes all."""
+    """Return how many tasks of each finite split `tasks.max_prompt_tokens` excludes, and a note; raise ConfigError if it excludes all."""
     environment, most = run.config.environment, run.config.tasks.max_prompt_tokens
     fits, found = _short_enough(run, renderers), dict[Split, tuple[int, str]]()
     limit = "too many tokens for the model" if most == "context" else f"more than {most} tokens"
@@ -77,7 +77,7 @@ def excluded_tasks(run: RunToCheck, renderers: Renderers) -> dict[Split, tuple[i
         if longer == size > 0:
             raise ConfigError(
                 f"`tasks.max_prompt_tokens: {most}` excludes all {size} tasks of `{environment.name}` ({split}). "
-                "Raise it, or set a lower `sampling.max_tokens`."
+                "Raise the limit, or set a lower `sampling.max_tokens`."
             )
         found[split] = (
             longer,
@@ -87,14 +87,14 @@ def excluded_tasks(run: RunToCheck, renderers: Renderers) -> dict[Split, tuple[i
 
 
 PROMPTS = 64
-"""Number of tasks per split whose first prompt's length is checked."""
+"""Number of tasks per split for which the length of the first prompt is checked."""
 
 
 def check_prompts(run: RunToCheck, renderers: Renderers) -> tuple[str, ...]:
     """Raise ContextError if a first prompt of the first tasks leaves no room in the model's context.
 
-    Loads tokenisers, and no models. Later prompts depend on the episode, and are checked during it. Returns notes on chat templates
-    and on completions that have less room than `max_tokens`.
+    Loads tokenisers, but no models. Later prompts depend on the episode, and are checked during it. Returns notes about
+    chat templates and about completions that have less room than `max_tokens`.
     """
     team, environment = run.team, run.config.environment
     _check_readers(run, renderers)
@@ -114,8 +114,9 @@ def check_prompts(run: RunToCheck, renderers: Renderers) -> tuple[str, ...]:
         tokens, most = longest.get(agent.name, 0), agent.sampling.max_tokens
         if tokens + most > renderer.context:
             notes.append(
-                f"Agent '{agent.name}' may generate {most} tokens (`max_tokens`), but after a prompt of {tokens} only "
-                f"{renderer.context - tokens} fit: the model reads {renderer.context}."
+                f"Agent '{agent.name}' may generate {most} tokens (`max_tokens`), but after a prompt of "
+                f"{tokens} tokens only {renderer.context - tokens} fit, because the model's context has "
+                f"{renderer.context} tokens."
             )
         notes += _check_form(agent, renderer)
     need = run.algorithm.critic
@@ -124,27 +125,29 @@ def check_prompts(run: RunToCheck, renderers: Renderers) -> tuple[str, ...]:
         reads = min(renderers[team.bases[critic.base]].context for critic in team.critics.values())
         if most > reads:
             notes.append(
-                f"The central critic reads what all agents read and wrote: {most} tokens in a first round, and its model reads {reads}."
+                f"The central critic reads the prompts and completions of all agents: up to {most} tokens in "
+                f"the first round, but its model's context has {reads} tokens."
             )
     return tuple(dict.fromkeys(notes))
 
 
 def _tokens(agent: Agent, task: Task, renderer: ChatRenderer) -> int:
-    """Return the tokens of an agent's first prompt for a task; raise ContextError if no completion fits after it."""
+    """Return the number of tokens of an agent's first prompt for a task; raise ContextError if no completion fits after it."""
     try:
         tokens = len(renderer.start(opening(agent, task)))
     except ContextError as error:
         raise ContextError(f"Agent '{agent.name}' cannot read task {task.id}. {error}") from None
     if tokens >= renderer.context:
         raise ContextError(
-            f"The prompt of agent '{agent.name}' for task {task.id} has {tokens} tokens; the model reads {renderer.context}. "
-            "Use a model with a longer context (`model.embedded.context`), or shorter prompts."
+            f"The prompt of agent '{agent.name}' for task {task.id} has {tokens} tokens, but the model's "
+            f"context has {renderer.context}. Use a model with a longer context (`model.embedded.context`), "
+            "or shorter prompts."
         )
     return tokens
 
 
 def _check_form(agent: Agent, renderer: ChatRenderer) -> tuple[str, ...]:
-    """Raise ConfigError for a constraint that no completion of `max_tokens` tokens satisfies; return notes."""
+    """Raise ConfigError if no completion within `max_tokens` tokens can satisfy the constraint; return warnings to display."""
     constraint, most = agent.sampling.constraint, agent.sampling.max_tokens
     if constraint is None or constraint.is_legal:
         return ()
@@ -153,7 +156,8 @@ def _check_form(agent: Agent, renderer: ChatRenderer) -> tuple[str, ...]:
         text = max(lengths, key=lambda each: lengths[each])
         if lengths[text] > most:
             raise ConfigError(
-                f"The choice {text[:60]!r} of agent '{agent.name}' takes {lengths[text]} tokens. Set `max_tokens: {lengths[text]}`."
+                f"The choice {text[:60]!r} of agent '{agent.name}' needs {lengths[text]} tokens. Set "
+                f"`max_tokens: {lengths[text]}`."
             )
         return ()
     from kapelle.models.token_masks import TokenMasks
@@ -166,14 +170,17 @@ def _check_form(agent: Agent, renderer: ChatRenderer) -> tuple[str, ...]:
         raise ConfigError(f"Agent '{agent.name}': {error}") from None
     if fits:
         return ()
-    note = f"Agent '{agent.name}' may generate {most} tokens, and no completion of its {constraint.kind} that is so short"
+    note = (
+        f"Agent '{agent.name}' may generate only {most} tokens, but no completion of its {constraint.kind} that "
+        "is this short"
+    )
     if fits is False:
         raise ConfigError(f"{note} exists. Set a higher `max_tokens`.")
     return (f"{note} was found. Set a higher `max_tokens`.",)
 
 
 def _check_readers(run: RunToCheck, renderers: Renderers) -> None:
-    """Raise ConfigError for references and critics with other token ids than the policies that they read."""
+    """Raise ConfigError for references and critics whose token ids differ from those of the policies that they read."""
     team = run.team
     for signal in run.algorithm.needs:
         pairs = signal.readers(team) if isinstance(signal, ReadsTokens) else {}
@@ -181,6 +188,6 @@ def _check_readers(run: RunToCheck, renderers: Renderers) -> None:
             own, other = (team.bases[team.every[name].base] for name in (policy, reader))
             if not renderers[own].same_tokens(renderers[other]):
                 raise ConfigError(
-                    f"Policy '{policy}' samples tokens of '{own}', but '{other}' would read them with another vocabulary. "
-                    f"Name a model of the same family as the {reader.split(':')[0]} of '{policy}'."
+                    f"Policy '{policy}' samples tokens of '{own}', but '{other}' has a different vocabulary. "
+                    f"Use a model of the same family as the {reader.split(':')[0]} of '{policy}'."
                 )

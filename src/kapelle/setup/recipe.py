@@ -1,4 +1,4 @@
-"""Reading recipes: files, overlays and `key.path=value`, with the origin of every value.
+"""Reads recipes: files, overlays and `key.path=value`, and records the origin of every value.
 
 Precedence: defaults < recipe < its section `real` with `--real` < overlays in order < `key.path=value` in order.
 Errors name the key, the file that set it and the closest known key.
@@ -37,21 +37,21 @@ from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.workflow import Workflow, workflow_class, workflow_files
 
 # -------- The recipe's own warm-up
-#
-# Recipes train the embedded model from scratch in minutes: a supervised warm-up of all its weights, learning rates of
-# 1e-3, completions of ten tokens. The section `real` of a recipe holds the values for a pretrained model; `--real` merges it
-# over the recipe. Even without `--real`, another `model.path` removes the recipe's own warm-up.
+# Recipes train the embedded model from scratch in minutes, with a supervised warm-up of all its weights, learning rates
+# of 1e-3, and completions of ten tokens. The section `real` of a recipe holds the values for a pretrained model;
+# `--real` merges it over the recipe. Even without `--real`, setting another `model.path` removes the recipe's own
+# warm-up.
 
 REAL = "real"
 """The section of a recipe that `--real` merges over the rest."""
 LEFT_OUT = "excluded: the recipe's warm-up is for the embedded model"
-"""Origin of a warm-up that is removed because of another model."""
+"""Origin of a warm-up that is removed because another model is set."""
 
 
 def without_own_warmup(
     values: dict[str, Any], origin: dict[str, str], own: frozenset[str]
 ) -> tuple[str, ...]:
-    """Remove a warm-up that only the recipe itself sets if the base is another model, in place; return notes for the user.
+    """If the base is another model, remove a warm-up that only the recipe itself sets, in place; return notes for the user.
 
     `own` are the origins that count as the recipe itself.
     """
@@ -64,7 +64,7 @@ def without_own_warmup(
     if set_by or not own:
         source = ", ".join(sorted(set_by)) or "the run's settings"
         details = ", ".join(f"{key} {value}" for key, value in warmup.items())
-        return (f"warm-up: of all weights of {path} ({details}), set by {source}.",)
+        return (f"warm-up: trains all weights of {path} ({details}), set by {source}.",)
     values["warmup"] = None
     replace_origin(origin, "warmup", None, LEFT_OUT)
     return (
@@ -87,17 +87,17 @@ _CONTRACTS = {
     "engine": EngineSettings,
     "train_engine": TrainEngineSettings,
 }
-"""Section → the methods that its class must have."""
+"""Section → the methods that a class in it must have."""
 
 
 DATA_FILES = (".jsonl", ".parquet", ".csv", ".tsv", ".arrow", ".gz")
-"""Endings of files that hold rows and not a recipe."""
+"""Suffixes of files that hold rows instead of a recipe."""
 
 
 def names_environment(word: str) -> bool:
     """Return whether a word is the name of an environment: built in, installed, or `module:Class`.
 
-    Raises ConfigError for a word that is neither that nor a recipe.
+    Raises ConfigError for a word that is neither an environment nor a recipe.
     """
     known, recipes, path = (
         known_names("environment", catalogue("kapelle.environments")),
@@ -113,20 +113,22 @@ def names_environment(word: str) -> bool:
 
 
 def no_recipe(word: str, recipes: Iterable[str], environments: Iterable[str] = ()) -> ConfigError:
-    """Return the error for a word that does not name a recipe; `environments` are further names that are allowed here."""
+    """Return the error for a word that is not the name of a recipe; `environments` are other names that are allowed."""
     path, quoted = Path(word), shlex.quote(word)
     if path.suffix in DATA_FILES:
         return ConfigError(
-            f"'{word}' is a file of data. Name it in a recipe, `environment.path={word}`, or train on it with `kapelle.train`."
+            f"'{word}' is a data file. Set it in a recipe (`environment.path={word}`), or train on it with "
+            "`kapelle.train`."
         )
     if is_run(path):
-        return ConfigError(f"'{word}' is a run. Continue it with `kapelle train --resume {quoted}`.")
+        return ConfigError(f"'{word}' is a run. To continue it, use `kapelle train --resume {quoted}`.")
     if tag_hint(path):
         return ConfigError(
-            f"'{word}' is a checkpoint of a run. Start another run from it: `kapelle train RECIPE --start-from {quoted}`."
+            f"'{word}' is a checkpoint of a run. To start another run from it, use `kapelle train RECIPE "
+            f"--start-from {quoted}`."
         )
     if path.is_dir():
-        return ConfigError(f"'{word}' is a folder. Name the YAML file of the recipe.")
+        return ConfigError(f"'{word}' is a folder. Give the YAML file of the recipe.")
     hint = did_you_mean(word, [*recipes, *environments])
     if not hint.startswith(" Did you mean"):
         key = word.rstrip(":")
@@ -158,14 +160,14 @@ SECTIONS = {
     "engine": engine_class,
     "train_engine": train_engine_class,
 }
-"""Sections with the settings of a class found by `name`."""
+"""Sections that hold the settings of a class, which is found by `name`."""
 
 RESOLVED = RunConfig.model_fields.keys()
-"""Sections that all resolved settings of a run have."""
+"""Sections that the resolved settings of every run have."""
 
 
 Layers = Sequence[tuple[str, Mapping[str, Any]]]
-"""Sources and their values; later ones have precedence."""
+"""Sources and their values; later sources take precedence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +180,10 @@ class Recipe:
     notes: tuple[str, ...] = ()
     """Notes for the user, one sentence each."""
     read: Reading = NOTHING_READ
-    """How names of other libraries were read."""
+    """How names from other libraries were interpreted."""
 
     def yaml(self) -> str:
-        """Return the resolved settings; from them a recipe gives the same run."""
+        """Return the resolved settings as YAML; as a recipe, they define the same run."""
         return to_yaml(self.config)
 
     def with_seed(self, seed: int) -> Recipe:
@@ -207,25 +209,25 @@ def load_recipe(
 ) -> Recipe:
     """Read a built-in recipe or a YAML file, merge overlays and settings over it, and check every key.
 
-    `real` merges its section `real`, the values for a pretrained model, directly over the recipe. Raises ConfigError for a missing
-    file, invalid YAML, and unknown keys or invalid values.
+    `real` merges the recipe's section `real`, with the values for a pretrained model, directly over the recipe. Raises
+    ConfigError for a missing file, invalid YAML, and unknown keys or invalid values.
     """
     for keyword, given in (("overlays", overlays), ("settings", settings)):
         if isinstance(given, str):
             raise ConfigError(
-                f"`{keyword}` is the text {given!r}. Give a list of texts: {keyword}=[{given!r}]."
+                f"`{keyword}` is the string {given!r}. Pass a list of strings: {keyword}=[{given!r}]."
             )
     overlays, settings = _with_workflow(overlays, settings)
     layers, unused = _files(name, overlays, real)
     recipe = lay_over(layers, settings, unused_real=unused)
     for _, part in parts_of(recipe.config.environment):
-        if isinstance(part, InMemory):  # `offers` may load packages, which reading a recipe does not need
+        if isinstance(part, InMemory):  # `offers` may load packages that are not needed to read a recipe
             part.recall(Path(name).parent)
     return recipe
 
 
 def _with_workflow(overlays: Sequence[str], settings: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return overlays and settings; siiRL's setting `dag.workflow_path=FILE` is an overlay."""
+    """Return overlays and settings; siiRL's setting `dag.workflow_path=FILE` becomes an overlay."""
     theirs = "dag.workflow_path="
     files = [str(each).removeprefix(theirs) for each in settings if str(each).startswith(theirs)]
     return [*overlays, *files], [each for each in settings if not str(each).startswith(theirs)]
@@ -234,7 +236,7 @@ def _with_workflow(overlays: Sequence[str], settings: Sequence[str]) -> tuple[li
 def _files(
     name: str, overlays: Sequence[str], real: bool
 ) -> tuple[list[tuple[str, Mapping[str, Any]]], bool]:
-    """Return files as layers, and whether one of them has values for a pretrained model that are not used."""
+    """Return files as layers, and whether one of them has values for a pretrained model that remain unused."""
     layers: list[tuple[str, Mapping[str, Any]]] = []
     found = False
     for source in (name, *overlays):
@@ -250,7 +252,7 @@ def _files(
             layers.append((f"{source} --{REAL}", pretrained))
     if real and not found:
         raise ConfigError(
-            f"Recipe '{name}' has no section `{REAL}`, which --{REAL} needs. Add it, or remove --{REAL}."
+            f"Recipe '{name}' has no section `{REAL}`, which --{REAL} needs. Add the section, or remove --{REAL}."
         )
     return layers, found and not real
 
@@ -263,12 +265,13 @@ def lay_over(
 ) -> Recipe:
     """Merge named mappings and then settings, and check every key, like `load_recipe`.
 
-    `unused_real`: there are values for a pretrained model that are not among the layers.
+    `unused_real`: whether there are values for a pretrained model that are not among the layers.
     """
     merged, origin = _layered(layers, settings)
     if merged.get("stages") is not None:
         raise ConfigError(
-            f"Recipe '{layers[0][0]}' has stages, and a single run is needed here. Train it, then name the folder of a stage: RUN/01-NAME."
+            f"Recipe '{layers[0][0]}' has stages, but a single run is needed here. Train the recipe, then "
+            "give the folder of a stage: RUN/01-NAME."
         )
     merged.pop("stages", None)
     return _resolved(merged, origin, layers, _own(layers[0], merged), unused_real)
@@ -288,7 +291,8 @@ def load_stages(
 ) -> tuple[tuple[str, Recipe], ...]:
     """Return a recipe's `stages`, each the recipe with the stage's sections merged over it; empty without stages.
 
-    Settings apply to every stage, and `stages.0.key=value` or `stages.NAME.key=value` to one. Otherwise like `load_recipe`.
+    Settings apply to every stage; `stages.0.key=value` or `stages.NAME.key=value` applies to a single stage. Everything
+    else works as in `load_recipe`.
     """
     overlays, settings = _with_workflow(overlays, settings)
     layers, unused = _files(name, overlays, real)
@@ -305,7 +309,7 @@ def load_stages(
         own_values, own_origin = deepcopy(merged), dict(origin)
         stage_source = f"stage '{stage['name']}'"
         merge(own_values, {k: v for k, v in stage.items() if k != "name"}, stage_source, own_origin)
-        for key, source in given.items():  # sources other than the recipe that set something of this stage
+        for key, source in given.items():  # sources other than the recipe that set a value of this stage
             place = key.removeprefix(f"stages.{number}.")
             if source not in own and source != layers[0][0] and own_origin.get(place) == stage_source:
                 own_origin[place] = source
@@ -332,11 +336,11 @@ def _check_stages(recipe: str, stages: Any) -> None:
                 f"Stage {number} of recipe '{recipe}' is named {name!r}. Use letters, digits and _."
             )
         if name in names[:number]:
-            raise ConfigError(f"Recipe '{recipe}' has two stages named '{name}'. Rename one.")
+            raise ConfigError(f"Recipe '{recipe}' has two stages named '{name}'. Rename one of them.")
 
 
 def _layered(layers: Layers, settings: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the result of layers (source, values) and then settings, and dotted key → where it came from."""
+    """Return the result of merging layers (source, values) and then settings, and a mapping from each dotted key to its origin."""
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
     fitted = workflow_files().fitted
@@ -350,7 +354,7 @@ def _layered(layers: Layers, settings: Sequence[str]) -> tuple[dict[str, Any], d
 def _resolved(
     merged: dict[str, Any], origin: dict[str, str], layers: Layers, own: frozenset[str], unused_real: bool
 ) -> Recipe:
-    """Return the recipe of merged values; `layers` are what was merged, in order."""
+    """Return the recipe with merged values; `layers` are the layers that were merged, in order."""
     reading = read_aliases(merged, origin, [source for source, _ in layers], SECTIONS)
     notes = reading.notes
     notes += without_own_warmup(merged, origin, own)
@@ -361,13 +365,13 @@ def _resolved(
     with reading.explained():
         config = resolve(merged, origin, reading.faults)
     dump = config.model_dump(mode="json")
-    # A teacher that is named once for all policies is resolved to the folder of each.
+    # A teacher that is set once for all policies is resolved to a folder for each policy.
     teacher = origin.get("algorithm.teacher", "default")
     found = {
         key: origin.get(key, teacher if key.startswith("algorithm.teacher.") else "default")
         for key in leaves(dump)
     }
-    # A null that resets a section to its defaults is not recorded as a value.
+    # A null that resets a section to its defaults does not count as a value.
     for key in origin:
         if key in found and _value_at(merged, key) is None and _value_at(dump, key) is not None:
             found[key] = "default"
@@ -391,8 +395,8 @@ def from_keywords(
 ) -> Recipe:
     """Resolve sections that are keywords of a call; every value that they set has the origin `argument NAME`.
 
-    `unknown` returns errors of unknown keywords, after names of other libraries are replaced in `sections`. These names
-    replace the settings in `less`.
+    `unknown` returns errors about unknown keywords, after names from other libraries have been replaced in `sections`.
+    These names replace the settings in `less`.
     """
     reading = read_aliases(sections, dict.fromkeys(less, DERIVED[0]), (DERIVED[0], ""), SECTIONS)
     faults = unknown(sections)
@@ -403,18 +407,18 @@ def from_keywords(
 
 
 DERIVED = ("default", "number of agents", "no eval_dataset")
-"""Origins of settings that a call derives by itself."""
+"""Origins of settings that a call derives automatically."""
 
 
 def derived(origin: Mapping[str, str]) -> list[str]:
-    """Return the settings with such an origin."""
+    """Return the settings whose origin is one of `DERIVED`."""
     return [setting for setting, source in origin.items() if source in DERIVED]
 
 
 def given_origin(
     config: RunConfig, given: Mapping[str, Any] | Settings, argument: str = ""
 ) -> dict[str, str]:
-    """Return the origin of every value of `config`: the `argument` (by default its section) if `given` sets it, else `default`."""
+    """Return the origin of every value of `config`: the `argument` (by default its section) if `given` sets it, otherwise `default`."""
     found = {}
     for key in leaves(config.model_dump(mode="json")):
         parts = key.split(".")
@@ -423,7 +427,7 @@ def given_origin(
 
 
 def laid_origin(origin: Mapping[str, str], over: Mapping[str, str]) -> dict[str, str]:
-    """Return origins in which `over` replaces those of its settings and of all below them, except defaults."""
+    """Return origins in which `over` replaces the origins of its settings and of all settings below them, except defaults."""
     found = dict(origin)
     for setting, source in over.items():
         found |= {
@@ -435,7 +439,7 @@ def laid_origin(origin: Mapping[str, str], over: Mapping[str, str]) -> dict[str,
 
 
 def _is_set(given: Any, parts: Sequence[str]) -> bool:
-    """Return whether values set a setting: dictionaries by their keys, `Settings` by what was passed to their class."""
+    """Return whether values contain a setting: a key of a dictionary, or a value that was passed to a `Settings` class."""
     for part in parts:
         if isinstance(given, Settings):
             if part != "name" and part not in given.model_fields_set:
@@ -455,9 +459,9 @@ def _is_set(given: Any, parts: Sequence[str]) -> bool:
 def resolve(
     values: Mapping[str, Any], origin: Mapping[str, str] | None = None, known: Collection[ConfigError] = ()
 ) -> RunConfig:
-    """Validate nested values as a run; raise one ConfigError with all faults, `known` ones too.
+    """Validate nested values as a run; raise one ConfigError with all faults, including the `known` ones.
 
-    Null in place of a mapping that cannot be null resets it to its defaults.
+    Null instead of a mapping that cannot be null resets it to its defaults.
     """
     origin = origin or {}
     unknown = unknown_sections(values, origin)
@@ -480,11 +484,11 @@ def resolve(
     meant = any(f"'{section}'" in str(each) for section in missing for each in faults[:before])
     if missing and not meant and len(faults) == before:
         faults.append(_without_sections(missing, origin))
-    # Empty settings replace a section that could not be made, so that the others are checked too.
+    # Empty settings replace an invalid section, so that the other sections are checked too.
     sections = {section: built.get(section, Settings()) for section in SECTIONS}
     config = _validated(RunConfig, {**values, **sections}, origin, faults)
     raise_all(faults)
-    assert config is not None, "without faults there are settings"
+    assert config is not None, "if there are no faults, there are settings"
     return _with_folders(config)
 
 
@@ -500,9 +504,9 @@ def _without_sections(missing: Sequence[str], origin: Mapping[str, str]) -> Conf
 
 
 def _with_folders(config: RunConfig) -> RunConfig:
-    """Return the settings with folders in place of runs that name past selves and teachers.
+    """Return the settings, with runs replaced by folders if they specify past selves and teachers.
 
-    A folder fixes the checkpoint: the newest one of a run may change.
+    A folder fixes the checkpoint, while the newest checkpoint of a run may change.
     """
     team, algorithm = config.team, config.algorithm
     if isinstance(team.agents, tuple):
@@ -543,12 +547,13 @@ def _section(
     if isinstance(given, str):
         SECTIONS[section](given)  # raises an error for an unknown name
         raise ConfigError(
-            f"`{section}` is a section, and '{given}' its `name`. Write `{section}: {{name: {given}}}`, or {section}.name={given}."
+            f"`{section}` is a section, and '{given}' is a `name` in it. Write `{section}: {{name: "
+            f"{given}}}`, or {section}.name={given}."
         )
     if isinstance(given, type):
-        raise ConfigError(f"`{section}` is a class. Give an instance: {section}={given.__name__}(…).")
+        raise ConfigError(f"`{section}` is a class. Pass an instance: {section}={given.__name__}(…).")
     if not isinstance(given, Mapping):
-        raise ConfigError(f"`{section}` is {given!r}. It is a section: write `{section}: {{name: …}}`.")
+        raise ConfigError(f"`{section}` is {given!r}, but must be a section. Write `{section}: {{name: …}}`.")
     found = SECTIONS[section](str(given["name"]))
     check_class(section, str(given["name"]), found)
     kind = timed(found, section) if section in ("environment", "engine") else found
@@ -562,21 +567,24 @@ def _validated(
     faults: list[ConfigError],
     at: str = "",
 ) -> M | None:
-    """Return the settings that values make; if they are invalid, add the faults to `faults` and return None."""
+    """Return the settings created from values; if they are invalid, add the faults to `faults` and return None."""
     try:
         return checked(model, values, origin, faults, at)
     except Exception as error:
         if model.__module__.startswith("kapelle."):
             raise
         raise ConfigError(
-            f"`{at}` cannot be made: {model.__name__} raises {reason(error)}. Remove its `__init__`, or pass its arguments on."
+            f"`{at}` cannot be created: {model.__name__} raises {reason(error)}. Remove its `__init__`, or "
+            "pass the arguments on to the parent class."
         ) from error
 
 
 def _read(source: str) -> dict[str, Any]:
     """Return the values of a built-in recipe or a file."""
     if not isinstance(source, str | Path):
-        raise ConfigError(f"A recipe is {source!r:.40}. Give the name of a built-in one, or a YAML file.")
+        raise ConfigError(
+            f"The recipe is {source!r:.40}. Give the name of a built-in recipe, or a YAML file."
+        )
     path, source = Path(source), str(source)
     recipes = builtin_recipes()
     name = path.stem if source == f"recipes/{path.stem}.yaml" else source
@@ -596,9 +604,11 @@ def _read(source: str) -> dict[str, Any]:
     try:
         values = parse_yaml(text)
     except ValueError as error:
-        raise ConfigError(f"Recipe {source} is not YAML: {error}") from None
+        raise ConfigError(f"Recipe {source} is not valid YAML: {error}") from None
     if values is None:
-        raise ConfigError(f"Recipe {source} is empty. Copy another one: `kapelle recipes cp demo mine.yaml`.")
+        raise ConfigError(
+            f"Recipe {source} is empty. Copy another recipe: `kapelle recipes cp demo mine.yaml`."
+        )
     if not isinstance(values, dict):
         kind = "a list" if isinstance(values, list) else f"the plain value {str(values)[:60]!r}"
         raise ConfigError(

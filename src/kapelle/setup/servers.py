@@ -1,4 +1,4 @@
-"""The servers that a run calls, checked before models load."""
+"""The servers that a run calls, which are checked before models are loaded."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kapelle.settings.base import parts_of
 from kapelle.team import Team
 
 SECONDS = 5.0
-"""Seconds within which a server must answer."""
+"""Maximum time for a server's response, in seconds."""
 
 
 def check_endpoints(team: Team, environment: object) -> list[str]:
-    """Return the addresses of all servers that a run calls; raise ConfigError for one that does not answer or rejects the key."""
+    """Return the URLs of all servers that a run calls; raise ConfigError for a server that does not respond or rejects the key."""
     servers = check_keys(team, environment)
     if not servers:
         return []
@@ -51,7 +51,7 @@ def check_keys(team: Team, environment: object) -> list[ExternalServer]:
 
 
 async def _fault(server: ExternalServer) -> str | None:
-    """Return the fault of a server and how to fix it; None if it answers."""
+    """Return the fault of a server and how to fix it; None if the server responds."""
     import httpx
 
     headers = bearer(server.key_env, server.url)
@@ -59,10 +59,10 @@ async def _fault(server: ExternalServer) -> str | None:
         answer = await exchange("GET", server.probe, None, headers, SECONDS)
     except (EpisodeError, httpx.HTTPError, httpx.InvalidURL, ImportError, ValueError) as error:
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        return f"does not answer: {reason}. Start it, or correct its address."
+        return f"does not respond: {reason}. Start it, or correct its address."
     if answer.status in (401, 403):
         held = f"in ${server.key_env}" if headers else f"(${server.key_env} is empty)"
-        return f"rejects the key {held}: HTTP {answer.status}. Put its key into that variable."
+        return f"rejects the key {held}: HTTP {answer.status}. Set this variable to the server's key."
     if answer.status >= 500:
-        return f"answers HTTP {answer.status}{error_message(answer.body)}. Wait until it is ready, or restart it."
+        return f"returns HTTP {answer.status}{error_message(answer.body)}. Wait until it is ready, or restart it."
     return None

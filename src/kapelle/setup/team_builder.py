@@ -1,4 +1,4 @@
-"""From settings to a team: the weights and the critic of each agent. No model is loaded here."""
+"""Creates a team from settings: the weights and the critic of each agent. No model is loaded here."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from kapelle.setup.feature import plans_of
 from kapelle.team import VERIFIER, Agent, Critic, Endpoint, Lora, Policy, Rate, Team
 
 REWARD_BASE = "base@reward"
-"""The base of a reward model on its own device."""
+"""The name of the base model of a reward model that has its own device."""
 
 
 def build_algorithm(config: RunConfig) -> Algorithm:
-    """Return the algorithm's row with the additions of the run's features; raise ConfigError if they exclude each other."""
+    """Return the algorithm with the additions of the run's features; raise ConfigError if they are incompatible."""
     row = row_of(config.algorithm.name, config.algorithm.build)
     for plan in plans_of(config):
         row = plan.extend(row)
@@ -32,13 +32,13 @@ def build_algorithm(config: RunConfig) -> Algorithm:
 
 
 OneForAll = Literal["shared", "lora", "frozen"] | OwnModel | NamedAdapter | PastAdapter | EndpointConfig
-"""Weights that are the same in every turn of an agent."""
+"""Weights that an agent uses in all its turns."""
 
 
 def build_team(config: RunConfig, algorithm: Algorithm, absent: list[str] | None = None) -> Team:
-    """Return the team map of a recipe; raise ConfigError for contradictions and missing devices.
+    """Return the team of a recipe; raise ConfigError for contradictions and missing devices.
 
-    With `absent`, missing devices are added to it instead.
+    If `absent` is given, missing devices are added to it instead.
     """
     roles = agent_configs(config.team)
     bases = Bases(config.model, config.team, absent)
@@ -51,7 +51,8 @@ def build_team(config: RunConfig, algorithm: Algorithm, absent: list[str] | None
             known = policies.setdefault(policy.name, policy)
             if known != policy:
                 raise ConfigError(
-                    f"Agent '{role.name}' gives policy '{policy.name}' other settings than an earlier agent: set the same `lora` and `optimizer`."
+                    f"The settings of agent '{role.name}' for policy '{policy.name}' differ from those of an "
+                    "earlier agent. Set the same `lora` and `optimizer` for both."
                 )
         policy_of[role.name] = own[0].name
         if isinstance(role.weights, PerTurn):
@@ -66,7 +67,7 @@ def build_team(config: RunConfig, algorithm: Algorithm, absent: list[str] | None
         if model is not None and (model.device, model.dtype) != (None, None):
             base = REWARD_BASE
             bases.add(base, config.model.path, model.dtype, model.device, "reward_model.device")
-        else:  # it was trained on a frozen base
+        else:  # the verifier was trained on a frozen base model
             moving = next((p for p in policies.values() if p.base == BASE and p.trained), None)
             base = bases.frozen(BASE) if moving is None else bases.untrained(moving)
         from kapelle.models.adapters import read_lora
@@ -83,7 +84,7 @@ def build_team(config: RunConfig, algorithm: Algorithm, absent: list[str] | None
             raise ConfigError(
                 f"Agent '{role.name}' is an endpoint, whose server renders prompts. Remove its `chat_template_kwargs`."
             )
-        # Arguments of the section `model` are for its own chat template.
+        # The arguments in the section `model` are meant for that model's own chat template.
         shared = bases.paths.get(policies[policy_of[role.name]].base) == config.model.path
         template = config.model.chat_template if shared else None
         if template == PLAIN and PLAIN_END not in sampling.stop:
@@ -100,20 +101,20 @@ def build_team(config: RunConfig, algorithm: Algorithm, absent: list[str] | None
 
 
 def agent_configs(team: TeamConfig) -> tuple[AgentConfig, ...]:
-    """Return the agents in order; a number is that many identical ones."""
+    """Return the agents in order; if a number is given, return that many identical agents."""
     if isinstance(team.agents, int):
         if team.agents < 1:
-            raise ConfigError(f"`team.agents` is {team.agents}. A team has at least one agent.")
+            raise ConfigError(f"`team.agents` is {team.agents}, but a team needs at least one agent.")
         return tuple(AgentConfig(name=f"agent_{k}") for k in range(team.agents))
     return team.agents
 
 
 def _policies(role: AgentConfig, team: TeamConfig, bases: Bases) -> tuple[Policy, ...]:
-    """Return the policies of an agent with their rates: one, or one for each of its turns."""
+    """Return the policies of an agent with their learning rates: one policy, or one for each of the agent's turns."""
     weights = role.weights or team.sharing
     if isinstance(weights, PerTurn):
         listed = weights.per_turn
-        # No agent's name has "@", so these names are unique.
+        # No agent's name contains "@", so these names are unique.
         names = [f"{role.name}@{k + 1}" for k in range(listed)] if isinstance(listed, int) else listed
         made = tuple(Policy(name, BASE, _lora(role.lora or team.lora)) for name in names)
     else:
@@ -122,13 +123,14 @@ def _policies(role: AgentConfig, team: TeamConfig, bases: Bases) -> tuple[Policy
         return made
     if not all(policy.trained for policy in made):
         raise ConfigError(
-            f"`optimizer` of agent '{role.name}' sets a learning rate, but nothing trains its weights. Remove it."
+            f"`optimizer` of agent '{role.name}' sets a learning rate, but the agent's weights are not "
+            "trained. Remove `optimizer`."
         )
     return tuple(replace(policy, rate=_rate(role.optimizer, role.optimizer.lr)) for policy in made)
 
 
 def policy_for(role: AgentConfig, weights: OneForAll, team: TeamConfig, bases: Bases) -> Policy:
-    """Return the policy of an agent's weights, and add the model that they name to `bases`."""
+    """Return the policy of an agent's weights, and add the model that they specify to `bases`."""
     lora = _lora(role.lora or team.lora)
     if isinstance(weights, EndpointConfig):
         endpoint = Endpoint(weights.endpoint, weights.model, weights.api_key_env)
@@ -140,8 +142,8 @@ def policy_for(role: AgentConfig, weights: OneForAll, team: TeamConfig, bases: B
 
         return Policy(role.name, BASE, read_lora(Path(weights.past)), past=weights.past, trained=False)
     if isinstance(weights, OwnModel):
-        # A model that trains in full belongs to its agent; others are loaded once for all agents. The prefixes keep both
-        # names different from `base`.
+        # A fully trained model belongs to its agent; other models are loaded once for all agents. The prefixes
+        # distinguish both kinds of names from `base`.
         kind = "".join(f"@{each}" for each in (weights.dtype, weights.device) if each is not None)
         base = f"own:{role.name}" if weights.train == "full" else f"model:{weights.model}{kind}"
         setting = f"weights.device` of agent `{role.name}"
@@ -178,7 +180,8 @@ def _critics(
         return {}, {}
     if algorithm.critic.everyone and team.critic_train != "lora":
         raise ConfigError(
-            f"`team.critic_train: {team.critic_train}`: `{algorithm.name}` saves its verifier as an adapter. Set it to `lora`."
+            f"`team.critic_train` is {team.critic_train}, but `{algorithm.name}` saves its verifier as an "
+            "adapter. Set it to `lora`."
         )
     if algorithm.critic.everyone:
         judge = Critic(VERIFIER, bases.frozen(BASE), _lora(team.critic_lora))
@@ -189,9 +192,9 @@ def _critics(
     critics: dict[str, Critic] = {}
     critic_of: dict[str, str] = {}
     for role in learning:
-        owner = _critic_owner(role, roles)  # checks the setting even if all agents share one critic
+        owner = _critic_owner(role, roles)  # the setting is checked even if all agents share one critic
         owner = first if shared else owner
-        name = f"critic:{owner}"  # a policy cannot have this name
+        name = f"critic:{owner}"  # no policy can have this name
         critic_of[role.name] = name
         policy, whole = policies[policy_of[owner]], team.critic_train == "full"
         base = bases.moving(policy, name) if whole else bases.untrained(policy)
@@ -212,26 +215,31 @@ def _critic_owner(role: AgentConfig, roles: tuple[AgentConfig, ...]) -> str:
     names = [other.name for other in roles]
     owner, wanted = role.name, role.share_critic_with
     for _ in roles:
-        if wanted is None:  # 0 is an index too
+        if wanted is None:  # 0 is a valid index
             return owner
         if isinstance(wanted, int):
             if not 0 <= wanted < len(roles):
                 raise ConfigError(
-                    f"`share_critic_with: {wanted}` of agent '{role.name}': agents are numbered from 0 to {len(roles) - 1}."
+                    f"`share_critic_with` of agent '{role.name}' is {wanted}, but agents are numbered from 0 "
+                    f"to {len(roles) - 1}."
                 )
             wanted = names[wanted]
         if wanted not in names:
             raise ConfigError(
-                f"`share_critic_with` of agent '{role.name}' names '{wanted}'.{did_you_mean(wanted, names)}"
+                f"`share_critic_with` of agent '{role.name}' is the unknown agent "
+                f"'{wanted}'.{did_you_mean(wanted, names)}"
             )
         owner, wanted = wanted, roles[names.index(wanted)].share_critic_with
     if wanted is None:
         return owner
-    raise ConfigError(f"`share_critic_with` of agent '{role.name}' goes in a circle. Remove one of them.")
+    raise ConfigError(
+        f"`share_critic_with` of agent '{role.name}' leads back to the same agent. Remove one `share_critic_with` "
+        "of this cycle."
+    )
 
 
 def _critic_rate(owner: str, critic_of: Mapping[str, str], roles: tuple[AgentConfig, ...]) -> Rate:
-    """Return the rate of an agent's critic; raise ConfigError if another agent of that critic sets a different one."""
+    """Return the learning rate of an agent's critic; raise ConfigError if another agent with the same critic sets a different rate."""
     of = {role.name: role.optimizer for role in roles}
     own = of[owner]
     for agent, critic in critic_of.items():
@@ -239,7 +247,8 @@ def _critic_rate(owner: str, critic_of: Mapping[str, str], roles: tuple[AgentCon
         wanted = None if other is None else other.critic_lr
         if critic == f"critic:{owner}" and wanted not in {None, own and own.critic_lr}:
             raise ConfigError(
-                f"`optimizer.critic_lr` of agent '{agent}' is {wanted:g}, but its critic is that of '{owner}'. Set it for '{owner}' alone."
+                f"`optimizer.critic_lr` of agent '{agent}' is {wanted:g}, but the agent uses the critic of "
+                f"'{owner}'. Set it only for '{owner}'."
             )
     return Rate() if own is None else _rate(own, own.critic_lr)
 
@@ -252,36 +261,40 @@ def _lora(config: LoraConfig) -> Lora:
     return Lora(config.rank, config.alpha, config.targets, config.dropout)
 
 
-# -------- Which pools of a cluster hold which policies (`ray.pools`)
+# -------- The policies that each pool of a cluster holds (`ray.pools`)
 
 
 def pools_of(config: RunConfig, team: Team) -> dict[str, tuple[str, ...]]:
     """Return the policies of each pool of sampling workers, by name; raise ConfigError for agents that cannot be in a pool."""
     found: dict[str, tuple[str, ...]] = {}
     held: dict[str, str] = {}
-    """Base → the pool that holds it."""
+    """Base model → the pool that holds it."""
     for pool, settings in config.ray.pools.items():
         where = f"ray.pools.{pool}.agents"
         for agent in settings.agents:
             if agent not in team.names:
                 raise ConfigError(
-                    f"`{where}` names '{agent}', which is not an agent of this team.{did_you_mean(agent, team.names)}"
+                    f"`{where}` contains '{agent}', which is not an agent of this team.{did_you_mean(agent, team.names)}"
                 )
             policy = team.policy(agent)
             if policy.endpoint is not None:
                 raise ConfigError(
-                    f"`{where}` names '{agent}', an endpoint ({policy.endpoint.url}). Remove it."
+                    f"`{where}` contains '{agent}', which is an endpoint ({policy.endpoint.url}). Remove it "
+                    "from the pool."
                 )
             if held.setdefault(policy.base, pool) != pool:
                 raise ConfigError(
-                    f"`{where}` names '{agent}', whose model is in the pool '{held[policy.base]}' too. Name all its agents in one pool."
+                    f"`{where}` contains '{agent}', whose model is also in the pool '{held[policy.base]}'. "
+                    "Put all agents of this model into one pool."
                 )
         bases = {team.policy(agent).base for agent in settings.agents}
         left = [
             name for name in team.names if team.policy(name).base in bases and name not in settings.agents
         ]
         if left:
-            raise ConfigError(f"`{where}` lacks '{left[0]}', which shares a model with its agents. Add it.")
+            raise ConfigError(
+                f"`{where}` lacks '{left[0]}', which shares a model with the agents of this pool. Add it."
+            )
         found[pool] = tuple(name for name, policy in team.policies.items() if policy.base in bases)
     return found
 

@@ -1,14 +1,14 @@
-"""`team.yaml` of an exported team. With it and the folders beside it, the team can be served, evaluated and used in chats.
+"""The file `team.yaml` of an exported team. With it and the folders next to it, the team can be served, evaluated and used in chats.
 
     format: 1
-    step: 50                                   updates behind the weights
-    policies:                                  policies as they act, with their weights in the folders beside
+    step: 50                                   number of updates of the weights
+    policies:                                  policies as used for sampling; their weights are in the folders next to the file
       planner: {folder: ./planner, form: peft, rank: 16, base: ./base, agents: [planner]}
     settings: {name: …, model: {path: ./base}, team: …, workflow: …, environment: …, …}      sections of a recipe
 
-A path that begins with `./` is relative to the file, so that the folder can be moved or sent to a hub. The team acts as in the run,
-with its prompts, sampling, workflow and environment. Settings of training and of one machine (warm-up, opponents, optimiser, devices)
-are excluded.
+A path that begins with `./` is relative to the file, so that the folder can be moved or sent to a hub. The team acts as
+in the run, with the same prompts, sampling, workflow and environment. Settings that concern training or a specific
+machine (warm-up, opponents, optimiser, devices) are excluded.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ KEPT = (
     "grader",
     "evaluation",
 )
-"""Sections of a run's settings that the team needs to act; `engine` too if it is `local`."""
+"""Sections of a run's settings that the team needs to act; `engine` is included too if it is `local`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TeamFile:
-    """A `team.yaml`, read."""
+    """The content of a `team.yaml`."""
 
     config: RunConfig
     step: int
     """Number of updates of the weights."""
     adapters: Mapping[str, Path]
-    """Policy → folder of its adapter, on a base of `config`. Whole models are bases of `config` themselves."""
+    """Policy → folder of its adapter, on a base model in `config`. Whole models are themselves base models in `config`."""
 
 
 def is_team(folder: Path) -> bool:
@@ -66,7 +66,7 @@ def is_team(folder: Path) -> bool:
 def read_team(folder: Path, settings: Sequence[str] = ()) -> TeamFile:
     """Read a folder's `team.yaml`, with `settings` merged over the team's.
 
-    Raises DataError for another format, ConfigError for an invalid setting.
+    Raises DataError for an unknown format, and ConfigError for an invalid setting.
     """
     file = folder / TEAM_FILE
     values, step, policies = _read(file)
@@ -78,12 +78,13 @@ def read_team(folder: Path, settings: Sequence[str] = ()) -> TeamFile:
 
 
 def _read(file: Path) -> tuple[dict[str, Any], int, dict[str, dict[str, Any]]]:
-    """Return settings, step and policies of a `team.yaml`; raise DataError for another format."""
+    """Return the settings, the step and the policies in a `team.yaml`; raise DataError for an unknown format."""
     try:
         found = parse_yaml(file.read_text("utf-8"))
         if found["format"] != FORMAT:
             raise DataError(
-                f"{file} has the format {found['format']!r}, and this version of kapelle reads {FORMAT}. Export the run again, or "
+                f"{file} has the format {found['format']!r}, but this version of kapelle reads only {FORMAT}. "
+                "Export the run again, or "
                 "upgrade kapelle."
             )
         policies = {name: {"folder": str(each["folder"]), **each} for name, each in found["policies"].items()}
@@ -92,12 +93,13 @@ def _read(file: Path) -> tuple[dict[str, Any], int, dict[str, dict[str, Any]]]:
         if isinstance(error, DataError):
             raise
         raise DataError(
-            f"{file} is not a team of `kapelle export` ({type(error).__name__}: {error}). Export the run again."
+            f"{file} is not a team file written by `kapelle export` ({type(error).__name__}: {error}). Export "
+            "the run again."
         ) from None
 
 
 def _models_in(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return every section that names a model relative to the file, to be changed in place."""
+    """Return every section that contains a model path relative to the file; the caller changes them in place."""
     agents = values.get("team", {}).get("agents")
     weights = [agent.get("weights") for agent in agents] if isinstance(agents, list) else []
     sections = [values.get("model"), *weights]
@@ -117,9 +119,10 @@ def write_team(
     bases: Mapping[str, Path],
     unpublished: Collection[str],
 ) -> str | None:
-    """Write `team.yaml` into an export and return None; or write nothing and return why the export is not a whole team.
+    """Write `team.yaml` into an export and return None, or write nothing and return why the export is not a whole team.
 
-    `bases` are the folders of bases that were written with the adapters, and `unpublished` bases that exist nowhere else.
+    `bases` are the folders of base models that were written with the adapters, and `unpublished` are base models that
+    exist nowhere else.
     """
     folder_of = {each.policy: f"./{each.folder}" for each in exported}
     form_of = {each.policy: each.form for each in exported}
@@ -132,7 +135,7 @@ def write_team(
         names = team.policies_of(role.name)
         policy = team.policies[names[0]]
         if isinstance(role.weights, PastAdapter):
-            return f"{role.name} acts with the adapter {role.weights.past}, which is elsewhere"
+            return f"{role.name} uses the adapter {role.weights.past}, which is outside the export"
         if len(names) > 1 and names[0] in whole:
             return f"{role.name} has different weights in each turn, which only adapters support. Export adapters"
         if names[0] in whole:
@@ -141,14 +144,14 @@ def write_team(
             continue
         if policy.endpoint is None and policy.base in unpublished:
             if policy.base not in bases:
-                return f"{role.name} acts with a base that only this run has. Export adapters"
+                return f"{role.name} uses a base model that only this run has. Export adapters"
             if isinstance(role.weights, OwnModel):
                 own = OwnModel(model=f"./{bases[policy.base].name}", train=role.weights.train)
                 roles.append(role.model_copy(update={"weights": own}))
                 continue
         roles.append(role)
 
-    # The path of the team's base is read even if every agent has its own model.
+    # The path of the team's base model is needed even if every agent has its own model.
     path = config.model.path
     if "base" in bases:
         path = f"./{bases['base'].name}"
@@ -193,9 +196,9 @@ VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def vllm_commands(folder: Path, port: int = 8000) -> list[str]:
-    """Return the commands by which vLLM serves a team's agents under their names: one for each base, from `port` on.
+    """Return the commands with which vLLM serves a team's agents under their names: one for each base model, from `port` on.
 
-    Adapters of one base share a server. Prompts, turns and rewards of the team need `kapelle serve policy`.
+    Adapters on the same base model share a server. The team's prompts, turns and rewards need `kapelle serve policy`.
     """
     values, _, policies = _read(folder / TEAM_FILE)
     dtype = values["model"]["dtype"]
@@ -211,7 +214,8 @@ def vllm_commands(folder: Path, port: int = 8000) -> list[str]:
             room = next((each for each in VLLM_RANKS if each >= rank), None)
             if room is None:
                 raise ConfigError(
-                    f"vLLM supports adapters up to rank {VLLM_RANKS[-1]}, and this team has one of rank {rank}. Export whole models: "
+                    f"vLLM supports adapters up to rank {VLLM_RANKS[-1]}, but this team has an adapter of "
+                    f"rank {rank}. Export whole models: "
                     "`kapelle export RUN --merge`."
                 )
             names = [

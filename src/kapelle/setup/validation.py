@@ -24,7 +24,7 @@ CHECKS: tuple[Check, ...] = (
     *devices.CHECKS,
     *outline.CHECKS,
 )
-"""Checks of every run, a line for each section."""
+"""Checks of every run; each line belongs to one section."""
 TRAINING_CHECKS: tuple[Check, ...] = (
     *schema.TRAINING_CHECKS,
     *devices.TRAINING_CHECKS,
@@ -35,11 +35,11 @@ TRAINING_CHECKS: tuple[Check, ...] = (
     *environments.TRAINING_CHECKS,
     *workflow.TRAINING_CHECKS,
 )
-"""Further checks of a run that trains, before those of its features."""
+"""Further checks of a run that trains, which are made before the checks of its features."""
 
 
 def check_run(run: RunToCheck) -> None:
-    """Raise ConfigError with all faults of a run's settings; cheap, loads no model."""
+    """Raise a ConfigError with all faults of a run's settings; this is fast, because no model is loaded."""
     faults: list[ConfigError] = []
     further = [*TRAINING_CHECKS, *(plan.check for plan in plans_of(run.config))] if run.training else []
     for check in (*CHECKS, *further):
@@ -49,7 +49,7 @@ def check_run(run: RunToCheck) -> None:
             faults.append(fault)
             if check is environments.check_fit:  # later checks call the environment
                 break
-        except KapelleError:  # errors of a model or of rows; faults of settings come first
+        except KapelleError:  # an error of a model or of rows; faults of settings are reported first
             raise_all(faults)
             raise
     raise_all(faults)

@@ -1,7 +1,7 @@
 """A lower bound of a team's exploitability: the gain of the best response that training finds for one agent.
 
-For games that are too large to enumerate. One agent's policy continues training while all others are frozen. Its gain on held-out
-games is a lower bound: a longer search may find more. The bound holds with a confidence, because games are random.
+This is for games that are too large to enumerate. One agent's policy continues training while all others are frozen. Its gain on
+held-out games is a lower bound, because a longer search may find more. The bound holds with a confidence level, because games are random.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LEARNS = (
     "evaluation.every=0",
     "evaluation.greedy=false",
 )
-"""Default settings of the training of a best response."""
+"""Default settings for training a best response."""
 
 DOUBT = 0.05
 """Probability that NashConv exceeds the bound."""
@@ -46,16 +46,16 @@ class Found:
     before: float
     """Mean payoff of the agent with the run's weights."""
     after: float
-    """Mean payoff on the same games after its further training."""
+    """Mean payoff on the same games after the additional training."""
     interval: tuple[float, float] | None
     """95 % interval of the gain, `after` minus `before`, over games; Student's t. None for fewer than two games."""
     at_least: float
     """Lower bound of the gain, at least 0; the bounds of all agents hold together with 95 % confidence."""
     steps: int
     episodes: int
-    """Number of games of its training."""
+    """Number of games in its training."""
     curve: Sequence[float]
-    """Its mean payoff in each step of training."""
+    """Its mean payoff in each training step."""
 
     @property
     def gain(self) -> float:
@@ -101,10 +101,10 @@ def exploit(
     agents: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> Exploited:
-    """Return the gain of each agent (or of `agents`) by training alone against the others of a run's checkpoint.
+    """Return the gain of each agent (or of `agents`) from being trained alone against the other agents of a run's checkpoint.
 
     `run` may be `RUN@best` or `RUN@STEP`; it is only read. `settings` such as `optimizer.lr=5e-4` change the training. Raises
-    ConfigError for unknown agents and policies that are not adapters, EpisodeError if all games of an agent failed.
+    ConfigError for unknown agents and policies that are not adapters, and EpisodeError if all games of an agent failed.
     """
     folder, _ = split_run(run)
     config = config_of_run(folder, (*LEARNS, f"training.steps={steps}", *settings))
@@ -114,7 +114,7 @@ def exploit(
         if agent not in names:
             raise ConfigError(f"The team of {run} has no agent '{agent}'; it has {', '.join(names)}.")
     if not names_a_run(run):
-        raise ConfigError(f"'{run}' is not a run. Name a run directory, RUN@best or RUN@STEP.")
+        raise ConfigError(f"'{run}' is not a run. Give a run directory, RUN@best or RUN@STEP.")
     sought = agents or names
     doubt = DOUBT / len(sought)
     return Exploited(run, games, [_respond(config, run, agent, games, doubt, say) for agent in sought])
@@ -128,7 +128,7 @@ def _respond(
         kept = weights_of(role.name, run, "exploit")
         if not (kept / "adapter_config.json").is_file():
             raise ConfigError(
-                f"{run} trains all weights of '{role.name}', and a best response needs adapters. Name a run with `team.sharing: lora`."
+                f"{run} trains all weights of '{role.name}', but a best response needs adapters. Use a run with `team.sharing: lora`."
             )
         weights = "lora" if role.name == agent else PastAdapter(past=str(kept))
         roles.append(role.model_copy(update={"weights": weights}))
@@ -146,11 +146,11 @@ def _respond(
             report(f"{agent}: step {step.number} of {config.training.steps}, return {curve[-1]:+.3f} a game")
         after = _returns_of(trainer.evaluate(games).groups, agent)
         steps = trainer.done
-    # Both evaluations have the same deals, so that luck cancels in the difference.
+    # Both evaluations have the same deals, so that their randomness cancels in the difference.
     both = sorted(before.keys() & after.keys())
     if not both:
         raise EpisodeError(
-            f"Of the {games} games of '{agent}', none succeeded both before and after its training."
+            f"None of the {games} games of '{agent}' succeeded both before and after its training."
         )
     gains = [after[game] - before[game] for game in both]
     surely = mean_interval(gains, 1.0 - 2.0 * doubt)
@@ -167,7 +167,7 @@ def _respond(
 
 
 def _returns_of(groups: Sequence[Group], agent: str) -> dict[tuple[str, int], float]:
-    """Return an agent's payoff by task and number of the episode, without failed episodes and penalties for invalid moves."""
+    """Return an agent's payoff by task and episode number, excluding failed episodes and penalties for invalid moves."""
     return {
         (group.task.id, number): payoff_of(episode, agent)
         for group in groups

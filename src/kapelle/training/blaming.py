@@ -1,4 +1,4 @@
-"""Blame for a run: its episodes and weights (`kapelle.blame`). `evaluation.blame` measures, and `runs.blamed` stores."""
+"""Blame for a run: its episodes and weights (`kapelle.blame`). `evaluation.blame` measures it, and `runs.blamed` stores it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kapelle.training.trainer import Trainer
 
 SPLITS = ("eval", "train")
-"""The episodes: of an evaluation, or of training tasks."""
+"""Which episodes: those of an evaluation, or of training tasks."""
 
 
 def blame_team(
@@ -36,24 +36,24 @@ def blame_team(
     split: str,
     seed: int | None,
 ) -> Blame:
-    """Return the blame for the weights of a trainer; without a `run` nothing is read or written.
+    """Return the blame for the weights of a trainer; without a `run`, nothing is read or written.
 
-    The global random generators are restored, so that training continues as without the call.
+    The global random generators are restored, so that the call does not affect later training.
     """
     check_blame(episodes, samples, split)
     check_repeatable(trainer.config.environment)
     if trainer.algorithm.judges:
         raise ConfigError(
-            f"`{trainer.algorithm.name}` trains a verifier, and blame needs episodes of a team. Name a run that trains or evaluates a team."
+            f"`{trainer.algorithm.name}` trains a verifier, but blame needs episodes of a team. Use a run that trains or evaluates a team."
         )
     if trainer.ranks.size > 1 or isinstance(trainer.setup.engine, CollectsGroups):
         raise ConfigError(
-            "Blame needs a single process, but this run has several. Call `kapelle blame RUN` for its checkpoint in another process."
+            "Blame needs a single process, but this run has several. Run `kapelle blame RUN` on its checkpoint in a separate process."
         )
     drawn = capture_random()
     try:
         groups = _groups(trainer, None if settings else run, split)
-        # Weights are identified by their hash: a run that was rolled back can reach the same step with other weights.
+        # Weights are identified by their hash, because a run that was rolled back can reach the same step with other weights.
         weights = sorted({(t.policy, t.weights_hash) for g in groups for e in g.episodes for t in e.turns})
         measured = {
             "step": trainer.done,
@@ -82,10 +82,10 @@ def check_blame(episodes: int, samples: int, split: str) -> None:
 
 
 def _groups(trainer: Trainer, run: Path | None, split: str) -> Sequence[Group]:
-    """Return the recorded evaluation of these weights, without further sets; or else roll out one, or training tasks."""
+    """Return the recorded evaluation of these weights, without additional sets; otherwise roll out one, or training tasks."""
     config, setup = trainer.config, trainer.setup
     if split == "eval" and run is not None:
-        # Without a readable recording the episodes are rolled out once more.
+        # Without a readable recording, the episodes are rolled out again.
         with suppress(RunDirectoryError, DataError):
             found = read_groups(run, trainer.done, "test")
             own = [group for group in found if group.task.part not in config.evaluation.sets]

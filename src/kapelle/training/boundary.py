@@ -1,4 +1,4 @@
-"""Checks of what an algorithm's code returns: signals, credit, losses and hooks.
+"""Checks of the results of an algorithm's code: signals, credit, losses and hooks.
 
 Errors name the algorithm, and for credit the agent and the turn. Other modules rely on these checks.
 
@@ -42,8 +42,8 @@ def gather_signals(algorithm: Algorithm, step: Sampled, engine: Learners) -> Sig
         for name in found:
             if not isinstance(name, str) or name in ("step", "more"):
                 raise AlgorithmError(
-                    f"Algorithm '{algorithm.name}': `gather` of {who} returned a result named {name!r:.60}. Give it another name than the "
-                    "fields `step` and `more` of `Signals`."
+                    f"Algorithm '{algorithm.name}': `gather` of {who} returned a result named {name!r:.60}. Rename it, because `step` and `more` are "
+                    "fields of `Signals`."
                 )
         rows |= found
     for field in ("reference", "proximal"):
@@ -65,9 +65,9 @@ def give_credit(
     signals: Signals,
     stop: bool,
 ) -> Mapping[TurnKey, Credit]:
-    """Return the credit of every turn that is trained on. `groups` are the step's with all rewards of their turns.
+    """Return the credit of every turn that is trained on. `groups` are the step's groups with all rewards of their turns.
 
-    With `stop`, advantages and returns must be finite; without it, the engine skips an update that is not.
+    With `stop`, advantages and returns must be finite; without it, the engine skips an update that is not finite.
 
     Raises:
         AlgorithmError: `give` raises, omits or adds a turn, or returns an invalid type or shape.
@@ -111,13 +111,13 @@ def give_credit(
         pair: object = given.pair
         if pair is not None and (isinstance(pair, bool) or not isinstance(pair, int)):
             raise AlgorithmError(
-                f"Algorithm '{algorithm.name}' returned for {_name(key, turn)} the pair {_described(pair)}. Give a whole number, or None."
+                f"Algorithm '{algorithm.name}' gave {_name(key, turn)} the pair {_described(pair)}. Give a whole number, or None."
             )
         if stop and weight > 0:
             for name, tensor, _ in shaped:
                 if not bool(torch.isfinite(tensor).all()):
                     raise NumericsError(
-                        f"Algorithm '{algorithm.name}' gave {_name(key, turn)} a `{name}` that is not finite. Look at the episode's "
+                        f"Algorithm '{algorithm.name}' gave {_name(key, turn)} a `{name}` that is not finite. Check the episode's "
                         "rewards, lower `optimizer.lr`, or set `training.non_finite: skip`."
                     )
     known = {key for key, _ in step.turns}
@@ -130,7 +130,7 @@ def give_credit(
 
 
 def checked_loss(algorithm: str, kind: str, loss: Callable[P, Loss]) -> Callable[P, Loss]:
-    """Return an algorithm's loss (`policy_loss` or `critic_loss`) with checks; an invalid one raises AlgorithmError."""
+    """Return an algorithm's loss (`policy_loss` or `critic_loss`) with checks, which raise AlgorithmError for an invalid result."""
     who = f"Algorithm '{algorithm}': `{kind}`"
 
     def checked(*given: P.args, **named: P.kwargs) -> Loss:
@@ -159,7 +159,7 @@ def checked_loss(algorithm: str, kind: str, loss: Callable[P, Loss]) -> Callable
 
 
 def after_update(algorithm: Algorithm, step: Sampled, engine: Learners) -> None:
-    """Run the algorithm's hooks in their order; AlgorithmError if one raises."""
+    """Run the algorithm's hooks in order; raise AlgorithmError if a hook raises an error."""
     for hook in algorithm.after_update:
         _called(algorithm, f"the hook `{type(hook).__name__}`", hook, step.number, step.team, engine)
 
@@ -200,7 +200,7 @@ def _described(value: object) -> str:
 def _called(
     algorithm: Algorithm, who: str, call: Callable[..., R], *given: Any, step: Sampled | None = None
 ) -> R:
-    """Return the result of a part of an algorithm; AlgorithmError with its error and line."""
+    """Return the result of a part of an algorithm; if it raises an error, raise AlgorithmError with that error and its line."""
     try:
         found = call(*given)
     except Exception as error:
@@ -223,7 +223,7 @@ def _raise_named(who: str, error: Exception, step: Sampled | None = None) -> Non
     if step is not None and isinstance(error, KeyError) and error.args and isinstance(error.args[0], TurnKey):
         turns = dict(step.turns)
         key = error.args[0]
-        message = f"there is no value for {_name(key, turns[key])}" if key in turns else message
+        message = f"it has no value for {_name(key, turns[key])}" if key in turns else message
     raise AlgorithmError(
         f"{who} raised {type(error).__name__} ({where}){f': {message}' if message else ''}."
     ) from error

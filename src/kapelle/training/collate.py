@@ -21,7 +21,7 @@ from kapelle.types import Group, Turn
 def fresh_samples(
     turns: Iterable[Turn], team: Team, most: int, versions: Mapping[str, int] | None = None
 ) -> list[Sample]:
-    """Return up to `most` turns of each policy with their log-probs of sampling; with `versions`, only tokens of these weights."""
+    """Return up to `most` turns of each policy with their sampling log-probs; with `versions`, only tokens of these weights."""
     chosen: dict[str, list[Sample]] = {name: [] for name in team.trained}
     for turn in turns:
         start = 0
@@ -67,7 +67,7 @@ def critic_samples(
     need: CriticSpec,
     readers: Readers | None = None,
 ) -> list[Sample]:
-    """Return one sample per turn with a target for its critic; the value after the turn is one more target if there is one."""
+    """Return one sample per turn with a target for its critic; if there is a value after the turn, it is an additional target."""
     samples: list[Sample] = []
     for key, turn in turns_of(groups, trained_only=not need.everyone):
         given = credit[key]

@@ -1,4 +1,4 @@
-"""The progress of a run in a terminal: the observer that collects it, its values, and the view of plain lines."""
+"""The progress of a run in a terminal: the observer that collects it, its values, and the plain view with one line per event."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ RETURN = "return/"
 SHOWN = 3
 """Number of conversations that are shown at once."""
 RECENT = 30
-"""Number of the last steps from which the remaining time is estimated."""
+"""Number of recent steps from which the remaining time is estimated."""
 REMEMBERED = 1000
-"""Number of last steps whose successes are kept."""
+"""Number of recent steps whose success is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class ShownConversation:
     texts: tuple[tuple[str, str], ...]
     """(agent, text), in time order."""
     score: float | None
-    """The team's success; None where the environment has none, or the episode failed."""
+    """The team's success; None if the environment has none or the episode failed."""
     returns: Mapping[str, float] = field(default_factory=dict)
-    """Return of each agent, in games without a success."""
+    """Return of each agent, in games that have no success."""
     note: str = ""
-    """Replaces the verdict of demonstrations and failed episodes."""
+    """Note that replaces the verdict for demonstrations and failed episodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Point:
 
     @property
     def is_game(self) -> bool:
-        """Whether agents received rewards and there is no success."""
+        """Whether agents received rewards but there is no success."""
         return self.success is None and bool(self.reward)
 
     def text(self) -> str:
@@ -88,12 +88,12 @@ class Point:
         return returns(self.reward) if self.is_game else share_text(self.success, self.interval)
 
     def counts(self, what: str = "") -> str:
-        """Return the number of episodes behind the mean: `scored 500 of 500`, in games `played 16 of 16`, followed by `what`."""
+        """Return the number of episodes in the mean: `scored 500 of 500`, or `played 16 of 16` in games, followed by `what`."""
         if self.is_game:
             counted = f"played {self.problems - self.failed} of {self.problems}{what}"
             return f"{counted}{missing_text(self.failed, self.fewer)}"
         if self.success is not None and self.scored is None:
-            return f"of {self.problems}{what}, how many were scored is not recorded"
+            return f"of {self.problems}{what}; how many were scored was not recorded"
         return self.rate.counts(what)
 
 
@@ -119,14 +119,14 @@ def point_of(row: Mapping[str, Any]) -> Point:
 def judged(verifier: Mapping[str, Any]) -> str:
     """Return how well a verifier separates answers to one question: `AUC 0.812 [0.785, 0.839]`."""
     if verifier["interval_within"] is None:
-        return "no AUC: too few questions had correct and incorrect answers"
+        return "no AUC, because too few questions had both correct and incorrect answers"
     low, high = verifier["interval_within"]
     return f"AUC {verifier['auc_within']:.3f} [{low:.3f}, {high:.3f}]"
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressLine:
-    """Everything that a view can show; replaced as a whole, so that another thread reads a consistent state."""
+    """Everything that a view can show; it is replaced as a whole, so that another thread reads a consistent state."""
 
     event: Event = "phase"
     """The last event."""
@@ -142,7 +142,7 @@ class ProgressLine:
     learning: Mapping[str, float] = field(default_factory=dict)
     """Metrics of the loss in the last step, by the names in `LEARNING`."""
     idle: str = ""
-    """Why the last step had no learning signal; empty otherwise."""
+    """Why the last step had no learning signal; empty if it had one."""
     history: tuple[float, ...] = ()
     """The team's success or mean return in the last `REMEMBERED` steps that had one."""
     points: tuple[Point, ...] = ()
@@ -169,7 +169,7 @@ class Watch:
         *,
         constant_sum: bool = False,
     ) -> None:
-        """In a game of `constant_sum` the mean return over agents has no meaning."""
+        """`constant_sum`: whether the game has a constant sum, so that the mean return over agents has no meaning."""
         self.now = ProgressLine()
         self.notes: list[tuple[str, str]] = []
         """Notes on `data` (such as omitted rows), `engine` and `cache`, as (name, text)."""
@@ -183,7 +183,7 @@ class Watch:
         """Times at which the last steps of this phase ended."""
 
     def phase(self, name: str, detail: str) -> None:
-        """Note that a new phase of the run begins."""
+        """Record that a new phase of the run begins."""
         if name in ("cache", "data", "engine", "learning"):
             self.notes.append((name, detail))
         if name == "resume":
@@ -195,7 +195,7 @@ class Watch:
         if name in ("warm-up", "stopping"):
             self._ended.clear()
         self._since = self._clock()
-        # The progress bar of training continues after an evaluation; that of the warm-up ends.
+        # The progress bar of training continues after an evaluation; that of the warm-up does not.
         before = self.now
         if before.phase == "warm-up":
             before = replace(before, step=0, steps=0, metrics={}, left=None)
@@ -203,12 +203,12 @@ class Watch:
         self._show(replace(before, event="phase", phase=name, detail=detail, seconds=seconds))
 
     def warmup(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
-        """Note a step of the warm-up."""
+        """Record a step of the warm-up."""
         left = self._left(steps - step)
         self._show(replace(self.now, event="warmup", step=step, steps=steps, metrics=metrics, left=left))
 
     def step(self, step: Step, steps: int) -> None:
-        """Note a step of training."""
+        """Record a training step."""
         rewards = {
             name.removeprefix(RETURN): value
             for name, value in step.metrics.items()
@@ -238,13 +238,13 @@ class Watch:
         )
 
     def _left(self, steps: int) -> float | None:
-        """Return the estimated seconds of further steps, by the time of the last ones and their evaluations."""
+        """Return the estimated seconds of the remaining steps, from the time of recent steps and their evaluations."""
         self._ended.append(self._clock())
         taken = len(self._ended) - 1
         return (self._ended[-1] - self._ended[0]) / taken * steps if taken and steps > 0 else None
 
     def evaluation(self, step: int, result: Evaluation) -> None:
-        """Note an evaluation after `step` steps."""
+        """Record an evaluation after `step` steps."""
         point = point_of({"step": step, **result.row()})
         shown = self.now.conversations or choose(result.groups, 0)
         self._show(
@@ -263,7 +263,7 @@ class Watch:
 
 
 def choose(groups: Sequence[Group], number: int) -> tuple[ShownConversation, ...]:
-    """Return some conversations of a step; another `number` selects other ones."""
+    """Return some conversations of a step; a different `number` selects different ones."""
     places = dict.fromkeys((number + k * len(groups) // SHOWN) % len(groups) for k in range(SHOWN) if groups)
     chosen = [groups[place].episodes for place in places]
     return tuple(conversation(episodes[number % len(episodes)]) for episodes in chosen if episodes)
@@ -275,7 +275,7 @@ def conversation(episode: Episode) -> ShownConversation:
     if episode.error is not None:
         return ShownConversation(episode.task.question, texts, None, note="failed")
     rewarded = bool(episode.rewards) or any(turn.reward for turn in episode.turns)
-    # Games without a question show the agents' returns.
+    # For games without a question, the agents' returns are shown.
     score = episode.success if episode.task.question or not rewarded else None
     names = episode.agents if rewarded and score is None else ()
     earned = {name: episode.total(name) for name in names if name in episode.rewards or episode.by(name)}
@@ -289,7 +289,7 @@ def demonstrated(shown: ShownConversation) -> ShownConversation:
 
 LEARNING = {
     "nll": "nats a token",
-    "nll_heard": "nats a heard token",
+    "nll_heard": "nats an observed token",
     "preference_margin": "margin",
     "preference_accuracy": "pairs correct",
     "verifier_accuracy": "verifier correct",
@@ -315,11 +315,11 @@ def learning(metrics: Mapping[str, float]) -> dict[str, float]:
 # -------- The plain view of a run: one line per event, readable in a log file
 
 WARMUP_LINES = 10
-"""Lines that a warm-up prints."""
+"""Number of lines that a warm-up prints."""
 
 
 class Lines:
-    """Prints every change of a run's progress as a line that starts with the seconds since the start."""
+    """Prints every change in a run's progress as a line that begins with the seconds since the start."""
 
     def __init__(
         self,
@@ -341,7 +341,7 @@ class Lines:
         while self._before:
             say(self._before.pop(0), self._stream)
         if self._run_dir is not None and is_run(self._run_dir):
-            say(f"The run is kept in {self._run_dir}.", self._stream)
+            say(f"The run is saved in {self._run_dir}.", self._stream)
             self._run_dir = None
         text = _line(progress)
         if text:
@@ -349,7 +349,7 @@ class Lines:
 
 
 class Logged:
-    """An observer that passes everything on to another one, and writes the lines of the plain view to a log."""
+    """An observer that passes everything on to another observer, and writes the lines of the plain view to a log."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -358,7 +358,7 @@ class Logged:
         self._watch = Watch(self._note)
 
     def open(self, write: Callable[[str], None]) -> None:
-        """Write all lines to a log, including those so far."""
+        """Write all lines to a log, including the earlier ones."""
         for line in self._early:
             write(line)
         self._write = write
@@ -445,7 +445,7 @@ def _counts(metrics: Mapping[str, float], *, idle: bool = False) -> list[str]:
 
 
 def one_line(shown: ShownConversation, width: int = 100) -> str:
-    """Return a conversation on one line: question → texts → verdict."""
+    """Return a conversation on one line: question → messages → verdict."""
     each = max(12, width // (1 + len(shown.texts)))
     words = [f"{agent}: {printable(text, each) or '(nothing)'}" for agent, text in shown.texts]
     pieces = [printable(shown.question, each), *words]
@@ -453,7 +453,7 @@ def one_line(shown: ShownConversation, width: int = 100) -> str:
 
 
 def verdict(shown: ShownConversation) -> str:
-    """Return the result of a conversation: `correct`, `incorrect` or the score between; in games the agents' returns."""
+    """Return the result of a conversation: `correct`, `incorrect` or a score in between, or the agents' returns in games."""
     if shown.note:
         return shown.note
     if shown.score is None:

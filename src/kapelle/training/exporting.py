@@ -1,8 +1,8 @@
-"""Export of a run's trained policies for other programs: adapters, merged models, models for llama.cpp's converter.
+"""Export a run's trained policies for other programs: as adapters, merged models or models for llama.cpp's converter.
 
     peft         each policy's adapter for PEFT; a base that only this run has is written to `base`
-    hf           each policy as a model for `transformers`, its adapter merged into its base
-    gguf-ready   the same, checked for what `convert_hf_to_gguf.py` requires
+    hf           each policy as a model for `transformers`, with its adapter merged into its base
+    gguf-ready   the same, checked for the requirements of `convert_hf_to_gguf.py`
 
 Merging computes W + (alpha / rank) · B A in float32 and rounds once, to the type of the base.
 """
@@ -38,21 +38,21 @@ from kapelle.training.served import checkpoint_of, warmed
 
 # -------- Whether llama.cpp's `convert_hf_to_gguf.py` supports a model
 #
-# The converter identifies a byte-level BPE by the ids of one text in a list of published tokenisers. It therefore never supports
-# one that was made for a tiny model.
+# The converter identifies a byte-level BPE by comparing its ids for one text with a list of published tokenisers. So it never supports
+# a tokeniser that was made for a tiny model.
 
 SMALLEST = 30_000
-"""A number of tokens smaller than that of any byte-level BPE on the converter's list."""
+"""A vocabulary size below that of every byte-level BPE on the converter's list."""
 UNKNOWN = frozenset({"GPTNeoForCausalLM", "HeliumForCausalLM", "OPTForCausalLM"})
 """Architectures that the converter does not support; docs/export.md names its version."""
 _INSTEAD = "Export with `--format hf`, or train on a pretrained model"
 
 
 def check_convertible(model: str | Path) -> None:
-    """Raise ModelError for a base or a written folder that the converter does not support; names on a hub are not checked."""
+    """Raise ModelError if the converter does not support a base or a written folder; names on a hub are not checked."""
     if str(model) == "embedded":
         raise ModelError(
-            f"llama.cpp's converter does not take the base 'embedded': it only supports published tokenisers. {_INSTEAD}."
+            f"llama.cpp's converter does not support the base 'embedded': it only supports published tokenisers. {_INSTEAD}."
         )
     place = Path(model).expanduser()
     if not place.is_dir():
@@ -61,24 +61,24 @@ def check_convertible(model: str | Path) -> None:
     named = config.get("architectures") or ()
     if not named:
         raise ModelError(
-            f"llama.cpp's converter does not take {place}: its config.json names no `architectures`."
+            f"llama.cpp's converter does not support {place}: its config.json has no `architectures`."
         )
     if named[0] in UNKNOWN:
         raise ModelError(
-            f"llama.cpp's converter does not know the architecture {named[0]} of {place}. {_INSTEAD}."
+            f"llama.cpp's converter does not support the architecture {named[0]} of {place}. {_INSTEAD}."
         )
     if (place / "tokenizer.model").is_file():  # SentencePiece, which the converter supports
         return
     tokeniser = _read(place / "tokenizer.json").get("model")
     if not isinstance(tokeniser, Mapping):
         raise ModelError(
-            f"llama.cpp's converter does not take {place}: it has neither `tokenizer.model` nor a `tokenizer.json`. Save the "
+            f"llama.cpp's converter does not support {place}: it has neither `tokenizer.model` nor `tokenizer.json`. Save the "
             "model with its tokeniser."
         )
     kind, tokens = tokeniser.get("type"), len(tokeniser.get("vocab") or ())
     if kind == "WordLevel" or (kind == "BPE" and not tokeniser.get("byte_fallback") and tokens < SMALLEST):
         raise ModelError(
-            f"llama.cpp's converter does not take the tokeniser of {place}, a {kind} of {tokens:,} tokens: it only supports published "
+            f"llama.cpp's converter does not support the tokeniser of {place}, a {kind} of {tokens:,} tokens: it only supports published "
             f"tokenisers. {_INSTEAD}."
         )
 
@@ -106,8 +106,8 @@ def export(
 ) -> list[Exported]:
     """Write the trained policies of a run's checkpoint (or of some `agents`) into a new folder, with a model card and `team.yaml`.
 
-    `licence` is for the card, by default that of the base.
-    Raises ConfigError for an agent without trained weights or a base without exact merging, CheckpointError without a checkpoint.
+    `licence` is the licence on the card, by default that of the base.
+    Raises ConfigError for an agent without trained weights or a base without exact merging, and CheckpointError without a checkpoint.
     """
     config = without_features(config_of_run(run)).model_copy(update={"start_from": {}})
     absent: list[str] = []
@@ -124,7 +124,7 @@ def export(
         names = [name for name in names if name in own]
     if not names:
         raise ConfigError(
-            "These agents have no trained weights to export. Name trained agents with `--agent`."
+            "These agents have no trained weights to export. Give trained agents with `--agent`."
         )
     chosen = [team.policies[name] for name in names]
     if form != "peft" and config.model.quantization is not None:
@@ -136,7 +136,7 @@ def export(
         for path in dict.fromkeys(team.bases[policy.base] for policy in chosen):
             check_convertible(path)
     ready = warmed(prepared, observer)
-    # Bases that only this run has are exported with their adapters.
+    # Bases that exist only in this run are exported with their adapters.
     unpublished = {
         base
         for base, path in team.bases.items()
@@ -153,7 +153,7 @@ def export(
         if policy.lora is None or form == "peft":
             shutil.copytree(saved, place, dirs_exist_ok=True)
             if policy.lora is not None and policy.base in unpublished:
-                # The adapters of such a base name its folder, which is written once.
+                # The adapters of such a base refer to its folder, which is written once.
                 base = folders[policy.base]
                 if not base.exists():
                     save_model(base, models[policy.base])
@@ -167,7 +167,7 @@ def export(
         speakers = [agent for agent, name in team.policy_of.items() if name == policy.name]
         template = place / "chat_template.jinja"
         if speakers and (arguments := team[speakers[0]].chat_template_kwargs) and template.is_file():
-            # Other programs pass no arguments to the template.
+            # Other programs do not pass arguments to the template.
             template.write_text(with_defaults(template.read_text("utf-8"), arguments), "utf-8")
             write_checksums(place)
         if form == "gguf-ready":
@@ -184,7 +184,7 @@ def export(
 
 
 def _base_folders(out: Path, chosen: Sequence[Policy], unpublished: Collection[str]) -> dict[str, Path]:
-    """Return the folder of each base that only this run has, by its name: `base`, or numbered if there are several."""
+    """Return the folder of each base that exists only in this run, by the base's name: `base`, or numbered if there are several."""
     needed = sorted({policy.base for policy in chosen if policy.lora is not None} & set(unpublished))
     taken = {policy_folder(out, policy.name).name for policy in chosen} if len(chosen) > 1 else set()
     plain = "base" if len(needed) == 1 and "base" not in taken else None
@@ -192,11 +192,11 @@ def _base_folders(out: Path, chosen: Sequence[Policy], unpublished: Collection[s
 
 
 def merged(model: LanguageModel, adapter: Path) -> dict[str, Tensor]:
-    """Return a base's weights with an adapter merged into them, by name, in the base's type; ModelError if they do not match."""
+    """Return a base's weights with an adapter merged into them, by name, in the base's type; raise ModelError if they do not match."""
     own, layers = model.base_parameters(), layers_of(model.model)
     if base_of(adapter) not in (None, hash_of_base(model)):
         raise ModelError(
-            f"The adapter '{adapter}' was trained on other base weights than those of '{model.name}' now."
+            f"The adapter '{adapter}' was trained on base weights that differ from the current weights of '{model.name}'."
         )
     tensors, lora = read_adapter(adapter)
     found: dict[str, Tensor] = {name: tensor.detach() for name, tensor in own.items()}
@@ -208,7 +208,7 @@ def merged(model: LanguageModel, adapter: Path) -> dict[str, Tensor]:
         name += "" if path in layers.experts else ".weight"
         if name not in found or not found[name].is_floating_point():
             raise ModelError(
-                f"The adapter '{adapter}' changes '{name}', which '{model.name}' does not have in a floating type."
+                f"The adapter '{adapter}' changes '{name}', which '{model.name}' does not have in a floating-point type."
             )
         a_rI, b_Or = tensors[key].float(), tensors[key.replace(".lora_A.", ".lora_B.")].float()
         weight, module = found[name], model.model.get_submodule(path.rpartition(".")[0])

@@ -1,4 +1,4 @@
-"""The work of an optional feature of training: the phases of a step, and its state.
+"""The interface of an optional feature of training: its work in the phases of a step, and its state.
 
 `settings/feature.py` explains how a feature is found; `features/entropy` is the smallest one.
 """
@@ -29,7 +29,7 @@ class LoadsWeights(Protocol):
     """A sampler that uses the published weights."""
 
     def load(self, policy: str, weights: Mapping[str, Tensor], version: int) -> None:
-        """Take new weights of a policy."""
+        """Load new weights of a policy."""
         ...
 
 
@@ -56,44 +56,44 @@ class StartedRun:
 
 @dataclass(slots=True)
 class StepInProgress:
-    """One step of training while it is taken; the phases of the loop and the features fill it in."""
+    """One training step in progress; the phases of the loop and the features fill it in."""
 
     number: int
     """Number of the step, from 1."""
     setup: RolloutSetup
     tasks: TrainingTasks
-    """The tasks of steps that are collected from now on, and the roles in them."""
+    """The tasks of all steps that are collected from now on, and the roles in them."""
     groups: list[Group] = field(default_factory=list)
     """The episodes that the step has collected."""
     earlier: list[Group] = field(default_factory=list)
     """Groups of earlier steps that are part of this step's batch."""
     metrics: dict[str, float] = field(default_factory=dict)
     parity: Mapping[str, float] = field(default_factory=dict)
-    """Gaps between the log-probs of sampler and trainer, where they are compared before the update."""
+    """Gaps between the log-probs of sampler and trainer, if they are compared before the update."""
     restarted: bool = False
     """Whether a policy restarted from earlier weights, so that all samples so far are dropped."""
 
 
 class Feature:
-    """The work of a feature at the phases of a step, in their order. The default of every method changes nothing."""
+    """The work of a feature in the phases of a step, in order. By default, every method changes nothing."""
 
     def before_rollouts(self, step: StepInProgress) -> None:
-        """Prepare the collection of episodes, for example assign roles."""
+        """Prepare the collection of episodes, for example by assigning roles."""
 
     def after_rollouts(self, step: StepInProgress) -> None:
-        """Read `step.groups`, add metrics or earlier groups."""
+        """Read `step.groups`, and add metrics or earlier groups."""
 
     def before_update(self, step: StepInProgress) -> None:
         """Act on the batch of the step, `step.groups` and `step.earlier`, before weights change."""
 
     def rewarded(self, groups: Sequence[Group], signals: Signals | None) -> Sequence[Group]:
-        """Return groups with the rewards that credit reads; `signals` are the step's, None for groups without them."""
+        """Return groups with the rewards that credit reads; `signals` are those of the step, or None for groups without signals."""
         return groups
 
     def samples(
         self, step: StepInProgress, sampled: Sampled, samples: Mapping[TurnKey, Sample]
     ) -> Mapping[TurnKey, Sample]:
-        """Return the samples on which policies are trained; `samples` has one for each turn of `sampled` that has credit."""
+        """Return the samples on which policies are trained; `samples` contains one for each turn of `sampled` that has credit."""
         return samples
 
     def objective(self, objective: Objective) -> Objective:
@@ -111,7 +111,7 @@ class Feature:
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore the state that `state` returned."""
 
     def pruned(self, steps: Collection[int]) -> None:
         """Release the data that only deleted checkpoints need; `steps` are the steps of the remaining checkpoints."""

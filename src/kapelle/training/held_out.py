@@ -1,4 +1,4 @@
-"""Evaluation of a run on held-out tasks: of its team, or of the verifier that it trains."""
+"""Evaluation on held-out tasks: of a run's team, or of the verifier that it trains."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from kapelle.types import Group, Task
 
 # -------- How well a verifier judges answers to held-out questions
 #
-# The questions are those of the test split that no training step contains. The team answers each several times as in training, and
-# the environment grades. Answers to one question are not independent, so intervals count questions.
+# The questions are those of the test split that no training step contains. The team answers each question several times as in training,
+# and the environment grades the answers. Answers to one question are not independent, so intervals are computed over questions.
 #
-# There are two areas under the curve. `auc` is over all answers: it is high if the verifier knows which questions are hard, even if it
-# cannot distinguish two answers to one question. `auc_within` compares only answers to the same question. Only this difference can
+# There are two areas under the curve. `auc` is over all answers: it is high if the verifier recognises hard questions, even if it
+# cannot distinguish two answers to one question. `auc_within` compares only answers to the same question. Only such differences can
 # improve an agent, because a critic subtracts what all answers to a question have in common.
 #
 # A verifier that rewards a team is also measured on the team's answers at every evaluation, because training changes them.
@@ -51,27 +51,27 @@ class Judgement:
     right: float
     """Share of correct answers."""
     auc: float | None
-    """Probability that a correct answer scores above an incorrect one, over all answers; None if all are of one kind."""
+    """Probability that a correct answer scores above an incorrect one, over all answers; None if all are correct or all incorrect."""
     interval: tuple[float, float] | None
-    """95 % interval of `auc`, by questions (`functional.statistics.area_interval`)."""
+    """95 % interval of `auc`, over questions (`functional.statistics.area_interval`)."""
     both: int
-    """Questions with correct and incorrect answers."""
+    """Number of questions with both correct and incorrect answers."""
     auc_within: float | None
-    """Mean over these questions of the area among the question's answers; None without any."""
+    """Mean of the AUC among a question's answers over these questions; None if there are none."""
     interval_within: tuple[float, float] | None
     """95 % interval of `auc_within`, Student's t over questions; None for fewer than two."""
     brier: float | None
     """Mean squared difference between the predicted probability and 1 or 0."""
     calibration_error: float | None
-    """Mean difference, over ten bins weighted by their answers, between mean prediction and share of correct answers."""
+    """Mean difference between mean prediction and share of correct answers, over ten bins weighted by their number of answers."""
     bins: tuple[tuple[float, float, int], ...]
-    """(mean prediction, share of correct answers, answers) of every bin with answers."""
+    """(mean prediction, share of correct answers, number of answers) of every bin with answers."""
     answered: Mapping[str, Any] | None = None
-    """The same, without `bins`, of the answers in which the environment finds a final answer. A verifier that only recognises texts
-    without one is at chance there. None if all have one, or the environment extracts none."""
+    """The same values, without `bins`, for the answers in which the environment finds a final answer. A verifier that only recognises
+    texts without a final answer is at chance level there. None if all have one, or if the environment does not extract answers."""
     calibrated: Mapping[str, Any] | None = None
     """The `calibration` fitted on half of the questions (`fitted` answers), and `calibration_error` and `brier` of the other half
-    (`answers`) with it and `before` it; None without one."""
+    (`answers`) with it and `before` it; None without a calibration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +82,13 @@ class Judged:
     probability: float
     right: bool
     answered: bool = True
-    """Whether the environment finds a final answer in it."""
+    """Whether the environment finds a final answer in the text."""
     score: float = 0.0
     """The verifier's logit."""
 
 
 def judgement_of(judged: Sequence[Judged], calibration: Kind = "none") -> Judgement:
-    """Return how well these answers were judged; a `calibration` is fitted on half of the questions and measured on the others."""
+    """Return how well these answers were judged; a `calibration` is fitted on half of the questions and measured on the other half."""
     answered = [each for each in judged if each.answered]
     found = _judgement(judged)
     if len(answered) < len(judged):
@@ -159,7 +159,7 @@ def held_out_tasks(
     count: int,
     fits: Callable[[Task], bool] | None = None,
 ) -> list[Task]:
-    """Return up to `count` test tasks with different questions, none of which is in the first `steps` steps."""
+    """Return up to `count` test tasks with different questions that do not occur in the first `steps` steps."""
     draws = draws_of(environment, config, fits)
     trained = {task.question for step in range(1, steps + 1) for task in draws.of(step, 0)}
     size = environment.size("test")
@@ -178,7 +178,7 @@ def judged_answers(
     given: Mapping[TurnKey, float],
     probability: Callable[[float], float] = float,
 ) -> list[Judged]:
-    """Return every graded answer of these groups with its `given` logit, and the `probability` of this."""
+    """Return every graded answer of these groups with its `given` logit and the `probability` of that logit."""
     reader = environment if offers(environment, Answerable) and has_comparable_answers(environment) else None
     found: list[Judged] = []
     for key, turn in turns_of(groups, trained_only=False):
@@ -217,7 +217,7 @@ def judge_held_out(
         failed=sum(episode.error is not None for episode in episodes),
         groups=tuple(groups),
         verifier=asdict(judgement_of(judged, calibration)),
-        fewer=f"{problems} requested, and no more held-out questions are left"
+        fewer=f"{problems} requested, but no more held-out questions are left"
         if len(tasks) < problems
         else "",
     )
@@ -229,7 +229,7 @@ class HeldOut:
     def __init__(self, config: RunConfig, algorithm: Algorithm, pieces: Pieces) -> None:
         self._config, self._algorithm, self._pieces = config, algorithm, pieces
         self._judged: tuple[int, int, Evaluation] | None = None
-        """The last evaluation of the trained verifier: step, number of problems, result."""
+        """Step, number of problems and result of the last evaluation of the trained verifier."""
         self._paid: tuple[int, Mapping[str, Any]] | None = None
         """The step of the last evaluation of the team, and how well its rewarding verifier judged it."""
 
@@ -269,7 +269,7 @@ class HeldOut:
             payer = self._algorithm.need(VerifierScores)
             if payer is not None:
                 engine = self._pieces.engine
-                own = result.groups[: result.problems]  # without further sets
+                own = result.groups[: result.problems]  # without additional sets
                 judged = judged_answers(own, setup.environment, payer.judge(own, engine))
                 result = replace(result, judged=asdict(judgement_of(judged)))
                 self._paid = done, result.judged or {}

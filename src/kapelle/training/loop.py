@@ -1,6 +1,6 @@
 """The one loop: rollout → credit → collate → update → publish.
 
-`Loop.step` is all of training; `trainer.py` records, saves and shows it.
+`Loop.step` contains all of training; `trainer.py` records, saves and shows the steps.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class Loop:
         learners: Learners | None = None,
         features: Mapping[str, Feature] | None = None,
     ) -> None:
-        """Take the rollout setup, the train engine, and the object that collects episodes.
+        """Set the rollout setup, the train engine, and the object that collects episodes.
 
-        `learners` answers signals and hooks; None for the engine. `features` are by the path of their section.
+        `learners` answers signals and hooks; None means the engine. `features` are keyed by the path of their section.
         """
         self.features: Mapping[str, Feature] = features or {}
         self.rollouts = rollouts
@@ -91,7 +91,7 @@ class Loop:
         self.setup = setup
         self.engine = engine
         self._token_texts: dict[str, dict[int, str]] = {}
-        """Texts of tokens, by policy and id."""
+        """Text of each token, by policy and id."""
         self.memory = algorithm.memory(setup.team, config.seed) if algorithm.memory else None
         for signal in algorithm.needs:
             if isinstance(signal, Loads):
@@ -99,7 +99,7 @@ class Loop:
         self._judged = algorithm.data.scores or any(
             section.rewards_turns for section in sections_of(config).values()
         )
-        """Whether turns have rewards beside the environment's."""
+        """Whether turns have rewards in addition to the environment's."""
         critic, update = algorithm.critic, algorithm.update
         self._objective = Objective(
             checked_loss(algorithm.name, "policy_loss", algorithm.policy_loss),
@@ -152,7 +152,7 @@ class Loop:
         step.metrics = (metrics if algorithm.collects_episodes else demonstrated(metrics)) | step.metrics
 
     def _score(self, step: StepInProgress) -> tuple[Sampled, Signals]:
-        """Return the batch, and the signals of its turns: values, reference log-probs, scores."""
+        """Return the batch and the signals of its turns: values, reference log-probs and scores."""
         algorithm = self.algorithm
         groups = [*step.groups, *step.earlier]
         if algorithm.returns is not None and not self._judged:
@@ -164,7 +164,7 @@ class Loop:
         return sampled, signals
 
     def greedily(self, step: StepInProgress, groups: Sequence[Group]) -> Sequence[Group]:
-        """Collect one episode of each task with greedy sampling, with rewards like those of the step's episodes."""
+        """Collect one episode of each task with greedy sampling, rewarded like the step's episodes."""
         seed = derive_seed(self._config.seed, "greedy", step.number)
         greedy: Sequence[Group] = shared_rollout(
             greedy_setup(step.setup), [group.task for group in groups], 1, seed
@@ -187,7 +187,7 @@ class Loop:
             metrics |= engine.update(shown, self._objective) if shown else {}
             return Learned(updated=bool(shown))
 
-        # Credit: the advantage of every token, and the return that critics learn.
+        # Credit: the advantage of every token, and the return that critics are trained to predict.
         stop = config.training.non_finite == "stop"
         credit = give_credit(algorithm, give, sampled, groups, signals, stop)
         advantages = advantages_of(sampled.trained, credit)
@@ -196,7 +196,7 @@ class Loop:
             metrics |= self.memory.metrics()
             if MIXER_UNDONE in metrics and stop:
                 raise NumericsError(
-                    f"The fit of utilities and mixer in step {number} is not finite. Lower `algorithm.fit.lr` in a new run, or resume "
+                    f"The fit of utilities and mixer in step {number} gave values that are not finite. Lower `algorithm.fit.lr` in a new run, or resume "
                     "with `training.non_finite=skip`, which skips such fits."
                 )
 
@@ -212,7 +212,7 @@ class Loop:
             policies = feature.samples(step, sampled, policies)
             objective = feature.objective(objective)
 
-        # Update all critics, and the policies that the order chooses; in the first steps critics may learn alone.
+        # Update all critics, and the policies that the order chooses; in the first steps, only critics may be updated.
         warming = number <= config.training.critic_warmup
         chosen = () if warming else order.choose(team.trained, number, config.seed)
         metrics |= update_in_order(engine, objective, order, chosen, UpdateSamples(policies, critics, groups))
@@ -236,7 +236,7 @@ class Loop:
         return replace(self._objective, policy_loss=checked_loss(algorithm.name, "annealed", loss))
 
     def _settle(self, step: StepInProgress) -> None:
-        """Wait for episodes that are collected during the update; drop samples of a policy that restarted."""
+        """Wait for episodes that are collected during the update, and drop samples of a policy that restarted."""
         self.rollouts.settle(step)
         if step.restarted:
             self.rollouts.forget()
@@ -280,7 +280,7 @@ class Loop:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore the state that `state` returned."""
         self.rollouts.load_state(state["ahead"])
         if self.memory is not None:
             self.memory.load_state(state["memory"])

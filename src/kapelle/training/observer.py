@@ -1,4 +1,4 @@
-"""How a run reports its progress: to a terminal panel, plain lines, a test."""
+"""How a run reports its progress, for example to a terminal panel, plain lines or a test."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 REMARKS = ("cache", "environment", "files", "learning", "metrics", "program", "rewards", "tracker", "weights")
-"""Phases that are remarks and do not end the current phase."""
+"""Phases that are only remarks and do not end the current phase."""
 
 
 class Observer(Protocol):
-    """Watches a run: a terminal panel, plain lines, a test."""
+    """Observes a run, for example as a terminal panel, plain lines or a test."""
 
     def phase(self, name: str, detail: str) -> None:
         """A new phase of the run has begun."""

@@ -3,8 +3,8 @@
 A stop request waits for the end of the step. After an unfinished step (an error, a second Ctrl-C) the run continues from its newest
 checkpoint, as after a crash.
 
-Of several ranks each writes its share of a checkpoint, and the first one lists and prunes checkpoints. All load the same one, from a
-folder that all can read.
+If there are several ranks, each writes its share of a checkpoint, and the first rank lists and prunes checkpoints. All ranks load the
+same checkpoint from a folder that all can read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from kapelle.training.step_report import Step
 
 
 class Saving:
-    """At most one checkpoint that is written in the background; all ranks learn of its end together."""
+    """Writes at most one checkpoint in the background; all ranks are notified together when it ends."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -54,7 +54,7 @@ class Saving:
         self._pending = step, self._threads.submit(save, self._ranks.store_barrier())
 
     def settled(self, *, wait: bool) -> int | None:
-        """Return the step of a save that has ended in all ranks since the last call; None without one.
+        """Return the step of a save that has ended in all ranks since the last call; None if there is none.
 
         `wait` waits for the end. If the save failed in one rank, every rank raises that error.
         """
@@ -80,7 +80,7 @@ class Saving:
         return step
 
     def end(self, *, drop: bool = False) -> None:
-        """Wait for the save and raise its error; or `drop` it: its incomplete folder stays hidden."""
+        """Wait for the save and raise its error; or with `drop`, abandon it, so that its incomplete folder stays hidden."""
         (_, future), self._pending = self._pending or (0, None), None
         self._threads.shutdown(wait=False)
         if future is not None and not drop:
@@ -105,9 +105,9 @@ class Progress:
         say: Callable[[str], None],
         ranks: Ranks = ALONE,
     ) -> None:
-        """Take the pieces of a run and where it is saved; `say` receives a line for each damaged checkpoint.
+        """Set the pieces of a run and the place where it is saved; `say` receives a line for each damaged checkpoint.
 
-        Of several `ranks` only the first one has a `run`.
+        If there are several `ranks`, only the first one has a `run`.
         """
         self._config = config
         self._pieces = pieces
@@ -115,7 +115,7 @@ class Progress:
         self._run = run
         self._report = say
         self._warned = False
-        """Whether a warning was given that no checkpoint has the metric of `checkpoint.best` yet."""
+        """Whether the user was warned that no checkpoint has the metric of `checkpoint.best` yet."""
         self._ranks = ranks
         place = broadcast(ranks, "run directory", lambda: run and str(run.checkpoints.absolute()))
         self._checkpoints = run.checkpoints if run is not None else place and Path(place)
@@ -128,7 +128,7 @@ class Progress:
         self._saved: int | None = None
         """The step of the newest checkpoint."""
         self.unfinished = False
-        """Whether the last step failed, so that the run has to return to a checkpoint."""
+        """Whether the last step failed, so that the run must return to a checkpoint."""
         self._in_step = False
 
     @property
@@ -154,7 +154,7 @@ class Progress:
             self._in_step = False
 
     def restore(self) -> None:
-        """Return to the newest checkpoint if the last step failed; CheckpointError without one."""
+        """Return to the newest checkpoint if the last step failed; raise CheckpointError if there is none."""
         if self.unfinished:
             if not self.kept:
                 self.check_finished()
@@ -164,8 +164,8 @@ class Progress:
         """Raise CheckpointError if the last step failed."""
         if self.unfinished:
             raise CheckpointError(
-                f"The step after {self.done} did not end and changed some weights. Load a checkpoint with `load_checkpoint`, or make the "
-                "trainer again."
+                f"The step after {self.done} did not finish, but changed some weights. Load a checkpoint with `load_checkpoint`, or create "
+                "a new trainer."
             )
 
     @property
@@ -174,7 +174,7 @@ class Progress:
         return self.kept and not self.unfinished and self._saved not in (None, self.done)
 
     def when_stopped(self, number: int) -> str:
-        """Return a description of what happens now, after a signal that requests a stop."""
+        """Return a description of what happens after a signal that requests a stop."""
         if not self._in_step:
             return "then saving"
         now = interrupts.work.rpartition(", ")[2]
@@ -197,7 +197,7 @@ class Progress:
         self.check_finished()
         doing(f"the checkpoint of step {self.done}")
         folder = self._write()
-        if self._run is not None and not stop_requested():  # the next save prunes
+        if self._run is not None and not stop_requested():  # the next save prunes instead
             self._tidy(self._run, folder, self.done)
         return folder
 
@@ -209,7 +209,7 @@ class Progress:
         return best_checkpoint(self._run.path, kept.best, lowest=kept.best_is == "lowest")
 
     def is_best(self) -> bool:
-        """Return whether the last step is not saved and has a better value of `checkpoint.best` than every checkpoint."""
+        """Return whether the last step is unsaved and has a better value of `checkpoint.best` than every checkpoint."""
         if self._config.checkpoint.best is None or not self.kept or self._saved == self.done:
             return False
         return bool(broadcast(self._ranks, "best", self._is_best))
@@ -253,12 +253,12 @@ class Progress:
         self._saving.begin(self.done, save)
 
     def settle(self, *, wait: bool = False) -> None:
-        """Note the end of a background save, or `wait` for it; raises its error."""
+        """Record the end of a background save, or with `wait`, wait for it; raises its error."""
         saved = self._saving.settled(wait=wait)
         self._saved = self._saved if saved is None else saved
 
     def end(self, *, drop: bool = False) -> None:
-        """Wait for a background save and raise its error; or `drop` it."""
+        """Wait for a background save and raise its error; or with `drop`, abandon it."""
         self._saving.end(drop=drop)
 
     def _write(self) -> Path:
@@ -269,7 +269,7 @@ class Progress:
         return folder
 
     def _prepared(self, *, copied: bool) -> Callable[[Peers], Path]:
-        """Return a function that saves the present state; with `copied` it may run during the next steps."""
+        """Return a function that saves the current state; with `copied`, it may run during the next steps."""
         made = self._pieces
         assert self._checkpoints is not None, "checkpoints need a run directory"
         policies: Callable[[Path], None] = self.write_policies
@@ -317,7 +317,7 @@ class Progress:
         self._saved = self.done
 
     def _any(self) -> bool:
-        """Return whether there are checkpoints; without any the run starts from step 0."""
+        """Return whether there are checkpoints; if there are none, the run starts from step 0."""
         assert self._run is not None, "the first rank has the run directory"
         found = bool(list_checkpoints(self._run.checkpoints))
         if not found:
@@ -325,12 +325,12 @@ class Progress:
         return found
 
     def _rewound(self, loop: Mapping[str, Any]) -> bool:
-        """Return the run's files to a checkpoint; return whether its evaluation is missing."""
+        """Reset the run's files to a checkpoint, and return whether its evaluation is missing."""
         run = self._run
         assert run is not None, "the first rank has the run directory"
-        # `train` repeats evaluations at the start and the end; an evaluation at a former end stays.
+        # `train` repeats evaluations at the start and the end; an evaluation at an earlier end is kept.
         repeated = not 0 < self.done < self._config.training.steps
         run.rewind(loop["positions"], None if repeated else self.done)
         run.point_latest(loop["folder"])
-        # A run that was stopped in an evaluation repeats it before its next step.
+        # A run that was stopped during an evaluation repeats it before its next step.
         return self.done not in [row["step"] for row in read_evaluations(run.path)]

@@ -4,13 +4,13 @@ Each start and each resume is a row under `starts` in `provenance.json`:
 
     {"at": "2026-11-24T10:00:00.000+00:00", "steps": 0,
      "data": {"data/train.jsonl": "3f…"},                    hash of the content
-     "weights": {"past adapter 'second' (runs/…)": "9a…"},   adapters and a verifier that a run uses and does not train
+     "weights": {"past adapter 'second' (runs/…)": "9a…"},   adapters and a verifier that a run uses but does not train
      "began_from": {"first (runs/…)": "9a…"},                weights that training started from
      "versions": {"torch": "2.13.0", …},
      "machine": {"threads": 2, "processor": "…", …},
      "excluded": ["train: 1 of 9 tasks have …"]}            excluded tasks and rows, with the reason
 
-A run with changes can be resumed, and reports them: the tasks of a step depend only on its number and the size of the data.
+A run with such changes can be resumed, and reports them: the tasks of a step depend only on its number and the size of the data.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ if TYPE_CHECKING:
 
 PACKAGES = ("kapelle", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 _VECTORS = ("avx", "fma", "sse4", "f16c", "amx", "neon", "asimd", "sve", "bf16", "i8mm")
-"""Prefixes of processor features on which torch's choice of kernels, and their rounding, depends."""
+"""Prefixes of processor features that determine torch's choice of kernels, and so their rounding."""
 _LOUD = ("data", "weights")
 _NAMED = 4
-"""Maximum number of changed files that are named one by one."""
+"""Maximum number of changed files that are listed individually."""
 _DIGITS = 12
 _FOLLOWS = {
-    "data": "from step {step} on this run learns from changed data. Start a new run to train on these data alone",
-    "weights": "from step {step} on it uses changed weights. Start a new run to use these from the beginning",
+    "data": "from step {step} on, this run learns from changed data. Start a new run to train only on this data",
+    "weights": "from step {step} on, it uses changed weights. Start a new run to use these weights from the beginning",
     "versions": "results may differ from those of a run that was never stopped",
     "machine": "results may differ from those of a run that was never stopped",
 }
@@ -75,7 +75,7 @@ def note_start(
     *,
     warns: bool = False,
 ) -> None:
-    """Record the dependencies of a run that starts, or continues after `steps`; the observer gets a line for each change.
+    """Record the dependencies of a run that starts, or continues after `steps`; the observer receives a line for each change.
 
     This reads the data. If it `warns`, changed data or weights cause a Python warning.
     """
@@ -90,7 +90,7 @@ def note_start(
 
 
 def provenance_of(config: RunConfig, team: Team, began_from: Mapping[str, Path]) -> dict[str, Any]:
-    """Return the dependencies of a run of these settings now, by kind and name."""
+    """Return the current dependencies of a run with these settings, by kind and name."""
     weights = {
         f"past adapter '{policy.name}' ({policy.past})": _weights(Path(policy.past))
         for policy in team.every.values()
@@ -110,9 +110,9 @@ def provenance_of(config: RunConfig, team: Team, began_from: Mapping[str, Path])
 
 
 def changes(starts: Sequence[Mapping[str, Any]], start: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the differences from the last start: kind, and a line with the old value, the new one and the consequence."""
+    """Return the differences from the last start: the kind, and a line with the old value, the new value and the consequence."""
     if not starts:
-        lost = "provenance.json has no start of this run, so whether data, weights, versions or machine changed is unknown"
+        lost = "provenance.json records no start of this run, so it is unknown whether data, weights, versions or machine changed"
         return [("unknown", lost)]
     found = []
     for kind, follows in _FOLLOWS.items():
@@ -138,7 +138,7 @@ def _shown(kind: str, value: object) -> str:
 
 
 def _contents(value: object) -> Iterator[tuple[str, str]]:
-    """Yield every file that settings name, or declare to read, with a hash of its content."""
+    """Yield every file that settings name or declare as read, with a hash of its content."""
     if isinstance(value, BaseModel):
         if isinstance(value, Reads):
             yield from value.contents().items()
@@ -170,7 +170,7 @@ def _file(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _weights(folder: Path) -> str:
-    """Return a hash of a folder of weights, computed from its list of hashes or otherwise from its files."""
+    """Return a hash of a folder of weights, computed from its list of hashes or, without a list, from its files."""
     listed = listed_files(folder)
     if listed is None:
         return folder_content(folder)
@@ -202,7 +202,7 @@ def machine() -> dict[str, Json]:
 
 
 def _processor() -> tuple[str, str]:
-    """Return a processor's name and the features that arithmetic depends on."""
+    """Return a processor's name and the features that affect arithmetic."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").split("\n\n")[0].splitlines()
     except OSError:
@@ -228,7 +228,7 @@ def changed_settings(old: str, new: str, allowed: Sequence[MayChange] = (FREE,))
 
 
 def changeable(settings: Settings, at: str = "") -> Iterator[tuple[str, MayChange]]:
-    """Yield the dotted key of every setting that may change on resume; a whole section by its own key.
+    """Yield the dotted key of every setting that may change on resume; a section that may change as a whole is yielded by its own key.
 
     `at` is the key of `settings` itself, with a dot.
     """
@@ -243,7 +243,7 @@ def changeable(settings: Settings, at: str = "") -> Iterator[tuple[str, MayChang
 
 
 def config_of_run(folder: Path, settings: Sequence[str] = ()) -> RunConfig:
-    """Return the settings of a run directory or an exported team, with overrides; CheckpointError for anything else."""
+    """Return the settings of a run directory or an exported team, with overrides; raise CheckpointError for anything else."""
     if is_team(folder):
         return read_team(folder, settings).config
     if not (folder / "config.yaml").is_file():
@@ -256,7 +256,7 @@ def open_run(
 ) -> RunDirectory:
     """Open a run directory as `RunDirectory.create` does; `say` receives a line for each changed setting.
 
-    The recorded origin of a changed value names the step and the former value.
+    The recorded origin of a changed value contains the step and the previous value.
     """
     kept = dict(origin)
     marks = dict(changeable(config))

@@ -40,7 +40,7 @@ from kapelle.types import Json
 #     machine_memory   used bytes of the machine's memory; machine_memory_total all of them
 #     gpus             used and total bytes of each CUDA device, and the peak of this process
 #
-# A row omits what the machine does not report.
+# A row omits values that the machine does not report.
 
 
 class Machine:
@@ -71,7 +71,7 @@ class Machine:
             }
             row["machine_memory_total"] = known["MemTotal"]
             row["machine_memory"] = known["MemTotal"] - known["MemAvailable"]
-        if "memory" not in row:  # without /proc: the peak
+        if "memory" not in row:  # without /proc, use the peak
             unit = 1 if sys.platform == "darwin" else 1024
             row["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         if torch.cuda.is_initialized():
@@ -104,7 +104,7 @@ def _summary(step: Step, waits: Mapping[str, float], machine: Mapping[str, Json]
     spent.pop("tokens_per_second", None)
     held = [f"{float(machine['memory']) / 1e9:.2f} GB"]
     if torch.cuda.is_initialized():
-        held.append(f"{torch.cuda.max_memory_allocated() / 1e9:.2f} GB of its GPU at most")
+        held.append(f"at most {torch.cuda.max_memory_allocated() / 1e9:.2f} GB of its GPU")
     return (
         f"step {step.number} took {took:.2f} s ({listed(spent)}); waited {sum(waits.values()):.2f} s for other ranks: "
         f"{listed(waits)}; {', '.join(held)}"
@@ -115,7 +115,7 @@ class Records:
     """Records one run; without a run directory it only reports to the observer."""
 
     def __init__(self, run: RunDirectory | None, observer: Observer, ranks: Ranks = ALONE) -> None:
-        """Take the run directory, if any, and the observer."""
+        """Set the run directory, if any, and the observer."""
         self.run = run
         self._ranks = ranks
         self._observer = observer
@@ -123,17 +123,17 @@ class Records:
         self._transcripts: list[int] = []
         self._machine = Machine()
         self._ended: Callable[[], None] | None = None
-        """Reports how training ended, once it has."""
+        """Reports how training ended; None until it has ended."""
 
     def track(self, config: RunConfig) -> None:
-        """Open the trackers that the settings name; they need a run directory."""
+        """Open the trackers in the settings; they need a run directory."""
         if self.run is not None:
             report = partial(self._observer.phase, "tracker")
             self._trackers = open_trackers(config.trackers, self.run.path, config.model_dump(), report)
             self._transcripts = [tracker.transcripts for tracker in config.trackers]
 
     def phase(self, done: int, name: str, detail: str) -> None:
-        """Record that a new phase begins after `done` steps; a remark only goes to the observer."""
+        """Record that a new phase begins after `done` steps; a remark goes only to the observer."""
         self._observer.phase(name, detail)
         if self.run is not None and name not in REMARKS:
             self.run.report(name, done)
@@ -161,7 +161,7 @@ class Records:
         """Record an evaluation after `done` steps."""
         if self.run is not None:
             self.run.record_evaluation(done, result.row())
-            # A second evaluation after a step adds a row, and the episodes stay those of the first.
+            # A second evaluation after a step adds a row, but the episodes of the first one are kept.
             if last_episode_step(self.run.path, "test") < done:
                 self.run.record_episodes(done, result.groups, split="test")
         for tracker in self._trackers:
@@ -211,7 +211,7 @@ def open_records(
     resume: bool,
     ranks: Ranks = ALONE,
 ) -> Records:
-    """Open the run directory at `path`, if there is one; of several ranks only the first one records.
+    """Open the run directory at `path`, if one is given; if there are several ranks, only the first one records.
 
     Raises the errors of `open_run` in every rank.
     """
@@ -220,7 +220,7 @@ def open_records(
     def open_here() -> None:
         if path is None:
             if resume:
-                raise ConfigError("A resume needs a run directory. Name it with --run-dir.")
+                raise ConfigError("Resuming needs a run directory. Give it with --run-dir.")
             return
         keep_imports_from_drawing()
         opened.append(open_run(Path(path), config, origin, partial(observer.phase, "resume"), resume=resume))

@@ -1,4 +1,4 @@
-"""The episodes of a training step, which all ranks collect together, and the weights that sample them."""
+"""The episodes of a training step, which all ranks collect together, and the weights used to sample them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ COMPARED = 16
 
 @dataclass(frozen=True, slots=True)
 class Collector:
-    """What the episodes of steps depend on, in addition to the weights."""
+    """Everything that the episodes of steps depend on, except the weights."""
 
     config: RunConfig
     algorithm: Algorithm
@@ -53,15 +53,15 @@ class Collector:
     tasks: TrainingTasks
 
     def collect(self, number: int) -> list[Group]:
-        """Collect the episodes of the tasks of step `number` (from 1), each rank its share."""
+        """Collect the episodes of the tasks of step `number` (from 1); each rank collects its share."""
         meeting = self.setup.ranks.meeting()
         meeting.begin()
         return together(self.setup.ranks, meeting, self.begin(number, meeting)).in_order
 
     def begin(self, number: int, meeting: Meeting) -> Callable[[], StepShare]:
-        """Begin with this process's share of a step, and return a function that finishes it.
+        """Begin this process's share of a step, and return a function that finishes it.
 
-        Groups are assigned in turn to all processes at the `meeting`. Rollout workers begin now; an engine of this process begins when
+        Groups are assigned in turn to all processes at the `meeting`. Rollout workers begin now; an engine in this process begins when
         the function is called.
         """
         seed, tasks = derive_seed(self.config.seed, "rollout", number), self.tasks.of(number)
@@ -72,7 +72,7 @@ class Collector:
     def _with_redraws(
         self, collected: Callable[[], list[Group]], number: int, seed: int, meeting: Meeting
     ) -> StepShare:
-        """Return this process's share; groups without variance are replaced by further tasks, up to `redraw` times."""
+        """Return this process's share; groups without variance are replaced by groups of other tasks, up to `redraw` times."""
         data, returns = self.algorithm.data, self.algorithm.returns or own_returns
         groups = {meeting.rank + k * meeting.size: group for k, group in enumerate(collected())}
         for attempt in range(1, data.redraw + 1):
@@ -92,17 +92,17 @@ class Rollouts(Protocol):
     """Collects the episodes of each step. By default nothing is collected for later steps."""
 
     players: Sequence[LoadsWeights] = ()
-    """All samplers for training; they get the weights of each update."""
+    """All samplers for training, which receive the weights of each update."""
     tasks: TrainingTasks
     """The tasks of every step."""
     on_policy: bool = True
-    """Whether steps learn from samples of the current weights alone; the update then compares trainer and sampler."""
+    """Whether steps learn only from samples of the current weights; if so, the update compares trainer and sampler."""
 
     @abstractmethod
     def collect(self, step: StepInProgress) -> list[Group]:
         """Collect and return the groups of a step, and add metrics of how they were collected.
 
-        Raises ParityError if other weights than the published ones sampled them.
+        Raises ParityError if they were sampled by weights other than the published ones.
         """
 
     def settle(self, step: StepInProgress) -> None:
@@ -118,7 +118,7 @@ class Rollouts(Protocol):
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore the state that `state` returned."""
         return
 
 
@@ -145,7 +145,7 @@ class CurrentRollouts(Rollouts):
 
 
 def is_on_policy(config: RunConfig) -> bool:
-    """Return whether no feature of a run lets steps learn from samples of earlier weights."""
+    """Return whether steps of a run never learn from samples of earlier weights."""
     return not any(section.off_policy for section in sections_of(config).values())
 
 
@@ -158,7 +158,7 @@ def compare_turns(
 ) -> None:
     """Compare the log-probs of some turns with the trainer's, and merge the gaps into `step.parity`.
 
-    With `versions`, only the tokens that these weights sampled. `weights` are those that sampled; by default the current ones.
+    With `versions`, only tokens that these weights sampled are compared. `weights` are the weights that sampled, by default the current ones.
     """
     samples = fresh_samples(turns, step.setup.team, COMPARED, versions)
     step.parity = merge_rows([step.parity, engine.check_parity(samples, weights)])
@@ -169,7 +169,7 @@ def make_rollouts(
 ) -> Rollouts:
     """Return the object that collects the episodes of a run with the setup `acting`; `closing` releases what it starts.
 
-    `loaded` is the run on the bases that were loaded, and `own_engine` is whether a rollout engine was passed.
+    `loaded` is the run with the bases that were loaded, and `own_engine` is whether a rollout engine was passed.
     """
     makers = [section.rollouts for section in sections_of(run.config).values() if section.rollouts]
     if not makers:
@@ -179,13 +179,13 @@ def make_rollouts(
 
 
 def check_versions(groups: Sequence[Group], allowed: Sequence[Mapping[str, int]]) -> None:
-    """Raise ParityError for a turn that was sampled by other versions than `allowed`, the last of which is the published one."""
+    """Raise ParityError for a turn that was sampled by versions other than `allowed`, the last of which is the published one."""
     sampled = {(turn.policy, version): turn.agent for _, turn in turns_of(groups) for version, _ in turn.runs}
     for (policy, version), agent in sampled.items():
         if all(version != versions[policy] for versions in allowed):
             raise ParityError(
                 f"Agent '{agent}' sampled with version {version} of policy '{policy}', but version "
-                f"{allowed[-1][policy]} was published: the rollout engine did not take the new weights."
+                f"{allowed[-1][policy]} was published: the rollout engine did not load the new weights."
             )
 
 
@@ -221,8 +221,8 @@ def _agree(meeting: Meeting, dead: Sequence[int]) -> list[int]:
 def together(ranks: Ranks, meeting: Meeting, collect: Callable[[], StepShare | bytes]) -> StepShare:
     """Let each rank collect its share and return the whole step in every rank.
 
-    `collect` returns the share, or its bytes (`dump_share`). The global random generators continue as those of rank 0. An error is
-    raised in every rank; other processes at the `meeting` receive it, and stop waiting.
+    `collect` returns the share, or its bytes (`dump_share`). The global random generators continue from the states of rank 0. An error is
+    raised in every rank; other processes at the `meeting` receive it and stop waiting.
     """
     if ranks.size == 1:
         collected = collect()
@@ -254,7 +254,7 @@ def dump_share(share: StepShare) -> bytes:
 
 
 def load_share(text: bytes, *, draws: bool = True) -> StepShare:
-    """Return the share that `dump_share` has written; with `draws` the global random generators continue from its states."""
+    """Return the share that `dump_share` has written; with `draws`, the global random generators continue from its states."""
     first, *lines = text.splitlines()
     head = json.loads(first)
     if draws:

@@ -1,4 +1,4 @@
-"""The tasks of training steps: those that fit, each once per epoch.
+"""The tasks of training steps: each fitting task once per epoch.
 
 They depend on the settings and the number of the step, so a resumed run has the same tasks.
 """
@@ -26,7 +26,7 @@ REDRAWN = 1000
 """Number of draws from an infinite split after which the search for a fitting task stops."""
 
 Roles = Sequence[Mapping[str, Cast]]
-"""For each task of a step, the agents with a role that another policy or player has."""
+"""For each task of a step, the agents whose role is taken by another policy or player."""
 Assign = Callable[[int, int], Roles]
 """(Number of a step, number of its tasks) → the roles."""
 
@@ -40,22 +40,22 @@ class Draws(Protocol):
 
 
 class EpochDraws:
-    """Draws each task of the training split once per epoch, in a new random order; from a generated split, new tasks."""
+    """Draws each task of the training split once per epoch, in a new random order; from a generated split, draws new tasks."""
 
     def __init__(self, environment: Environment, config: RunConfig, fits: Fits | None = None) -> None:
-        """Draw tasks for which `fits` is true and that are in no evaluation set; a finite split is searched at the first step."""
+        """Draw tasks for which `fits` is true and that are not in an evaluation set; a finite split is searched at the first step."""
         self.environment, self.config = environment, config
         self._fits = untested(config, fits)
 
     @cached_property
     def fitting(self) -> Sequence[int]:
-        """The fitting indices of a finite split; a feature may replace them with some of them."""
+        """The fitting indices of a finite split; a feature may reduce them to a subset."""
         size, fits = self.environment.size("train"), self._fits
         assert size is not None, "an infinite split has no indices"
         return [k for k in range(size) if fits is None or fits(task_of(self.environment, "train", k))]
 
     def of(self, step: int, attempt: int, wanted: Fits | None = None) -> list[Task]:
-        """Return the tasks of a step; see `Draws`. Of a generated split, only those that are also `wanted`."""
+        """Return the tasks of a step; see `Draws`. From a generated split, only `wanted` tasks are drawn."""
         count = self.config.training.tasks_per_step
         offset = attempt * self.config.training.steps
         cursors = range((step - 1 + offset) * count, (step + offset) * count)
@@ -76,20 +76,20 @@ class EpochDraws:
             if (self._fits is None or self._fits(task)) and (wanted is None or wanted(task)):
                 return task
         raise ConfigError(
-            f"`tasks` and `evaluation.sets` exclude {REDRAWN} tasks of `{self.environment.name}` in a row. Let `tasks` exclude fewer, or "
+            f"`tasks` and `evaluation.sets` exclude {REDRAWN} tasks of `{self.environment.name}` in a row. Change `tasks` to exclude fewer tasks, or "
             "evaluate on other problems."
         )
 
 
 @dataclass(slots=True)
 class TrainingTasks:
-    """The tasks of every step, with the roles that other policies or players have in them."""
+    """The tasks of every step, with the roles that other policies or players take in them."""
 
     draws: Draws
     count: int
     """Number of tasks of a step."""
     assign: Assign | None = None
-    """Assigns roles in the tasks of the next steps; None follows the team map."""
+    """Assigns roles in the tasks of the next steps; None means that agents keep their roles."""
 
     def of(self, step: int, attempt: int = 0) -> list[Task]:
         """Return the tasks of a step with their assigned roles; see `Draws`."""
@@ -99,7 +99,7 @@ class TrainingTasks:
         return [replace(task, cast=cast) for task, cast in zip(tasks, roles, strict=True)]
 
     def roles(self, step: int) -> Roles | None:
-        """Return the roles that other policies or players have in each task of a step; None without any."""
+        """Return the roles that other policies or players take in each task of a step; None if there are none."""
         return None if self.assign is None else self.assign(step, self.count)
 
 
@@ -109,7 +109,7 @@ def training_tasks(environment: Environment, config: RunConfig, step: int, attem
 
 
 def draws_of(environment: Environment, config: RunConfig, fits: Fits | None = None) -> Draws:
-    """Return what draws the tasks of a run's steps: a feature, or else `EpochDraws`."""
+    """Return the object that draws the tasks of a run's steps: a feature, or else `EpochDraws`."""
     draws = EpochDraws(environment, config, fits)
     makers = [section.draws for section in sections_of(config).values() if section.draws]
     made: Draws = find_object(makers[0], "feature")(draws) if makers else draws

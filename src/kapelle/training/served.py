@@ -1,4 +1,4 @@
-"""A run's team or verifier, loaded from a checkpoint to be used or exported, without training."""
+"""A run's team or verifier, loaded from a checkpoint for use or export without training."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from kapelle.types import Json
 def checkpoint_of(run: Path, which: str | None, observer: Observer) -> tuple[Path, int]:
     """Return a checkpoint of a run and its step: the newest intact one, or `which` (see `runs.named_checkpoint`).
 
-    Raises CheckpointError without one. Damaged ones are reported.
+    Raises CheckpointError if there is none. Damaged checkpoints are reported.
     """
     named = named_checkpoint(run, which)
     if named is None:
         newest = newest_valid(run / "checkpoints")
         for rejected in newest.rejected:
-            observer.phase("checkpoint", f"passed over: {rejected.reason}")
+            observer.phase("checkpoint", f"skipped: {rejected.reason}")
         named = newest.folder
     if named is None:
         raise CheckpointError(
@@ -48,7 +48,7 @@ def checkpoint_of(run: Path, which: str | None, observer: Observer) -> tuple[Pat
 
 
 def warmed(prepared: PreparedRun, observer: Observer) -> PreparedRun:
-    """Return the prepared run on the bases on which it was trained."""
+    """Return the prepared run with the bases on which it was trained."""
     held: dict[str, LanguageModel] = {}
     bases = bases_of(prepared.config, prepared.team, observer.warmup, observer.phase, held)
     return prepared.on_bases(bases, held)
@@ -69,8 +69,8 @@ def open_served(
 ) -> Served:
     """Load the team of a run's checkpoint (see `checkpoint_of`), or of a folder that `kapelle export` wrote.
 
-    The folder is only read. `observer` gets missing data of the environment and missing reward functions. Raises CheckpointError
-    without a checkpoint, and the errors of these settings.
+    The folder is only read. Missing data of the environment and missing reward functions are reported to `observer`. Raises
+    CheckpointError without a checkpoint, and the errors of these settings.
     """
     absent: list[str] = []
     if is_team(run):
@@ -106,16 +106,16 @@ def open_verifier(
 ) -> tuple[TrainEngine, dict[str, Json]]:
     """Load the verifier of a run's newest intact checkpoint; the run is only read.
 
-    Returns an engine that scores with it, and its description for callers. Raises ConfigError for a run without one, CheckpointError
-    without a checkpoint, and the errors of these settings.
+    Returns an engine that scores with it, and its description for callers. Raises ConfigError for a run without a verifier,
+    CheckpointError without a checkpoint, and the errors of these settings.
     """
     config = config_of_run(run)
     prepared = prepare(config, training=False)
     critic = prepared.team.critics.get(VERIFIER)
     if critic is None or not critic.trained:
         raise ConfigError(
-            f"{run} trains no verifier (`algorithm.name: {prepared.algorithm.name}`). Name a run of `algorithm.name: verifier`; "
-            "of a run in stages, the folder of the stage, such as RUN/01-judge."
+            f"{run} does not train a verifier (`algorithm.name: {prepared.algorithm.name}`). Give a run of `algorithm.name: verifier`, "
+            "or for a run in stages the folder of the stage, such as RUN/01-judge."
         )
     folder, step = checkpoint_of(run, None, observer)
     ready = warmed(prepared, observer)

@@ -1,7 +1,7 @@
 """Stages: several runs in a row, each continuing from the weights of earlier ones.
 
     <run>/
-      stages.yaml     all stages, resolved; training this file repeats them
+      stages.yaml     all stages, resolved; training with this file repeats them
       lock            held during training, as in every run directory
       01-sft/         the run directory of the first stage
       02-ppo/         …
@@ -41,12 +41,12 @@ from kapelle.team import Policy, Team
 
 FILE = "stages.yaml"
 FROM_STAGE = "stage:"
-"""Prefix with which `algorithm.verifier` and `reward_model.path` name a stage."""
+"""Prefix by which `algorithm.verifier` and `reward_model.path` refer to a stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One of several runs."""
+    """One of several consecutive runs."""
 
     number: int
     """Number of the stage, from 1."""
@@ -61,7 +61,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The start of a stage after earlier ones are done."""
+    """The start of a stage after earlier stages are done."""
 
     config: RunConfig
     run_dir: Path
@@ -83,24 +83,24 @@ def read_stages(
 
 
 def open_stages(run_dir: Path, stages: Sequence[Stage], *, resume: bool) -> RunLock:
-    """Make the folder of all stages, lock it and write `stages.yaml`; RunDirectoryError if it contains other stages.
+    """Create the folder of all stages, lock it and write `stages.yaml`; raise RunDirectoryError if it contains other stages.
 
     The caller keeps the lock until the last stage is done, because a stage locks only its own folder.
     """
     file = run_dir / FILE
     if file.is_file() and not resume:
         raise RunDirectoryError(
-            f"{run_dir} already contains stages. Continue with `kapelle train --resume {shlex.quote(str(run_dir))}`, or name another --run-dir."
+            f"{run_dir} already contains stages. Continue with `kapelle train --resume {shlex.quote(str(run_dir))}`, or choose another --run-dir."
         )
     left = {f".{FILE}{PARTIAL}", *LEFT_BEHIND}  # of a run that was killed at its start
     if run_dir.is_dir() and not file.is_file() and {entry.name for entry in run_dir.iterdir()} - left:
-        raise RunDirectoryError(f"{run_dir} is not empty and contains no stages. Name another --run-dir.")
+        raise RunDirectoryError(f"{run_dir} is not empty and contains no stages. Choose another --run-dir.")
     with writing(file), ExitStack() as held:
         run_dir.mkdir(parents=True, exist_ok=True)
         lock = RunLock(run_dir / "lock")
         held.callback(lock.release)
         if file.is_file() and not resume:
-            raise RunDirectoryError(f"{run_dir} is now in use by other stages. Name another --run-dir.")
+            raise RunDirectoryError(f"{run_dir} is now in use by other stages. Choose another --run-dir.")
         if not file.is_file():
             replace_file(file, stages_yaml(stages).encode())
         held.pop_all()
@@ -138,7 +138,7 @@ def is_done(stage: Stage, run_dir: Path) -> bool:
 
 
 def start_of(stage: Stage, stages: Sequence[Stage], run_dir: Path) -> Start:
-    """Return the start of a stage after those before it in `stages`; RunDirectoryError if one has no intact checkpoint."""
+    """Return the start of a stage after the earlier ones in `stages`; raise RunDirectoryError if one has no intact checkpoint."""
     earlier = [each for each in stages if each.number < stage.number]
     kept: dict[str, Path] = {}
     for each in earlier:
@@ -153,7 +153,7 @@ def start_of(stage: Stage, stages: Sequence[Stage], run_dir: Path) -> Start:
     weights: dict[str, Path] = {}
     for checkpoint in kept.values():
         team = _team(config)
-        # Further learners start from the team's weights.
+        # Other learners start from the team's weights.
         for policy in (name for name in team.trained if not team.policies[name].learns_for):
             if (folder := policy_folder(checkpoint, policy)).is_dir():
                 weights[policy] = folder
@@ -187,7 +187,7 @@ def checkable(stages: Sequence[Stage]) -> Iterator[list[RunConfig]]:
 
 
 def _check_hand_over(names: Sequence[str], configs: Sequence[RunConfig]) -> None:
-    """Raise ConfigError for a stage that uses weights of an earlier one with settings that differ from those of their training."""
+    """Raise ConfigError for a stage that uses weights of an earlier stage with settings that differ from those of their training."""
     kept: dict[str, tuple[str, RunConfig, Policy]] = {}
     for name, config in zip(names, configs, strict=True):
         team = _team(config)
@@ -203,7 +203,7 @@ def _check_hand_over(names: Sequence[str], configs: Sequence[RunConfig]) -> None
                 if differs:
                     raise ConfigError(
                         f"Stage '{name}' continues from the weights of '{policy.name}' that stage '{before}' saves, but "
-                        f"uses them with other settings: {differs}. Set the same in both stages."
+                        f"uses them with other settings: {differs}. Use the same settings in both stages."
                     )
             kept[policy.name] = (name, config, policy)
 
@@ -240,7 +240,7 @@ def _with_verifier(stage: Stage, earlier: Sequence[Stage], folders: Mapping[str,
             wanted = judge.removeprefix(FROM_STAGE)
             if wanted not in names:
                 raise ConfigError(
-                    f"`{key}` of stage '{stage.name}' is '{judge}', and no stage before it of that name trains a "
+                    f"`{key}` of stage '{stage.name}' is '{judge}', but no earlier stage of that name trains a "
                     f"verifier.{did_you_mean(wanted, names)}"
                 )
             judges[k] = str((folders[wanted] / "verifier").resolve())
@@ -263,7 +263,7 @@ def _algorithm(config: RunConfig) -> Algorithm:
 # -------- The weights that training starts from: `start_from` of a recipe, by agent, as folders by policy
 #
 # start_from: runs/mine                                    every trained policy, from the run's newest checkpoint
-# start_from: {"*": runs/mine@best, critic: adapters/c}    and one agent's own; a PEFT folder or a model
+# start_from: {"*": runs/mine@best, critic: adapters/c}    the same, but one agent from its own PEFT folder or model
 
 
 def check_weights(
@@ -273,9 +273,9 @@ def check_weights(
     *,
     staged: bool = False,
 ) -> dict[str, Path]:
-    """Return the result of `start_folders`; raise the first error of these folders and of verifiers. Loads nothing.
+    """Return the result of `start_folders`; raise the first error in these folders or in verifiers. Nothing is loaded.
 
-    The verifier of one of several stages (`staged`) may not be trained yet, and is not checked.
+    If the run is one of several stages (`staged`), its verifier may not be trained yet, and is not checked.
     """
     folders = start_folders(prepared.config.start_from, given, prepared.team, run_dir)
     verifier = None if staged else prepared.algorithm.need(VerifierScores)
@@ -293,10 +293,10 @@ def start_folders(
     team: Team,
     run_dir: str | Path | None,
 ) -> dict[str, Path]:
-    """Return the folder that each trained policy starts from; for a run with checkpoints only those `given` as paths.
+    """Return the folder that each trained policy starts from; for a run with checkpoints, only folders `given` as paths.
 
-    Raises ConfigError for an agent that is not trained or a name that is not a run, adapter or model, CheckpointError for a run
-    without an intact checkpoint.
+    Raises ConfigError for an agent that is not trained or a name that is not a run, adapter or model, and CheckpointError for a
+    run without an intact checkpoint.
     """
     also = {EVERYONE: given} if isinstance(given, str) else dict(given or {})
     folders = {policy: folder for policy, folder in also.items() if isinstance(folder, Path)}

@@ -1,6 +1,6 @@
 """How a run starts: its ranks join, and its models, engines and loop are built.
 
-Optional parts (a cluster, a sandbox, features) are named by their function and imported only if the run has them.
+Optional parts (a cluster, a sandbox, features) are given as the names of functions, and imported only if the run uses them.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from kapelle.training.provenance import provenance_of
 from kapelle.training.rollouts import make_rollouts
 
 CLUSTERS = {"KAPELLE_RAY": "kapelle.cluster.ray_workers:players_on"}
-"""Environment variable of a rank that a cluster has placed → function that makes what samples and scores for it.
+"""Environment variable of a rank that a cluster has placed → function that creates the objects that sample and score for it.
 
 Its arguments are the prepared run, the hashes of its bases, its models, its train engine, its ranks and a stack that releases what it
-opens. It returns a rollout engine, or None for the recipe's; what starts the processes of environments; what answers signals in place of
-the engine, or None; and the hashes of all bases. With `ray.scoring_workers` the models are those that the ranks need.
+opens. It returns a rollout engine, or None for the recipe's engine; the function that starts environment processes; the object that answers
+signals in place of the engine, or None; and the hashes of all bases. With `ray.scoring_workers` the models are those that the ranks need.
 """
 SANDBOX_MODES = "kapelle.environments.sandbox.pool:modes_required"
 """Returns a line for each sandbox that the run's environment uses."""
@@ -52,7 +52,7 @@ SANDBOX_MODES = "kapelle.environments.sandbox.pool:modes_required"
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """The pieces of a run, weights in memory."""
+    """The pieces of a run, with weights in memory."""
 
     team: Team
     models: Mapping[str, LanguageModel]
@@ -64,7 +64,7 @@ class Pieces:
     setup: RolloutSetup
     """How the team's episodes are rolled out."""
     acting: RolloutSetup
-    """How the loop's episodes are rolled out: by the team, or by a teacher."""
+    """How the loop's episodes are rolled out: by the team or by a teacher."""
     loop: Loop
     closing: ExitStack
     """Closes the engines that the run has built."""
@@ -79,11 +79,11 @@ def load_pieces(
     ranks: Ranks = ALONE,
     run_dir: Path | None = None,
 ) -> Pieces:
-    """Make the bases of the recipe, load all models and build the engines and the loop.
+    """Create the bases of the recipe, load all models, and build the engines and the loop.
 
-    `rollout_engine` replaces the recipe's; the caller closes it. `start_from` has the folder of the weights that a policy starts from,
+    `rollout_engine` replaces the recipe's; the caller closes it. `start_from` maps a policy to the folder of the weights that it starts from,
     which are also its reference. Features may keep files in `run_dir`. `warmup` is called at every step of the warm-up, `say` at every
-    phase. All `ranks` load everything; the first one makes the bases for all.
+    phase. All `ranks` load everything; the first rank creates the bases for all.
     """
     config, algorithm, team = prepared.config, prepared.algorithm, prepared.team
     if not rollout_engine:
@@ -119,7 +119,7 @@ def load_pieces(
             if algorithm.need(ReferenceLogProbs) is not None:
                 engine.refresh_references()
 
-        # The rollout engine: the one that was passed, that of a cluster, or the recipe's.
+        # The rollout engine is the one that was passed, that of a cluster, or the recipe's.
         player, hold = rollout_engine, HeldHere
         learners: Learners | None = None
         if rollout_engine is None:
@@ -186,7 +186,7 @@ def join_ranks(config: RunConfig) -> Ranks:
 
 
 def check_same_run(ranks: Ranks, config: RunConfig, team: Team, began_from: Mapping[str, Path]) -> None:
-    """Raise ConfigError in every rank unless all have equal settings, data, weights and versions, or if one process is required."""
+    """Raise ConfigError in every rank unless all have equal settings, data, weights and versions, or if the run needs a single process."""
     if ranks.size == 1:
         return
     if offers(config.environment, DrivenByPrograms):

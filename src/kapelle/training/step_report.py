@@ -1,4 +1,4 @@
-"""The report of a step: why it had no learning signal, metrics of credit, distributions, traces of a few episodes.
+"""The report of a step: why it had no learning signal, metrics of credit, distributions, and traces of a few episodes.
 
 This module does not affect training. Shapes: T completion tokens of one turn, K tokens of one agent or critic in a step.
 """
@@ -47,7 +47,7 @@ class Step:
 # -------- Steps without a learning signal
 
 LONG = 10
-"""Idle steps in a row after which a warning is reported; if no episode was scored, the run ends."""
+"""Number of consecutive idle steps after which a warning is reported; if no episode was scored, the run ends."""
 NOT_SCORED = "no episode was scored"
 WHERE = "docs/howto/reward_does_not_move.md"
 
@@ -55,8 +55,8 @@ WHERE = "docs/howto/reward_does_not_move.md"
 def why_idle(algorithm: Algorithm, metrics: Mapping[str, float], *, updated: bool, judged: bool) -> str:
     """Return why a step had no learning signal; empty if it learned.
 
-    `updated` is whether anything had credit, `judged` whether turns have rewards beside the environment's. A critic learns from
-    equal rewards, but not without any.
+    `updated` is whether any turn had credit, and `judged` whether turns have rewards in addition to the environment's. A critic learns
+    from equal rewards, but not if there are none.
     """
     advantages = [
         value for name, value in metrics.items() if name.startswith(("advantage/", "advantage_std/"))
@@ -76,29 +76,29 @@ def why_idle(algorithm: Algorithm, metrics: Mapping[str, float], *, updated: boo
 
 
 CUT = 0.05
-"""Share of an agent's constrained completions above which those that are cut are reported."""
+"""Share of an agent's constrained completions above which cut-off completions are reported."""
 
 
 class IdleSteps:
-    """Counts idle steps, failed episodes, completions that are cut, and values of reward functions; each line is reported once."""
+    """Counts idle steps, failed episodes, cut-off completions, and values of reward functions; each line is reported once."""
 
     def __init__(
         self, say: Callable[[str], None], settings: Mapping[str, Any], show: Callable[[str], None]
     ) -> None:
-        """`settings` are those of the run. `show` receives lines about failed episodes, which are data, and `say` the others."""
+        """`settings` are those of the run. `show` receives lines about failed episodes, and `say` receives all other lines."""
         self._report, self._show = say, show
         self._settings = settings
         self._first: list[dict[str, float]] = []
         """Metrics of the first `YOUNG` steps."""
         self._cut: set[str] = set()
-        """Agents whose completions were reported as cut."""
+        """Agents whose completions have been reported as cut off."""
         self._row = 0
         self._unscored = 0
         self._named: set[str] = set()
         self._failed = False
 
     def note(self, step: Step) -> None:
-        """Count a step; TrainingHalted if `LONG` steps in a row scored no episode."""
+        """Count a step; raise TrainingHalted if no episode was scored in `LONG` consecutive steps."""
         for name, (scored, requested) in rewarded_counts(step.groups).items():
             if scored < requested and name not in self._named:
                 self._named.add(name)
@@ -118,14 +118,14 @@ class IdleSteps:
                 "number for every answer, 0.0 for an incorrect one."
             )
         if self._row == LONG:
-            self._report(f"{LONG} steps in a row had nothing to learn from: {step.idle}. See {WHERE}")
+            self._report(f"{LONG} consecutive steps had nothing to learn from: {step.idle}. See {WHERE}")
         if len(self._first) < YOUNG:
             self._first.append({"step": float(step.number), **step.metrics})
             health = judged(self._first, self._settings)
             if health.word == "starved":
                 for line in health.lines():
                     self._report(line)
-                self._row = LONG  # these idle steps are reported
+                self._row = LONG  # these idle steps have been reported
 
     def _note_failed(self, step: Step) -> None:
         """Report the first step with failed episodes, and their most frequent error."""
@@ -135,11 +135,11 @@ class IdleSteps:
             self._failed = True
             reason, times = errors.most_common(1)[0]
             self._show(
-                f"{errors.total()} of {len(episodes)} episodes of step {step.number} failed. Most often ({times} times): {reason}"
+                f"{errors.total()} of {len(episodes)} episodes of step {step.number} failed. The most frequent reason ({times} times): {reason}"
             )
 
     def _note_cut(self, step: Step) -> None:
-        """Report agents whose constrained completions are cut by `max_tokens`, each once."""
+        """Report each agent once whose constrained completions are cut off by `max_tokens`."""
         turns = [turn for group in step.groups for episode in group.episodes for turn in episode.turns]
         for agent in sorted({turn.agent for turn in turns if turn.trained and turn.constraint} - self._cut):
             own = [turn for turn in turns if turn.agent == agent and turn.constraint]
@@ -147,7 +147,7 @@ class IdleSteps:
             if len(cut) > CUT * len(own):
                 self._cut.add(agent)
                 self._report(
-                    f"{len(cut)} of {len(own)} constrained completions of agent '{agent}' in step {step.number} were cut after "
+                    f"{len(cut)} of {len(own)} constrained completions of agent '{agent}' in step {step.number} were cut off after "
                     f"{max(len(turn.completion_ids) for turn in cut)} tokens. Set a higher `sampling.max_tokens` for this agent."
                 )
 
@@ -199,7 +199,7 @@ def critic_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 def episode_distributions(groups: Sequence[Group]) -> dict[str, Histogram]:
     """Return histograms of the returns of each rewarded agent, of completion lengths, and of each policy's surprisal.
 
-    An environment may reward some agents only; the algorithm then shares the reward, and the others have no return here.
+    An environment may reward only some agents; the algorithm then shares the reward, and the other agents have no return here.
     """
     found: defaultdict[str, list[float]] = defaultdict(list)
     likely: defaultdict[str, list[float]] = defaultdict(list)
@@ -258,7 +258,7 @@ def traces(
     most: int,
     known: dict[str, dict[int, str]],
 ) -> tuple[Trace, ...]:
-    """Return the traces of up to `most` episodes after a step's update; `turns` are its trained ones.
+    """Return the traces of up to `most` episodes after a step's update; `turns` are its trained turns.
 
     `known` caches the text of tokens by policy and id. The engine evaluates their tokens with the new weights.
     """
@@ -305,7 +305,7 @@ def traces(
 
 
 def chosen(groups: Sequence[Group], most: int) -> set[tuple[int, int]]:
-    """Return (group, episode) of the episodes to keep: best and worst of each group, the group with the largest range first."""
+    """Return (group, episode) of the episodes to keep: the best and worst of each group, with the largest range first."""
     ranked: list[tuple[float, int, list[int]]] = []
     for g, group in enumerate(groups):
         total = {

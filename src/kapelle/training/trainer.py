@@ -57,19 +57,21 @@ from kapelle.training.starting import check_same_run, join_ranks, load_pieces
 from kapelle.training.step_report import IdleSteps, Step
 from kapelle.types import Episode, Group, as_table
 
-# -------- Arguments of `Trainer` beside the sections of a run
+# -------- Arguments of `Trainer` other than the sections of a run
 
 
 def engine_of(sections: dict[str, Any], engine: Any, run_dir: Any, observer: Any) -> Any:
-    """Return the engine that was passed; settings of an engine become one of the `sections`. ConfigError for anything else."""
+    """Return the engine that was passed; settings of an engine become one of the `sections`. Raise ConfigError for anything else."""
     if run_dir is not None and not isinstance(run_dir, str | Path):
         raise ConfigError(f"`run_dir` is {run_dir!r}. Give the path of a folder.")
     if run_dir == "":
-        raise ConfigError("`run_dir` is an empty text. Give the path of a folder, or None to write nothing.")
+        raise ConfigError(
+            "`run_dir` is an empty string. Give the path of a folder, or None to write nothing."
+        )
     missing = [name for name in ("phase", "warmup", "step", "evaluation") if not hasattr(observer, name)]
     if missing:
         raise ConfigError(
-            f"`observer` is {type(observer).__name__}, which has no `{missing[0]}`. Give what `kapelle.training.observer` describes."
+            f"`observer` is {type(observer).__name__}, which has no `{missing[0]}`. Give an observer as described in `kapelle.training.observer`."
         )
     if isinstance(engine, str | Mapping | Settings):
         sections["engine"] = {"name": engine} if isinstance(engine, str) else engine
@@ -95,7 +97,7 @@ class Summary:
     stopped_by: int
     """0, or the exit code of the signal that stopped it (130, 143)."""
     seconds: float = 0.0
-    """Wall time of this call, evaluations included."""
+    """Wall time of this call, including evaluations."""
     run_dir: Path | None = None
     """The run directory; None without one."""
     last: Mapping[str, float] = field(default_factory=dict)
@@ -114,7 +116,7 @@ class Summary:
             "last step": "  ".join([*learned, in_words(telling(self.last))]).rstrip()
             if self.last
             else "none taken",
-            "run": "not kept: name a `run_dir` to keep it" if self.run_dir is None else str(self.run_dir),
+            "run": "not saved: set `run_dir` to save it" if self.run_dir is None else str(self.run_dir),
         }
         return "\n".join(f"{name:11}{text}" for name, text in lines.items())
 
@@ -139,7 +141,7 @@ class CustomMetrics:
     """Calls the function; each of its errors is reported once, and the run continues."""
 
     def __init__(self, function: Metrics | None, say: Callable[[str], None]) -> None:
-        """Take the function, if there is one; `say` receives its errors. Raises ConfigError if it is not callable."""
+        """Set the function, if there is one; `say` receives its errors. Raises ConfigError if it is not callable."""
         if function is not None and not callable(function):
             raise ConfigError(
                 f"`metrics` is {type(function).__name__}. Give a function that takes a list of episodes and returns a mapping from names to numbers."
@@ -178,10 +180,10 @@ def _recipe(
     given: dict[str, LanguageModel],
     origin: Mapping[str, str] | None,
 ) -> Recipe:
-    """Return the settings of a run from a config or from its sections, with their origins; ConfigError for both or neither."""
+    """Return the settings of a run from a config or from its sections, with their origins; raise ConfigError for both or neither."""
     if isinstance(config, str):
         raise ConfigError(
-            f"`Trainer` does not take the name of a recipe. Write Trainer.from_recipe({config!r})."
+            f"`Trainer` does not accept the name of a recipe. Write Trainer.from_recipe({config!r})."
         )
     if config is not None and not isinstance(config, RunConfig):
         raise ConfigError(
@@ -198,20 +200,20 @@ def _recipe(
 
 
 def _options(*decided: str) -> list[str]:
-    """Return the keywords of a trainer beside a whole recipe or run, without those that the call has already `decided`."""
+    """Return the keywords that a trainer accepts with a whole recipe or run, without those that the call has already `decided`."""
     aside = {"self", "config", "sections", *decided}
     return [each for each in signature(Trainer.__init__).parameters if each not in aside]
 
 
 def _check_options(call: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Raise ConfigError for the first option that is not a keyword beside a whole recipe or run."""
+    """Raise ConfigError for the first option that is not a keyword allowed with a whole recipe or run."""
     word = next((word for word in options if word not in known), None)
     if word is not None:
         _refuse(call, word, known)
 
 
 def _refuse(call: str, word: str, known: Sequence[str]) -> NoReturn:
-    """Raise ConfigError for a keyword beside a whole recipe or run: a setting, or an unknown word."""
+    """Raise ConfigError for a keyword that is not allowed with a whole recipe or run: a setting, or an unknown word."""
     hint = did_you_mean(word, known)
     meant = hint.startswith(" Did you mean") and word not in RunConfig.model_fields
     if meant or not names_settings(word):
@@ -220,7 +222,7 @@ def _refuse(call: str, word: str, known: Sequence[str]) -> NoReturn:
     if call == "Trainer.from_run":
         what, example = "run", 'Trainer.from_run("runs/mine", "evaluation.problems=100")'
     raise ConfigError(
-        f"`{word}` cannot be combined with a whole {what}. Write settings of a {what} as text: {example}."
+        f"`{word}` cannot be combined with a whole {what}. Write settings of a {what} as strings: {example}."
     )
 
 
@@ -235,7 +237,7 @@ R = TypeVar("R")
 
 
 SEVERAL = 20
-"""Steps from which on excluding long-lived objects from garbage collection saves time; it costs a third of a second."""
+"""Number of steps from which excluding long-lived objects from garbage collection saves time; it costs a third of a second."""
 
 
 class Trainer:
@@ -260,8 +262,9 @@ class Trainer:
         Takes a `config`, or its sections as keywords (`environment=…, workflow=…, algorithm=…, team=…`): typed settings
         (`kapelle.settings.schema.TeamConfig(…)`) or dictionaries. `model` may also be a path or a `LanguageModel`. `models` maps the
         value of `model.path` or an agent's `model` to models in memory. `engine` replaces the recipe's rollout engine. `start_from`
-        names weights in addition to the setting; a `Path` is a policy's own folder. `origin` describes where values came from, by
-        dotted setting. Without `run_dir` nothing is written. Numbers of `metrics` of a step's episodes are recorded as `custom/NAME`.
+        gives weights in addition to the setting; a `Path` is a policy's own folder. `origin` describes where values came from, by
+        dotted setting. Without `run_dir`, nothing is written. The numbers that `metrics` returns for a step's episodes are recorded as
+        `custom/NAME`.
         """
         given, sections = dict(models or {}), dict(sections)
         with in_python():
@@ -277,7 +280,7 @@ class Trainer:
                 self.observer = logged
             if run_dir is None and self.config.trackers:
                 raise ConfigError(
-                    f"The tracker '{self.config.trackers[0].name}' needs a run directory, whose metrics it shows. Name one, "
+                    f"The tracker '{self.config.trackers[0].name}' needs a run directory, whose metrics it shows. Set "
                     '`run_dir="runs/mine"`, or remove `trackers`.'
                 )
             self._idle = IdleSteps(
@@ -388,7 +391,7 @@ class Trainer:
             less: dict[str, Any] = {"start_from": {}}
             if options.get("run_dir") is None:
                 less["trackers"] = ()
-            options.setdefault("origin", {})  # all settings are the run's
+            options.setdefault("origin", {})  # all settings come from the run
             trainer = cls(config.model_copy(update=less), **options)
             trainer.load_checkpoint(run / "checkpoints" if named is None else named)
             return trainer
@@ -399,7 +402,7 @@ class Trainer:
         return self._progress.done
 
     def steps(self, count: int | None = None) -> Iterator[Step]:
-        """Take `count` more steps (by default all remaining ones), yielding each after it is recorded."""
+        """Take `count` more steps (by default all remaining ones), and yield each step after it is recorded."""
         _check_count("count", count, least=0)
         taken = self._taken(count)
         while True:
@@ -439,7 +442,7 @@ class Trainer:
                 yield step
 
     def _explained(self, error: ParityError) -> ParityError:
-        """Return the error that ends a run: the metrics so far may show that the run diverges, and no sampler is at fault."""
+        """Return the error that ends a run: the metrics so far may show that the run diverges, so that the sampler is not at fault."""
         run = self._records.run
         verdict = None if run is None else verdict_of(run.path)
         found = [] if verdict is None else [each for each in verdict.evidence if each.word == "diverging"]
@@ -471,7 +474,7 @@ class Trainer:
 
     @in_python()
     def train(self, steps: int | None = None) -> Summary:
-        """Evaluate, train, evaluate; the first Ctrl-C or SIGTERM stops after the current step, and saves."""
+        """Evaluate, train and evaluate again; the first Ctrl-C or SIGTERM stops after the current step and saves."""
         _check_count("steps", steps, least=0)
         before = after = None
         last: Mapping[str, float] = {}
@@ -532,9 +535,9 @@ class Trainer:
     def blame(
         self, episodes: int = 50, samples: int = 8, split: str = "eval", seed: int | None = None
     ) -> Blame:
-        """Return the blame of each turn in evaluation episodes of the current weights; see `kapelle.blame` for a run.
+        """Return the blame of each turn in evaluation episodes with the current weights; see `kapelle.blame` for a run.
 
-        The result is stored in the run directory's folder `blame`, if there is one.
+        The result is stored in the folder `blame` of the run directory, if there is one.
         """
         run = self._records.run
         return blame_team(self, None if run is None else run.path, (), episodes, samples, split, seed)
@@ -551,10 +554,10 @@ class Trainer:
 
     @in_python()
     def save(self) -> Path:
-        """Write a checkpoint into the run directory; ConfigError without one."""
+        """Write a checkpoint into the run directory; raise ConfigError if there is none."""
         if not self._progress.kept:
             raise ConfigError(
-                'A checkpoint needs a run directory. Make the trainer with `run_dir="runs/mine"`, or write the policies alone: '
+                'A checkpoint needs a run directory. Create the trainer with `run_dir="runs/mine"`, or write only the policies: '
                 '`trainer.save_policies(Path("mine"))`.'
             )
         self._judge()
@@ -578,7 +581,7 @@ class Trainer:
 
     @in_python()
     def load_checkpoint(self, folder: str | Path) -> Mapping[str, Any]:
-        """Load a checkpoint, or the newest intact one of a folder, and return its loop part; report damaged ones."""
+        """Load a checkpoint, or the newest intact one of a folder, and return its loop part; report damaged checkpoints."""
         return self._progress.load(Path(folder))
 
     def close(self) -> None:
@@ -586,7 +589,7 @@ class Trainer:
         self._closing.close()
 
     def close_at_exit(self) -> None:
-        """Close the trainer when it is garbage-collected, at the latest when Python ends."""
+        """Close the trainer when it is garbage-collected, or at the latest when Python exits."""
         weakref.finalize(self, self._closing.close)
 
     def __enter__(self) -> Self:

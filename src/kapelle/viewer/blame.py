@@ -1,6 +1,7 @@
-"""Pages of the results of `kapelle blame`: which turns lost episodes.
+"""Pages with the results of `kapelle blame`: which turns lost episodes.
 
-A conversation is drawn as a strip: the probability of success over time, in the colour of the agent that changed it with its turn.
+A conversation is drawn as a strip: the probability of success over time, in the colour of the agent whose turn changed
+it.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from kapelle.viewer.calls import shown_calls
 from kapelle.viewer.episode import ShownEpisode
 
 WIDTH, HEIGHT = 96.0, 132.0
-"""CSS pixels for one moment of the strip, and for probability 1."""
+"""Width of one moment of the strip, and height of probability 1, in CSS pixels."""
 EDGE = 34.0
-"""CSS pixels of the margin with the numbers."""
+"""Width of the margin with the numbers, in CSS pixels."""
 LISTED = 500
-"""Most episodes in the list."""
+"""Maximum number of episodes in the list."""
 SMALL = (64.0, 18.0)
-"""CSS pixels of a curve in the list."""
+"""Width and height of a curve in the list, in CSS pixels."""
 
 
 def kept(run: Path) -> dict[str, Blame]:
-    """Return the results by file name, newest first, without empty files."""
+    """Return the results by file name, newest first; empty files are omitted."""
     found = {}
     for path in blame_files(run):
         head, episodes = read_blamed(path)
@@ -40,9 +41,10 @@ def kept(run: Path) -> dict[str, Blame]:
 
 
 def offered(run: Path, split: str, step: int, episode: ShownEpisode) -> dict[str, Any] | None:
-    """Return where it is measured which turn lost an episode, or the command that measures it.
+    """Return the file that shows which turn lost an episode, or the command that measures it.
 
-    None for an episode that did not fail or has only one turn, and for a run without the checkpoint that the command loads.
+    Return None for an episode that did not fail or has only one turn, and for a run without the checkpoint that the
+    command loads.
     """
     if episode.success is None or episode.success >= 1.0 or episode.error or len(episode.turns) < 2:
         return None
@@ -67,7 +69,7 @@ def _cost(episode: BlamedEpisode) -> float | None:
 
 
 def listing(result: Blame) -> dict[str, Any]:
-    """Return the content of the page of a file: a table of agents and turns, and its episodes."""
+    """Return the content of a file's page: a table of agents and turns, and the episodes."""
     return {
         "file": "" if result.file is None else result.file.name,
         "measured": result.measured,
@@ -95,7 +97,7 @@ def color_of(agents: Sequence[str], agent: str) -> int:
 
 
 def _small(values: Sequence[float | None]) -> str:
-    """Return the points of a curve in the list, for an SVG polyline, without unknown values."""
+    """Return the points of a curve in the list, for an SVG polyline; unknown values are omitted."""
     width, height = SMALL
     step = width / max(1, len(values) - 1)
     known = [(k * step, value) for k, value in enumerate(values) if value is not None]
@@ -103,10 +105,10 @@ def _small(values: Sequence[float | None]) -> str:
 
 
 def conversation(episode: BlamedEpisode, chosen: int | None, form: object = None) -> dict[str, Any]:
-    """Return the content of the page of a conversation: its strip, and each turn with its alternatives.
+    """Return the content of a conversation's page: its strip, and each turn with its alternatives.
 
-    `chosen` is the index of the turn with open alternatives; the default is the most costly turn, or the first. `form` is
-    the form of tool calls in the run's settings.
+    `chosen` is the index of the turn whose alternatives are open; the default is the turn with the largest drop, or the
+    first turn. `form` is the format of tool calls in the run's settings.
     """
     indexes = [turn.index for turn in episode.turns]
     if chosen not in indexes:
@@ -143,9 +145,9 @@ def _strip(episode: BlamedEpisode, turns: Sequence[Mapping[str, Any]]) -> dict[s
         moves.append(
             {
                 **each,
-                # Names of agents at one moment are below each other.
+                # The names of agents that act at the same moment are below each other.
                 "name": (round(x(turn.moment) + WIDTH / 2, 1), round(EDGE + HEIGHT + 16.0 * below, 1)),
-                # The area of a turn for the pointer; agents at one moment are side by side.
+                # The area in which the pointer selects a turn; agents that act at the same moment are side by side.
                 "reach": (
                     round(x(turn.moment) + below * WIDTH / agents_at[turn.moment], 1),
                     round(WIDTH / agents_at[turn.moment], 1),

@@ -1,4 +1,4 @@
-"""The tool calls in a turn's text, each with its result if the agent has read one."""
+"""The tool calls in a turn's text, each with its result if the agent has read it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any, get_args
 from kapelle.environments.grading.text.tool_call import Form, NotCalls, beside_calls, parse_calls
 
 FORMS: Sequence[Form] = ("hermes", "qwen_coder", "glm", "mistral", "deepseek", "harmony", "llama")
-"""The forms that are tried in every run. An ordinary text can look like the remaining one, `pythonic`."""
+"""The formats that are tried for every run. The remaining format, `pythonic`, is excluded, because ordinary text can look like it."""
 
 
 def shown_calls(text: str, form: object, results: Sequence[str] | None = None) -> dict[str, Any] | None:
-    """Return the calls of a text, and the words beside them; None for a text without valid calls.
+    """Return the calls in a text, and the rest of the text; None for a text without valid calls.
 
-    `form` is the form of the run's environment, if it has one. `results` are the results that the agent read next, None if
-    they are unknown. One result belongs to each call, or else all of them are shown beside the first.
+    `form` is the format of the run's environment, if it has one. `results` are the results that the agent read next, or
+    None if they are unknown. If there is one result for each call, each is shown beside its call; otherwise all are
+    shown beside the first call.
     """
     own: list[Form] = [each for each in get_args(Form) if each == form]
     for kind in dict.fromkeys([*own, *FORMS]):
@@ -42,7 +43,7 @@ def shown_calls(text: str, form: object, results: Sequence[str] | None = None) -
 
 
 def results_after(turns: Sequence[Any], place: int) -> list[str]:
-    """Return the tool results that the agent of a turn has read in its next turn."""
+    """Return the tool results that the agent of a turn read in its next turn."""
     following = (turn for turn in turns[place + 1 :] if turn.agent == turns[place].agent)
     messages: Sequence[Mapping[str, Any]] = next((turn.new_messages for turn in following), ())
     return [str(message["content"]) for message in messages if message["role"] == "tool"]

@@ -1,8 +1,9 @@
 """Comparison of runs: curves grouped by settings, and a table of the settings that differ, with results.
 
-A query names the runs (`run=KEY`, repeated), the settings to group by (`by=optimizer.lr`, repeated; `by=seed` groups the
-seeds of each recipe; an empty `by=` draws each run), the curve of a group (`spread=error`, `mean` or `median`) and the most
-curves (`most`). Without `by`, five or more runs are grouped by the settings that vary.
+A query contains the runs (`run=KEY`, repeated), the settings to group by (`by=optimizer.lr`, repeated; `by=seed` groups
+the seeds of each recipe; an empty `by=` draws each run), the type of a group's curve (`spread=error`, `mean` or
+`median`) and the maximum number of curves (`most`). Without `by`, five or more runs are grouped by the settings that
+vary.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from kapelle.viewer.presenting import alike, differing, listed
 SEED = "seed"
 """Groups the seeds of each recipe."""
 DRAWN = (12, 24, 48, 96, 500)
-"""Choices for the most curves."""
+"""Choices for the maximum number of curves."""
 USUAL = 24
-"""Default for the most curves."""
+"""Default for the maximum number of curves."""
 GROUPED = 5
-"""From this number of runs on, runs are grouped by default."""
+"""If there are at least this many runs, they are grouped by default."""
 GROUPS = 12
-"""Most groups by default."""
+"""Maximum number of groups by default."""
 WIDE = 8
-"""Most runs or groups that are columns of the table of settings; beyond that they are rows."""
+"""Maximum number of runs or groups that are columns of the settings table; if there are more, they are rows."""
 COLUMNS = 16
-"""Most settings in a table with one row for each run."""
+"""Maximum number of settings in a table with one row for each run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +47,13 @@ class ComparisonQuery:
     """The choices in a query."""
 
     by: tuple[str, ...]
-    """Settings to group runs by; empty to draw each run."""
+    """Settings by which runs are grouped; if empty, each run is drawn."""
     spread: curves.Spread
     most: int
 
     @classmethod
     def of(cls, query: QueryParams, runs: Sequence[ViewedRun]) -> ComparisonQuery:
-        """Read a query about these runs, with defaults."""
+        """Read a query about these runs; missing choices have their defaults."""
         chosen = tuple(dict.fromkeys(name for name in query.getlist("by") if name))[:4]
         by = chosen if "by" in query else usual_grouping(runs)
         most, spread = query.get("most", ""), query.get("spread")
@@ -63,12 +64,12 @@ class ComparisonQuery:
         )
 
     def query(self) -> str:
-        """Return it as a part of a query."""
+        """Return the choices as a part of a query."""
         names = self.by or ("",)
         return urlencode([*(("by", name) for name in names), ("spread", self.spread), ("most", self.most)])
 
     def arranged(self, runs: Sequence[ViewedRun]) -> tuple[list[ViewedRun], list[str]]:
-        """Return the runs in the order of their groups' values, and the name of each run's group; no names without groups."""
+        """Return the runs in the order of their groups' values, and the name of each run's group; without groups there are no names."""
         if not self.by:
             return list(runs), []
         if self.by == (SEED,):
@@ -91,7 +92,7 @@ class ComparisonQuery:
 def usual_grouping(runs: Sequence[ViewedRun]) -> tuple[str, ...]:
     """Return the settings that vary among five or more runs: those with the fewest values, in at most `GROUPS` groups.
 
-    Returns the seed if nothing else varies, and nothing for fewer runs.
+    Returns the seed if nothing else varies, and an empty tuple for fewer runs.
     """
     if len(runs) < GROUPED:
         return ()
@@ -108,13 +109,13 @@ def usual_grouping(runs: Sequence[ViewedRun]) -> tuple[str, ...]:
 
 
 def _rank(value: object) -> tuple[bool, float, str]:
-    """Return a sort key for a setting's value: numbers by size, then texts."""
+    """Return a sort key for a setting's value: first numbers by size, then strings."""
     found = number(value)
     return found is None, found or 0.0, str(value)
 
 
 def _recipes(runs: Sequence[ViewedRun]) -> list[str]:
-    """Return the name of each run's recipe: recipe and algorithm, with a folder if several recipes share those."""
+    """Return the name of each run's recipe: the recipe and the algorithm, and the folder if several recipes have the same two."""
     kinds = [alike(run) for run in runs]
     first = dict(reversed(list(zip(kinds, runs, strict=True))))
     names = {kind: "{recipe}, {algorithm}".format(**listed(run)) for kind, run in first.items()}
@@ -126,12 +127,12 @@ def _recipes(runs: Sequence[ViewedRun]) -> list[str]:
 
 
 def drawn(runs: Sequence[ViewedRun], choice: ComparisonQuery) -> list[curves.CurveSource]:
-    """Return the curves of runs, or of their groups, at most as many as were chosen."""
+    """Return the curves of runs, or of their groups, up to the chosen maximum."""
     runs, groups = choice.arranged(runs)
     if not groups:
         runs = runs[: choice.most]
     width = None
-    if groups or len(runs) > USUAL:  # the points of a group's runs must average the same steps
+    if groups or len(runs) > USUAL:  # each point must average the same steps in all runs of a group
         rows = []
         for run in runs:
             with run.lock:
@@ -145,7 +146,7 @@ def drawn(runs: Sequence[ViewedRun], choice: ComparisonQuery) -> list[curves.Cur
 
 
 class DrawnRuns:
-    """Answers with the curves and the page of a comparison."""
+    """Responds with the curves and the page of a comparison."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
@@ -185,7 +186,7 @@ class DrawnRuns:
 def standings(
     runs: Sequence[ViewedRun], groups: Sequence[str], settings: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return a row for each run or group: settings that differ, and mean success with a 95 % interval over its runs."""
+    """Return a row for each run or group: the settings that differ, and the mean success with a 95 % interval over the group's runs."""
     names = groups or [run.key.replace("~", "/") for run in runs]
     members: dict[str, list[int]] = {}
     for k, name in enumerate(names):
@@ -216,6 +217,6 @@ def _measured(run: ViewedRun) -> float | None:
 
 
 def _together(values: Sequence[object]) -> str:
-    """Return the different values in a group: `0, 1, 2`, or the first ones of many."""
+    """Return the distinct values in a group: `0, 1, 2`, or only the first values if there are many."""
     texts = list(dict.fromkeys(map(str, values)))
     return ", ".join(texts[:6]) + (f" and {len(texts) - 6} more" if len(texts) > 6 else "")

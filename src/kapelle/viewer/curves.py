@@ -21,13 +21,13 @@ from kapelle.viewer.library import AXES, ViewedRun
 from kapelle.viewer.lines import number
 
 POINTS = 1000
-"""Most points of one curve on a page."""
+"""Maximum number of points of one curve on a page."""
 MANY = 24
-"""Most runs with that many points; curves of more runs have fewer."""
+"""Maximum number of runs whose curves have that many points; with more runs, each curve has fewer points."""
 Spread = Literal["error", "mean", "median"]
-"""The curve of a group: its mean with its standard error or Student's 95 % interval, or its median with quartiles."""
+"""The curve of a group: the mean with the standard error or Student's 95 % interval, or the median with quartiles."""
 BANDS = (*ACTIVITIES, "idle")
-"""The parts of a step's time, from the bottom of the band to its top."""
+"""The parts of a step's time, from the bottom to the top of the stack."""
 
 
 def panel_of(name: str) -> str:
@@ -36,7 +36,7 @@ def panel_of(name: str) -> str:
 
 
 def _owner(name: str) -> tuple[str, str]:
-    """Return the panel of a metric, and its agent or policy: empty for the whole team."""
+    """Return the panel of a metric, and its agent or policy, which is empty for the whole team."""
     described = describe(name)
     if described is not None and described.panel is not None:
         return described.panel
@@ -65,19 +65,19 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "Pace": ("time/tokens_per_second", "time/step", "tokens", "staleness"),
     **{feature.replace("_", " ").capitalize(): tuple(dict.fromkeys(panel_of(metric.pattern) for metric in metrics_of(feature))) for feature in FEATURES},
 }  # fmt: skip
-"""Sections of a page with their panels in order, by family: the part of a metric's name before the slash.
+"""Sections of a page and their panels in order, by family (the part of a metric's name before the slash).
 
-Reward functions have a section with a panel for each, because their units differ.
+Reward functions have a section with one panel per function, because their units differ.
 """
 FUNCTIONS = "Reward functions"
 REWARDED_SHARES = ("reward_function_none", "reward_function_failed")
-"""Shares of episodes, for which all reward functions share a panel."""
+"""Metrics that are shares of episodes; for these, all reward functions share a panel."""
 
 
 _UNKNOWN = Metric(
     "",
     "its own",
-    "A metric that is unknown to this version of kapelle: from your own code, or another version.",
+    "This version of kapelle does not know this metric: it comes from your own code, or from another version.",
     "",
     "a metric of your own",
 )
@@ -92,13 +92,13 @@ class CurveSource:
     axes: Mapping[str, Sequence[float]]
     columns: Mapping[str, Sequence[float | None]]
     low: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
-    """Lower end of a group's band, by column; empty for a single run."""
+    """Lower edge of a group's band, by column; empty for a single run."""
     high: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     evaluations: Sequence[Mapping[str, Any]] = ()
     rows: int = 0
     """Number of steps that were read."""
     width: int = 1
-    """Number of steps that one point averages."""
+    """Number of steps that are averaged in one point."""
 
 
 def source_of(run: ViewedRun, label: str | None = None, width: int | None = None) -> CurveSource:
@@ -132,17 +132,17 @@ def source_of(run: ViewedRun, label: str | None = None, width: int | None = None
 
 
 def width_of(rows: int, runs: int = 1) -> int:
-    """Return how many steps one point averages; curves of many runs have fewer points."""
+    """Return the number of steps that are averaged in one point; curves of many runs have fewer points."""
     points = POINTS if runs <= MANY else max(POINTS // 10, POINTS * MANY // runs)
     return max(1, -(-rows // points))
 
 
 STRETCHES = 240
-"""Most columns of a heat map."""
+"""Maximum number of columns of a heat map."""
 
 
 def distributions_page(run: ViewedRun) -> dict[str, Any]:
-    """Return the heat maps of a run's distributions over steps, as JSON: one for each recorded name."""
+    """Return, as JSON, the heat maps of a run's distributions over steps, one for each recorded name."""
     with run.lock:
         run.refresh()
         steps, rows = run.distributions()
@@ -174,7 +174,7 @@ def distributions_page(run: ViewedRun) -> dict[str, Any]:
 
 
 def _traced(run: ViewedRun, step: int) -> str:
-    """Return how many of a step's episodes have traces, as a phrase."""
+    """Return a phrase with the number of a step's episodes that have traces."""
     kept, all_steps = len(traced(run.path, step)), run.metrics.axes["step"]
     k = bisect_right(all_steps, step) - 1
     samples = run.metrics.columns["samples"][k] if k >= 0 and "samples" in run.metrics.columns else None
@@ -183,7 +183,7 @@ def _traced(run: ViewedRun, step: int) -> str:
 
 
 def grouped(sources: Sequence[tuple[str, CurveSource]], spread: Spread = "median") -> list[CurveSource]:
-    """Return one source for each group name: the middle and the band of its runs."""
+    """Return one source for each group name, with the mean or median of its runs and the band around it."""
     groups: dict[str, list[CurveSource]] = {}
     for name, source in sources:
         groups.setdefault(name, []).append(source)
@@ -191,10 +191,10 @@ def grouped(sources: Sequence[tuple[str, CurveSource]], spread: Spread = "median
 
 
 def _merged(name: str, members: Sequence[CurveSource], spread: Spread) -> CurveSource:
-    """Return the middle and the band of several runs, for each stretch of steps and each evaluated step."""
+    """Return the mean or median of several runs and the band around it, for each stretch of steps and each evaluated step."""
     if len(members) == 1:
         return replace(members[0], label=f"{name}: {members[0].label}")
-    # An unfinished stretch of one run belongs to the same stretch of the others.
+    # An unfinished stretch of one run is merged with the same stretch of the other runs.
     cut = [[(step - 1) // members[0].width for step in each.axes["step"]] for each in members]
     numbers = sorted({number for own in cut for number in own})
     where = {number: k for k, number in enumerate(numbers)}
@@ -237,16 +237,16 @@ def _merged(name: str, members: Sequence[CurveSource], spread: Spread) -> CurveS
 
 
 def _band(table_RN: Any, spread: Spread) -> list[list[float | None]]:
-    """Return lower end, middle and upper end over R runs at each of N places; None if too few runs have a value."""
+    """Return the lower end, middle and upper end over R runs at each of N points; None if too few runs have a value."""
     count = np.sum(~np.isnan(table_RN), axis=0)
     with np.errstate(all="ignore"), catch_warnings():
-        simplefilter("ignore", RuntimeWarning)  # places without a value
+        simplefilter("ignore", RuntimeWarning)  # points without a value
         if spread == "median":
             ends = np.nanquantile(table_RN, (0.25, 0.5, 0.75), axis=0)
         else:
             half = np.nanstd(table_RN, axis=0, ddof=1) / np.sqrt(count)
             if spread == "mean":
-                # Student's t: the deviation is estimated from the same few runs.
+                # Student's t, because the standard deviation is estimated from the same few runs.
                 wide = {int(n): t_quantile(0.975, int(n) - 1) for n in np.unique(count) if n > 1}
                 half = half * np.array([wide.get(int(n), np.nan) for n in count])
             middle = np.nanmean(table_RN, axis=0)
@@ -307,7 +307,7 @@ def _panel(
     ]
     return {
         "name": family,
-        "title": family.removeprefix("reward_function/")  # the function's own name
+        "title": family.removeprefix("reward_function/")  # the name of the function
         if family.startswith("reward_function/")
         else family.rpartition("/")[2].replace("_", " ").replace("nash conv", "NashConv"),
         "unit": described.unit,
@@ -319,7 +319,7 @@ def _panel(
 
 
 def color(name: str, agents: Sequence[str]) -> int:
-    """Return the number of the colour of an agent, the same on every page; 0 is the team's."""
+    """Return the number of an agent's colour, which is the same on every page; 0 is the team's colour."""
     if not name:
         return 0
     known = list(agents)
@@ -330,7 +330,7 @@ def color(name: str, agents: Sequence[str]) -> int:
 
 
 def _times(source: CurveSource) -> dict[str, Any]:
-    """Return the seconds of each part of a step, stacked: the upper edge of each band."""
+    """Return the stacked times of the parts of a step, in seconds: the upper edge of each band."""
     parts = [name for name in BANDS if f"time/{name}" in source.columns]
     below: list[float] = [0.0] * len(source.axes["step"])
     bands = []

@@ -1,4 +1,4 @@
-"""One episode of a run, read from any row, and shown as lanes of turns with coloured tokens and their credit."""
+"""One episode of a run, shown as lanes of turns with coloured tokens and their credit; damaged rows can be read too."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from kapelle.viewer.pictures import pictures_of
 from kapelle.viewer.skimming import cast_of
 
 FORMS = (1,)
-"""Supported versions of traces; see experiments/log.md."""
+"""Supported versions of the trace format; see experiments/log.md."""
 MOST_TOKENS = 6000
-"""Most tokens of one turn on a page."""
+"""Maximum number of tokens of one turn on a page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One sampled token with its numbers; None if they were not recorded."""
+    """One sampled token with its numbers, which are None if they were not recorded."""
 
     id: int
     piece: str | None
@@ -83,7 +83,7 @@ class ShownEpisode:
     turns: Sequence[ShownTurn]
     branches: Sequence[ShownTurn]
     rewards: Mapping[str, float]
-    """Return of each agent: its rewards at the end and between turns."""
+    """The return of each agent: its rewards at the end and between turns."""
     success: float | None
     error: str
     truncated: bool
@@ -94,24 +94,24 @@ class ShownEpisode:
 
     @property
     def reward(self) -> float | None:
-        """The agents' mean return; None without any."""
+        """The agents' mean return; None if there are no returns."""
         return sum(self.rewards.values()) / len(self.rewards) if self.rewards else None
 
     @property
     def tokens(self) -> int:
-        """Number of sampled tokens in its turns."""
+        """Number of sampled tokens in the episode's turns."""
         return sum(len(turn.ids) for turn in self.turns)
 
     @property
     def final(self) -> str:
-        """The team's answer, if the environment names one."""
+        """The team's answer, if the environment reports one."""
         return text(self.info.get("final"))
 
 
 def read_step(
     run: Path, split: str, step: int, line: int
 ) -> tuple[ShownEpisode | None, list[ShownEpisode], int]:
-    """Return one episode of a step, its group's episodes in the order of lines, and the number of lines.
+    """Return one episode of a step, the episodes of its group in the order of lines, and the number of lines.
 
     The episode is None if it is missing or cannot be read. Lines of other groups are not parsed.
     """
@@ -143,7 +143,7 @@ def step_episodes(run: Path, split: str, step: int) -> list[ShownEpisode]:
 
 
 def episode_of(row: Mapping[str, Any], line: int) -> ShownEpisode:
-    """Return the episode of a row."""
+    """Return the episode in a row."""
     task = mapping(row.get("task"))
     turns, branches = (
         [_turn(each, k, row) for k, each in enumerate(listing(row.get(kind))) if isinstance(each, Mapping)]
@@ -207,9 +207,10 @@ def _turn(row: Mapping[str, Any], place: int, episode: Mapping[str, Any]) -> Sho
 
 
 def sees(reader: ShownTurn, turn: ShownTurn, earlier: Sequence[ShownTurn]) -> bool:
-    """Return whether a turn's text is in the prompt of `reader`: the turns have the same agent, or the prompt quotes the text.
+    """Return whether the prompt of `reader` contains a turn's text: both turns have the same agent, or the prompt quotes the text.
 
-    `earlier` are the reader's turns up to this one. Quotes must end at word boundaries: `R12345` does not quote `12`.
+    `earlier` contains the turns of the reader's agent up to `reader`. Quotes must end at word boundaries: `R12345` does
+    not quote `12`.
     """
     words = turn.text.strip()
     if turn.index >= reader.completed_before or not words:
@@ -220,7 +221,8 @@ def sees(reader: ShownTurn, turn: ShownTurn, earlier: Sequence[ShownTurn]) -> bo
         at = content.find(words)
         while at >= 0:
             end = at + len(words)
-            # Two adjacent ASCII letters or digits belong to one word. Scripts without spaces have no word boundaries.
+            # Two adjacent ASCII letters or digits belong to one word. Other scripts may have no spaces, and thus no
+            # word boundaries.
             edges = (content[max(0, at - 1) : at + 1], content[end - 1 : end + 1])
             if not any(len(two) == 2 and two.isascii() and two.isalnum() for two in edges):
                 return True
@@ -229,7 +231,7 @@ def sees(reader: ShownTurn, turn: ShownTurn, earlier: Sequence[ShownTurn]) -> bo
 
 
 def witnesses(episode: ShownEpisode) -> dict[int, list[str]]:
-    """Return, by each turn's index, the agents that read it in their prompts."""
+    """Return, for each turn's index, the agents whose prompts contain the turn."""
     found: dict[int, list[str]] = {turn.index: [] for turn in episode.turns}
     for agent in episode.agents:
         own = [turn for turn in episode.turns if turn.agent == agent]
@@ -240,7 +242,7 @@ def witnesses(episode: ShownEpisode) -> dict[int, list[str]]:
 
 
 def tokens_of(turn: ShownTurn, trace: Mapping[str, Any] | None, vocabulary: Mapping[int, str]) -> list[Token]:
-    """Return a turn's tokens with numbers from a trace and text from the run's vocabulary."""
+    """Return a turn's tokens, with numbers from a trace and text from the run's vocabulary."""
     columns = [listing((trace or {}).get(name)) for name in ("entropy", "ratio", "advantage", "credit")]
     pieces = listing((trace or {}).get("pieces"))
     return [
@@ -257,13 +259,13 @@ def tokens_of(turn: ShownTurn, trace: Mapping[str, Any] | None, vocabulary: Mapp
 # -------- Traces: the credit of each token of some episodes
 
 NEWEST = 4
-"""Number of newest steps with traces that give the vocabulary."""
+"""Number of newest steps with traces from which the vocabulary is read."""
 _LINE = re.compile(rb'\{"format":\d{1,6},"step":\d{1,12},"line":(\d{1,12}),')
-"""The start of a row, which holds the episode's line."""
+"""The beginning of a row, which contains the episode's line."""
 
 
 def trace_of(run: Path, split: str, step: int, line: int) -> dict[int, Mapping[str, Any]]:
-    """Return an episode's trace, by the index of the turn; empty without one."""
+    """Return an episode's trace by turn index; empty if there is none."""
     if split != "train":
         return {}
     for raw in trace_lines(run, step):
@@ -311,10 +313,10 @@ def vocabulary_of(run: Path, episode: ShownEpisode, trace: Mapping[int, Mapping[
     return found
 
 
-# -------- The page of an episode: turns in lanes, shaded tokens, and what each agent could read
+# -------- The page of an episode: turns in lanes, shaded tokens, and the turns that each agent could read
 
 LANES = 6
-"""Most lanes; further agents share the last one."""
+"""Maximum number of lanes; further agents share the last lane."""
 COLUMNS = ("logprob", "entropy", "ratio", "advantage", "credit")
 """Choices for the colour of tokens."""
 
@@ -326,9 +328,9 @@ def conversation(
     reader: str,
     form: object = None,
 ) -> list[dict[str, Any]]:
-    """Return the turns of an episode in time order, each with its lane and whether `reader` could read it.
+    """Return the turns of an episode in chronological order, each with its lane and whether `reader` could read it.
 
-    `form` is the form of tool calls in the run's settings.
+    `form` is the format of tool calls in the run's settings.
     """
     seen_by = witnesses(episode)
     drawn = []
@@ -378,7 +380,7 @@ def _drawn_turn(
         ],
         "readable": readable,
         "more_tokens": len(turn.ids) - len(tokens),
-        # The prompt, if the text of every token is known.
+        # The prompt as text, if the text of every token is known.
         "prompt": None if None in prompt else "".join(piece for piece in prompt if piece is not None),
         "traced": own is not None,
         "calls": shown_calls(turn.text, form),
@@ -393,9 +395,9 @@ def _drawn_turn(
 
 
 TURNS = 40
-"""Most columns of a map of credit."""
+"""Maximum number of columns of a credit map."""
 ATTEMPTS = 16
-"""Most episodes of a group in a map of credit."""
+"""Maximum number of episodes of a group in a credit map."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,13 +410,13 @@ class CreditCell:
     recorded: bool
     """Whether the value is the advantage."""
     shade: str
-    """The style of the value relative to the whole map: `p1` to `p4`, `m1` to `m4`, or empty."""
+    """The style class of the value, relative to the whole map: `p1` to `p4`, `m1` to `m4`, or empty."""
 
 
 def credit_map(run: Path, split: str, step: int, group: Sequence[ShownEpisode]) -> list[dict[str, Any]]:
-    """Return a row for each episode and agent of a group, with a cell for each of the agent's turns and None for others.
+    """Return a row for each episode and agent of a group, with a cell for each of the agent's turns and None for the turns of other agents.
 
-    Empty for a single episode, and if no value was recorded.
+    The result is empty for a single episode, and if no value was recorded.
     """
     rows: list[dict[str, Any]] = []
     for each in group[:ATTEMPTS]:
@@ -439,13 +441,13 @@ def credit_map(run: Path, split: str, step: int, group: Sequence[ShownEpisode]) 
 
 
 def _shade(value: float | None, most: float) -> str:
-    if not value or not most or not math.isfinite(value):  # damaged files may have infinite sums
+    if not value or not most or not math.isfinite(value):  # numbers in damaged files may add up to infinity
         return ""
     return f"{'p' if value > 0 else 'm'}{max(1, math.ceil(4 * (abs(value) / most)))}"
 
 
 def folded(info: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return the entries of an episode's `info`: a name, one line, and the full text."""
+    """Return the entries of an episode's `info`, each with its name, one line, and the full text."""
     rows = []
     for name, value in info.items():
         whole = (

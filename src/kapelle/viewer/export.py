@@ -37,19 +37,19 @@ from kapelle.viewer.presenting import (
 SCRIPTS = ("uplot.js", "saving.js", "charts.js", "episode.js")
 STYLES = ("uplot.css", "viewer.css")
 MOST_RUNS = 24
-"""Most runs on the page, the most recently changed ones."""
+"""Maximum number of runs on the page; the most recently changed runs are shown."""
 EPISODES = 4
 """Episodes of each run on the page."""
 
 
 def exported(library: Library) -> bytes:
-    """Return the page; raises RunDirectoryError without a run."""
+    """Return the page; raises RunDirectoryError if there is no run."""
     runs = library.runs()[:MOST_RUNS]
     if not runs:
-        raise RunDirectoryError(f"There is no run under {library.roots[0]}. Name a run directory.")
+        raise RunDirectoryError(f"There is no run under {library.roots[0]}. Give a run directory.")
     sources = drawn(runs, ComparisonQuery.of(QueryParams(), runs))
     agents = list(dict.fromkeys(agent for run in runs for agent in run.agents()))
-    # A `<` could end the block of JSON.
+    # A `<` could end the JSON block.
     content = dumped(curves.page(sources, agents)).replace("<", "\\u003c")
     scripts, styles = [_file(name) for name in SCRIPTS], [_file(name) for name in STYLES]
     policy = (
@@ -91,7 +91,7 @@ def _run(run: ViewedRun) -> dict[str, Any]:
 
 def _file(name: str) -> str:
     text = files("kapelle.viewer").joinpath("static", name).read_text("utf-8")
-    assert "</script" not in text, "it would end its own block"
+    assert "</script" not in text, "it would end the block that contains it"
     assert "</style" not in text
     return text
 

@@ -1,4 +1,4 @@
-"""A reader's regular expression, with limits on time and memory."""
+"""A user's regular expression, with limits on time and memory."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from typing import Any
 import regex
 
 TEXT = 0.1
-"""Seconds that an expression may take on one episode."""
+"""Maximum time that an expression may take on one episode, in seconds."""
 SLOW = 5
-"""Number of timeouts after which an expression is stopped."""
+"""Number of timeouts after which an expression is no longer used."""
 LONGEST = 200
-"""Most characters of an expression."""
+"""Maximum number of characters of an expression."""
 MOST_REPEATS = 10_000
-"""Most copies of a part in nested repeats like `(a{100}){100}`; the compiler makes each copy."""
+"""Maximum number of copies of a part in nested repeats like `(a{100}){100}`; the compiler creates each copy."""
 
 
 @dataclass(slots=True)
 class Expression:
-    """A reader's regular expression, with limits on time and memory."""
+    """A user's regular expression, with limits on time and memory."""
 
     source: str
     trouble: str = ""
-    """Why it cannot be used; empty if it can."""
+    """Why the expression cannot be used; empty if it can."""
     slow: int = 0
     """Number of timeouts."""
     _pattern: Any = None
 
     def __post_init__(self) -> None:
-        """Compile it, or set `trouble`."""
+        """Compile the expression, or set `trouble`."""
         copies = 1
         for low, high in re.findall(r"\{(\d*)(?:,(\d*))?\}", self.source):
             copies *= max(1, int((high or low or "1")[:9]))
         if len(self.source) > LONGEST:
             self.trouble = f"it has {len(self.source)} characters, but at most {LONGEST} are allowed"
         elif copies > MOST_REPEATS:
-            self.trouble = f"its repeats make {copies:,} copies, but at most {MOST_REPEATS:,} are allowed"
+            self.trouble = f"its repeats create {copies:,} copies, but at most {MOST_REPEATS:,} are allowed"
         else:
             try:
                 self._pattern = _compiled(self.source)
@@ -48,7 +48,7 @@ class Expression:
                 self.trouble = str(error) or type(error).__name__
 
     def finds(self, texts: Sequence[str]) -> bool:
-        """Return whether it matches in one of an episode's texts; False once it has been stopped."""
+        """Return whether the expression matches in one of an episode's texts; False once it is no longer used."""
         if self._pattern is None or self.slow >= SLOW:
             return False
         end = time.monotonic() + TEXT

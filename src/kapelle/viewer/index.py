@@ -1,7 +1,7 @@
 """The recorded episodes of a run in memory, for filters, orders and searches.
 
-A thread reads new and changed steps and searches their texts, newest first. Pages show what has been read, and how far the
-thread is.
+A thread reads new and changed steps and searches their texts, newest first. Pages show what has been read so far, and
+the thread's progress.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from kapelle.viewer.lines import Place, recorded, stored_lines
 from kapelle.viewer.skimming import Skimmed, SkimmedPair, Tally, skimmed, spreads, tallies
 
 FILTERS = ("q", "outcome", "task", "agent", "least", "most", "short", "long", "finish", "tag", "re")
-"""Conditions other than a split and steps."""
+"""Conditions in a query, apart from the split and the steps."""
 LOOK_AGAIN = 1.0
-"""Least seconds between two checks of a run's folders."""
+"""Minimum time between two checks of a run's folders, in seconds."""
 WAIT = 0.5
-"""Most seconds that a page waits for steps that are being read."""
+"""Maximum time that a page waits for steps that are being read, in seconds."""
 SEARCHES = 8
-"""Most searches whose results are kept: the newest ones."""
+"""Maximum number of searches whose results are kept; the newest searches are kept."""
 _CUT = 200
-"""Most characters of a text in a row; the texts of the step have all of it."""
+"""Maximum number of characters of a text in a row; the step's `texts` hold all of it."""
 
 
 class EpisodeRow(NamedTuple):
@@ -48,7 +48,7 @@ class EpisodeRow(NamedTuple):
     reward: float | None
     """The agents' mean return."""
     rewards: Mapping[str, float]
-    """Return of each agent."""
+    """The return of each agent."""
     spread: float
     """The difference between the largest and the smallest reward of its group."""
     tokens: int
@@ -58,7 +58,7 @@ class EpisodeRow(NamedTuple):
     tags: Sequence[str]
 
     def reward_of(self, agent: str) -> float | None:
-        """Return an agent's reward, or the team's for an empty name; None without one."""
+        """Return an agent's reward, or the team's for an empty name; None if there is none."""
         return self.rewards.get(agent) if agent else self.reward
 
 
@@ -74,7 +74,7 @@ SORTS: Mapping[str, Callable[[EpisodeRow, str], float]] = {
     "greatest spread": lambda row, _: -row.spread,
     "longest": lambda row, _: -row.tokens,
 }
-"""Orders of the table of episodes, by row and chosen agent; equal episodes follow one another newest first."""
+"""Sort keys of the table of episodes, from a row and the chosen agent; episodes with equal keys are shown newest first."""
 OUTCOMES: Mapping[str, Callable[[EpisodeRow], bool]] = {
     "right": lambda row: row.success is not None and row.success >= 1,
     "wrong": lambda row: row.success is not None and row.success < 1,
@@ -85,17 +85,17 @@ OUTCOMES: Mapping[str, Callable[[EpisodeRow], bool]] = {
 
 @dataclass(slots=True)
 class Search:
-    """The words and the regular expression of a query, and the episodes that have them."""
+    """The words and the regular expression of a query, and the episodes that match them."""
 
     words: Sequence[re.Pattern[str]]
     expression: Expression | None
     agent: str
-    """The agent whose turns the expression searches; empty for all texts."""
+    """The agent whose turns are searched with the expression; empty for all texts."""
     found: dict[Place, frozenset[int]] = field(default_factory=dict)
     """Searched step → lines of the episodes."""
 
     def finds(self, texts: Sequence[Any]) -> bool:
-        """Return whether an episode has all the words, and a match of the expression."""
+        """Return whether an episode contains all the words and matches the expression."""
         _, others, turns = texts
         if self.words:
             whole = " ".join([*others, *(text for _, text in turns)]).lower()
@@ -116,7 +116,7 @@ class IndexProgress:
 
     @property
     def ready(self) -> bool:
-        """Whether every step was."""
+        """Whether every step was read and searched."""
         return self.rows == self.there
 
 
@@ -127,9 +127,9 @@ class IndexedStep:
     stored: Stored
     rows: Sequence[EpisodeRow]
     texts: bytes
-    """Compressed JSON of the episodes' texts."""
+    """The episodes' texts as compressed JSON."""
     met: Mapping[SkimmedPair, Tally]
-    """The results of its games."""
+    """The results of the step's games."""
 
 
 class Index:
@@ -167,7 +167,7 @@ class Index:
         self._work()
 
     def expression(self, query: Mapping[str, str]) -> Expression | None:
-        """Return the expression of a query, which says why it cannot be used; None without an expression."""
+        """Return the expression of a query, which contains the reason if it cannot be used; None if there is no expression."""
         search = self._search_of(query)
         return None if search is None else search.expression
 
@@ -207,7 +207,7 @@ class Index:
         return sorted(found, key=lambda row: SORTS[sort](row, agent))
 
     def met(self) -> list[tuple[int, SkimmedPair, Tally]]:
-        """Return the results of games in training and evaluation: step, two players, and their tally."""
+        """Return the results of games in training and evaluation: the step, the two players, and their tally."""
         with self._lock:
             steps = sorted(self._read.items(), key=lambda item: item[0][1])
         return [(place[1], pair, tally) for place, step in steps for pair, tally in step.met.items()]
@@ -215,7 +215,7 @@ class Index:
     # -------- The thread
 
     def _look(self) -> None:
-        """Look for recorded steps, and remove those that are no longer there; the caller holds the lock."""
+        """Look for recorded steps, and remove those that no longer exist; the caller holds the lock."""
         now = time.monotonic()
         if now - self._looked >= LOOK_AGAIN:
             self._looked, self._there = now, recorded(self.run)
@@ -285,14 +285,14 @@ class Index:
             if search is None:
                 patterns = [re.compile(rf"(?<![^\W_]){re.escape(word)}(?![^\W_])") for word in words]
                 search = Search(patterns, Expression(source) if source else None, agent)
-            self._searches[key] = search  # the newest is last
+            self._searches[key] = search  # the newest search is last
             for old in list(self._searches)[:-SEARCHES]:
                 del self._searches[old]
         return search
 
 
 def _indexed(place: Place, stored: Stored) -> IndexedStep:
-    """Read a step's episodes, without invalid lines."""
+    """Read a step's episodes, except invalid lines."""
     lines = enumerate(stored_lines(stored))
     found = [each for line, raw in lines if (each := skimmed(raw, line)) is not None]
     widest = spreads(found)
@@ -306,7 +306,7 @@ def _indexed(place: Place, stored: Stored) -> IndexedStep:
 
 
 def _texts(each: Skimmed) -> tuple[int, list[str], list[tuple[str, str]]]:
-    """Return line, texts beside the turns, and agent and text of each turn."""
+    """Return the line, the texts that do not belong to a turn, and the agent and text of each turn."""
     turns = list(zip(each.speakers, each.texts, strict=True))
     return each.line, [each.question, each.final, each.error], turns
 
@@ -320,12 +320,12 @@ def _row(place: Place, each: Skimmed, spread: float) -> EpisodeRow:
 
 
 def _clean(text: str) -> str:
-    """Return a text without lone surrogates, which no address can hold."""
+    """Return a text without lone surrogates, which a URL cannot contain."""
     return text.encode("utf-8", "replace").decode()
 
 
 def _number(text: str, default: float) -> float:
-    """Return the finite number in a text; `default` for any other text."""
+    """Return the finite number in a string, or `default` for any other string."""
     try:
         found = float(text.replace("−", "-"))
     except ValueError:

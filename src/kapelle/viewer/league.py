@@ -1,8 +1,8 @@
-"""The games of a run's episodes: results of pairs of players, and the ratings that follow.
+"""The games in a run's episodes: results of pairs of players, and the ratings that follow from them.
 
-Results come from the recorded episodes, curves of the pool from metrics, exact values from `kapelle play --exact`. In self-play,
-each version meets only versions of the same training step, so that games cannot show progress. Opponents that are not trained
-link the versions; a run without such opponents has a page with a note.
+Results come from the recorded episodes, curves of the pool from metrics, and exact values from `kapelle play --exact`.
+In self-play, each version meets only versions of the same training step, so that games cannot show progress. Opponents
+that are not trained link the versions; if a run has no such opponents, its page has a note.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Met = Sequence[tuple[int, SkimmedPair, Tally]]
 ENTRANTS = 14
 """The approximate maximum number of players in one heat map, in which a trained player has a row for each range of its versions."""
 FIXED_ENTRANTS = 20
-"""Most untrained players of one heat map: those with the most games."""
+"""Maximum number of untrained players in one heat map; those with the most games are shown."""
 RANGES = 6
-"""Most ranges of one player's versions."""
+"""Maximum number of ranges of one player's versions."""
 EXACT = ("nash_conv", "exploitability")
 MEMBERS = 14
-"""Most curves of members: those with the newest values."""
+"""Maximum number of curves of members; those with the newest values are shown."""
 ENTERED = (
     "league/rating",
     "league/nash_conv",
@@ -41,7 +41,7 @@ ENTERED = (
 """Metrics of the steps after which a member enters."""
 SECTIONS = {
     "Ladder": ("league/rating", "league/points", "league/return"),
-    "How far from an equilibrium": (*EXACT, "league/nash_conv"),
+    "Distance from an equilibrium": (*EXACT, "league/nash_conv"),
     "Pool and moves": (
         "league/members", "league/effective_members", "league/diversity", "league/legal", "league/invalid",
         "league/cross_play_gap",
@@ -51,19 +51,19 @@ TITLES = {
     "league/rating": "rating at each entry",
     "league/points": "share of points against each member",
     "league/nash_conv": "NashConv at each entry",
-    "league/legal": "least probability of a legal move",
+    "league/legal": "minimum probability of a legal move",
     "league/invalid": "share of invalid moves",
 }
 
 DESCRIBED = {
     "nash_conv": {
         "unit": "reward",
-        "meaning": "Computed exactly by `kapelle play RUN --exact`: what all players together could gain by best responses to this checkpoint. 0 at an equilibrium.",
+        "meaning": "Computed exactly by `kapelle play RUN --exact`: the sum of what each player could gain by a best response to this checkpoint. 0 at an equilibrium.",
         "known_as": "NashConv, twice the exploitability of two players",
     },
     "exploitability": {
         "unit": "reward",
-        "meaning": "NashConv over the number of players: what a best response gains on average. 0 at an equilibrium.",
+        "meaning": "NashConv divided by the number of players: the average gain of a best response. 0 at an equilibrium.",
         "known_as": "exploitability",
     },
 }  # fmt: skip
@@ -80,14 +80,14 @@ class Entrant:
 
     @property
     def label(self) -> str:
-        """Its name on the page."""
+        """The player's name on the page."""
         if self.first == FIXED:
             return self.name
         return f"{self.name} v{self.first}" + (f"–{self.last}" if self.last > self.first else "")
 
 
 def in_order(name: str) -> list[str | int]:
-    """Return a sort key with which `self@8` comes before `self@12`."""
+    """Return a sort key for which `self@8` comes before `self@12`."""
     return [int(part) if k % 2 else part for k, part in enumerate(re.split(r"(\d+)", name[:80]))]
 
 
@@ -104,7 +104,7 @@ def opposed(met: Met) -> dict[str, list[tuple[int, SkimmedPair, Tally]]]:
 
 
 def standing(rows: Met) -> dict[str, Any]:
-    """Return what the page shows of one part: players, the heat map's cells, and a ladder for each linked set."""
+    """Return the content that the page shows for one part: players, the heat map's cells, and a ladder for each linked set."""
     games = Counter[str]()
     for _, pair, tally in rows:
         for name, version in ((pair.one, pair.one_version), (pair.other, pair.other_version)):
@@ -127,7 +127,7 @@ def standing(rows: Met) -> dict[str, Any]:
     width = -(-(end - start + 1) // ranges)
 
     def first_of(version: int) -> int:
-        """Return the first version of the range of a version."""
+        """Return the first version of the range that contains a version."""
         return FIXED if version == FIXED else start + (version - start) // width * width
 
     entrants: list[Entrant] = []
@@ -175,7 +175,7 @@ def standing(rows: Met) -> dict[str, Any]:
 def add_result(
     results: dict[tuple[int, int], list[int]], one: int, other: int, counts: Sequence[int]
 ) -> None:
-    """Add wins, draws and losses of `one` against `other` to results, which have each pair once, the smaller number first."""
+    """Add the wins, draws and losses of `one` against `other` to results, which contain each pair once, with the smaller number first."""
     kept = results.setdefault((min(one, other), max(one, other)), [0, 0, 0])
     for k, count in enumerate(counts if one <= other else reversed(counts)):
         kept[k] += count
@@ -184,14 +184,14 @@ def add_result(
 def result_cell(
     entrants: Sequence[Entrant], results: Mapping[tuple[int, int], Sequence[int]], row: int, column: int
 ) -> dict[str, Any] | None:
-    """Return the cell with one player's share of the points against another; None if they never met."""
+    """Return the cell with one player's share of the points against another, or None if they never met."""
     counts = results.get((min(row, column), max(row, column)))
     if counts is None:
         return None
     wins, draws, losses = counts if row <= column else tuple(reversed(counts))
     games = wins + draws + losses
     share = (wins + draws / 2) / max(1, games)
-    # Half of a point for a draw makes the interval too wide if many games are drawn.
+    # Because a draw counts as half a point, the interval is too wide if many games are drawn.
     low, high = wilson_interval(round(wins + draws / 2), games)
     name = "the first role" if row == column else entrants[row].label
     words = f"{name} won {wins} of {games} games, {draws} draws: {100 * share:.0f} % of the points, {100 * low:.0f} to {100 * high:.0f} (95 %)"
@@ -203,13 +203,13 @@ def result_cell(
 
 
 def shade(value: float) -> str:
-    """Return the style class of a cell's background for a number from -1 to 1."""
+    """Return the style class for a cell's background, for a number from -1 to 1."""
     strength = min(6, round(6 * abs(value)))
     return f"{'p' if value > 0 else 'm'}{strength}" if strength else ""
 
 
 def drawn(run: ViewedRun, exact: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the curves of the page, as JSON: the league's metrics, and exact values."""
+    """Return the curves of the page as JSON: the league's metrics, and exact values."""
     sources = [*_exact(run, exact), *_pool(run)]
     points = (name for source in sources for name in source.columns if name.startswith("league/points/"))
     members = [name.removeprefix("league/points/") for name in points]
@@ -243,7 +243,7 @@ def _exact(run: ViewedRun, exact: Iterable[Mapping[str, Any]]) -> list[CurveSour
 
 
 def _pool(run: ViewedRun) -> list[CurveSource]:
-    """Return the curves of a league's metrics: those of every step, and those of the steps after which a member enters."""
+    """Return the curves of a league's metrics: those recorded at every step, and those recorded after a member enters."""
     table = run.metrics
     columns = {name: column for name, column in table.columns.items() if name.startswith("league/")}
     entered = {name: column for name, column in columns.items() if name in ENTERED}
@@ -263,7 +263,7 @@ def _pool(run: ViewedRun) -> list[CurveSource]:
         axes = {axis: [places[k] for k in steps] for axis, places in table.axes.items()}
         made.append(CurveSource(run.key, run.path.name, axes, middle, low, high, rows=len(steps)))
     own = {name: column for name, column in columns.items() if name not in ENTERED and "/rating_" not in name}
-    # Members that left long ago have no values at the end.
+    # Members that left the pool long ago have no values at the end.
     newest = [name for name in own if name.startswith("league/points/")]
     newest.sort(
         key=lambda name: -max((k for k, value in enumerate(own[name]) if value is not None), default=0)
@@ -276,7 +276,7 @@ def _pool(run: ViewedRun) -> list[CurveSource]:
 
 
 def _axes(table: MetricTable, steps: Sequence[int]) -> dict[str, list[float]]:
-    """Return the places of these steps on every axis; 0 for a step that the table does not have."""
+    """Return the positions of these steps on every axis; 0 for a step that is not in the table."""
     places = {step: k for k, step in enumerate(table.axes["step"])}
     found = [places.get(step) for step in steps]
     others = {axis: [0.0 if k is None else table.axes[axis][k] for k in found] for axis in AXES}

@@ -1,4 +1,4 @@
-"""The runs that a viewer shows: found under its folders and read as they grow, with their metrics by name and step."""
+"""The runs that a viewer shows: they are found under its folders and read as they grow, with their metrics by name and step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kapelle.viewer.lines import Tail, mean, number, whole
 # -------- The metrics of a run by name and step
 
 AXES = ("step", "time", "tokens")
-"""Horizontal axes of curves: steps, seconds of all steps so far, tokens sampled so far."""
+"""Horizontal axes of curves: steps, the total time of all steps so far in seconds, and the number of tokens sampled so far."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class MetricTable:
     columns: dict[str, list[float | None]] = field(default_factory=dict)
     axes: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in AXES})
     disordered: int = 0
-    """Rows with a step not larger than the previous one."""
+    """Number of rows whose step is not larger than the previous row's."""
     endless: int = 0
     """Number of infinite values and NaN."""
 
@@ -40,7 +40,7 @@ class MetricTable:
         return len(self.axes["step"])
 
     def refresh(self) -> bool:
-        """Read appended rows, or all rows if some were removed; return whether the table has changed."""
+        """Read the appended rows, or all rows if some were removed; return whether the table has changed."""
         rows, replaced = self.tail.read()
         if replaced:
             self.columns.clear()
@@ -87,10 +87,10 @@ class MetricTable:
     def thinned(
         self, width: int, columns: Mapping[str, Sequence[float | None]] | None = None
     ) -> tuple[dict[str, list[float]], dict[str, list[float | None]]]:
-        """Return axes and columns with one value for each stretch of `width` steps: its last place and its mean.
+        """Return axes and columns with one value for each stretch of `width` steps: its last position and its mean.
 
-        The first stretch has the steps 1 to `width`, and so on, so that all runs have the same stretches.
-        `columns` replace the table's own.
+        The first stretch has the steps 1 to `width`, and so on, so that all runs have the same stretches. `columns`
+        replace the table's columns.
         """
         columns, steps = self.columns if columns is None else columns, self.axes["step"]
         numbers = [(step - 1) // width for step in steps]
@@ -105,11 +105,11 @@ class MetricTable:
 
 
 LOOK_AGAIN = 5.0
-"""Seconds between searches for new runs; more if a search takes long."""
+"""Seconds between searches for new runs; the time is longer if a search takes long."""
 MOST_AGENTS = 1000
-"""Most agents of a team whose settings give their number."""
+"""Maximum number of agents of a team whose settings contain only the number of agents."""
 STATES = {name: name for name in get_args(State)} | {"interrupted": "stopped"}
-"""State of a run → its name on pages."""
+"""State of a run → the state's name on pages."""
 
 
 @dataclass(slots=True)
@@ -117,7 +117,7 @@ class ViewedRun:
     """One run directory and its data in memory; use it under its lock."""
 
     key: str
-    """Its name in addresses."""
+    """The run's name in URLs."""
     path: Path
     metrics: MetricTable
     evaluations: list[dict[str, Any]] = field(default_factory=list)
@@ -127,7 +127,7 @@ class ViewedRun:
     drawn: Mapping[object, object] = field(default_factory=dict)
     """A cache of the last curves: inputs → curves."""
     verdict: tuple[int, Verdict] | None = None
-    """The edition of the last verdict, and the verdict."""
+    """The edition for which the last verdict was computed, and the verdict."""
     _evaluated: Tail = field(init=False)
     _spread: Tail = field(init=False)
     _histograms: dict[int, dict[str, Histogram]] = field(default_factory=dict)
@@ -147,7 +147,7 @@ class ViewedRun:
         self.edition += changed or replaced or bool(rows)
 
     def distributions(self) -> tuple[list[int], list[dict[str, Histogram]]]:
-        """Read appended rows, and return the steps with distributions and their histograms by name."""
+        """Read the appended rows, and return the steps with distributions and their histograms by name."""
         rows, replaced = self._spread.read()
         if replaced:
             self._histograms.clear()
@@ -171,14 +171,14 @@ class ViewedRun:
         )
 
     def measured(self) -> dict[str, Any] | None:
-        """Return the newest evaluation with a success; None without one."""
+        """Return the newest evaluation with a success rate; None if there is none."""
         return next(
             (row for row in reversed(self.evaluations) if number(row.get("success")) is not None), None
         )
 
     @property
     def damaged(self) -> int:
-        """Number of damaged lines of the tables."""
+        """Number of damaged lines in the tables."""
         return self.metrics.tail.damaged + self._evaluated.damaged
 
     def settings(self) -> Mapping[str, Any]:
@@ -199,14 +199,14 @@ class ViewedRun:
             return {}
 
     def failure(self) -> Failure | None:
-        """Return why the run has failed or was killed; None for other runs, and if its files cannot be read."""
+        """Return why the run has failed or was killed; None for other runs, or if the run's files cannot be read."""
         try:
             return read_failure(self.path)
         except KapelleError:
             return None
 
     def status(self) -> dict[str, Any]:
-        """Return the run's state for a page."""
+        """Return the run's status as shown on a page."""
         try:
             found = read_status(self.path)
         except KapelleError as error:
@@ -227,11 +227,12 @@ class Library:
     """Finds runs and caches their data."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
-        """Show the runs at and under these folders; raises RunDirectoryError for a missing folder."""
+        """Show the runs at and below these folders; raises RunDirectoryError if a folder does not exist."""
         for root in roots:
             if not root.is_dir():
                 raise RunDirectoryError(
-                    f"There is no folder {root}.{tag_hint(root) or ' Name a run directory, or a folder that contains some.'}"
+                    f"The folder {root} does not "
+                    f"exist.{tag_hint(root) or ' Give a run directory, or a folder that contains run directories.'}"
                 )
         self.roots = tuple(root.resolve() for root in roots)
         self._runs: dict[str, ViewedRun] = {}
@@ -246,7 +247,7 @@ class Library:
             return list(self._runs.values())
 
     def run(self, key: str) -> ViewedRun | None:
-        """Return the run of a key; None for an unknown key."""
+        """Return the run with a key; None for an unknown key."""
         self.runs()
         return self._runs.get(key)
 
@@ -255,7 +256,7 @@ class Library:
         found: dict[str, ViewedRun] = {}
         for root in self.roots:
             for path in find_runs(root):
-                # A run's name in addresses: its path in the folder, or its own name if it is the folder itself.
+                # A run's name in URLs: its path relative to the folder, or its own name if it is the folder itself.
                 parts = path.relative_to(root).parts if path != root else (path.name or "run",)
                 key = "~".join(part.encode("utf-8", "replace").decode().replace("~", "~~") for part in parts)
                 if key in found:

@@ -1,4 +1,4 @@
-"""JSON lines of growing files: reads only appended lines, and raises no error for damaged content."""
+"""JSON lines of growing files: only appended lines are read, and damaged content raises no error."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from kapelle.runs.step_rows import Stored, stored_step
 from kapelle.runtime.files import check_plain
 
 LONGEST = 64 << 20
-"""Most bytes of a line; a longer one counts as damaged."""
+"""Maximum number of bytes of a line; a longer line counts as damaged."""
 _KNOWN = 64
-"""Bytes before the position that are compared, to detect a file that was truncated and has regrown."""
+"""Number of bytes before the position that are compared, to detect a file that was truncated and has grown again."""
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:
-    """Return the mapping on a line; None for any other line."""
+    """Return the mapping on a line, or None for any other line."""
     if len(line) > LONGEST:
         return None
     try:
-        row = from_json(line)  # some times faster
-    except ValueError:  # also for invalid UTF-8, and for halves of surrogate pairs
+        row = from_json(line)  # several times faster
+    except ValueError:  # also raised for invalid UTF-8, and for lone surrogates
         try:
             row = json.loads(line.decode("utf-8", "replace"))
         except (ValueError, RecursionError):
@@ -40,7 +40,7 @@ def parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def number(value: object) -> float | None:
-    """Return a finite number as a float; None for anything else."""
+    """Return a finite number as a float, or None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -50,33 +50,33 @@ def number(value: object) -> float | None:
 
 
 def text(value: object) -> str:
-    """Return a value as text; empty for None."""
+    """Return a value as a string; empty for None."""
     return "" if value is None else value if isinstance(value, str) else str(value)
 
 
 def listing(value: object) -> Sequence[Any]:
-    """Return a list as it is; anything else as an empty list."""
+    """Return a list unchanged, or an empty list for anything else."""
     return value if isinstance(value, list) else []
 
 
 def mapping(value: object) -> Mapping[str, Any]:
-    """Return a mapping as it is; anything else as an empty mapping."""
+    """Return a mapping unchanged, or an empty mapping for anything else."""
     return value if isinstance(value, Mapping) else {}
 
 
 def whole(value: object) -> int | None:
-    """Return an integer that a double can represent exactly; None for anything else."""
+    """Return an integer that a double can represent exactly, or None for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53 else None
 
 
 def mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean of the numbers, without None; None without any."""
+    """Return the mean of the values that are not None; None if there are no such values."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
 def readable(file: Path) -> bool:
-    """Return whether this is a plain file that this user may read."""
+    """Return whether this is a regular file that this user may read."""
     try:
         check_plain(file, file.stat().st_mode)
         with file.open("rb"):
@@ -92,13 +92,13 @@ class Tail:
     path: Path
     position: int = 0
     damaged: int = 0
-    """Number of complete lines so far without a mapping."""
+    """Number of complete lines so far that do not contain a mapping."""
     _before: bytes = field(default=b"", repr=False)
 
     def read(self) -> tuple[list[dict[str, Any]], bool]:
-        """Return the rows that were appended since the last call, and whether the file was replaced or truncated before.
+        """Return the rows appended since the last call, and whether the file was replaced or truncated in the meantime.
 
-        The text after the last newline is being written and is read by a later call. A missing file has no rows.
+        The text after the last newline is still being written; a later call reads it. A missing file has no rows.
         """
         try:
             about = self.path.stat()
@@ -112,7 +112,7 @@ class Tail:
             with self.path.open("rb") as file:
                 start = max(0, self.position - len(self._before))
                 file.seek(start)
-                # A file that was truncated and has grown beyond the position has different bytes before it.
+                # If a file was truncated and has grown beyond the position, the bytes before the position differ.
                 restarted = size < self.position or file.read(self.position - start) != self._before
                 if restarted:
                     self.position, self.damaged, self._before = 0, 0, b""
@@ -131,16 +131,16 @@ class Tail:
         return rows, restarted
 
 
-# -------- The lines of a run's episodes and traces, as bytes
+# -------- The lines of a run's episodes and traces as bytes
 
 Place = tuple[str, int]
 """A split, `train` or `test`, and a step."""
 SPLITS = ("train", "test")
 MOST = 1 << 30
-"""Most bytes of memory for the lines of a step, because a small compressed file may unpack to very many."""
+"""Maximum number of bytes of a step's lines in memory, because a small compressed file may decompress to a huge size."""
 
 _GROUP = re.compile(rb'\{"step":\d{1,12},"group":(\d{1,12}),')
-"""The start of a line, which holds the group."""
+"""The beginning of a line, which contains the group."""
 
 
 def recorded(run: Path) -> Mapping[Place, Stored]:
@@ -153,17 +153,17 @@ def recorded(run: Path) -> Mapping[Place, Stored]:
 
 
 def damaged_files(run: Path) -> list[str]:
-    """Return the names of damaged files of episodes."""
+    """Return the names of damaged episode files."""
     return [f"{split}/{name}" for split in SPLITS for name in step_rows.damaged(run / "episodes" / split)]
 
 
 def lines_of(run: Path, split: str, step: int) -> list[bytes]:
-    """Return the lines of a step's episodes, up to the first damage."""
+    """Return the lines of a step's episodes, up to the first damaged one."""
     return _lines(run / "episodes" / (split if split in SPLITS else "train"), step)
 
 
 def trace_lines(run: Path, step: int) -> list[bytes]:
-    """Return the lines of a step's traces, up to the first damage."""
+    """Return the lines of a step's traces, up to the first damaged one."""
     return _lines(run / "traces", step)
 
 
@@ -175,7 +175,7 @@ def _lines(folder: Path, step: int) -> list[bytes]:
 
 
 def stored_lines(stored: Stored | None) -> list[bytes]:
-    """Return the lines of a recorded step, up to the first damage."""
+    """Return the lines of a recorded step, up to the first damaged one."""
     found: list[bytes] = []
     with suppress(KapelleError, OSError):
         left = MOST
@@ -188,6 +188,6 @@ def stored_lines(stored: Stored | None) -> list[bytes]:
 
 
 def group_of(raw: bytes) -> int | None:
-    """Return the number of a line's group without parsing the line; None for a line with another start."""
+    """Return the number of a line's group without parsing the line; None if the line does not begin as expected."""
     found = _GROUP.match(raw, 0, 80)
     return None if found is None else int(found[1])

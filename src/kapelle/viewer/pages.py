@@ -1,4 +1,4 @@
-"""Pages from templates, in which every value is escaped, and functions that all answers of the viewer share."""
+"""Pages rendered from templates, in which every value is escaped, and functions that all responses of the viewer share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kapelle.viewer.library import Library, ViewedRun
 # -------- Text of unknown origin: control and hidden characters become visible
 
 LONGEST = 20_000
-"""Most characters of one text on a page; a link shows the rest."""
+"""Maximum number of characters of one text on a page; a link shows the rest."""
 _RISKY = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e0fff]"
@@ -30,7 +30,7 @@ _RISKY = re.compile(
 
 
 def shown(text: object) -> str:
-    """Return a text in which control characters, overrides and lone surrogates are visible signs.
+    """Return a text in which control characters, overrides and lone surrogates are replaced by visible symbols.
 
     Terminal escape codes become `␛[31m`, a right-to-left override `⟨U+202E⟩`. The template escapes HTML.
     """
@@ -43,7 +43,7 @@ def shown(text: object) -> str:
 
 
 def cut(text: str, most: int = LONGEST) -> str:
-    """Return the beginning of a text, and the number of further characters."""
+    """Return the beginning of a text, followed by the number of further characters."""
     return text if len(text) <= most else f"{text[:most]} … {len(text) - most:,} more characters"
 
 
@@ -83,17 +83,17 @@ def render(template: str, **values: Any) -> bytes:
 
 
 def coded(text: str) -> Markup:
-    """Return a text of this package as HTML, with parts between backquotes as code."""
+    """Return a text of this package as HTML, in which parts between backquotes are code."""
     parts = text.split("`")
     marked = (Markup("<code>") + part + Markup("</code>") if k % 2 else part for k, part in enumerate(parts))
     return Markup("").join(marked)  # joining escapes the parts that are not `Markup`
 
 
 def figure(value: object) -> str:
-    """Return a number with four digits at most; a dash for None."""
+    """Return a number with at most four digits, or a dash for None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "–" if value is None else one_line(value, 40)
-    if value != value or abs(value) == float("inf"):  # noqa: PLR0124 - NaN in a damaged file
+    if value != value or abs(value) == float("inf"):  # noqa: PLR0124 - a damaged file may contain NaN
         return str(value)
     if isinstance(value, int) or (float(value).is_integer() and abs(value) < 1e6):
         return f"{value:,.0f}".replace("-", "−")
@@ -101,12 +101,12 @@ def figure(value: object) -> str:
 
 
 def percent(value: object) -> str:
-    """Return a share in per cent; a dash for None."""
+    """Return a share in per cent, or a dash for None."""
     return f"{100 * value:.1f} %" if isinstance(value, int | float) else "–"
 
 
 def signed(value: float) -> str:
-    """Return a number with its sign and three decimals; no sign if it rounds to 0."""
+    """Return a number with its sign and three decimals; it has no sign if it rounds to 0."""
     text = f"{value:+.3f}"
     return "0.000" if text[1:] == "0.000" else text.replace("-", "−")
 
@@ -133,17 +133,17 @@ def spark(values: Sequence[float]) -> str:
 # -------- Runs in a request, pages and JSON
 
 MOST_RUNS = 500
-"""Most runs that one page compares."""
+"""Maximum number of runs that one page compares."""
 
 
 def chosen(library: Library, request: Request) -> list[ViewedRun]:
-    """Return the runs that a query names; raises 404 for an unknown one."""
+    """Return the runs that a query specifies; raises an HTTP 404 error for an unknown run."""
     keys = list(dict.fromkeys(request.query_params.getlist("run")))[:MOST_RUNS]
     return [run_of(library, key) for key in keys]
 
 
 def run_of(library: Library, key: str) -> ViewedRun:
-    """Return the run of a key; raises 404 for an unknown key."""
+    """Return the run with a key; raises an HTTP 404 error for an unknown key."""
     run = library.run(key)
     if run is None:
         raise HTTPException(404, "There is no such run here.")
@@ -151,7 +151,7 @@ def run_of(library: Library, key: str) -> ViewedRun:
 
 
 def labels(runs: Sequence[ViewedRun]) -> list[str]:
-    """Return a short name for each run: its folder's, or its key if two runs have that name."""
+    """Return a short name for each run: the name of its folder, or its key if two runs have the same name."""
     names = [run.path.name for run in runs]
     return [
         run.key.replace("~", "/") if names.count(name) > 1 else name
@@ -160,7 +160,7 @@ def labels(runs: Sequence[ViewedRun]) -> list[str]:
 
 
 def json_answer(value: Any) -> Response:
-    """Return an answer with a value as JSON."""
+    """Return a response with a value as JSON."""
     return Response(dumped(value), media_type="application/json")
 
 

@@ -1,7 +1,7 @@
 """Images in prompts: which images of a message are shown, and their bytes.
 
-A run stores each image in `images/HASH.TYPE`. A file is sent only if it is a PNG, JPEG or WebP, and its bytes have the hash in
-its name. Others are only named: SVG may contain scripts, and GIF is not shown.
+A run stores each image in `images/HASH.TYPE`. A file is sent only if it is a PNG, JPEG or WebP file, and its bytes have
+the hash in its name. For other files, only the name is shown: SVG may contain scripts, and GIF is not supported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kapelle.viewer.lines import listing, mapping, text
 SHOWN = ("png", "jpeg", "webp")
 """Image types that are sent."""
 MOST_SHOWN = 16
-"""Most images of one message that are shown; further ones are named."""
+"""Maximum number of images of one message that are shown; for further images, only the name is shown."""
 NAMED = re.compile(rf"[0-9a-f]{{32}}\.(?:{'|'.join(SHOWN)})")
 
 
@@ -25,9 +25,9 @@ class Picture(NamedTuple):
     """One image of a message."""
 
     name: str
-    """Its hash."""
+    """The image's hash."""
     file: str
-    """Its file; empty if it is only named."""
+    """The image's file; empty if only the name is shown."""
 
 
 def pictures_of(message: Mapping[str, Any], row: Mapping[str, Any]) -> list[Picture]:

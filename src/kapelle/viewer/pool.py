@@ -1,7 +1,7 @@
-"""The pool of a run's league: its members, their ratings, and their payoffs against one another.
+"""The pool of a run's league: its members, their ratings, and their payoffs against each other.
 
-When a member enters, a run writes the pool's state to `league/NAME/standing.json`. Damaged files raise no error: the page lists
-what is missing.
+When a member enters, a run writes the pool's state to `league/NAME/standing.json`. Damaged files raise no error: the
+page lists what is missing.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from kapelle.viewer.league import Entrant, add_result, in_order, result_cell, sh
 from kapelle.viewer.library import ViewedRun
 
 MEMBERS = 40
-"""Most members of one table."""
+"""Maximum number of members in one table."""
 ENTRIES = 300
-"""Most files of entries that are read, the most recently changed ones."""
+"""Maximum number of entry files that are read; the most recently changed files are read."""
 LARGEST, ALTOGETHER = 2_000_000, 20_000_000
-"""Most bytes of one of them, and of all."""
+"""Maximum number of bytes of one entry file, and of all of them."""
 HIGHEST = 1e6
 """Largest valid rating, in points on Elo's scale."""
 LEAGUE = "league/"
@@ -33,7 +33,7 @@ KINDS = {"past": "past self", "policy": "policy", "player": "player of the game"
 def _ordered(rating: tuple[float, float, float]) -> tuple[float, float, float]:
     middle, low, high = rating
     if not low <= middle <= high:
-        raise ValueError("a rating outside of its interval")
+        raise ValueError("a rating outside its interval")
     return rating
 
 
@@ -49,22 +49,22 @@ class PoolMember(BaseModel, strict=True):
     name: Name
     kind: Literal["past", "policy", "player"]
     step: Whole | None = None
-    """Step of its entry."""
+    """The step at which the member entered."""
 
 
 class PayoffTable(BaseModel, strict=True):
-    """The mean return of each member, by row, where all others are the member of the column."""
+    """The mean return of each member (row) if all other players are the member in the column."""
 
     names: list[Name] = Field(min_length=1)
     table: list[list[FiniteFloat]]
     games: list[list[Whole | None]] | None = None
-    """Number of games of a payoff, 0 if it was computed exactly."""
+    """Number of games from which a payoff was estimated; 0 if it was computed exactly."""
 
     @model_validator(mode="after")
     def _is_square(self) -> Self:
         for table in (self.table, self.games):
             if table is not None and [len(line) for line in table] != [len(self.names)] * len(self.names):
-                raise ValueError("a table of another shape")
+                raise ValueError("a table whose shape does not match")
         return self
 
 
@@ -76,7 +76,7 @@ class EntryStanding(BaseModel, strict=True):
     """The new member."""
     members: list[PoolMember]
     ratings: dict[Name, Annotated[tuple[Rating, Rating, Rating], AfterValidator(_ordered)]]
-    """Rating and the ends of its interval."""
+    """Each member's rating and the ends of its interval."""
     results: list[tuple[Name, Name, Whole, Whole, Whole]]
     """New member, opponent, wins, draws, losses."""
     strategy: dict[Name, dict[Name, Chance]]
@@ -88,9 +88,9 @@ NO_ENTRY = EntryStanding.model_construct(step=0, member="", members=[], ratings=
 
 
 def read_entries(run: Path, last: float) -> tuple[list[EntryStanding], list[str]]:
-    """Return the entries up to a step in order, and the names of damaged ones.
+    """Return the entries up to a step in order, and the names of damaged entries.
 
-    Files of later steps may remain from before a rollback.
+    Files of later steps may remain after a rollback.
     """
     files = []
     with suppress(OSError):
@@ -114,7 +114,7 @@ def read_entries(run: Path, last: float) -> tuple[list[EntryStanding], list[str]
 
 
 def pool(run: ViewedRun) -> dict[str, Any] | None:
-    """Return what the page shows of a run's pool; None for a run without a league."""
+    """Return the content that the page shows for a run's pool; None for a run without a league."""
     with run.lock:
         run.refresh()
         table, settings = run.metrics, run.settings().get("league")
@@ -131,11 +131,13 @@ def pool(run: ViewedRun) -> dict[str, Any] | None:
         return None
     entries, damaged = read_entries(run.path, last)
     newest = entries[-1] if entries else NO_ENTRY
-    # Games may not link an exploiter to other members; then the ratings of an earlier entry still hold.
+    # If no games link an exploiter to other members, the ratings of an earlier entry still apply.
     rated = next((entry for entry in reversed(entries) if entry.ratings), newest)
     missing = []
     if not entries:
-        missing.append("There is no standing.json: no member has entered yet. The pool is unknown here.")
+        missing.append(
+            "There is no standing.json, because no member has entered yet, so the pool is unknown."
+        )
     if damaged:
         missing.append(
             f"{len(damaged)} standing.json cannot be read or {'is' if len(damaged) == 1 else 'are'} damaged: "
@@ -157,7 +159,7 @@ def _members(
     rated: EntryStanding,
     points: Mapping[str, float | None],
 ) -> list[dict[str, Any]]:
-    """Return a row for each member, current members by rating, then former ones."""
+    """Return a row for each member: first current members, ordered by rating, then former members."""
     about = {each.name: each for entry in entries for each in entry.members}
     current = dict.fromkeys(each.name for each in newest.members)
     former = {*about, *points} - {*current, ""}
@@ -169,7 +171,7 @@ def _members(
     for name in names:
         kind = KINDS[about[name].kind] if name in about else ""
         rating = rated.ratings.get(name)
-        # A learner enters as its past selves: `NAME@STEP`.
+        # Past versions of a learner enter the pool as `NAME@STEP`.
         learns = name.endswith(" on its way") or any(each.startswith(f"{name}@") for each in names)
         chances = [own.get(name, 0.0) for own in newest.strategy.values()]
         is_member = name in current
@@ -192,7 +194,7 @@ def _members(
 
 
 def _matrix(newest: EntryStanding) -> dict[str, Any] | None:
-    """Return the table of payoffs; without one, the table of the members' games before they entered."""
+    """Return the table of payoffs or, if there is none, the table of the members' games before they entered."""
     payoffs = newest.payoffs
     if payoffs is not None:
         names, most = (
@@ -204,9 +206,7 @@ def _matrix(newest: EntryStanding) -> dict[str, Any] | None:
         def payoff(row: int, column: int) -> dict[str, Any]:
             value, games = payoffs.table[row][column], counts[row][column]
             counted = "" if games is None else f", in {games:,} games" if games else ", computed exactly"
-            words = (
-                f"{names[row]} earns {value:+.3f} on average where the others are {names[column]}{counted}"
-            )
+            words = f"{names[row]} has a mean return of {value:+.3f} if all other players are {names[column]}{counted}"
             return {"value": value, "shade": shade(value / most), "words": words, "games": games or None}
 
         return {

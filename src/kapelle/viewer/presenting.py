@@ -1,4 +1,4 @@
-"""The content of a run's pages: its row in the list, warnings, team, who reads whom, settings."""
+"""The content of a run's pages: its row in the list, warnings, the team, which agents read each other's turns, and settings."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def at(settings: Mapping[str, Any], *way: str) -> Any:
 
 
 def listed(run: ViewedRun) -> dict[str, Any]:
-    """Return a run's fields in the list of runs."""
+    """Return a run's row in the list of runs."""
     with run.lock:
         run.refresh()
         settings, status, last = run.settings(), run.status(), run.metrics.last()
         measured, columns = run.measured(), run.metrics.columns
-        # The small curve in the list shows success, or the first agent's return.
+        # The small curve in the list shows success or, if there is none, the first agent's return.
         returns = [column for name, column in columns.items() if name.startswith(("return/", "reward/"))]
         curve = columns.get("success") or (returns[0] if returns else [])
         rewards = _rewards(last, run.agents())
@@ -83,19 +83,19 @@ def _rewards(last: Mapping[str, float], agents: Sequence[str]) -> dict[str, floa
 
 
 def remedy(found: Verdict, state: str) -> str:
-    """Return what to do about a verdict; for a young run that has ended, how to continue it."""
+    """Return what to do about a verdict or, for a young run that has ended, how to continue it."""
     if found.word != "young" or state not in ("finished", "stopped"):
         return found.advice.remedy
     if state == "finished":
         return (
-            "The run has ended. Train it for longer with `kapelle train --resume RUN training.steps=N`, or use more tasks per "
-            "step (`training.tasks_per_step`) in the next one."
+            "The run has ended. Train it for longer with `kapelle train --resume RUN training.steps=N`, or "
+            "use more tasks per step (`training.tasks_per_step`) in the next run."
         )
     return "The run has stopped: `kapelle train --resume RUN` continues it."
 
 
 def verdict(run: ViewedRun) -> Verdict:
-    """Return whether a run is healthy, flat, diverging, …; cached until new rows are read."""
+    """Return the verdict on a run (healthy, flat, diverging, …), which is cached until new rows are read."""
     with run.lock:
         if run.verdict is None or run.verdict[0] != run.edition:
             table, settings = run.metrics, run.settings()
@@ -106,7 +106,7 @@ def verdict(run: ViewedRun) -> Verdict:
 
 
 def _parts(measured: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return an evaluation's further rates (sets, pass@k), each as a row, without those that were not measured."""
+    """Return a row for each further rate of an evaluation (sets, pass@k) that was measured."""
     parts = measured.get("parts")
     rows = []
     for name, part in parts.items() if isinstance(parts, Mapping) else ():
@@ -140,7 +140,7 @@ def differing(runs: Sequence[ViewedRun]) -> list[dict[str, Any]]:
 
 
 def alike(run: ViewedRun) -> str:
-    """Return a key that runs share if they differ only in their seed."""
+    """Return a key that is the same for runs that differ only in their seed."""
     settings = flat(run.settings())
     return repr(
         sorted((key, str(value)) for key, value in settings.items() if key not in ("seed", "description"))
@@ -148,13 +148,13 @@ def alike(run: ViewedRun) -> str:
 
 
 LOG_TAIL = 1 << 14
-"""Bytes at the end of a run's log on its page."""
+"""Number of bytes at the end of a run's log that its page shows."""
 
 
 def ended(run: ViewedRun) -> dict[str, Any] | None:
     """Return why a run has failed or was killed, how to continue it, its failed episodes, and the end of its log.
 
-    None for other runs.
+    Return None for other runs.
     """
     failure = run.failure()
     if failure is None:
@@ -183,7 +183,7 @@ SILENT = 3600
 
 
 def _silent(run: ViewedRun, status: Mapping[str, Any]) -> str:
-    """Return a message on a run of another host that has written nothing for a while; empty for other runs."""
+    """Return a message about a run on another host that has written nothing for a while; empty for other runs."""
     with suppress(ValueError, OSError):
         changed = max(
             datetime.fromisoformat(status["updated"]).timestamp(),
@@ -191,12 +191,15 @@ def _silent(run: ViewedRun, status: Mapping[str, Any]) -> str:
         )
         if status["state"] == "running" and status["host"] != gethostname() and time() - changed > SILENT:
             when = datetime.fromtimestamp(changed, UTC).strftime("%Y-%m-%d %H:%M")
-            return f"nothing was written since {when} UTC: the run may have ended on {status['host']}, which cannot be checked from here"
+            return (
+                f"nothing has been written since {when} UTC: the run may have ended on {status['host']}, but this "
+                "cannot be checked from this host"
+            )
     return ""
 
 
 def warnings(run: ViewedRun) -> list[str]:
-    """Return messages on what went wrong in a run's steps, and on parts of its files that cannot be shown."""
+    """Return messages about what went wrong in a run's steps, and about parts of its files that cannot be shown."""
     with run.lock:
         run.refresh()
         lines = troubles(run.metrics.axes["step"], run.metrics.columns)
@@ -211,12 +214,12 @@ def warnings(run: ViewedRun) -> list[str]:
         found = [
             (wrong, wrong),
             (silent, silent),
-            (not run.settings(), "config.yaml cannot be read: the settings are unknown"),
-            (unread, "metrics.jsonl cannot be read: no curve is drawn"),
-            (table.disordered, f"{counted(table.disordered, 'row')} out of order or twice in metrics.jsonl; curves show the last row of a step"),
-            (table.endless, f"{counted(table.endless, 'number')} in metrics.jsonl not finite; curves have gaps there"),
-            (run.damaged, f"{counted(run.damaged, 'line')} of its tables damaged and not shown"),
-            (faults, f"{counted(len(faults), 'file')} of episodes damaged; some episodes are missing here: {', '.join(faults[:3])}"),
+            (not run.settings(), "config.yaml cannot be read, so the settings are unknown"),
+            (unread, "metrics.jsonl cannot be read, so no curve is drawn"),
+            (table.disordered, f"metrics.jsonl has {counted(table.disordered, 'row')} out of order or duplicated; curves show the last row of a step"),
+            (table.endless, f"metrics.jsonl has {counted(table.endless, 'non-finite number')}; curves have gaps there"),
+            (run.damaged, f"the run's tables have {counted(run.damaged, 'damaged line')}, which cannot be shown"),
+            (faults, f"the run has {counted(len(faults), 'damaged episode file')}, so some episodes are missing here: {', '.join(faults[:3])}"),
         ]  # fmt: skip
         return [*lines, *(str(line) for holds, line in found if holds), *all_losses(run.path)]
 
@@ -236,7 +239,7 @@ def settings_rows(run: ViewedRun) -> list[dict[str, Any]]:
 
 
 def compared(run: ViewedRun) -> dict[str, Any] | None:
-    """Return the newest `kapelle eval` of a run: the team, single agents, and votes, with equal tokens."""
+    """Return the newest `kapelle eval` of a run: the team, single agents, and majority votes, with equal numbers of tokens."""
     for row in reversed(read_evaluated(run.path)):
         team, others = row.get("team"), row.get("baselines")
         if not isinstance(team, Mapping) or number(team.get("success")) is None:
@@ -265,14 +268,14 @@ def _measured(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# -------- The weights of each agent, and who reads whom, from a run's newest episodes
+# -------- The weights of each agent, and which agents read each other's turns, from a run's newest episodes
 
 EPISODES = 24
-"""Most episodes for the graph."""
+"""Maximum number of episodes from which the graph is computed."""
 
 
 def newest_episodes(run: ViewedRun) -> list[ShownEpisode]:
-    """Return episodes of the newest step with any."""
+    """Return episodes of the newest step that has any."""
     steps = [int(step) for step in reversed(run.metrics.axes["step"][-3:])]
     for step in steps:
         found = step_episodes(run.path, "train", step)
@@ -307,7 +310,7 @@ def team_rows(run: ViewedRun, episodes: Sequence[ShownEpisode]) -> list[dict[str
 
 
 def readers(episodes: Sequence[ShownEpisode]) -> list[tuple[str, str, int]]:
-    """Return author, reader and the number of turns of the author that the reader has read, most first."""
+    """Return (author, reader, number of the author's turns that the reader has read), with the largest numbers first."""
     counts = Counter[tuple[str, str]]()
     for episode in episodes:
         seen_by = witnesses(episode)

@@ -1,8 +1,8 @@
 """The episodes of a run that a query selects, for the page of episodes and for `kapelle collect --recorded`.
 
-A query is the part of the page's address after `?`: `split`, `from` and `to` (steps), `outcome`, `agent`, `task`, `q` (words),
-`least` and `most` (reward, of `agent` if given), `short` and `long` (tokens), `finish`, `tag`, and `re`, a regular expression
-over question, turns and answer (or over the turns of `agent` if given).
+A query is the part of the page's URL after `?`: `split`, `from` and `to` (steps), `outcome`, `agent`, `task`, `q`
+(words), `least` and `most` (reward, of `agent` if given), `short` and `long` (tokens), `finish`, `tag`, and `re`, a
+regular expression for the question, turns and answer (or for the turns of `agent` if given).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kapelle.viewer.library import Library
 
 
 def check_query(run: Path, text: str) -> None:
-    """Raise ConfigError for an unknown filter or value in a query, which `Index.rows` would ignore."""
+    """Raise ConfigError for an unknown filter or value in a query; `Index.rows` would ignore it."""
     known = Library([run]).runs()
     values = {
         "outcome": OUTCOMES,
@@ -25,7 +25,7 @@ def check_query(run: Path, text: str) -> None:
         "agent": tuple(known[0].agents()) if known else (),
     }
     for name, value in parse_qsl(text.removeprefix("?"), keep_blank_values=True):
-        # Order and pages do not change the selection.
+        # The order and the page do not change the selection.
         if name not in (*FILTERS, "split", "from", "to", "sort", "page", "skip"):
             raise ConfigError(
                 f"--recorded has no filter '{name}'.{did_you_mean(name, (*FILTERS, 'split', 'from', 'to'))}"
@@ -35,7 +35,7 @@ def check_query(run: Path, text: str) -> None:
 
 
 def selected(run: Path, text: str) -> tuple[list[tuple[Split, int, int]], str]:
-    """Return split, step and line of every selected episode, oldest first, and why the expression failed or stopped."""
+    """Return the split, step and line of every selected episode, oldest first, and why the expression failed or was stopped."""
     query = dict(parse_qsl(text.removeprefix("?"), keep_blank_values=False))
     known = Library([run]).runs()
     index = Index(run, known[0].agents() if known else [])

@@ -1,4 +1,4 @@
-"""The viewer's addresses, the checks of requests, and the answers, which never change anything."""
+"""The viewer's routes, the checks of requests, and the responses; no request changes anything."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ from kapelle.viewer.presenting import (
     warnings,
 )
 
-# -------- Checks of requests, and the headers that limit what a browser may do with an answer
+# -------- Checks of requests, and the headers that limit what a browser may do with a response
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'self'; frame-ancestors 'none'"
 )
-"""A page may load from and call only its own server; inline scripts and styles are forbidden."""
+"""A page may load resources from, and send requests to, only its own server; inline scripts and styles are forbidden."""
 NEWS = "/events"
-"""The address of server-sent events."""
+"""The path of server-sent events."""
 HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
@@ -74,15 +74,15 @@ HEADERS = {
 
 
 def check_reading(method: str, headers: Mapping[str, str]) -> None:
-    """Raise RequestError unless a request only reads, and does not come from another site's page."""
+    """Raise RequestError unless a request only reads data and does not come from another site's page."""
     if method not in SAFE:
         raise RequestError(405, "Only GET and HEAD are allowed.", None, None, {"allow": "GET, HEAD"})
-    # Other sites may link here, but their pages and scripts may not load our pages.
+    # Other sites may contain links to this viewer, but their pages and scripts may not load its pages.
     if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
         raise RequestError(403, "Pages of other sites may not load this one.")
 
 
-# -------- Addresses of a run's overview, team, settings and machine
+# -------- Routes of a run's overview, team, settings and machine
 
 
 def _team(library: Library, request: Request) -> Response:
@@ -103,7 +103,7 @@ def _team(library: Library, request: Request) -> Response:
 
 
 def _settings(library: Library, request: Request) -> Response:
-    """Return the page of a run's settings: those that differ from the defaults, or all."""
+    """Return the page with a run's settings: those that differ from the defaults, or all settings."""
     run = run_of(library, request.path_params["key"])
     query, every = request.query_params.get("q", ""), request.query_params.get("all") == "1"
     rows = [
@@ -115,7 +115,7 @@ def _settings(library: Library, request: Request) -> Response:
 
 
 def _blame(library: Library, request: Request) -> Response:
-    """Return the page of turns that lost episodes, for the newest measurement or the one in the query."""
+    """Return the page with the turns that lost episodes, for the measurement in the query or the newest one."""
     run = run_of(library, request.path_params["key"])
     found = blame.kept(run.path)
     result = found.get(request.query_params.get("file", ""), next(iter(found.values()), None))
@@ -150,16 +150,16 @@ def _blamed(library: Library, request: Request) -> Response:
     )
 
 
-# -------- Runs that are being written: server-sent events, after which a page loads its curves again
+# -------- Runs that are being written: a page reloads its curves after server-sent events
 
 PAUSE = 0.25
 """Seconds between two checks of files."""
 MOST_WATCHED = 200
-"""Most runs of a list that are watched, the most recently changed ones."""
+"""Maximum number of runs in a list that are watched; the most recently changed runs are watched."""
 MOST_FOLLOWERS = 64
-"""Most pages that receive events at once; further pages are not updated."""
+"""Maximum number of pages that receive events at the same time; further pages are not updated."""
 BREATH = 15.0
-"""Seconds without events after which a comment keeps a connection alive."""
+"""Seconds without events after which a comment is sent to keep the connection alive."""
 
 
 class Followers:
@@ -180,9 +180,10 @@ class Followers:
 async def follow(
     library: Library, runs: Sequence[ViewedRun], query: Mapping[str, str]
 ) -> AsyncIterator[bytes]:
-    """Yield an event for each change of these runs, or without runs for each change in the list of runs.
+    """Yield an event for each change of these runs or, if there are none, for each change in the list of runs.
 
-    `from` in the query is the number of rows that the page has of each run, joined by commas; another number is a change.
+    `from` in the query is the number of rows that the page has for each run, joined by commas; a different number
+    counts as a change.
     """
     rows = [int(word) for word in query.get("from", "").split(",") if word.isdecimal() and len(word) < 10]
     watched = list(runs) or library.runs()[:MOST_WATCHED]
@@ -208,7 +209,7 @@ async def follow(
 
 
 def _known(run: ViewedRun) -> tuple[int, str, str] | None:
-    """Return what changes when a run writes: the edition of its tables, its state and its phase."""
+    """Return the values that change when a run writes: the edition of its tables, its state and its phase."""
     with run.lock:
         run.refresh()
         status = run.status()
@@ -218,18 +219,18 @@ def _known(run: ViewedRun) -> tuple[int, str, str] | None:
 # -------- Pages of episodes: the table of a run's episodes, one episode, several side by side
 
 SELECTING = ("split", "from", "to", *FILTERS)
-"""The parts of a query that select episodes, without order and page."""
+"""The parts of a query that select episodes (all except the order and the page)."""
 ROWS = 50
-"""Episodes on one page of the table."""
+"""Number of episodes on one page of the table."""
 MISSING = "There is no such episode in this run, or its line is damaged."
 MOST_SAME = 40
-"""Most other episodes of the task on the page of an episode."""
+"""Maximum number of other episodes of the task on an episode's page."""
 BESIDE = 8
-"""Most episodes side by side."""
+"""Maximum number of episodes side by side."""
 
 
 class Browsing:
-    """Answers for the episodes of all runs; has an index for each opened run."""
+    """Responds to requests about the episodes of all runs; has an index for each opened run."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
@@ -237,7 +238,7 @@ class Browsing:
         self._lock = threading.Lock()
 
     def index(self, run: ViewedRun) -> Index:
-        """Return a run's index, which is made at the first call."""
+        """Return a run's index, which the first call creates."""
         with self._lock:
             return self._indexes.setdefault(run.key, Index(run.path, run.agents()))
 
@@ -290,7 +291,7 @@ class Browsing:
         )
 
     def league_curves(self, request: Request) -> Response:
-        """Return the curves of that page."""
+        """Return the curves for the page of a league."""
         run = run_of(self._library, request.path_params["key"])
         with run.lock:
             run.refresh()
@@ -326,7 +327,7 @@ class Browsing:
         )
 
     def together(self, request: Request) -> Response:
-        """Return the page of episodes side by side, which the query names as `split.step.line`."""
+        """Return the page with episodes side by side; the query specifies each as `split.step.line`."""
         run = run_of(self._library, request.path_params["key"])
         places = []
         for word in request.query_params.getlist("e")[:BESIDE]:
@@ -357,7 +358,7 @@ class Browsing:
         return PlainTextResponse(shown(text))
 
     def picture(self, request: Request) -> Response:
-        """Return an image in a prompt."""
+        """Return an image that a prompt contains."""
         run = run_of(self._library, request.path_params["key"])
         found = read_picture(run.path, request.path_params["file"])
         if found is None:
@@ -409,12 +410,12 @@ def command_of(run: ViewedRun, query: Mapping[str, str]) -> str:
 KINDS = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "svg": "image/svg+xml"}
 
 MOST_LISTED = 500
-"""Most runs in the list; a longer list can be searched by name."""
+"""Maximum number of runs in the list; if there are more, all runs can be searched by name."""
 FOLLOWERS = Followers()
 
 
 def viewer(library: Library, binding: Binding) -> Guard:
-    """Return the application that shows these runs."""
+    """Return the web application that shows these runs."""
     drawing, episodes = DrawnRuns(library), Browsing(library)
     at = "/run/{key}/episode/{split}/{step:int}/{line:int}"
     addresses: dict[str, Callable[[Request], Any]] = {

@@ -1,7 +1,7 @@
 """Reads the fields of an episode's line that the table of episodes and the league show, and only counts tokens.
 
-Token ids and log-probs are most of a line, and counting commas is much faster than parsing numbers. If these lists hold anything
-but numbers, the whole line is parsed.
+Token ids and log-probs make up most of a line, and counting commas is much faster than parsing numbers. If these lists
+contain anything except numbers, the whole line is parsed.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 from kapelle.viewer.lines import listing, mapping, number, parsed, text, whole
 
-# -------- Results of episodes in which one player wins what the others lose
+# -------- Results of episodes in which one player wins what the other players lose
 
 FIXED = -1
 """The version of an untrained player."""
 _NOTHING = 1e-6
-"""Smaller differences of returns count as a draw."""
+"""If the returns differ by less than this, the game counts as a draw."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class SkimmedPlayer:
     """The player in one role of an episode, and its return."""
 
     name: str
-    """Its policy; for a role that a league has assigned, the member's name; `opponent` and its name for a player of the environment."""
+    """Name of the policy; of the member if a league has assigned the role; for the environment's players, `opponent` and the name."""
     version: int
-    """The version of its policy at its first turn, or `FIXED`."""
+    """The version of the player's policy at its first turn, or `FIXED`."""
     total: float
 
 
@@ -38,7 +38,7 @@ class SkimmedPair:
     """Two players in the order of their roles."""
 
     part: str
-    """The environment's name in a mixture; empty otherwise."""
+    """The name of the environment in a mixture; empty otherwise."""
     one: str
     one_version: int
     other: str
@@ -47,28 +47,28 @@ class SkimmedPair:
 
 @dataclass(slots=True)
 class Tally:
-    """The results of a pair's episodes; `one` wins with the larger return."""
+    """The results of a pair's episodes; the player with the larger return wins, and `one` is the first player."""
 
     wins: int = 0
     draws: int = 0
     losses: int = 0
     unlike: int = 0
-    """Number of episodes with returns that do not add up to 0: the players are not opposed."""
+    """Number of episodes whose returns do not add up to 0, because the players are not opposed."""
 
 
 def players_of(
     row: Mapping[str, Any], turns: Sequence[Mapping[str, Any]], rewards: Mapping[str, float]
 ) -> tuple[SkimmedPlayer, ...]:
-    """Return the players of an episode's row in the order of their roles; empty if it failed or was truncated."""
+    """Return the players in an episode's row in the order of their roles; empty if the episode failed or was truncated."""
     if row.get("error") or row.get("truncated") is True:
         return ()
-    # Games report the role of each agent and opponent. Role → name, and whether it is an opponent.
+    # Games report the role of each agent and opponent. This maps each role to the name, and whether it is an opponent.
     info = mapping(row.get("info"))
     returns = [number(each) for each in listing(info.get("returns"))]
     at: dict[int, tuple[str, bool]] = {}
     for agent, roles in mapping(info.get("seats")).items():
         own = [role for each in listing(roles) if (role := whole(each)) is not None]
-        if own:  # an agent with several roles has the same return for all of them
+        if own:  # an agent with several roles has the same return in all of them
             at[min(own)] = (str(agent), False)
     for place, name in mapping(info.get("opponents")).items():
         if str(place).isdecimal() and len(str(place)) < 4:
@@ -88,7 +88,7 @@ def players_of(
         first.setdefault(agent, (text(turn.get("policy")) or agent, FIXED if version is None else version))
     learning = {text(turn.get("agent")) for turn in turns if turn.get("trained") is True}
     for agent, (policy, member) in cast_of(row).items():
-        # Members are fixed; an exploiter or a partner is trained in its role.
+        # Members are not trained, but an exploiter or a partner is trained in its role.
         version = first[agent][1] if agent in first and agent in learning else FIXED
         first[agent] = (member if policy else f"opponent {member}", version)
     return tuple(
@@ -100,11 +100,11 @@ def players_of(
 
 
 DRAFT = re.compile(r"draft-(\w+)@\d+")
-"""The name of a draft: a learner of a league at some step before it enters."""
+"""The name of a draft: a learner of a league at a step before it enters the pool."""
 
 
 def cast_of(row: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return the players that replace agents, by agent: policy, empty for a player of the environment, and member's name.
+    """Return the players that replace agents, by agent: the policy (empty for a player of the environment) and the member's name.
 
     All drafts of a learner have one name: "self on its way".
     """
@@ -121,7 +121,7 @@ def cast_of(row: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 
 def tallies(found: Iterable[tuple[str, Sequence[SkimmedPlayer]]]) -> dict[SkimmedPair, Tally]:
-    """Return the results of all pairs of players in these episodes, given as part and players."""
+    """Return the results of all pairs of players in these episodes; each episode is given as (part, players)."""
     made: dict[SkimmedPair, Tally] = {}
     for part, players in found:
         size = max((abs(each.total) for each in players), default=0.0)
@@ -152,7 +152,7 @@ class Skimmed:
     final: str
     success: float | None
     rewards: Mapping[str, float]
-    """Return of each agent, as in `Episode`."""
+    """The return of each agent, as in `Episode`."""
     error: str
     tokens: int
     texts: Sequence[str]
@@ -160,21 +160,21 @@ class Skimmed:
     speakers: Sequence[str]
     """The agent of each turn."""
     finishes: Sequence[str]
-    """Finish reasons of turns, each once: `stop`, `length`, `error`."""
+    """The distinct finish reasons of the turns: `stop`, `length`, `error`."""
     tags: Sequence[str]
-    """Names of true booleans in `info`, the task's part, and `cut off`."""
+    """The names in `info` whose value is true, the task's part, and `cut off`."""
     part: str
     players: Sequence[SkimmedPlayer]
-    """By role."""
+    """The players, in the order of their roles."""
 
     @property
     def reward(self) -> float | None:
-        """The agents' mean return; None without one."""
+        """The agents' mean return; None if there are no returns."""
         return sum(self.rewards.values()) / len(self.rewards) if self.rewards else None
 
 
 def skimmed(raw: bytes, line: int) -> Skimmed | None:
-    """Return the table's fields of a line; None if the line is not an episode."""
+    """Return the fields of a line that the table shows; None if the line is not an episode."""
     short = _without_numbers(raw)
     row = None if short is None else parsed(short)
     if row is None and short != raw:
@@ -211,7 +211,7 @@ def skimmed(raw: bytes, line: int) -> Skimmed | None:
 
 
 MOST_TAGS = 20
-"""Most tags of an episode."""
+"""Maximum number of tags of an episode."""
 
 
 def _tags(row: Mapping[str, Any], task: Mapping[str, Any]) -> list[str]:
@@ -222,7 +222,7 @@ def _tags(row: Mapping[str, Any], task: Mapping[str, Any]) -> list[str]:
 
 
 def spreads(found: Sequence[Skimmed]) -> dict[int, float]:
-    """Return, by group, the largest difference between two rewards of one agent."""
+    """Return, for each group, the largest difference between two rewards of the same agent."""
     members: dict[int, list[Skimmed]] = {}
     for each in found:
         members.setdefault(each.group, []).append(each)
@@ -235,14 +235,14 @@ def spreads(found: Sequence[Skimmed]) -> dict[int, float]:
 
 
 def _without_numbers(raw: bytes) -> bytes | None:
-    """Return a line with the number of each turn's tokens in place of the tokens; None for a line of another form."""
+    """Return a line in which each turn's tokens are replaced by their number; None if the line has another format."""
     parts, at = [], 0
     while (start := raw.find(_PROMPT, at)) >= 0:
         completion = raw.find(b"]", start)
         logprobs = raw.find(b"]", completion + len(_SAID)) if raw.startswith(_SAID, completion) else -1
         end = raw.find(b"]", logprobs + len(_LOGPROBS)) if raw.startswith(_LOGPROBS, logprobs) else -1
-        # The three names have six quotes; more of them mean text among the numbers. A nested list ends at the wrong bracket
-        # and leaves invalid JSON, which `skimmed` detects.
+        # The three names have six quotes; more quotes mean that there is text among the numbers. A nested list is cut
+        # at the wrong bracket, which leaves invalid JSON that `skimmed` detects.
         if end < 0 or raw.count(b'"', start, end) != 6:
             return None
         first = completion + len(_SAID)

@@ -24,7 +24,7 @@ BUILTIN: Mapping[str, str] = {
 """Name in a recipe → `module:Class`, imported on first use."""
 
 FILES = "kapelle.workflows.dag_file"
-"""Module that reads files that describe a whole workflow (`kapelle.workflow.workflow_files`)."""
+"""Module that reads files which describe a whole workflow (`kapelle.workflow.workflow_files`)."""
 
 HOMES: Mapping[str, str] = {
     **classes(BUILTIN),

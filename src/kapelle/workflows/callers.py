@@ -1,10 +1,10 @@
-"""Callers: which agent's turn requested a call of an outside program.
+"""Callers: which agent's turn caused a call from an external program.
 
 Programs do not state the caller, so it is inferred from the messages of the call. Frameworks delegate work in three ways:
 
-1. a handoff: the other agent's completion is in the conversation, as an assistant's message;
-2. a tool call: the other agent's completion calls tools and has not been continued yet. Of several such turns, it is the one
-   whose arguments are in the messages. Without such a match the caller stays unknown;
+1. a handoff: the other agent's completion is in the conversation, as an assistant message;
+2. a tool call: the other agent's completion calls tools and has not been continued yet. If there are several such turns, the caller
+   is the turn whose arguments are in the messages. Without such a match, the caller stays unknown;
 3. a message: the messages contain whole lines of the other agent's completion, possibly after its name.
 
 An agent that reads the result of its own tool call has no new caller: its earlier call continues.
@@ -28,13 +28,13 @@ class Callers:
     def __init__(self) -> None:
         self._turns: list[Turn] = []
         self._open: dict[int, Sequence[str]] = {}
-        """Index of a turn with tool calls that was not continued yet → the texts among its arguments."""
+        """Index of a turn with tool calls that has not been continued yet → the strings among its arguments."""
         self._first_message: dict[int, str] = {}
         """Index of such a turn → the first user message of its conversation."""
         self._lines: list[frozenset[str]] = []
         """The lines of each turn."""
         self._normalised: list[str] = []
-        """The text of each turn in the form that is compared."""
+        """The text of each turn, normalised for comparison."""
 
     def record(self, turn: Turn, messages: Sequence[Message] = (), after: int | None = None) -> None:
         """Add a turn and the messages of its request; call this for all turns of the episode in order."""
@@ -48,9 +48,9 @@ class Callers:
                 self._first_message[turn.index] = _first_user_message(messages)
 
     def find(self, agent: str, messages: Sequence[Message], after: int | None) -> int | None:
-        """Return the index of the turn that requested the current call of `agent`; None if it cannot be found.
+        """Return the index of the turn that caused the current call of `agent`; None if it cannot be found.
 
-        `messages` are those after the agent's own turn `after`, or all of them in a new conversation.
+        `messages` are the messages after the agent's own turn `after`, or all messages in a new conversation.
         """
         turns = self._turns
         answers = {_normalised(message.content) for message in messages if message.role == "assistant"}
@@ -72,7 +72,7 @@ class Callers:
             found = self._message(agent, messages)
         if found is None:
             return None if after is None else turns[after].caller
-        # If the agent reads the result of its own call, the caller of that turn is the caller of this one too.
+        # If the agent reads the result of its own call, the caller of that turn is also the caller of this turn.
         above: int | None = found
         while above is not None:
             if turns[above].agent == agent:
@@ -116,7 +116,7 @@ def _first_user_message(messages: Sequence[Message]) -> str:
 
 
 def _normalised(text: str) -> str:
-    """Return a text in the form that is compared: its tool calls if it has any (clients reformat them), else its letters."""
+    """Return a text normalised for comparison: its tool calls if it has any (clients reformat them), else its letters."""
     calls = _calls(text)
     if calls:
         return repr([(call.name, sorted(call.arguments.items())) for call in calls])
@@ -124,7 +124,7 @@ def _normalised(text: str) -> str:
 
 
 def _calls(text: str) -> Sequence[ReadCall]:
-    for form in FORMS:  # several forms begin with the same mark
+    for form in FORMS:  # several forms begin with the same marker
         with suppress(NotCalls):
             if calls := parse_calls(text, (form,)):
                 return calls
@@ -132,7 +132,7 @@ def _calls(text: str) -> Sequence[ReadCall]:
 
 
 def _arguments(text: str) -> Sequence[str] | None:
-    """Return the texts among the arguments of a turn's tool calls; None for a turn without tool calls."""
+    """Return the strings among the arguments of a turn's tool calls; None for a turn without tool calls."""
     calls = _calls(text)
     return [argument for call in calls for argument in _texts(dict(call.arguments))] if calls else None
 

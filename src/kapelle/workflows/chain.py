@@ -1,7 +1,7 @@
-"""Chain: agents write one after another; each reads the earlier texts, and the last one answers.
+"""Chain: agents write one after another; each reads the earlier messages, and the last agent answers.
 
 In an environment with team moves (`TeamMoves`: a conversation, a server's environment) the whole chain runs again for every move.
-A Reasoner that prepares and an Actor that answers, as in MARFT (2504.16129), are a chain of two.
+MARFT (2504.16129) uses a chain of two agents: a Reasoner that prepares the answer and an Actor that gives it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Chain(Settings, Drawable):
     """Agents write in team order; only the last agent acts in the environment and is scored.
 
     An agent's prompt can use `{question}` and the name of every earlier agent, for example `{reasoner}`. It determines what
-    the agent reads. Without a prompt, an agent reads the question and all earlier texts.
+    the agent reads. Without a prompt, an agent reads the question and all earlier messages.
     """
 
     name: Literal["chain"] = "chain"
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
-        """Raise ConfigError for a game, or a prompt with an unknown field or a later agent's text."""
+        """Raise ConfigError for a game, or a prompt with an unknown field or a later agent's name."""
         if not offers(environment, TeamMoves):
             need_answers("chain", "ends in one answer", environment)
         check_names(agents, ["question"])

@@ -1,7 +1,7 @@
 """Cory: a pioneer answers, then an observer reads the pioneer's answer and answers; both answers are graded.
 
 These are the roles of CORY (2410.06101). The exchange of weights and the sum of rewards belong to the algorithm `cory`; this
-workflow generates and scores the two texts.
+workflow generates and scores the two answers.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from kapelle.workflows.graph import mermaid
 
 
 class Cory(Settings, Drawable):
-    """The first agent is the pioneer, the second the observer; the observer's answer is the team's.
+    """The first agent is the pioneer and the second the observer; the observer's answer is the team's answer.
 
-    Each agent's reward is the score of its own answer. The observer's prompt can use `{question}` and the pioneer's text, as
-    `{pioneer}` or by the pioneer's name; without a prompt it reads both.
+    Each agent's reward is the score of its own answer. The observer's prompt can use `{question}` and the pioneer's answer, as
+    `{pioneer}` or by the pioneer's name; without a prompt, the observer reads both.
     """
 
     name: Literal["cory"] = "cory"
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
-        """Raise ConfigError for a game, any other number of agents than two, or an unknown field."""
+        """Raise ConfigError for a game, a number of agents other than two, or an unknown field."""
         need_answers("cory", "grades two answers", environment)
         if len(agents) != 2:
             raise ConfigError(
@@ -45,7 +45,7 @@ class Cory(Settings, Drawable):
                 f"({', '.join(agent.name for agent in agents)}). Define exactly two, the pioneer first."
             )
         pioneer, observer = agents
-        # The pioneer may have the name `pioneer`; for the observer it would be ambiguous.
+        # The pioneer may be named `pioneer`; for the observer, this name would be ambiguous.
         check_names(agents, ["question"])
         check_names([observer], ["pioneer"])
         check_template(pioneer, ["question"], "the pioneer of `cory`")

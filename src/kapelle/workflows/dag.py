@@ -1,7 +1,7 @@
 """Dag: a directed graph of turns, which defines who acts after whom and what each agent reads.
 
-It has the form of MARFT's workflows (2504.16129) with the names of siiRL's YAML. `dag_file` merges a whole workflow file, which also
-says which agents train and share critics, into a recipe.
+It has the form of MARFT's workflows (2504.16129) and uses the names of siiRL's YAML. `dag_file` merges a whole workflow file, which also
+defines which agents are trained and which share critics, into a recipe.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from kapelle.workflows.graph import Graph, ancestors, check_graph, levels, merma
 
 # -------- A user's functions before and after a node: `pre_process` and `post_process` of a Python file
 #
-# kapelle's form takes texts:
+# kapelle's form takes strings:
 #
 #     def pre_process(prompt: str, **kwargs) -> str         # input of the node → what its agent reads, or messages
 #     def post_process(prompt: str, response: str, **kwargs) -> str   # → output of the node
@@ -46,17 +46,17 @@ from kapelle.workflows.graph import Graph, ancestors, check_graph, levels, merma
 #     def pre_process(tokenizer, prompt_id, obs, **kwargs) -> list[int]
 #     def post_process(tokenizer, prompt_id, response_id, **kwargs) -> list[int]
 #
-# The model reads exactly the ids that `pre_process` returns. `response_id` are the sampled ids without the token that ended the
-# turn. An agent with its own text (`system`, or a node's `prompt`), or without a model on this machine (an endpoint), reads the same
-# as text: the messages of `tokenizer.apply_chat_template`, or one message with the decoded ids.
+# The model reads exactly the ids that `pre_process` returns. `response_id` contains the sampled ids without the token that ended
+# the turn. An agent with its own text (`system`, or a node's `prompt`), or without a model on this machine (an endpoint), reads the same
+# content as text: the messages of `tokenizer.apply_chat_template`, or one message with the decoded ids.
 #
-# A parameter `obs` of either form gets the environment's response to the agent as a text, and None before the first response. The
-# file is the user's own code and runs in this process, without a sandbox. Before a model loads, it is called once with sample texts,
-# and siiRL's form with a tokeniser of bytes.
+# A parameter `obs` of either form receives the environment's response to the agent as a string, or None before the first response. The
+# file is the user's own code and runs in this process, without a sandbox. Before a model is loaded, each function is called once with
+# sample texts; siiRL's form is called with a byte tokeniser.
 
 
 class NodeTokens:
-    """The tokeniser for siiRL's functions: that of transformers, with kapelle's rendering of conversations."""
+    """The tokeniser for siiRL's functions: the transformers tokeniser, with kapelle's rendering of conversations."""
 
     def __init__(self, renderer: TokenizesChats) -> None:
         """Wrap the tokeniser of a renderer."""
@@ -65,7 +65,7 @@ class NodeTokens:
         """Ids from `apply_chat_template` → their messages."""
 
     def encode(self, text: str, **options: Any) -> list[int]:
-        """Return a text's ids; TypeError for other values, for example a template that is None."""
+        """Return a string's ids; raise TypeError for other values, for example a template that is None."""
         if not isinstance(text, str):
             raise TypeError(f"tokenizer.encode needs a string, but got {type(text).__name__}")
         return list(self._renderer.tokenizer(text, **options)["input_ids"])
@@ -77,7 +77,7 @@ class NodeTokens:
         add_generation_prompt: bool = False,
         **options: Any,
     ) -> Any:
-        """Return a conversation as ids, or with `tokenize=False` as text."""
+        """Return a conversation as ids, or with `tokenize=False` as a string."""
         if not tokenize or options.keys() - {"add_special_tokens"}:
             return self._renderer.tokenizer.apply_chat_template(
                 list(conversation), tokenize=tokenize, add_generation_prompt=add_generation_prompt, **options
@@ -125,9 +125,9 @@ class Processing:
         kwargs: Mapping[str, Json],
         renderer: TokenizesChats | None = None,
     ) -> tuple[list[Message], tuple[int, ...] | None]:
-        """Return what the node's agent reads, as messages and, if the function returned ids of its model, as ids.
+        """Return what the node's agent reads, as messages and also, if the function returned ids of its model, as ids.
 
-        `observation` is the environment's response, None before the first one.
+        `observation` is the environment's response, or None before the first response.
         """
         if self.pre is None:
             return [Message("user", prompt)], None
@@ -151,7 +151,7 @@ class Processing:
         renderer: TokenizesChats | None = None,
         sampled: Sequence[int] = (),
     ) -> str:
-        """Return the output of the node by its `post_process`; `sampled` are the model's ids of the response."""
+        """Return the node's output, computed by its `post_process`; `sampled` contains the model's ids of the response."""
         assert self.post is not None
         if not _takes_ids(self.post):
             return self._text(self.post(prompt, response, **kwargs), "post_process")
@@ -163,7 +163,7 @@ class Processing:
         return str(tokens.decode(list(self._ids(result, "post_process", len(tokens)))))
 
     def try_out(self, node: str, pre_kwargs: Mapping[str, Json], post_kwargs: Mapping[str, Json]) -> None:
-        """Call both functions with sample texts, before and after a first turn; ConfigError if one fails."""
+        """Call both functions with sample texts, before and after a first turn; raise ConfigError if one fails."""
         function = "pre_process"
         try:
             self.before("What is 1 + 1?", None, pre_kwargs)
@@ -201,7 +201,7 @@ def _takes_ids(function: Callable[..., object]) -> bool:
 
 @lru_cache(maxsize=64)
 def load_processing(path: str) -> Processing:
-    """Return the functions of `folder/file.py` or `package.module`; ConfigError if it defines neither."""
+    """Return the functions of `folder/file.py` or `package.module`; raise ConfigError if it defines neither."""
     module = find_module(path, f"process_path: '{path}'")
     found = {name: vars(module).get(name) for name in ("pre_process", "post_process")}
     if not any(map(callable, found.values())):
@@ -229,9 +229,9 @@ class Node(Settings):
     dependencies: tuple[str, ...] = ()
     """Nodes that run before this one."""
     prompt: str = "${prompt}"
-    """Template of the agent's prompt. `${prompt}` is the node's input: the question and then every earlier text on which it
+    """Template of the agent's prompt. `${prompt}` is the node's input: the question, then the texts of all nodes on which it
     depends, unless a `post_process` changes it. `${question}` is the question, followed from the second turn on by the
-    environment's last response. `${ID.output}` is the text of a node on which this one depends, directly or not."""
+    environment's last response. `${ID.output}` is the text of a node on which this node depends, directly or indirectly."""
     process_path: str | None = None
     """Python file or module with `pre_process` and `post_process`; see `workflows/dag.py`."""
     pre_process_kwargs: Mapping[str, Any] = Field(default={})
@@ -239,10 +239,11 @@ class Node(Settings):
     post_process_kwargs: Mapping[str, Any] = Field(default={})
     """Keyword arguments of `post_process`."""
     obs_with_env: bool = True
-    """Whether the agent reads the environment's observations, including responses to earlier turns; with false, only the
-    task's text."""
+    """Whether the agent reads the environment's observations, including responses to earlier turns; if false, it reads only
+    the task's text."""
     rewards_with_env: bool | None = None
-    """Whether the environment takes and rewards this node's text; null is true for the answer if no node sets true."""
+    """Whether the environment receives and rewards this node's text; null means true for the answering node if no node sets
+    true."""
 
 
 class Dag(Settings, Drawable, ScoresRounds):
@@ -251,15 +252,15 @@ class Dag(Settings, Drawable, ScoresRounds):
     name: Literal["dag"] = "dag"
     nodes: tuple[Node, ...] = Field(min_length=1)
     answer: str | None = None
-    """Node whose text is the team's answer; null is the node on which no other depends."""
+    """Node whose text is the team's answer; null means the node on which no other node depends."""
     max_assistant_turns: int = Field(default=1, ge=1)
     """Maximum runs of the graph while the episode is open. Questions stay open after an incorrect answer. From the second run
-    on, the input of nodes without dependencies is the answering node's output and then the observation."""
+    on, the input of nodes without dependencies is the answering node's output, followed by the observation."""
     use_all_traj: bool = True
     """Whether all turns are trained on, or only those of the last run of the graph, as in siiRL's scripts."""
     whole_texts: bool = False
-    """Whether the environment takes the nodes' outputs in place of their texts, and the next run starts with the answering
-    agent's observation only. For siiRL's environments, which write the history themselves."""
+    """Whether the environment receives the nodes' outputs in place of their texts, and the next run starts with only the
+    answering agent's observation. Used for siiRL's environments, which write the history themselves."""
     score_rounds: bool = False
     """Whether each text's score as an answer is recorded on its turn (`Turn.score`)."""
 
@@ -278,7 +279,7 @@ class Dag(Settings, Drawable, ScoresRounds):
         need_answers("dag", "ends in one answer", environment)
         if self.max_assistant_turns > 1 and offers(environment, Recorded):
             raise ConfigError(
-                f"`{environment.name}` replays recorded texts and cannot respond to a second turn. Set "
+                f"`{environment.name}` replays recorded messages and cannot respond to a second turn. Set "
                 "`workflow.max_assistant_turns: 1`."
             )
         self._check_nodes()
@@ -296,7 +297,7 @@ class Dag(Settings, Drawable, ScoresRounds):
         repeated = sorted({name for name in acting if acting.count(name) > 1})
         if repeated:
             raise ConfigError(
-                f"Two nodes of agent '{repeated[0]}' set `rewards_with_env: true`, but the environment takes one text per agent. "
+                f"Two nodes of agent '{repeated[0]}' set `rewards_with_env: true`, but the environment takes one message per agent. "
                 "Set it for one of them."
             )
         for agent in agents:
@@ -329,13 +330,13 @@ class Dag(Settings, Drawable, ScoresRounds):
     def _agent(self, node: Node, names: Sequence[str]) -> str:
         """Return the name of a node's agent."""
         if (node.agent is None) == (node.agent_group is None):
-            raise ConfigError(f"Node '{node.id}' needs either `agent` or `agent_group`; set one of them.")
+            raise ConfigError(f"Node '{node.id}' needs either `agent` or `agent_group`. Set one of them.")
         if node.agent_group is None:
             need_known(f"Node '{node.id}'", "agent", node.agent, names)
             return str(node.agent)
         if node.agent_group >= len(names):
             raise ConfigError(
-                f"Node '{node.id}' has `agent_group: {node.agent_group}`, but the team's agents have the numbers 0 to {len(names) - 1}."
+                f"Node '{node.id}' has `agent_group: {node.agent_group}`, but the team's agents have the numbers 0 to {len(names) - 1}. Use one of these."
             )
         return names[node.agent_group]
 
@@ -362,7 +363,7 @@ class Dag(Settings, Drawable, ScoresRounds):
     async def _run_once(self, scene: Scene, before: str | None) -> tuple[dict[str, str], dict[str, str]]:
         """Run the graph once; return the text and the output of every node.
 
-        `before` is the start of the input from the second run on, None in the first one.
+        `before` is the start of the input from the second run on, and None in the first run.
         """
         nodes = {node.id: node for node in self.nodes}
         texts: dict[str, str] = {}
@@ -401,7 +402,7 @@ class Dag(Settings, Drawable, ScoresRounds):
         outputs: Mapping[str, str],
         before: str | None,
     ) -> str:
-        """Return the input of a node: the question and earlier texts, or outputs of a `post_process`."""
+        """Return the input of a node: the question and earlier texts, or the outputs of `post_process` functions."""
         earlier = [_processing(other) for other in self.nodes if other.id in node.dependencies]
         if any(processing is not None and processing.post is not None for processing in earlier):
             return "\n\n".join(outputs[name] for name in node.dependencies)
@@ -414,7 +415,7 @@ class Dag(Settings, Drawable, ScoresRounds):
     def _prompt(
         self, scene: Scene, node: Node, agent: str, given: str, texts: Mapping[str, str], has_response: bool
     ) -> list[Message]:
-        """Return what a node's agent reads; `has_response` from the second run on."""
+        """Return what a node's agent reads; `has_response` is true from the second run on."""
         observation = scene.observe(agent) if node.obs_with_env else None
         question = scene.task.question
         if observation is not None:
@@ -424,7 +425,7 @@ class Dag(Settings, Drawable, ScoresRounds):
         if (processing := _processing(node)) is not None:
             response = observation if has_response else None
             if self.whole_texts and observation is not None and not has_response:
-                # The class's observation before the first turn.
+                # The observation of the class before the first turn.
                 response = observation.removeprefix(scene.task.question).lstrip("\n") or None
             renderer = _renderer(scene, agent)
             messages, ids = processing.before(given, response, node.pre_process_kwargs, renderer)
@@ -439,7 +440,7 @@ class Dag(Settings, Drawable, ScoresRounds):
         return [*messages[:-1], replace(messages[-1], content=text)]
 
     def mermaid(self, names: Sequence[str]) -> str:
-        """Return the graph as a Mermaid flowchart; the answer has a double edge. Raises as `check` does."""
+        """Return the graph as a Mermaid flowchart; the answer has a double edge. Raises the errors of `check`."""
         self._check_nodes()
         labels = {node.id: f"{node.id}: {self._agent(node, names)}" for node in self.nodes}
         return mermaid(self.graph, labels, self.answering)

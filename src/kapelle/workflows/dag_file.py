@@ -1,15 +1,15 @@
 """Whole workflow files: siiRL's YAML (MARFT, 2504.16129), or the same format for kapelle.
 
-Such a file contains more than a workflow: which agents train and how often, whose critic is shared, how rewards are shared, and
-the environment. `read_workflow` converts it to sections of a recipe:
+Such a file contains more than a workflow: which agents are trained and how often, whose critic is shared, how rewards are shared,
+and the environment. `read_workflow` converts it to sections of a recipe:
 
     workflow   nodes with role ROLLOUT (all nodes in kapelle's own form), `max_assistant_turns`, `use_all_traj`
     team       one agent per group; frozen without a training ACTOR node; `share_critic_with`; `critic_model`
-    model      `config.model.path`, if all agents have one; else each agent gets its own
+    model      `config.model.path`, if all agents have the same; else each agent gets its own
     algorithm  `group_size` from `rollout.n`, `order` from `train_cycle`, `team_reward` from `share_reward_in_agent`
     environment  from `env_path`
 
-Settings that only affect speed are ignored and listed. Other settings without an equivalent raise ConfigError with their name.
+Settings that only affect speed are ignored and listed. Other settings without an equivalent raise a ConfigError that names them.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from kapelle.workflows.graph import check_graph, sinks
 
 # -------- Paths in a workflow file: functions before and after a turn, and environment classes
 #
-# A path is searched beside the workflow file, in the folders above it, and in the working directory. siiRL's own files have
+# A path is looked up beside the workflow file, in the folders above it, and in the working directory. siiRL's own files have
 # paths relative to the root of its repository, so this finds them from anywhere.
 
 SIIRL_PROCESS = "examples/experimental/marft/config/process.py"
-"""siiRL's own processing, two templates; built in for workflow files that are stored without it."""
+"""siiRL's own processing, which is two templates; built in for workflow files that are stored without it."""
 
 ENVIRONMENTS = {"math_env.py:MathEnv": "math", "code_env.py:CodeEnv": "code"}
-"""siiRL's own environment classes → the environment here with the same questions and rewards."""
+"""siiRL's own environment classes → the kapelle environments with the same questions and rewards."""
 
 SIIRL_ENV = "siirl_env"
 """Name of the environment that wraps a class in siiRL's form."""
@@ -65,7 +65,7 @@ def _need_file(path: str, key: str, where: str) -> str:
 
 
 def with_processing(speech: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return a node's keys with the full `process_path`; siiRL's own file, if it is missing, becomes the built-in one."""
+    """Return a node's keys with the full `process_path`; if siiRL's own file is missing, the built-in one replaces it."""
     path = str(speech.get("process_path", ""))
     if not path.endswith(".py"):
         return dict(speech)
@@ -88,7 +88,7 @@ def environment_of(path: str, where: str) -> dict[str, Any]:
     if file.endswith(".py"):
         built_in = ENVIRONMENTS.get(f"{Path(file).name}:{name}")
         full = find_file(file, where)
-        # siiRL's own graders are built in; a class of the same name with its own grader is a different one.
+        # siiRL's own graders are built in; a class of the same name that defines its own grader is a different class.
         if built_in is not None and (
             full is None or "siirl.utils.reward_score" in Path(full).read_text("utf-8", errors="replace")
         ):
@@ -104,14 +104,14 @@ def environment_of(path: str, where: str) -> dict[str, Any]:
         return {"name": SIIRL_ENV, "env_path": path}
     raise ConfigError(
         f"{where}: `env_path: {path}` has neither `step(self, actions, ground_truth)`, as in siiRL, nor `task` and `start`, as in "
-        "kapelle (docs/make_your_own.md). Add one of them to the class."
+        "kapelle (docs/make_your_own.md). Add the methods of one of these forms to the class."
     )
 
 
 def answered_by(
     section: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], answer: str, at: str, where: str
 ) -> tuple[dict[str, Any], ...]:
-    """Return the nodes; those with `obs_with_env` send their texts to a class in siiRL's form.
+    """Return the nodes; nodes with `obs_with_env` send their texts to a class in siiRL's form.
 
     `at` is the node with the `env_path`. Raises ConfigError unless it is the answering node and has `obs_with_env`.
     """
@@ -123,7 +123,7 @@ def answered_by(
     if not by_id[answer].get("obs_with_env", True):
         raise ConfigError(
             f"{where}: node '{answer}' has `env_path: {section['env_path']}` without `obs_with_env: true`, so siiRL would never "
-            "call the class. Set it, or remove `env_path`."
+            "call the class. Set `obs_with_env: true`, or remove `env_path`."
         )
     return tuple({**node, "rewards_with_env": bool(node.get("obs_with_env", True))} for node in nodes)
 
@@ -132,9 +132,9 @@ _SIIRL_ENV_KEYS = {"env_path", "questions", "rewards_with_env", "reward_range"}
 
 
 def fitted(values: Mapping[str, Any], under: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the sections of an overlay, or settings, adapted to a recipe's sections `under` on which they are merged.
+    """Return the sections of an overlay, or settings, adapted to the recipe sections `under` into which they are merged.
 
-    A class in siiRL's form has the questions of the recipe's environment, and settings of that environment become settings of
+    A class in siiRL's form uses the questions of the recipe's environment, and settings of that environment become settings of
     its `questions`. Settings of order, group size and team reward become settings of CORY's `base`. `score_rounds` of the
     recipe's workflow is kept.
     """
@@ -169,7 +169,7 @@ def _fitted_algorithm(over: Mapping[str, Any], below: Mapping[str, Any]) -> Mapp
     if "base" not in below or "name" in over or not inner:
         return over
     rest = {key: value for key, value in over.items() if key not in inner}
-    if inner.get("team_reward") == "mean":  # CORY shares rewards already, by their sum
+    if inner.get("team_reward") == "mean":  # CORY already shares rewards, by summing them
         del inner["team_reward"]
     return {**rest, "base": {**rest.get("base", {}), **inner}} if inner else rest
 
@@ -211,7 +211,7 @@ def is_workflow_file(values: Mapping[str, Any]) -> bool:
 
 
 def read_workflow(values: Mapping[str, Any], where: str) -> Read:
-    """Return the contents of a workflow file; ConfigError, with the name `where`, for settings without an equivalent."""
+    """Return the contents of a workflow file; raise ConfigError, which names `where`, for settings without an equivalent."""
     nodes = values.get("nodes")
     if not isinstance(nodes, list) or not nodes or not all(isinstance(node, Mapping) for node in nodes):
         raise ConfigError(f"{where} has no list `nodes`. Add one with at least one node.")
@@ -259,7 +259,7 @@ def _read_own(values: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], whe
         key = node.get("agent", node.get("agent_group"))
         if key is None or ("agent" in node and "agent_group" in node):
             raise ConfigError(
-                f"Node '{name}' of {where} needs either `agent` or `agent_group`; set one of them."
+                f"Node '{name}' of {where} needs either `agent` or `agent_group`. Set one of them."
             )
         group = groups.setdefault(key, _Group(str(key) if isinstance(key, str) else f"agent_{key}"))
         _training_keys(group, node, where, name)
@@ -289,7 +289,7 @@ def _read_siirl(values: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], w
         if "train_cycle" in options and node["node_role"] != "ACTOR":
             raise ConfigError(
                 f"Node '{name}' of {where} has `train_cycle` and the role {node['node_role']}. siiRL would skip the node in some "
-                "steps, but kapelle skips only updates. Move it to the node with the role ACTOR, or remove it."
+                "steps, but kapelle skips only updates. Move `train_cycle` to the node with the role ACTOR, or remove it."
             )
         _training_keys(group, options, where, name)
         config = node.get("config") or {}
@@ -301,7 +301,7 @@ def _read_siirl(values: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], w
             trained.add(number)
         if node["node_role"] == "ROLLOUT":
             group.name = re.sub(r"\W", "_", name.removeprefix("rollout_").removesuffix("_rollout")) or name
-            # siiRL's default is false, kapelle's is true.
+            # The default is false in siiRL and true in kapelle.
             speech = {"obs_with_env": False, **{k: v for k, v in options.items() if k in _SPEECH}}
             before = [b for b in _as_list(node.get("dependencies")) if roles.get(b) == "ROLLOUT"]
             turns.append((group, {"id": name, "dependencies": before, **with_processing(speech, where)}))
@@ -321,7 +321,7 @@ def _read_siirl(values: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], w
 
 
 def _checked_node(node: Mapping[str, Any], options: Any, where: str, name: str) -> int:
-    """Return the agent group of a valid siiRL node; ConfigError for an invalid one."""
+    """Return the agent group of a siiRL node; raise ConfigError for an invalid node."""
     _check_known(node, _SIIRL_NODE, where, name)
     role = node.get("node_role")
     if role not in _ROLES:
@@ -345,7 +345,7 @@ def _training_keys(group: _Group, given: Mapping[str, Any], where: str, name: st
     if cycle is not None:
         if isinstance(cycle, bool) or not isinstance(cycle, int) or cycle < 1:
             raise ConfigError(
-                f"Node '{name}' of {where}: `train_cycle` is {cycle!r}. Set a whole number of steps."
+                f"Node '{name}' of {where}: `train_cycle` is {cycle!r}. Set it to a whole number of steps."
             )
         group.cycle = cycle
     if critic is not None:  # 0 is a valid group
@@ -432,7 +432,9 @@ def _assemble(
         section = environment_of(path, where)
         named[str(section.get("env_path", section["name"]))] = section
     if len(named) > 1:
-        raise ConfigError(f"{where} sets two environments, {' and '.join(sorted(named)[:2])}. Keep one.")
+        raise ConfigError(
+            f"{where} sets two environments, {' and '.join(sorted(named)[:2])}. Keep one of them."
+        )
     environment = next(iter(named.values()), {})
     if environment.get("name") == SIIRL_ENV:
         graph = {str(node["id"]): _as_list(node.get("dependencies")) for node in nodes}
@@ -462,7 +464,7 @@ def _agent(group: _Group, groups: Mapping[int | str, _Group], where: str) -> dic
         if owner is None:
             known = [str(key) for key in groups]
             raise ConfigError(
-                f"`share_instance: {group.critic}` in {where} is not an agent.{did_you_mean(str(group.critic), known)}"
+                f"`share_instance: {group.critic}` in {where} does not name an agent.{did_you_mean(str(group.critic), known)}"
             )
         if owner is not group:
             agent["share_critic_with"] = owner.name
@@ -488,10 +490,10 @@ def _as_list(value: Any) -> list[str]:
 
 
 def pre_process(prompt: str) -> list[dict[str, str]]:
-    """Return the prompt after an empty system message, which prevents a chat template's default one."""
+    """Return the prompt after an empty system message, which prevents a chat template's default system message."""
     return [{"role": "system", "content": ""}, {"role": "user", "content": prompt}]
 
 
 def post_process(prompt: str, response: str, *, post_chat_template: str = "") -> str:
-    """Return prompt, template and response as one text."""
+    """Return the prompt, template and response as one string."""
     return f"{prompt}{post_chat_template}{response}"

@@ -1,7 +1,7 @@
-"""Debate: agents answer at once, read each other's answers and answer again; the majority's answer is the team's.
+"""Debate: agents answer at once, read each other's answers and answer again; the team's answer is the majority answer.
 
-Multi-agent debate follows 2305.14325, and the vote over final answers is self-consistency (2203.11171). The stop at consensus and
-the scores of all rounds' answers are those of MAPoRL (2502.18439).
+Multi-agent debate follows 2305.14325, and the vote over final answers is self-consistency (2203.11171). Stopping at
+consensus and scoring the answers of all rounds follow MAPoRL (2502.18439).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from kapelle.workflows.vote import agreement, majority
 class Debate(Settings, Drawable, CountsTurns, ScoresRounds, GoesOnWithout):
     """`rounds` rounds of simultaneous answers; each agent's last answer is scored.
 
-    In the first round an agent reads its prompt (by default `{question}`), in later rounds `reply`. The team's answer is the
+    In the first round, an agent reads its prompt (by default `{question}`), and in later rounds `reply`. The team's answer is the
     most frequent last answer; the episode's seed breaks ties.
     """
 
@@ -42,12 +42,12 @@ class Debate(Settings, Drawable, CountsTurns, ScoresRounds, GoesOnWithout):
     rounds: int = Field(default=2, ge=1)
     """Maximum number of rounds; 1 is a plain majority vote."""
     reply: str = "{answers}\n\nAnswer again."
-    """Message to an agent after a round. `{answers}` are the other agents' last texts, one per line after the agent's name;
-    `{question}` is the question, and an agent's name its last text."""
+    """Message to an agent after a round. `{answers}` are the other agents' last messages, one per line after the agent's name;
+    `{question}` is the question, and `{NAME}` is the last message of the agent NAME."""
     consensus: float | None = Field(default=None, gt=0.0, le=1.0)
-    """Share of agents with the same answer at which the debate stops; null never stops early."""
+    """Share of agents with the same answer at which the debate stops; with null, it never stops early."""
     min_rounds: int = Field(default=1, ge=1)
-    """Minimum rounds before the debate, or an agent (`settled_after`), can stop."""
+    """Minimum number of rounds before the debate, or an agent (`settled_after`), can stop."""
     settled_after: int | None = Field(default=None, ge=2)
     """Number of consecutive rounds with the same answer after which an agent stops; its last answer stays valid. With null,
     all agents answer in every round."""

@@ -1,4 +1,4 @@
-"""External: an outside program calls the agents; this workflow passes its calls to them, and returns their completions.
+"""External: an external program calls the agents; this workflow passes its calls to them and returns their completions.
 
 The program maintains the conversations. If a call continues an agent's earlier completion, the agent reads that completion as the
 exact tokens that it sampled (`Scene.converse`).
@@ -26,11 +26,11 @@ class ExternalWorkflow(Settings):
     name: Literal["external"] = "external"
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
-        """Raise ConfigError for an environment without an outside program."""
+        """Raise ConfigError for an environment without an external program."""
         if not offers(environment, DrivenByPrograms):
             raise ConfigError(
-                f"`workflow.name: external` needs an outside program, but `{environment.name}` has none. Set "
-                "`environment.name: external` (or `coding_agent`), or another workflow."
+                f"`workflow.name: external` needs an external program, but `{environment.name}` has none. Set "
+                "`environment.name: external` (or `coding_agent`), or choose another workflow."
             )
 
     async def run(self, scene: Scene) -> None:

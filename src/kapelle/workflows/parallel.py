@@ -12,15 +12,15 @@ from kapelle.workflow import Scene, check_template, observation_prompt
 
 
 class Parallel(Settings):
-    """The plain loop of a game: observe, act, receive rewards. On questions, every agent answers for itself.
+    """The basic loop of a game: observe, act, receive rewards. On questions, every agent answers for itself.
 
-    An agent's prompt frames each observation, which is its `{question}`. Agents do not read completions of the same round.
+    An agent's prompt frames each observation, which it contains as `{question}`. Agents do not read completions of the same round.
     """
 
     name: Literal["parallel"] = "parallel"
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
-        """Raise ConfigError if a prompt uses another field than `{question}`."""
+        """Raise ConfigError if a prompt uses a field other than `{question}`."""
         for agent in agents:
             check_template(agent, ["question"], "the workflow `parallel`")
 

@@ -15,9 +15,9 @@ from kapelle.workflow import Scene, check_template, observation_prompt
 
 
 class PlayWorkflow(Settings):
-    """Each agent that is to move reads its observation and writes a move; several agents can move at once.
+    """Each agent whose turn it is reads its observation and writes a move; several agents can move at once.
 
-    An agent's prompt frames each observation, which is its `{question}`. Agents that have left the game do not act.
+    An agent's prompt frames each observation, which it contains as `{question}`. Agents that have left the game do not act.
     """
 
     name: Literal["play"] = "play"
@@ -27,7 +27,7 @@ class PlayWorkflow(Settings):
     """Maximum number of rounds, after which the game is truncated; null sets no limit."""
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
-        """Raise ConfigError for an environment of questions, or a prompt with another field than `{question}`."""
+        """Raise ConfigError for an environment of questions, or a prompt with a field other than `{question}`."""
         if has_comparable_answers(environment):
             raise ConfigError(
                 f"`workflow.name: play` supports games, but the tasks of `{environment.name}` are questions. Set "

@@ -1,4 +1,4 @@
-"""Propose: one agent writes a problem, all others solve it at once; the environment checks and rewards both.
+"""Propose: one agent writes a problem, and all others solve it at once; the environment checks and rewards both.
 
 This is the self-play of R-Zero (2508.05004) and Absolute Zero (2505.03335), for environments such as `proposals` that decide which
 agent may write. For a given test problem, the solvers move at once.
@@ -20,21 +20,21 @@ from kapelle.workflows.graph import mermaid
 
 
 class Propose(Settings, Drawable, CountsTurns):
-    """The first agent is the proposer, all others are solvers.
+    """The first agent is the proposer, and all others are solvers.
 
-    An agent's prompt frames its observation, which is its `{question}`: the proposer's instruction, or the problem.
+    An agent's prompt frames its observation, which it contains as `{question}`: the proposer's instruction, or the problem.
     """
 
     name: Literal["propose"] = "propose"
     tries: int = Field(default=1, ge=1)
-    """Maximum problems that the proposer may write until one is accepted. It reads why a problem was rejected in the same
-    conversation."""
+    """Maximum number of problems that the proposer may write until one is accepted. After a rejection, it reads the reason in
+    the same conversation."""
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
         """Raise ConfigError for an environment with its own questions, a single agent, or an unknown field."""
         if has_comparable_answers(environment):
             raise ConfigError(
-                f"`workflow.name: propose` needs an environment whose problems an agent writes, but `{environment.name}` has its "
+                f"`workflow.name: propose` needs an environment in which an agent writes the problems, but `{environment.name}` has its "
                 "own questions. Set `environment.name: proposals`, or `workflow.name: vote`."
             )
         need_two("`workflow.name: propose` needs a proposer and solvers", agents, "Add solvers")

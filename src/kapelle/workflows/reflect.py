@@ -30,24 +30,24 @@ from kapelle.workflows.graph import mermaid
 
 
 class Reflect(Settings, Drawable, CountsTurns):
-    """The first agent is the actor, all others are critics; the actor's last answer is the team's.
+    """The first agent is the actor, and all others are critics; the actor's last answer is the team's answer.
 
     The actor reads its prompt (by default `{question}`), then `revise` after every rejection. A critic's prompt can use
-    `{question}` and `{answer}`, the actor's latest answer. Without a prompt it reads both, and later each new answer. Only the
-    actor is scored.
+    `{question}` and `{answer}`, the actor's latest answer. Without a prompt, it reads both, and later only each new answer.
+    Only the actor is scored.
     """
 
     name: Literal["reflect"] = "reflect"
     attempts: int = Field(default=3, ge=1)
-    """Maximum answers of the actor; critics do not read the last one."""
+    """Maximum number of answers of the actor; critics do not read the last possible answer."""
     accept: str = Field(default="ACCEPT", min_length=1)
-    """Line with which a critic accepts, as the first or last line of its text; case and a final stop are ignored."""
+    """Line with which a critic accepts, as the first or last line of its message; case and a final full stop are ignored."""
     revise: str = "{notes}\n\nAnswer again."
-    """Message to the actor after a rejection. `{notes}` are the texts of the critics that did not accept, one per line after
+    """Message to the actor after a rejection. `{notes}` are the messages of the critics that did not accept, one per line after
     the critic's name; `{question}` is the question."""
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
-        """Raise ConfigError for a game, an actor alone, or a template with an unknown field."""
+        """Raise ConfigError for a game, an actor without critics, or a template with an unknown field."""
         need_answers("reflect", "ends in one answer", environment)
         need_two("`workflow.name: reflect` needs an actor and critics", agents, "Add a critic")
         check_names(agents, ["question", "answer", "notes"])
@@ -76,7 +76,7 @@ class Reflect(Settings, Drawable, CountsTurns):
         await scene.step({actor: answer}, final=answer)
 
     def most_turns(self, names: Sequence[str]) -> Mapping[str, int]:
-        """Return `attempts` for the actor, and one less for critics."""
+        """Return `attempts` for the actor, and one turn fewer for critics."""
         actor, *critics = names
         return {actor: self.attempts, **dict.fromkeys(critics, self.attempts - 1)}
 
@@ -86,7 +86,7 @@ class Reflect(Settings, Drawable, CountsTurns):
         return mermaid({actor: critics, **dict.fromkeys(critics, (actor,))}, {}, actor)
 
     def accepts(self, text: str) -> bool:
-        """Return whether a critic's text accepts; `I do not ACCEPT` does not."""
+        """Return whether a critic's message accepts the answer; `I do not ACCEPT` does not."""
         lines = text.strip().splitlines() or [""]
         mark = self.accept.strip().rstrip(".!").casefold()
         return any(re.sub(r"[.!]+$", "", line.strip()).casefold() == mark for line in (lines[0], lines[-1]))

@@ -28,21 +28,21 @@ _MARK = re.compile(r"(?<![\w@])@([A-Za-z_]\w*)")
 
 
 class Router(Settings, Drawable):
-    """The first agent, or the agent named by `first`, starts; the text of the agent that answers is the team's answer.
+    """The first agent, or the agent named by `first`, starts; the message of the agent that answers is the team's answer.
 
-    A text hands over if it names exactly one other agent after an `@`; any other text is an answer. Prompts can use
-    `{question}`, `{agents}` (the other agents' names with `@`) and `{message}`, the text that handed over, which is empty at
-    the start. Without a prompt, an agent reads the question and that text. Only the agent that answers is scored.
+    A message hands over if it names exactly one other agent after an `@`; any other message is an answer. Prompts can use
+    `{question}`, `{agents}` (the other agents' names with `@`) and `{message}`, the message that handed over, which is empty
+    at the start. Without a prompt, an agent reads the question and that message. Only the agent that answers is scored.
     """
 
     name: Literal["router"] = "router"
     first: str | None = None
-    """Name of the agent that starts; null is the team's first agent."""
+    """Name of the agent that starts; null means the team's first agent."""
     handovers: int = Field(default=1, ge=1)
-    """Maximum number of handovers; after them every text is an answer."""
+    """Maximum number of handovers; after that, every message is an answer."""
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
-        """Raise ConfigError for a game, a single agent, an unknown agent or field."""
+        """Raise ConfigError for a game, a single agent, an unknown agent or an unknown field."""
         need_answers("router", "ends in one answer", environment)
         need_two("`workflow.name: router` needs an agent to hand over to", agents)
         need_known("workflow.first", "agent", self.first, [agent.name for agent in agents])
@@ -72,7 +72,7 @@ class Router(Settings, Drawable):
 
 
 def addressee(text: str, speaker: str, names: Sequence[str]) -> str | None:
-    """Return the one other agent that a text names after `@`; None if it names none or several."""
+    """Return the only other agent that a message names after `@`; None if it names none or several."""
     named = {name for name in _MARK.findall(text) if name in names and name != speaker}
     return named.pop() if len(named) == 1 else None
 

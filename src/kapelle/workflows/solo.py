@@ -18,7 +18,7 @@ class Solo(Settings, Drawable, CountsTurns):
 
     name: Literal["solo"] = "solo"
     agent: str | None = None
-    """Name of the agent that answers; null is the team's first agent."""
+    """Name of the agent that answers; null means the team's first agent."""
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
         """Raise ConfigError for a game, an unknown agent, or a prompt with an unknown field."""

@@ -1,6 +1,6 @@
 """Summary: agents write drafts at once, and one agent reads all drafts and answers; several layers are a mixture of agents.
 
-In a mixture of agents (2406.04692), every layer reads the drafts of the layer before it.
+In a mixture of agents (2406.04692), every layer reads the drafts of the previous layer.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from kapelle.workflows.graph import mermaid
 
 
 class Summary(Settings, Drawable):
-    """Layers of drafts, then one aggregator, whose answer is the team's.
+    """Layers of drafts, then one aggregator, whose answer is the team's answer.
 
     A drafter reads its prompt (by default `{question}`) in its first turn, and `reply` in later turns. The aggregator's prompt
-    can use `{question}`, `{drafts}` and the names of the last layer's drafters; without a prompt it reads the question and all
+    can use `{question}`, `{drafts}` and the names of the last layer's drafters; without a prompt, it reads the question and all
     of their drafts.
     """
 
     name: Literal["summary"] = "summary"
     aggregator: str | None = None
-    """Name of the agent that reads the drafts and answers; null is the team's last agent."""
+    """Name of the agent that reads the drafts and answers; null means the team's last agent."""
     layers: int | tuple[tuple[str, ...], ...] = Field(default=1)
-    """Number of layers with all drafters, or the drafters of each layer by name."""
+    """Number of layers that contain all drafters, or the names of the drafters of each layer."""
     reply: str = "{drafts}\n\nAnswer again."
-    """Message to a drafter in a later layer. `{drafts}` are the texts of the layer before, one per line after the agent's name;
-    `{question}` is the question, and an agent's name its draft."""
+    """Message to a drafter in a later layer. `{drafts}` are the drafts of the previous layer, one per line after the agent's name;
+    `{question}` is the question, and `{NAME}` is the draft of the agent NAME."""
     score_drafts: bool = False
     """Whether each drafter is scored by its own last draft; the aggregator always is."""
 
@@ -68,7 +68,7 @@ class Summary(Settings, Drawable):
     def _check_layers(self, names: Sequence[str], aggregator: str) -> None:
         if isinstance(self.layers, int):
             if self.layers < 1:
-                raise ConfigError(f"workflow.layers is {self.layers}. Set 1 or more.")
+                raise ConfigError(f"workflow.layers is {self.layers}. Set it to 1 or more.")
             return
         if not self.layers or not all(self.layers):
             raise ConfigError(

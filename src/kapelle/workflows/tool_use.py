@@ -1,4 +1,4 @@
-"""Tool use: an agent acts, reads the result as a message of the role `tool`, and acts again until it has answered."""
+"""Tool use: an agent acts, reads the result as a message with the role `tool`, and acts again until it has answered."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kapelle.workflow import Scene, check_template, observation_prompt
 
 
 class ToolUse(Settings):
-    """All agents work on the question at the same time, each by itself, until the environment has the agent's answer.
+    """All agents work on the question at the same time, each by itself, until the environment has received the agent's answer.
 
     An agent first reads its prompt, with its observation as `{question}`. Later observations are tool results, which its
     model's chat template marks as such.
@@ -22,7 +22,7 @@ class ToolUse(Settings):
     name: Literal["tool_use"] = "tool_use"
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
-        """Raise ConfigError if a prompt uses another field than `{question}`."""
+        """Raise ConfigError if a prompt uses a field other than `{question}`."""
         for agent in agents:
             check_template(agent, ["question"], "the workflow `tool_use`")
 

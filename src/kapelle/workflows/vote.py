@@ -1,4 +1,4 @@
-"""Vote: agents answer at once, and the answer with the most votes is the team's.
+"""Vote: agents answer at once, and the team's answer is the answer with the most votes.
 
 This is self-consistency (2203.11171) over agents instead of samples.
 """
@@ -26,7 +26,7 @@ from kapelle.workflow import (
 )
 from kapelle.workflows.graph import mermaid
 
-# -------- Votes over the answers of several texts, and their agreement
+# -------- Votes over the answers in several texts, and their agreement
 
 
 def majority(
@@ -51,7 +51,7 @@ def majority(
 def tally(
     answers: Mapping[str, str | None], weights: Mapping[str, float] | None = None
 ) -> Mapping[str, float]:
-    """Return answer → votes; agents without an answer have none."""
+    """Return answer → votes; agents without an answer have no vote."""
     votes: dict[str, float] = {}
     for name, answer in answers.items():
         if answer is not None:
@@ -65,7 +65,7 @@ def agreement(answers: Mapping[str, str | None]) -> float:
 
 
 class Vote(Settings, Drawable, GoesOnWithout):
-    """One round of answers; each agent is scored by its own answer, the team by the answer that wins the vote."""
+    """One round of answers; each agent is scored by its own answer, and the team by the answer that wins the vote."""
 
     name: Literal["vote"] = "vote"
     weights: Mapping[str, FiniteFloat] = Field(default={})
@@ -79,7 +79,7 @@ class Vote(Settings, Drawable, GoesOnWithout):
         for name, weight in self.weights.items():
             need_known("workflow.weights", "agent", name, names)
             if weight < 0:
-                raise ConfigError(f"workflow.weights.{name} is {weight}. Set 0 or more.")
+                raise ConfigError(f"workflow.weights.{name} is {weight}. Set it to 0 or more.")
         if all(self.weights.get(name, 1.0) == 0 for name in names):
             raise ConfigError("workflow.weights is 0 for all agents. Set at least one weight above 0.")
         for agent in agents:

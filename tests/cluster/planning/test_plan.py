@@ -119,7 +119,7 @@ def test_an_automatic_pass_is_as_large_as_fits(tmp_path: Path, capsys: pytest.Ca
     assert plan("demo", gpu_memory=80).run.pass_tokens("base") == 4096  # the embedded model is on the CPU
     words = ["plan", "demo", pretrained, "model.tf32=true", "model.dtype=bfloat16"]
     assert main([*words, "--gpu-memory", "80"]) == 0
-    computes = "base on cuda: computes in bfloat16, products of float32 in TF32; passes of at most 65536 tokens (what fits"
+    computes = "base on cuda: computes in bfloat16, float32 products in TF32; passes of at most 65536 tokens (what fits"
     assert computes in capsys.readouterr().out
     assert main(["plan", "demo"]) == 0
     assert "base on cpu: computes in float32; passes of at most 4096 tokens\n" in capsys.readouterr().out

@@ -144,7 +144,7 @@ class TestAnswer:
     @pytest.mark.parametrize("why", ["content_filter", "error"])
     async def test_a_withheld_text_is_not_an_answer(self, why: str) -> None:
         choice = {"message": {"content": None}, "finish_reason": why}
-        with pytest.raises(EpisodeError, match=f"gave no text, but `finish_reason: {why}`"):
+        with pytest.raises(EpisodeError, match=f"returned no text; `finish_reason` is {why}"):
             await engine(lambda _: httpx.Response(200, json={"choices": [choice]})).generate(ASKED)
 
     @pytest.mark.parametrize(

@@ -75,9 +75,9 @@ async def test_a_text_outside_its_space_is_replaced_by_one_inside(text: str, rew
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"id": "CartPle-v1"}, "cannot be made"),
-        ({"id": "Pendulum-v1"}, "number or a text"),
-        ({"id": "Blackjack-v1", "arguments": {"cards": 3}}, "cannot be made"),
+        ({"id": "CartPle-v1"}, "cannot be created"),
+        ({"id": "Pendulum-v1"}, "number or a string"),
+        ({"id": "Blackjack-v1", "arguments": {"cards": 3}}, "cannot be created"),
     ],
 )
 def test_unknown_ids_and_other_action_spaces_are_rejected(settings: dict[str, Any], message: str) -> None:

@@ -206,12 +206,12 @@ async def test_other_forms_of_tests_are_private(
         (
             "stdio",
             {"question": "q", "private_tests": {"input": ["1"], "output": []}},
-            "as many `input` texts",
+            "equally many `input`",
         ),
         (
             "stdio",
             {"question": "q", "private_tests": {"input": [1], "output": ["1"]}},
-            "as many `input` texts",
+            "equally many `input`",
         ),
         ("stdio", {"question": "q", "input_output": {"fn_name": "f", "inputs": []}}, "'f'"),
     ],

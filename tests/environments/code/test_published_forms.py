@@ -146,7 +146,10 @@ async def test_other_rows_of_live_code_bench_read_and_print(sandbox: Bubblewrap,
         ({"private_test_cases": "eJxrYJ"}, "pickle"),
         ({"metadata": "{}"}, "func_name"),
         ({"public_test_cases": [{"input": "[1", "output": "1", "testtype": "functional"}]}, "JSON arguments"),
-        ({"public_test_cases": [{"input": "1", "output": "1", "testtype": "stdin"}]}, "tests of a program"),
+        (
+            {"public_test_cases": [{"input": "1", "output": "1", "testtype": "stdin"}]},
+            "tests of a whole program",
+        ),
     ],
 )
 def test_an_unusable_row_of_live_code_bench_is_an_error(

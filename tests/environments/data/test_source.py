@@ -72,7 +72,7 @@ def test_every_file_format_gives_the_same_rows(tmp_path: Path) -> None:
 def test_truncated_compressed_rows_are_an_error(tmp_path: Path, broken: Callable[[bytes], bytes]) -> None:
     file = tmp_path / "rows.jsonl.zst"
     file.write_bytes(broken(zstandard.compress(lines(ROWS) * 50)))
-    with pytest.raises(DataError, match="cut short"):
+    with pytest.raises(DataError, match="truncated"):
         read_rows(file)
 
 
@@ -142,7 +142,7 @@ def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
     fill(tmp_path, b"").joinpath("train.jsonl").unlink()
     file = tmp_path / "train.jsonl.gz"
     file.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match="cut short"):
+    with pytest.raises(DataError, match="truncated"):
         load(tmp_path)
     file.write_bytes(b"\x00" + whole)
     with pytest.raises(DataError, match="damaged"):

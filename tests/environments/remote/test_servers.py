@@ -134,8 +134,8 @@ def test_another_version_is_reported_once() -> None:
         assert reports == []
         server.host.registry.put("it", Arithmetic(seed=2))
         run_async(lambda: rollout(play_of(remote, workflow, ("ann",)), [task], 2, 0))
-        assert [each.split(": ")[0] for each in reports] == [
-            f"environment 'it' at {server.address} is version 2 now, after 1"
+        assert [each.split("; ")[0] for each in reports] == [
+            f"environment 'it' at {server.address} has changed from version 1 to version 2"
         ]
         assert remote.contents() != before
 
@@ -183,7 +183,7 @@ def test_a_token_and_a_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         )
         for wrong in ("", "another-token-0123456789"):
             monkeypatch.setenv("SECRET", wrong)
-            with pytest.raises(ConfigError, match="token is missing or wrong"):
+            with pytest.raises(ConfigError, match="token is missing or incorrect"):
                 connect(remote)
         monkeypatch.setenv("SECRET", TOKEN)
         connect(remote)

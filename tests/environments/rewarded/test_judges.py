@@ -156,7 +156,7 @@ def test_settings_of_judges_are_checked() -> None:
     ):
         with pytest.raises(ConfigError, match=said):
             rewarded(wrong, ask=Comparer(length)).check(["a"])
-    with pytest.raises(ValueError, match="not a valid name of a criterion"):
+    with pytest.raises(ValueError, match="not a valid criterion name"):
         rewarded({**RUBRIC, "rubric": {"so clear": "?"}}, ask=Comparer(length))
 
 

@@ -98,7 +98,7 @@ def test_a_delegated_scope_is_taken_and_its_processes_make_room(
     kernel: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tree(tmp_path, "user.slice/kapelle.scope")
-    with pytest.raises(SandboxError, match="not delegated; start with `systemd-run"):
+    with pytest.raises(SandboxError, match="not delegated; start kapelle with `systemd-run"):
         find(tmp_path)
     monkeypatch.setattr(os, "getxattr", lambda path, name: b"1" if name == "user.delegate" else b"0")
     assert find(tmp_path) == folder

@@ -117,7 +117,7 @@ def test_a_line_of_an_ended_program_is_none_immediately(box: Backend) -> None:
 
 @pytest.mark.parametrize("name", ["", "/etc/x", "../x", "a/../b", "a//b", "nul\0", "."])
 def test_a_file_name_outside_its_folder_is_rejected(box: Backend, name: str) -> None:
-    with pytest.raises(SandboxError, match="plain path"):
+    with pytest.raises(SandboxError, match="Use a relative path"):
         run(box, {name: b""}, ["true"], limits=LIMITS)
 
 

@@ -156,7 +156,7 @@ def test_a_run_that_is_ended_for_memory_of_others_has_no_result(
     box.send(b"")
     box.suspected = True
     for _ in range(2):
-        with pytest.raises(SandboxError, match="something else took them"):
+        with pytest.raises(SandboxError, match="something else holds it"):
             box.finish()
 
 

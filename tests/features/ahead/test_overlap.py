@@ -87,7 +87,7 @@ class Moment:
     ("number", "how"),
     [
         (signal.SIGKILL, "was killed by signal 9 (SIGKILL)"),
-        (signal.SIGSTOP, "stood still: it has been stopped (by SIGSTOP or Ctrl-Z) for 2 s"),
+        (signal.SIGSTOP, "stopped responding: it has been stopped (by SIGSTOP or Ctrl-Z) for 2 s"),
     ],
 )
 def test_a_run_is_the_same_where_the_process_is_lost_and_the_run_stopped(

@@ -268,7 +268,7 @@ def test_small_games_are_measured_exactly(each: str) -> None:
         ({"league": {"members": {"x": {"past": "runs/nowhere"}}}}, "runs/nowhere"),
         (
             {"league": {"members": {"self": "frozen"}}},
-            "self` has a name that a learner of the league has",
+            "self` has the name of a learner of the league",
         ),
         (
             {"league": {**line(2), "slots": 2}},
@@ -283,7 +283,7 @@ def test_small_games_are_measured_exactly(each: str) -> None:
                     "agents": [{"name": "first"}, {"name": "second", "weights": "frozen"}],
                 },
             },
-            "no role but its own",
+            "have only its role",
         ),
         (
             {"league": line(2), "algorithm": {"name": "happo", "team_reward": "individual"}},
@@ -291,7 +291,7 @@ def test_small_games_are_measured_exactly(each: str) -> None:
         ),
         (
             {**KUHN, "league": {"members": {"x": "nash", "y": "nash"}}},
-            "nash` is the same player as `league.members.x`. Name it once",
+            "nash` is the same player as `league.members.x`. Remove one of them",
         ),
         (
             {"league": {"population": "psro", "slots": 1}},
@@ -299,11 +299,11 @@ def test_small_games_are_measured_exactly(each: str) -> None:
         ),
         (
             {"league": {"population": {"name": "fcp", "partners": 2}, "leaves": "weakest"}},
-            "the weakest is unknown",
+            "the weakest member is unknown",
         ),
         (
             {"league": {"enter": {"every": 5, "beats": 0.9, "at_latest": 2}}},
-            r"`at_latest: 2` comes before `every: 5`",
+            r"`at_latest: 2` is less than `every: 5`",
         ),
     ],
 )

@@ -249,7 +249,7 @@ class TestRefused:
 
     def test_a_world_that_does_not_repeat(self) -> None:
         setup = acting(environment=Wins(odd="shown"))
-        with pytest.raises(EpisodeError, match="'reasoner' has another prompt at its turn 1") as raised:
+        with pytest.raises(EpisodeError, match="the prompt of 'reasoner' at its turn 1 differs") as raised:
             blamed(setup, played(setup, "A", "lose"))
         assert "\n" not in str(raised.value)
 

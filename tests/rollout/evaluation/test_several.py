@@ -149,6 +149,7 @@ def test_a_problem_that_is_trained_on_is_no_test(tmp_path: Path) -> None:
     with (tmp_path / "hard" / "test.jsonl").open("a") as file:
         file.write("\n" + trained)
     with pytest.raises(
-        ConfigError, match=r"`evaluation\.sets\.hard`: 1 of its 4 problems are trained on too .*'MAIN  1\?'"
+        ConfigError,
+        match=r"`evaluation\.sets\.hard`: 1 of its 4 problems are also in the training data .*'MAIN  1\?'",
     ):
         prepare(resolve(given))

@@ -207,5 +207,5 @@ class TestRefused:
     def test_one_that_does_not_begin_stops_the_run(self) -> None:
         pool = pool_for(Digest())
         pool._begin = pool._begin.replace(b'"version":1', b'"version":9')
-        with pool, pytest.raises(EngineError, match=r"could not begin: .*version"):
+        with pool, pytest.raises(EngineError, match=r"could not start: .*version"):
             played(cast("Environment", Digest()), pool)

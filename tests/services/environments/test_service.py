@@ -53,7 +53,7 @@ def test_an_error_has_a_status_and_a_message(caller: Caller) -> None:
         ("reset", {**PLAYED, "session": 2, "agents": ["a", "a"], "index": 0}, 400, "twice"),
         ("reset", {**PLAYED, "session": 2}, 400, "either"),
         ("reset", {**PLAYED, "index": 0}, 400, "is already open"),
-        ("extract", {"text": "x"}, 400, "no answers to compare"),
+        ("extract", {"text": "x"}, 400, "no comparable answers"),
         ("script", {"agent": "a", "task": {"id": "x"}, "messages": [], "seed": 0}, 400, "no script"),
         ("score", {"session": 1, "agent": "a", "text": "x"}, 400, "cannot score"),
         ("act", {"session": 9, "actions": {}}, 404, "no such session"),
@@ -247,7 +247,7 @@ def test_too_many_unanswered_requests_end_the_connection() -> None:
         caller.reset(seed=1)
         for _ in range(5):
             caller.send("act", session=1, actions={"ann": "wait"})
-        with pytest.raises(ConnectionClosed, match="not answered"):
+        with pytest.raises(ConnectionClosed, match="still unanswered"):
             caller.socket.recv(timeout=FAR)
     eventually(lambda: slow_world.closed == [1])
 

@@ -88,4 +88,4 @@ def test_an_answer_without_a_grader_is_rejected(setup: RolloutSetup, tmp_path: P
     file.write_text(ENTRY.replace('task["row"]["hint"]', '"42"'), "utf-8")
     with staged(setup, Reciting(echo), entry=f"{file}:episode") as stage:
         pass
-    assert "This run has no grader of answers" in str(stage.episodes[0].error)
+    assert "This run has no grader for answers" in str(stage.episodes[0].error)

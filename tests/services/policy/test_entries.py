@@ -115,7 +115,7 @@ def test_a_failure_is_that_of_one_episode(setup: RolloutSetup, app: str) -> None
     assert "ValueError: no such node" in str(found[0])
     assert "code 7 and posted no reward" in str(found[1])
     assert "returned list. Return a reward" in str(found[2])
-    assert "`reward` is 2, outside of the range [0, 1]" in str(found[3])
+    assert "`reward` is 2, which is outside the range [0, 1]" in str(found[3])
     assert found[4] is None
 
 
@@ -159,10 +159,10 @@ def test_forks_end_after_kill_9_of_kapelle(app: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"entry": "app.py"}, "Name a function"),
-        ({"entry": "none.py:episode"}, "there is no file 'none.py'"),
-        ({"entry": "app:episode", "command": ["python"]}, "not both"),
-        ({"python": "python3"}, "Set both, or remove it"),
+        ({"entry": "app.py"}, "does not name a function"),
+        ({"entry": "none.py:episode"}, "the file 'none.py' does not exist"),
+        ({"entry": "app:episode", "command": ["python"]}, "Remove one of them"),
+        ({"python": "python3"}, "Set both, or remove"),
     ],
 )
 def test_wrong_entries_are_reported_before_a_model_loads(settings: dict[str, Any], message: str) -> None:

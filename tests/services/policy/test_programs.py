@@ -118,7 +118,7 @@ post("/reward", {{"reward": number - 1.0, "info": {{key: os.environ[key] for key
     [group] = step.groups
     played = [episode for episode in group.episodes if episode.error is None]
     [error] = [episode.error for episode in group.episodes if episode.error is not None]
-    assert "ended with code 1 and posted no reward. It said: out of luck" in error
+    assert "ended with code 1 and posted no reward. Its output: out of luck" in error
     assert sorted(episode.rewards["coder"] for episode in played) == [0.0, 1.0]
     assert moved == {"coder"}
     index, seeds = str(group.task.data["index"]), {str(episode.seed) for episode in played}
@@ -162,7 +162,7 @@ def test_too_many_failed_programs_stop_the_run_with_their_reason() -> None:
     over = {"steps": 1, "tasks_per_step": 1, "max_failed_share": 0.5}
     with (
         trainer(Watching(), environment, training=over) as made,
-        pytest.raises(TrainingHalted, match=r"3 of 3 .*code 3 and posted no reward\. It said: no key"),
+        pytest.raises(TrainingHalted, match=r"3 of 3 .*code 3 and posted no reward\. Its output: no key"),
     ):
         next(made.steps())
 

@@ -55,7 +55,7 @@ async def test_the_reward_is_the_score_and_success_the_truth(
 
 async def test_an_answer_that_the_verifier_cannot_read_fails_its_episode(server: Serving) -> None:
     episode = await one(rewarded_counts(server.url), "132 " * 200)
-    assert "The answer is ungraded. The reward server says" in (episode.error or "")
+    assert "The answer is ungraded. The reward server gave this reason" in (episode.error or "")
     assert episode.rewards == {}
 
 
@@ -72,7 +72,7 @@ async def test_another_machine_is_asked_over_tls_with_the_token(
             assert (await one(rewarded_counts(served.url), "132")).error is None
             monkeypatch.setenv("KAPELLE_TOKEN", f"{TOKEN}x")
             refused = await one(rewarded_counts(served.url), "132")
-            assert "HTTP 401: The token is missing or wrong" in (refused.error or "")
+            assert "HTTP 401: The token is missing or incorrect" in (refused.error or "")
             assert TOKEN not in (refused.error or "")
     finally:
         _trusted.cache_clear()

@@ -69,7 +69,7 @@ def test_its_logits_are_those_of_transformers(tmp_path: Path, *, padded: bool) -
     assert [each.value for each in found] == pytest.approx([1 / (1 + math.exp(-x)) for x in wanted], abs=1e-5)
     assert max(wanted) - min(wanted) > 0.01
     assert ungraded.value is None
-    assert "the reward model reads 64" in ungraded.reason
+    assert "the context of the reward model has 64" in ungraded.reason
     about = scorer.about
     assert (about["name"], about["kind"]) == ("judge", "Qwen3ForSequenceClassification")
     assert about["weights"]

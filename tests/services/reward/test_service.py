@@ -112,5 +112,5 @@ def test_a_call_that_makes_no_sense_is_refused_by_name(
 
 def test_a_run_without_a_verifier_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(to_yaml(resolve(sections())))
-    with pytest.raises(ConfigError, match=r"trains no verifier .*algorithm.name: verifier"):
+    with pytest.raises(ConfigError, match=r"does not train a verifier .*algorithm.name: verifier"):
         open_verifier(tmp_path, Silent())

@@ -58,7 +58,7 @@ class GAEConfig(Settings):
     kl_in_reward: float = Field(default=0.0, ge=0.0)
     """β of the per-token KL penalty to the reference policy."""
     vtrace: bool = False
-    """V-trace correction of values and future advantages for samples of older weights (1802.01561). The loss applies the
+    """V-trace correction of values and future advantages for samples from older weights (1802.01561). The loss applies the
     current step's own ρ."""
 
 
@@ -76,11 +76,11 @@ class _Path:
     later: tuple[float, ...]
     """Part of each turn's reward that was given after its end."""
     cut: bool
-    """Whether U replaces what came after the last turn: the episode was truncated."""
+    """Whether the episode was truncated, so that U replaces what came after the last turn."""
     followed: bool
     """Whether other agents moved after the last turn."""
     like: tuple[str, str, int]
-    """Game, owner of the path and number of turns; a turn limit ends paths with the same key at the same place."""
+    """Game, owner of the path and number of turns; a turn limit ends paths with the same key at the same point."""
 
     @property
     def with_target(self) -> tuple[tuple[TurnKey, Turn], ...]:

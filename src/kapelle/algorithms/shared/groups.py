@@ -26,11 +26,11 @@ from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.types import Episode, Group, Turn
 
 Estimator = Callable[[Tensor, Tensor, int], Tensor]
-"""(value_B, set_B, number of sets) → advantage_B, as the group estimators of `functional.advantages`."""
+"""(value_B, set_B, number of sets) → advantage_B, like the group estimators in `functional.advantages`."""
 
 
 Like = tuple[int | str, ...]
-"""Key of comparable returns of different tasks: game, agent, role, number of the turn."""
+"""Key of comparable returns of different tasks: game, agent, role, turn number."""
 
 
 class Member(NamedTuple):
@@ -42,18 +42,18 @@ class Member(NamedTuple):
     tokens: int
     keys: tuple[TurnKey, ...]
     like: Like = ()
-    """Key of the earlier returns that it is compared with if its set has no other member."""
+    """Key of the earlier returns with which the value is compared if its set has no other member."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How the members of a set are compared, and the only member of a set with earlier returns."""
+    """How the members of a set are compared with one another, and a lone member with earlier returns."""
 
     among: Estimator
     resized: bool = False
     """Whether advantages in a set of n are multiplied by n/(n − 1) · (N − 1)/N, and those of a lone member by (N − 1)/N.
-    For estimators that subtract the set's own mean. N is the size of a full set: the largest set, or the largest number
-    of episodes per task, in the step."""
+    This is for estimators that subtract the set's own mean. N is the size of a full set: the largest set, or the largest
+    number of episodes per task, in the step."""
     scaled: bool = False
     """Whether differences are divided by a standard deviation."""
     start: float | None = None
@@ -186,7 +186,7 @@ def _trained(groups: Sequence[Group]) -> list[tuple[int, int, Episode, dict[str,
 def _returns_to_go(
     groups: Sequence[Group], reward: Mapping[TurnKey, float], gamma: float = 1.0
 ) -> Iterator[tuple[int, int, Episode, int, Turn, float]]:
-    """Yield (group, episode's number, episode, turn's number among its agent's, turn, return from it on)."""
+    """Yield (group, episode number, episode, number among its agent's turns, turn, return from that turn on)."""
     for g, e, episode, own in _trained(groups):
         for turns in own.values():
             to_go = 0.0
@@ -215,7 +215,7 @@ class Moments(NamedTuple):
 class Earlier:
     """Running mean and variance of the returns of earlier steps, by `Member.like`.
 
-    All returns of a step update them at once, independent of order: n returns get the share 1 − (1 − `SHARE`)ⁿ.
+    All returns of a step update them at once, independent of order: n returns have the weight 1 − (1 − `SHARE`)ⁿ.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The settings and the algorithm row that all algorithms without a critic share.
+"""The settings and the `Algorithm` that all algorithms without a critic share.
 
 Each algorithm compares returns in its own way. Reward sharing, penalties, truncated turns, the loss and the order of
 updates are the same for all of them, and are defined here.
@@ -38,7 +38,7 @@ from kapelle.types import Episode, Group
 
 
 class Judge(Protocol):
-    """Credit by comparison of returns: within a set, or with returns of earlier steps where a set has one member."""
+    """Credit by comparison of returns: within a set, or with returns of earlier steps if the set has one member."""
 
     def __call__(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
@@ -51,7 +51,7 @@ class MonteCarlo(Settings):
     """Settings of an algorithm that computes advantages from returns, without a critic."""
 
     group_size: int = Field(default=8, ge=2)
-    """Episodes per task, at least two, since they are compared with one another."""
+    """Episodes per task, at least two, because they are compared with one another."""
     team_reward: TeamReward = "mean"
     penalties: PenaltyConfig = FREE
     truncated: Truncated = "keep"
@@ -59,7 +59,8 @@ class MonteCarlo(Settings):
     """Penalty of a turn that reached its token limit, with `truncated: penalise`."""
     loss: SurrogateConfig = SurrogateConfig()
     reference_every: int = Field(default=0, ge=0)
-    """Steps between refreshes of the reference policy; 0 never refreshes it. Used when a KL coefficient is above 0."""
+    """Steps between refreshes of the reference policy; 0 never refreshes it. The reference is used if a KL coefficient is
+    above 0."""
     order: OrderConfig = Joint()
     """Order of the policies' updates: together, alternating, at random, or one after another."""
     epochs: int = Field(default=1, ge=1)
@@ -97,7 +98,7 @@ class MonteCarlo(Settings):
         return self.umad.with_influence(own, groups, signals)
 
     def joint_rewards(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, float]:
-        """Return the same with the team's reward placed once for all agents, round by round."""
+        """Return the same rewards, but with the team's reward placed once for all agents, round by round."""
         joint = step_rewards(groups, round_rewards, self.team_reward, self.forms)
         return self.umad.with_influence(joint, groups, signals)
 
@@ -113,11 +114,11 @@ class MonteCarlo(Settings):
         memory: Callable[[Team, int], CreditMemory] | None = None,
         redraw: int = 0,
     ) -> Algorithm:
-        """Return the algorithm's row.
+        """Return the algorithm.
 
         One of three arguments gives credit: `credit` (a pure function), `memory` (keeps state between steps), or
-        `judge`, for which the row keeps the returns of earlier steps. `reference` adds a reference policy, `needs` adds
-        signals.
+        `judge`, for which the algorithm keeps the returns of earlier steps. `reference` adds a reference policy, `needs`
+        adds signals.
         """
         if judge is not None:
             check_parameters(f"Algorithm '{name}': `credit`", judge, "groups", "signals", "earlier")
@@ -157,7 +158,7 @@ def spread(
     for key, turn in turns_of(groups):
         masked = settings.truncated == "mask" and turn.finish_reason == "length"
         advantage_T = torch.full((len(turn.completion_ids),), advantage.get(key, 0.0), dtype=torch.float64)
-        # A number beyond float32 becomes infinity here; the update raises NumericsError for it.
+        # A number beyond the range of float32 becomes infinite here; the update then raises NumericsError.
         credit[key] = Credit(advantage_T.float(), weight=float(key in advantage and not masked))
     return credit
 

@@ -41,7 +41,7 @@ class Alternate(Settings):
     name: Literal["alternate"]
     interval: Interval | dict[str, Interval] = 1
     """Number of steps for which one policy is updated before the next one. A mapping from policies to numbers gives each
-    policy its own interval: policy k of n is updated in the steps with ⌊(step − 1) / interval⌋ mod n = k."""
+    policy a separate interval: policy k of n is updated in the steps with ⌊(step − 1) / interval⌋ mod n = k."""
 
     def build(self, old: Column = Column.BEHAVIOUR) -> Order:
         """Return the order."""
@@ -78,8 +78,8 @@ def _alternating(
 ) -> tuple[str, ...]:
     """Return the policies that a step updates: policy k of n if ⌊(step − 1) / interval⌋ mod n = k (siiRL's `train_cycle`).
 
-    One common interval always selects one policy. Unequal intervals can select several, or none: then only critics learn.
-    A policy without an interval is updated at every step.
+    One common interval always selects one policy. Unequal intervals can select several, or none: then only critics are
+    trained. A policy without an interval is updated at every step.
     """
     if isinstance(interval, int):
         return (policies[(step - 1) // interval % len(policies)],)

@@ -1,8 +1,8 @@
 """Settings and functions of algorithms that continue episodes from one of their moments with a change (interventions).
 
-Each of these algorithms compares an agent's return R(τ) with a baseline b that is independent of the action under
-judgement: A = R − b. The expected update is ∇J for any such b. A turn without continuations (the budget was used up, or all
-continuations failed) is compared with the mean of the group's other episodes, as in RLOO.
+Each of these algorithms compares an agent's return R(τ) with a baseline b that is independent of the evaluated action: A =
+R − b. The expected update is ∇J for any such b. A turn without continuations (the budget was used up, or all continuations
+failed) is compared with the mean of the group's other episodes, as in RLOO.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Replays(MonteCarlo):
         return self
 
     def earned(self, episode: Episode) -> Mapping[str, float]:
-        """Return agent → the team's return, the same for every agent."""
+        """Return the team's return for each agent, which is the same for all agents."""
         return dict.fromkeys(episode.agents, team_return(episode, self.team_reward, self.forms))
 
     def replaying(
@@ -56,7 +56,7 @@ class Replays(MonteCarlo):
         returns: Callable[[Episode], Mapping[str, float]] | None = None,
         says: Callable[[Group], Callable[[Slot], float]] | None = None,
     ) -> Algorithm:
-        """Return the row. `returns` gives each agent's return of an episode; by default the return it is trained on."""
+        """Return the algorithm. `returns` gives each agent's return of an episode; by default, that used in training."""
         row = self.row(name, judge=judge)
         returns = returns or row.returns
         assert returns is not None, "Monte Carlo algorithms share the team's reward"
@@ -94,10 +94,10 @@ def against_others(members: Sequence[Member], earlier: Earlier | None) -> list[f
 
 
 def disagreement(others: Group, returns: Callable[[Episode], Mapping[str, float]]) -> Callable[[Slot], float]:
-    """Return a function: one slot (an agent's k-th turn) → the variance of the agent's returns after an equal prompt.
+    """Return a function that maps a slot (an agent's k-th turn) to the variance of the agent's returns after an equal prompt.
 
-    Episodes with the same prompt in that turn form a set, and their variances are pooled. If all prompts differ, it is
-    the variance over all episodes.
+    Episodes with the same prompt in that turn form a set, and their variances are pooled. If all prompts differ, the result
+    is the variance over all episodes.
     """
     agent_returns = [returns(episode) for episode in others.valid]
 

@@ -2,18 +2,18 @@
 
 The environment gives rewards at moments between turns (`Episode.reward_events`) and at the end (`Episode.rewards`). At a
 moment, agents that did not move can be rewarded too: in a cooperative game all players gain from one player's move.
-`Turn.reward` adds such a reward to the agent's last turn before the moment. A return that several agents share has to
-count it from the move that earned it. Credit therefore reads the moments rather than `Turn.reward`.
+`Turn.reward` adds such a reward to the agent's last turn before the moment. A return that several agents share must count
+the reward from the move that caused it. Credit therefore reads the moments rather than `Turn.reward`.
 
 `team_reward` turns the rewards of several agents at one time into one number for the team. Every agent with turns gets
 the same number:
 
 - at a moment: `sum` adds the rewards of all agents. `mean` divides that sum by the number of agents in the team. `max`
-  and `min` are taken over the rewarded agents. The number is placed on the agent's last turn before the moment, or on
-  its first turn if there is none yet.
+  and `min` are taken over the rewarded agents. The number is placed on the agent's last turn before the moment, or on its
+  first turn if there is no earlier one.
 - at the end: over the agents that the environment scored, placed on each agent's own last turn.
 
-`individual` and `last` share nothing. There are three placements: `turn_rewards` (one trajectory per agent),
+`individual` and `last` do not share rewards. There are three placements: `turn_rewards` (one trajectory per agent),
 `chain_rewards` (one chain in time through all agents) and `round_rewards` (joint returns by round; round k holds the
 k-th turn of every agent). The last two count the team's reward once. `deferred_rewards` is the part of a turn's reward that
 was given after the turn had ended: for other agents' moves, and at the end of the episode.
@@ -46,7 +46,7 @@ or subtract a penalty from its reward."""
 
 
 def need_team_return(shared: TeamReward) -> None:
-    """Raise ValueError for `individual`: validators of settings that decompose the team's return call this."""
+    """Raise ValueError for `individual`; settings that decompose the team's return call this in a validator."""
     if shared == "individual":
         raise ValueError(
             "`team_reward: individual` gives the team no common return to decompose; set `mean`, `sum`, `max`, `min` or "
@@ -58,7 +58,7 @@ class PenaltyConfig(Settings):
     """Penalties for the form of a completion, subtracted from the reward of its turn."""
 
     length: float = Field(default=0.0, ge=0.0)
-    """Penalty of a completion of `length_limit` tokens; proportional to length."""
+    """Penalty of a completion of `length_limit` tokens; the penalty is proportional to the length."""
     length_limit: int = Field(default=64, ge=1)
     """Length in tokens to which `length` and `overlong_buffer` refer."""
     overlong_buffer: int = Field(default=0, ge=0)
@@ -233,7 +233,7 @@ def agent_returns(episode: Episode, how: TeamReward, penalties: PenaltyConfig = 
 
 
 def moments(episode: Episode) -> list[tuple[int, dict[str, float]]]:
-    """Return when agents with turns were rewarded before the end: number of ended turns, and agent → reward.
+    """Return when agents with turns were rewarded before the end: number of ended turns, and rewards by agent.
 
     The list is in time order, and its sums are those of `Turn.reward`. A part of `Turn.reward` that `Episode.reward_events`
     does not record (older episodes, an added reward term) counts from the end of the turn and of simultaneous turns.
@@ -253,7 +253,7 @@ def moments(episode: Episode) -> list[tuple[int, dict[str, float]]]:
 
 
 def count_ended(episode: Episode, turn: Turn) -> int:
-    """Return how many turns have ended once this turn and all turns simultaneous with it have.
+    """Return how many turns have ended once this turn and all simultaneous turns have ended.
 
     A later turn is simultaneous if its prompt was fixed before this turn ended.
     """
@@ -272,7 +272,7 @@ def _own_turns(episode: Episode) -> dict[str, list[int]]:
 
 
 def _last_before(turns: Sequence[int], after: int) -> int:
-    """Return an agent's last turn before a moment, or its first turn if it had none yet."""
+    """Return an agent's last turn before a moment, or its first turn if it had no turn before."""
     return turns[max(0, bisect_left(turns, after) - 1)]
 
 
@@ -283,7 +283,7 @@ def _shares(
     receivers: Collection[str],
     team_size: int,
 ) -> dict[str, float]:
-    """Return agent → its share of rewards given at one time: the team's one number for each of `receivers`.
+    """Return each agent's share of the rewards given at one time: the team's one number for each of `receivers`.
 
     `mean` divides by `team_size`. With `individual` and `last` the rewarded agents keep their own rewards.
     """

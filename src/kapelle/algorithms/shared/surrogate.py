@@ -38,11 +38,11 @@ class SurrogateConfig(Settings):
     clip_low: float = Field(default=0.2, ge=0.0, lt=1.0)
     """Distance of the lower clip bound below 1."""
     clip_high: float = Field(default=0.2, ge=0.0)
-    """Distance of the upper clip bound above 1; larger than `clip_low` is DAPO's clip-higher (2503.14476 eq. 10)."""
+    """Distance of the upper clip bound above 1; a value above `clip_low` is DAPO's clip-higher (2503.14476 eq. 10)."""
     dual_clip: float | None = Field(default=None, gt=1.0)
     """Bound c of dual clipping for A < 0 (1912.09729 eq. 5); null turns it off."""
     tau_positive: float = Field(default=1.0, gt=0.0)
-    """Temperature of the gate of `kind: sapo` for A > 0; a larger value closes it nearer to a ratio of 1."""
+    """Temperature of the gate of `kind: sapo` for A > 0; a larger value closes the gate nearer to a ratio of 1."""
     tau_negative: float = Field(default=1.05, gt=0.0)
     """Temperature of the gate of `kind: sapo` for A ≤ 0."""
     sequence_mask: float | None = Field(default=None, gt=0.0)
@@ -66,16 +66,19 @@ class SurrogateConfig(Settings):
     the reward alone."""
     importance_cap: float | None = Field(default=None, ge=1.0)
     """C of truncated importance sampling; null turns it off. The denominator of ρ is then the trainer's log-prob before the
-    update, and each token has the weight min(C, π_trainer/π_sampler); with `level: turn` or `sequence`, each completion.
-    Needs one more forward pass."""
+    update, and each token (with `level: turn` or `sequence`, each completion) has the weight min(C, π_trainer/π_sampler).
+    This needs one more forward pass."""
     importance_range: tuple[float, float] | None = None
     """Range [low, high] of π_trainer/π_sampler; tokens outside of it are masked in the loss and its weight (IcePop,
-    2510.18855). null turns it off. Needs `level: token` and one more forward pass."""
+    2510.18855). null turns it off. This needs `level: token` and one more forward pass."""
 
     @model_validator(mode="after")
     def _consistent(self) -> SurrogateConfig:
         if self.kind == "cispo" and (self.level != "token" or self.dual_clip is not None):
-            raise ValueError("`kind: cispo` needs `level: token` and no `dual_clip`")
+            raise ValueError(
+                "`kind: cispo` needs `level: token` and does not support `dual_clip`; set `level: token` and remove "
+                "`dual_clip`"
+            )
         if self.kind == "sapo" and self.level != "token":
             raise ValueError("`kind: sapo` has one gate per token; set `level: token`, or `kind: clipped`")
         clips, taus = ("clip_low", "clip_high", "dual_clip"), ("tau_positive", "tau_negative")
@@ -97,7 +100,7 @@ class SurrogateConfig(Settings):
                     "`importance_range` masks single tokens; set `level: token`, or use `importance_cap` instead"
                 )
             if not 0.0 <= low <= 1.0 <= high:
-                raise ValueError("`importance_range` must be [low, high] with 0 ≤ low ≤ 1 ≤ high")
+                raise ValueError("`importance_range` must be [low, high] with 0 ≤ low ≤ 1 and high ≥ 1")
         return self
 
     @property
@@ -121,7 +124,7 @@ class SurrogateConfig(Settings):
 
     @property
     def annealed(self) -> Callable[[float], PolicyLoss] | None:
-        """Share of the run that is done → the loss; None if the loss is constant."""
+        """Function from the share of the run that is done to the loss; None if the loss is constant."""
         return None if self.entropy_end is None else self._at
 
     def _at(self, done: float) -> PolicyLoss:
@@ -175,7 +178,7 @@ def surrogate_loss(outputs: Outputs, targets: Targets, *, settings: SurrogateCon
         loss_K = loss_K * weight_K
         metrics["importance"] = (masking.masked_sum(weight_K, mask_K), tokens)
     if s.sequence_mask is not None:
-        # Always against the sampler's log-probs, so that it measures every cause of drift.
+        # Always compare with the sampler's log-probs, so that this measures every cause of drift.
         dropped_K = policy_losses.off_policy_mask(
             logp_K, targets[Column.BEHAVIOUR], advantage_K, *completions, threshold=s.sequence_mask
         )
@@ -212,7 +215,7 @@ class ValueLossConfig(Settings):
     clip: float | None = Field(default=None, gt=0.0)
     """Distance from the critic's value at sampling beyond which the value is clipped; null turns clipping off."""
     huber: float | None = Field(default=None, gt=0.0)
-    """Error beyond which the loss is linear (MAPPO, 2103.01955); null is the squared error."""
+    """Error beyond which the loss is linear (MAPPO, 2103.01955); null uses the squared error."""
 
     def build(self) -> CriticLoss:
         """Return the loss as a pure function."""

@@ -11,11 +11,11 @@ An algorithm defines which joint actions give a candidate its value:
 - `aligned`: the k-th candidates of all agents are one joint action (MAGRPO);
 - `cross`: every combination is a joint action, and a candidate's value is their mean (MAGRPO).
 
-The episode continues with each agent's candidate of highest value (`best`, the first of ties), or with the first candidate
-(`first`). The first one is a plain sample, so that episodes keep the policies' distribution.
+The episode continues with each agent's candidate of highest value (`best`; the first one if several are tied), or with the
+first candidate (`first`). The first candidate is an ordinary sample, so episodes follow the policies' distribution.
 
-With n agents at a moment, G candidates and c continuations there are at most n·(G − 1) + 1, G or Gⁿ joint actions. Each is
-continued c times; candidates with equal tokens are continued once.
+With n agents at a moment, G candidates and c continuations there are at most n·(G − 1) + 1, G or Gⁿ joint actions,
+respectively. Each is continued c times; candidates with equal tokens are continued once.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def cross(counts: Sequence[int], mover: int, candidate: int) -> Sequence[JointAc
 
 
 def best(values: Sequence[float]) -> int:
-    """Return the number of the candidate with the highest value, the first of ties."""
+    """Return the number of the candidate with the highest value; the first one if several are tied."""
     return max(range(len(values)), key=lambda k: (values[k], -k))
 
 
@@ -94,7 +94,7 @@ class TreeSampling(MonteCarlo):
         chosen: Callable[[Sequence[float]], int],
         returns: Callable[[Episode], Mapping[str, float]] | None = None,
     ) -> Algorithm:
-        """Return the row with a tree. `returns` gives the return behind a candidate's value; by default the trained one."""
+        """Return the algorithm with a tree. `returns` gives the return behind a candidate's value; by default, the trained one."""
         row = self.row(name, judge=partial(among_siblings, self, how))
         returns = returns or row.returns
         assert returns is not None, "Monte Carlo algorithms share the team's reward"
@@ -112,7 +112,9 @@ def among_siblings(
     """Return credit for the turns of a tree: each candidate's value compared with the other candidates for its prompt."""
     members = []
     for key, turn in turns_of(groups):
-        assert turn.continuation_return is not None, "tree sampling sets `worth` of every candidate"
+        assert turn.continuation_return is not None, (
+            "tree sampling sets `continuation_return` of every candidate"
+        )
         root = key.turn if turn.parent is None else turn.parent
         episode = groups[key.group].episodes[key.episode]
         number = sum(one.agent == turn.agent for one in episode.turns[:root])

@@ -5,11 +5,11 @@
   advantages.
 - *Relative*: A ← A·exp(−α·(NLL_i − mean NLL of the round's other agents)).
 - *Influence*: +η·sign of the mean change of the other agents' rewards from one round to the next, on the turn between
-  them. It uses rewards before any shaping, so that the terms are independent of order.
+  them. It uses rewards before any shaping, so that the result does not depend on the order of the terms.
 
-The reward of a turn for the influence term is, in this order: its score, if the workflow has turns scored (`score_rounds`
-of a debate); a verifier's score; the environment's reward. A debate that is rewarded only at its end needs one of the first
-two.
+The reward of a turn for the influence term is, in this order: its score, if the workflow scores turns (`score_rounds` of a
+debate); a verifier's score; the environment's reward. For a debate that is rewarded only at its end, one of the first two
+is required.
 
 A round is the k-th turn of every agent that has one. All three terms are off (0) by default.
 """
@@ -85,7 +85,7 @@ class UMADConfig(Settings):
         return credit
 
     def needs_a_group(self, settings: S, group_size: int) -> S:
-        """Return the settings that contain these; ValueError if `confidence` has no group to compare."""
+        """Return `settings`, which contain these; raise ValueError if `confidence` has no group to compare."""
         if self.confidence and group_size < 2:
             raise ValueError(
                 "`umad.confidence` compares the episodes of a task, but `group_size: 1` has one per task; raise `group_size`, "
@@ -117,7 +117,7 @@ def influence(place: tuple[int, int], episode: Episode, signals: Signals, eta: f
             [[reward[movers[agent].index] for agent in both] for movers in (now, following)],
             dtype=torch.float64,
         )
-        # If this is the agent's last turn, the others are all of `both`; its own column has no change.
+        # If this is the agent's last turn, all agents in `both` are others; the added column stands for the agent.
         outside_TA = torch.cat([change_TA, torch.zeros(2, 1, dtype=torch.float64)], dim=1)
         if len(both) >= 2:
             inside = umad_influence(change_TA, eta=eta)[0].tolist()

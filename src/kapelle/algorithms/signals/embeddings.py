@@ -1,4 +1,4 @@
-"""Embeddings of turns: vectors of what an agent read and of what it wrote, by a frozen model.
+"""Embeddings of turns: vectors of what an agent read and of what it wrote, computed by a frozen model.
 
 `embedder` selects the model:
 
@@ -7,8 +7,8 @@
 - a model's path or hub name: that model, on text. It is loaded beside the team and acts for no agent.
 - `sentence-transformers:NAME`: a model of that library, on text (`pip install 'kapelle[embed]'`).
 
-As text, an agent has read its whole conversation so far, with messages joined by empty lines. A model reads it as one user
-message, truncated to the last tokens that fit its context.
+On text, what an agent has read is its whole conversation so far, with messages joined by empty lines. The model reads this
+as one user message, truncated to the last tokens that fit its context.
 
 Shapes: D width of a vector.
 """
@@ -83,7 +83,7 @@ def _by_model(groups: Sequence[Group], engine: Learners, name: str) -> dict[Turn
         prompt = reader.start([Message("user", before)])
         own = reader.completion(text)[: reader.context - 1]
         fitting = prompt[-reader.context :]
-        # A target stands for the hidden state of the token before it.
+        # A target selects the hidden state of the token before it.
         prompts.append(Sample(name, fitting, tuple(range(1, len(fitting) + 1))))
         tokens = (*prompt, *own)[-reader.context :]
         completions.append(Sample(name, tokens, tuple(range(len(tokens) - len(own) + 1, len(tokens) + 1))))
@@ -93,7 +93,7 @@ def _by_model(groups: Sequence[Group], engine: Learners, name: str) -> dict[Turn
 def by_sentences(
     groups: Sequence[Group], encode: Callable[[Sequence[str]], Tensor]
 ) -> dict[TurnKey, Embedding]:
-    """Return the embedding of every trained turn by `encode`, which maps texts to one row each."""
+    """Return the embedding of every trained turn by `encode`, which maps each string to one row."""
     texts = turn_texts(groups)
     distinct = dict.fromkeys(text for pair in texts.values() for text in pair)
     vector: dict[str, Tensor] = {}
@@ -109,13 +109,13 @@ class Sentences:
     model: Any
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
-        """Return one row per text."""
+        """Return one row per string."""
         with torch.no_grad():
             rows: Tensor = self.model.encode(list(texts), convert_to_tensor=True, show_progress_bar=False)
         return rows
 
     def tokens(self, texts: Sequence[str]) -> int:
-        """Return the number of tokens that the model reads of texts."""
+        """Return the number of tokens that the model reads for these strings."""
         limit = self.model.max_seq_length
         encoded = self.model.tokenizer(list(texts), truncation=limit is not None, max_length=limit)
         return sum(map(len, encoded["input_ids"]))
@@ -125,10 +125,10 @@ class Sentences:
 def load_sentences(name: str, device: str | None = None) -> Sentences:
     """Load a model of sentence-transformers; ModelError names the reason if it cannot be loaded.
 
-    Without a `device` the library chooses.
+    Without a `device` the library chooses one.
     """
     library: Any = import_module("sentence_transformers")
-    # The library accepts its own models without their owner, and can wait minutes for a hub that does not respond.
+    # The library accepts names of its own models without their owner, and can wait minutes for a hub that does not respond.
     local = Path(name).is_dir()
     if not local:
         check_hub_name(name)
@@ -186,7 +186,7 @@ def embedding_samples(
     for key, turn in turns_of(groups):
         embedder, start = name[turn.policy], len(turn.prompt_ids)
         tokens = turn.prompt_ids + turn.completion_ids
-        # A target stands for the hidden state of the token before it.
+        # A target selects the hidden state of the token before it.
         prompts[key] = Sample(embedder, turn.prompt_ids, tuple(range(1, start + 1)))
         completions[key] = Sample(embedder, tokens, tuple(range(start + 1, len(tokens) + 1)))
     return prompts, completions

@@ -1,8 +1,9 @@
 """Samples of turns: which tokens a learner reads, and which of them are targets.
 
 A critic on the model of its agents reads the exact tokens that the agents read and sampled. A critic on another model
-(`team.critic_model`) reads the same conversation as text, with its own chat template and tokeniser. Its value before an agent's
-token is the value after the last of its own tokens that ends before that token. The baseline is then independent of the action.
+(`team.critic_model`) reads the same conversation as text, with its own chat template and tokeniser. The value before an
+agent's token is then the value after the last of the critic's own tokens that ends before that token, so the baseline is
+independent of the action.
 
 Shapes: T completion tokens of one turn.
 """
@@ -24,7 +25,7 @@ from kapelle.types import Episode, Image, Message, Turn, images_in
 T = TypeVar("T")
 Ids = tuple[int, ...]
 Readers = Callable[[str], Reader]
-"""Learner → the reader that converts text to tokens of its model."""
+"""Mapping from a learner to the reader that converts text to tokens of its model."""
 
 
 def policy_sample(turn: Turn, team: Team, learner: str, columns: Mapping[str, Tensor]) -> Sample:
@@ -91,18 +92,19 @@ def conversation_sample(
     columns: Mapping[str, Tensor],
     ends: Sequence[int] = (),
 ) -> Sample:
-    """Return a text's sample for a verifier: a value after each of the `ends` (characters), and one after its last token.
+    """Return a text's sample for a verifier: a value at each of the `ends` (in characters), and one after its last token.
 
     The verifier reads the conversation and the text in tokens of its own model, for any agent. A part that ends inside a
-    token has its value after that token. If several parts end in one token, the earlier parts have theirs one token before;
-    the first parts have none if there are too few tokens. Raises ContextError if the tokens exceed the context.
+    token has its value after that token. If several parts end in the same token, the values of the earlier parts move to
+    the tokens before it; the first parts have no value if there are too few tokens. Raises ContextError if the tokens
+    exceed the context.
     """
     start, written = reader.start(messages), reader.completion(text)
     tokens = start + written
     if len(tokens) > reader.context:
         raise ContextError(
-            f"Question and answer have {len(tokens)} tokens, but the context of the verifier's model is {reader.context}. Use a model "
-            "with a longer context for the verifier, or lower the agents' `sampling.max_tokens`."
+            f"Question and answer have {len(tokens)} tokens, but the context of the verifier's model is {reader.context} "
+            "tokens. Use a model with a longer context for the verifier, or lower the agents' `sampling.max_tokens`."
         )
     closing = len(reader.completion(""))
     targets = [len(tokens)]
@@ -138,7 +140,7 @@ def _central(
     *,
     answered: bool = False,
 ) -> tuple[T, ...]:
-    """Return `central_prompt` as items of some kind.
+    """Return `central_prompt` as items of one kind (tokens or images).
 
     `new` returns the items that a turn's prompt adds after its agent's last turn, `completion` those of its completion.
     """
@@ -169,7 +171,7 @@ def _new_images(turn: Turn, before: Turn | None) -> tuple[Image, ...]:
     return turn.images[len(before.images) :]
 
 
-# -------- Samples of text, for a critic on another model than the agent's
+# -------- Samples of text, for a critic whose model differs from the agent's
 
 
 def _text_sample(
@@ -200,7 +202,8 @@ def _text_sample(
     elif need.unit == "after":
         places = (len(prompt) + len(completion),)
     else:
-        # The value before an agent's token stands after all critic's tokens that end before the agent's token begins.
+        # The value before an agent's token is placed after all of the critic's tokens that end before the agent's token
+        # begins.
         own, others = _ends(reader, completion), _ends(readers(turn.policy), turn.completion_ids, early=True)
         # The agent's tokens can contain more than its text (special tokens); positions match only up to there.
         written = zip(readers(turn.policy).decode(turn.completion_ids), turn.text, strict=False)

@@ -1,4 +1,4 @@
-"""The frozen base model as a replacement of agents when an episode is continued with a change (`Change("swap")`)."""
+"""The frozen base model as a replacement for agents when an episode is continued with a change (`Change("swap")`)."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class TeacherLogProbs(Beside, ReadsTokens):
     """Signal that gives `signals[TEACHER]`: `teacher_logp_T` of every trained turn, at its sampling temperature."""
 
     teachers: str | Mapping[str, str]
-    """Path or folder of one teacher for all policies, or policy → teacher."""
+    """Path or folder of one teacher for all policies, or a mapping from policies to teachers."""
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[TurnKey, Tensor]]:
         """Return the log-probs; ContextError if a turn is too long for its teacher."""
@@ -35,13 +35,13 @@ class TeacherLogProbs(Beside, ReadsTokens):
             context = engine.renderer(sample.learner).context
             if len(sample.tokens) > context:
                 raise ContextError(
-                    f"A turn and its prompt have {len(sample.tokens)} tokens, but the context of '{sample.learner}' is {context}. "
-                    "Use a teacher with a longer context, or lower the agents' `sampling.max_tokens`."
+                    f"A turn and its prompt have {len(sample.tokens)} tokens, but the context of '{sample.learner}' is "
+                    f"{context} tokens. Use a teacher with a longer context, or lower the agents' `sampling.max_tokens`."
                 )
         return {TEACHER: dict(zip(samples, engine.score(list(samples.values())), strict=True))}
 
     def readers(self, team: Team) -> Mapping[str, str]:
-        """Return policy → teacher."""
+        """Return a mapping from policies to their teachers."""
         return {policy: f"{TEACHER}:{policy}" for policy in team.trained}
 
     def beside(self, team: Team) -> Team:
@@ -58,7 +58,8 @@ class TeacherLogProbs(Beside, ReadsTokens):
         for policy in team.trained:
             if policy not in named:
                 raise ConfigError(
-                    f"Policy '{policy}' has no teacher. Name one under `algorithm.teacher.{policy}`, or one path for all."
+                    f"Policy '{policy}' has no teacher. Set `algorithm.teacher.{policy}`, or set `algorithm.teacher` to "
+                    "one path for all policies."
                 )
             team = _with_teacher(team, policy, named[policy])
         return team
@@ -69,7 +70,8 @@ def _with_teacher(team: Team, policy: str, path: str) -> Team:
     name, student = f"{TEACHER}:{policy}", team.policies[policy]
     if not (Path(path) / "adapter_config.json").is_file():
         return team.with_beside(Policy(name, f"{TEACHER}:{path}", trained=False), path)
-    # The adapter needs the student's initial base. A student without an adapter changes its base, so load a copy.
+    # The adapter needs the student's initial base. A student without an adapter changes its base, so the teacher loads a
+    # copy.
     base = student.base if student.lora is not None else f"{student.base}@{TEACHER}"
     adapter = Policy(name, base, read_lora(Path(path)), past=path, trained=False)
     return team.with_beside(adapter, team.bases[student.base])

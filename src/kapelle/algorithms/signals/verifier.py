@@ -33,18 +33,18 @@ class VerifierScores(ReadsText):
     refresh: RefreshConfig | None = None
     """Settings of the verifier's continued training; None keeps it frozen."""
     others: tuple[str, ...] = ()
-    """Folders of further verifiers; they exclude `refresh`."""
+    """Folders of further verifiers; they cannot be combined with `refresh`."""
     together: Together = "mean"
 
     @property
     def folders(self) -> Mapping[str, str]:
-        """Name of each verifier's critic → the verifier's folder."""
+        """Mapping from the name of each verifier's critic to the verifier's folder."""
         others = {f"{VERIFIER}:{k}": folder for k, folder in enumerate(self.others, 2)}
         return {VERIFIER: self.folder, **others}
 
     @property
     def calibration(self) -> Calibration:
-        """Mapping from its scores to probabilities, from its folder; ModelError if the folder cannot be read."""
+        """Mapping from the verifier's scores to probabilities, read from its folder; ModelError if that fails."""
         return calibration_of(self.folder)
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[TurnKey, float]]:

@@ -1,4 +1,4 @@
-"""Learned decompositions of a team's return: the row that VDN and QMIX share."""
+"""Learned decompositions of a team's return: the `Algorithm` that VDN and QMIX share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def mixer_row(settings: CreditMixer, name: str, mixer: Callable[[int, int], nn.Module]) -> Algorithm:
-    """Return the row; `mixer` builds the mixer from D and A."""
+    """Return the algorithm; `mixer` builds the mixer from D and A."""
 
     def memory(team: Team, seed: int) -> CreditMemory:
         from kapelle.algorithms.value_decomposition.credit_mixer import MixedCredit
@@ -39,7 +39,7 @@ def check_libraries(team: Team, settings: CreditMixer) -> None:
     if settings.embedder.startswith(SENTENCES) and find_spec("sentence_transformers") is None:
         raise AbsentPackage(
             f"`algorithm.embedder: {settings.embedder}` needs the package sentence-transformers. Run "
-            "`pip install 'kapelle[embed]'`, or set `base` or a model's path."
+            "`pip install 'kapelle[embed]'`, or set `algorithm.embedder` to `base` or a model's path."
         )
     devices.check_device(settings.fit.device, "algorithm.fit.device")
     if settings.embedder_device is not None:

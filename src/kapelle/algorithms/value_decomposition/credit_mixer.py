@@ -1,22 +1,23 @@
 """Credit from a learned decomposition of the team's return: what VDN and QMIX share.
 
 Policies act; the mixer only evaluates. A utility Q_i evaluates what each agent read and wrote. A mixer combines the utilities into
-Q_tot, which is fitted to the team's return over a replay buffer of episodes. A step gets its credit from the networks as they were
-*before* they saw it, and is fitted afterwards. A fit that has seen an episode can explain its return by any text in it.
+Q_tot, which is fitted to the team's return over a replay buffer of episodes. The credit of a step comes from the networks
+*before* they are fitted to that step, because a fit that has seen an episode can explain its return by any text in it.
 
 With R the team's return from the round on, and every mean over the other episodes of the task:
 
 - `difference`: A_i = (R − mean R) − w·(B_i − mean B_i), with B_i = mean_k Q_tot(Q_i ← Q_i^k) over the utilities of the agent's turns in
-  the other episodes. B_i is the round's value independent of the agent's completion. w is clip(R², 0, 1). R² is the share of the
-  within-task variance of returns that Q_tot explained in earlier steps, on episodes before they were fitted. With w = 0 this is the
-  team's return minus its mean (Dr.GRPO). With w = 1 and Q = R it is Q_tot − mean_k Q_tot(Q_i ← Q_i^k), the exact advantage over the
-  agent's samples.
-- `modelled`: Q_tot − Q_tot(Q_i ← mean Q_i), minus its mean, with weight 1. It has no noise of the return, but all errors of Q.
+  the other episodes. B_i is the part of the round's value that is independent of the agent's completion. w is clip(R², 0,
+  1). R² is the share of the within-task variance of returns that Q_tot explained in earlier steps, on episodes before they
+  were fitted. With w = 0 this is the team's return minus its mean (Dr.GRPO). With w = 1 and Q = R it is Q_tot − mean_k
+  Q_tot(Q_i ← Q_i^k), the exact advantage over the agent's samples.
+- `modelled`: Q_tot − Q_tot(Q_i ← mean Q_i), minus its mean, with weight 1. It is free of the return's noise, but contains
+  all errors of Q.
 - `utility`: Q_i itself, minus its mean (MAVERL).
 
 The expected gradient of `difference` is that of Dr.GRPO, (n − 1)/n·∇J for n episodes of a task, because w, B_i and the means are
 independent of the agent's own turn. Agents that acted later in the round have read that turn, so B_i excludes them. The expected
-gradient of the other two forms is only as correct as Q.
+gradient of the other two forms is only as accurate as Q.
 
 A turn's own penalties and influence rewards are added for its agent alone. Advantages are not divided by their standard deviation,
 which would scale the noise of an agent without influence up to 1. A lone member of a set is compared with earlier returns.
@@ -67,14 +68,14 @@ class _StepRounds(NamedTuple):
 
     batch: Fitted
     keys: Sequence[Mapping[str, TurnKey]]
-    """By round: agent → its turn."""
+    """By round, a mapping from agents to their turns."""
     set_B: Tensor
     """Comparison set of each round: the k-th rounds of one task."""
     sets: int
     number_B: Sequence[int]
     """Number of each round in its episode."""
     after_BAA: Tensor
-    """1.0 at [b, i, j] if j's turn was sampled after i's had ended, so that it can depend on it."""
+    """1.0 at [b, i, j] if j's turn was sampled after i's had ended, so that j's turn can depend on i's."""
     return_B: Tensor
     """The team's return from the round on, float64."""
 
@@ -173,7 +174,7 @@ class MixedCredit:
         self._metrics["replay_fill"] = len(self._replay.episodes) / self._replay.capacity
 
     def new_fit(self, width: int) -> MixerFit:
-        """Return a freshly drawn mixer for states of this width."""
+        """Return a newly initialised mixer for states of this width."""
         agents = len(self._agents)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)

@@ -9,7 +9,8 @@ what agent i read and wrote in it, and a mixer combines all Q_i into Q_tot. Q_to
 
 Q̄ is the target network. It starts as a copy of utilities and mixer, and follows them softly or periodically.
 
-Shapes: A agents, D width of an embedding, H mixing units, K rounds of one episode, N episodes, B rounds of all in a row.
+Shapes: A agents, D width of an embedding, H mixing units, K rounds of one episode, N episodes, B rounds of all episodes in
+sequence.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class JointEpisode:
 
 
 class Fitted(NamedTuple):
-    """Several episodes with their rounds in a row."""
+    """Several episodes with their rounds in sequence."""
 
     rounds: Rounds
     reward_NK: Tensor
@@ -190,7 +191,7 @@ class Replay:
 # standardised by the mean and standard deviation of the first data of the fit, which then stay fixed.
 
 SMALLEST_SPREAD = 0.1
-"""Lower bound of a coordinate's standard deviation in the standardisation, as a share of the mean one."""
+"""Lower bound of a coordinate's standard deviation in the standardisation, as a share of the mean over coordinates."""
 
 
 class TeamEstimate(NamedTuple):
@@ -360,7 +361,7 @@ class Foresight:
         return max(0.0, 1.0 - self._error / self._spread) if self._spread > 0 else 0.0
 
     def see(self, return_B: Tensor, total_B: Tensor, set_B: Tensor, sets: int) -> float | None:
-        """Add a step's returns and predictions; return its own R², None if no task's returns vary."""
+        """Add a step's returns and predictions; return its own R², or None if no task's returns vary."""
         # Relative to the mean of the set; a set of one gives 0.
         centred_B, predicted_B = (
             x_B - segment_mean(x_B, torch.ones_like(x_B), set_B, sets)[set_B] for x_B in (return_B, total_B)
@@ -399,7 +400,7 @@ class MixerFit:
     def learn(self, replay: Replay) -> float:
         """Take one step's updates on the replay buffer; return their mean squared error.
 
-        Raises NumericsError if they made weights non-finite, after restoring the state before them.
+        If the updates make weights non-finite, this restores the state before them and raises NumericsError.
         """
         before = deepcopy(self.state())
         if self.updates == 0:
@@ -439,7 +440,7 @@ class MixerFit:
 
     @torch.no_grad()
     def goal(self, batch: Fitted) -> Target:
-        """Return the target of Q_tot in each round: the discounted rewards from it on, or r + γ·((1 − λ)·Q̄ + λ·G)."""
+        """Return the target of Q_tot in each round: the discounted rewards from there on, or r + γ·((1 − λ)·Q̄ + λ·G)."""
         if self._settings.target == "monte_carlo":
             return Target(return_to_go(batch.reward_NK, batch.mask_NK, self._gamma), batch.mask_NK)
         estimate: TeamEstimate = torch.func.functional_call(self.net, self.target, (batch.rounds,))

@@ -20,7 +20,7 @@ class Soft(Settings):
 
 
 class Periodic(Settings):
-    """Target network that is a copy of the fitted network from every `every` updates."""
+    """Target network that becomes a copy of the fitted network every `every` updates."""
 
     name: Literal["periodic"]
     every: int = Field(default=100, ge=1)
@@ -37,7 +37,7 @@ class FitConfig(Settings):
     lam: float = Field(default=0.0, ge=0.0, le=1.0)
     """λ of `target: td`, per round; 1 is Monte Carlo."""
     follow: Annotated[Soft | Periodic, Field(discriminator="name")] = Soft()
-    """Rule by which the target network follows; used with `target: td`."""
+    """Rule by which the target network follows the fitted network; used with `target: td`."""
     capacity: int = Field(default=256, ge=1)
     """Capacity of the replay buffer, in episodes."""
     min_fill: int = Field(default=64, ge=1)
@@ -71,7 +71,7 @@ class CreditMixer(MonteCarlo):
     credit_warmup_steps: int = Field(default=5, ge=0)
     """Steps in which the advantage uses the team's return, while the mixer already learns."""
     embedder: str = "base"
-    """Model that embeds turns: `base` (of the first trained agent if they differ), a model's path or hub name, or
+    """Model that embeds turns: `base` (that of the first trained agent if bases differ), a model's path or hub name, or
     `sentence-transformers:NAME`."""
     embedder_device: Annotated[str | None, FROM_HERE_ON] = None
     """Device of a separate embedder; null is `model.device`."""

@@ -1,4 +1,4 @@
-"""The memory of a run before anything is loaded: by process and phase, whether it fits, and settings to change if it does not.
+"""Estimate a run's memory before anything is loaded: by process and phase, whether it fits, and settings to change if it does not.
 
     from kapelle.cluster.planning import plan
     found = plan("demo", "training.microbatch_tokens=8192", gpu_memory=80)

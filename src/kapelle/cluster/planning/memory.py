@@ -1,9 +1,9 @@
-"""Memory by process, device, phase and kind: the bytes of a run at the worst moment of each phase.
+"""Memory by process, device, phase and kind: the bytes of a run at the peak of each phase.
 
-Answers have their greatest length, and passes are as full as the lengths allow. A phase's worst moment is the one with the largest sum,
-so that its kinds add up. Bases sample at the same time, and are updated one after another.
+Answers are assumed to have their maximum length, and passes are as full as the lengths allow. A phase's peak is the moment with the
+largest sum, so that its kinds add up. Bases sample at the same time, and are updated one after another.
 
-Resident from step to step are
+These kinds are resident from step to step:
 
 weights      4 bytes if they train; frozen ones in the compute type; in nf4 the linear layers of a frozen base take half a byte, a byte of
              scale for 64 weights and four bytes for 256 scales; adapters, critics' heads and references of adapters are in float32; a
@@ -12,8 +12,8 @@ judges       weights and adapters of the environment's frozen judges, in the pro
 gradients    4 bytes for each number that trains, from an update's first pass to its step
 optimiser    the two moments of AdamW: 8 bytes; 8-bit moments take 2 bytes and two scales of four bytes for 256 numbers
 
-Under `fsdp` each of several processes keeps its part of the bases, of their gradients and of their moments. Between updates the bases
-that sample are whole too. A pass gathers what is outside of the blocks (embeddings, head), and one block, or two on a GPU. The settings
+Under `fsdp` each of several processes keeps its part of the bases, of their gradients and of their moments. Between updates it also keeps
+whole copies of the bases that sample. A pass gathers the weights outside the blocks (embeddings, head) and one block, or two on a GPU. The settings
 of `fsdp` (offloading, types, tensor parallelism) are not planned.
 """
 
@@ -27,14 +27,14 @@ from kapelle.cluster.planning.sampling_memory import sampling_moments
 from kapelle.cluster.planning.update_memory import update_moments
 
 PROCESS = 470_000_000
-"""Bytes of a process with Python, torch and transformers without a model; measured on a CPU."""
+"""Bytes of a process with Python, torch and transformers but without a model; measured on a CPU."""
 TOKENIZER, MASKS = 1400, 1200
-"""Further bytes of a process on a CPU for each token of a model's vocabulary: its tokeniser, and what computes masks of constrained
-completions; measured with a vocabulary of 262,144. kapelle's small embedded model has neither."""
+"""Additional bytes of a process on a CPU for each token of a model's vocabulary: its tokeniser, and the code that computes masks of
+constrained completions; measured with a vocabulary of 262,144. kapelle's small embedded model has neither."""
 CONTEXT = 600_000_000
 """Bytes of a device for CUDA and its libraries; an assumption."""
 COPIED_AT_MOST = 1 << 30
-"""`training/loop.py`: most bytes of learners that are copied before an update of several steps."""
+"""`training/loop.py`: maximum bytes of learners that are copied before an update of several steps."""
 STACKS = 2
 """`models/fast/routed_linear.py`: copies of grouped adapters in the compute type."""
 
@@ -62,7 +62,7 @@ Kinds = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """The worst moment of a phase in one process on one device."""
+    """The peak of a phase in one process on one device."""
 
     name: str
     """`sampling`, `update` or `evaluation`."""
@@ -82,7 +82,7 @@ class Process:
     device: str
     phases: tuple[Phase, ...]
     count: int = 1
-    """Equal processes on that device: on a CPU all processes of a run; on a GPU one."""
+    """Number of equal processes on that device: all processes of a run on a CPU, one on a GPU."""
 
     @property
     def worst(self) -> Phase:
@@ -129,7 +129,7 @@ def _training(run: PlannedRun, bases: Sequence[str], device: str) -> Iterator[Ph
         learning = {**resident, "weights": parts + gathered}
     left: Kinds = {}
     if run.engine == "local" and device == "cpu" and not run.overlap:
-        # Merged weights of sampling stay in memory during an update.
+        # The merged weights for sampling stay in memory during an update.
         merged = [
             next(sampling_moments(run, base, 1, 1))["merged weights"]
             for base in bases
@@ -145,7 +145,7 @@ def _training(run: PlannedRun, bases: Sequence[str], device: str) -> Iterator[Ph
 
 
 def _sampling(run: PlannedRun, bases: Sequence[str], tasks: int, group: int | None = None) -> list[Kinds]:
-    """Return the worst moment of sampling on each base; see `_vllm` for vLLM."""
+    """Return the peak of sampling on each base; see `_vllm` for vLLM."""
     if run.engine != "local":
         return []
     found = [list(sampling_moments(run, base, tasks, group or run.work.group)) for base in bases]
@@ -158,7 +158,7 @@ def _judges(run: PlannedRun, device: str) -> Kinds:
 
 
 def _resident(run: PlannedRun, bases: Sequence[str], device: str, *, learns: bool) -> Kinds:
-    """Return the memory that is resident all the time; a process that only samples has weights alone."""
+    """Return the memory that is always resident; a process that only samples has only weights."""
     return {
         "process": PROCESS + vocabulary_bytes(run, bases) if device == "cpu" else CONTEXT,
         "weights": sum(_sampled_bytes(run, base, size) for base, size in base_copies(run) if base in bases),
@@ -239,7 +239,7 @@ def _gathered_bytes(run: PlannedRun, base: str) -> int:
 
 
 def base_copies(run: PlannedRun) -> Iterator[tuple[str, int]]:
-    """Yield every base in memory with its bytes; frozen bases of one path and place are one."""
+    """Yield every base in memory with its bytes; frozen bases with the same path and device count once."""
     seen: set[tuple[str, object]] = set()
     for base, path in run.team.bases.items():
         if base in run.team.trained_bases:

@@ -20,12 +20,12 @@ from kapelle.team import Place
 OF_PASSES = ("activations", "logits")
 """Kinds of memory of an update's passes."""
 SMALL = 256
-"""Least tokens of a microbatch that the advice suggests."""
+"""Minimum tokens of a microbatch that the advice suggests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A change of a setting, and the memory of the fullest device after this change and those before it."""
+    """A change of a setting, and the memory of the fullest device after this change and all earlier ones."""
 
     setting: str
     costs: str
@@ -41,7 +41,7 @@ class Plan:
     memory: int | None
     """Bytes of a device; None without a limit."""
     advice: tuple[Advice, ...]
-    """Changes after which it fits, the cheapest first; empty if it fits, or nothing helps."""
+    """Changes after which the run fits, the cheapest first; empty if it fits already or no change helps."""
     run: PlannedRun
 
     @property
@@ -51,11 +51,11 @@ class Plan:
 
     @property
     def devices(self) -> Mapping[str, int]:
-        """Device → bytes of its processes at their worst moments."""
+        """Device → bytes of its processes at their peaks."""
         return held_by_device(self.processes)
 
     def row(self) -> dict[str, Any]:
-        """Return it as plain JSON; memory in bytes, lengths in tokens."""
+        """Return the plan as plain JSON; memory in bytes, lengths in tokens."""
         work = self.run.work
         return {
             "fits": self.fits,
@@ -104,8 +104,8 @@ def plan(
 ) -> Plan:
     """Return the plan of a recipe (with `key.path=value` settings), without loading a model.
 
-    `gpu_memory` is that of each GPU in GB (10⁹ bytes). With it, bases without a device are planned for a GPU, otherwise for a CPU. For
-    several `ranks` the plan is that of one process with its own GPU. Raises the errors of the run, except for missing packages and
+    `gpu_memory` is the memory of each GPU in GB (10⁹ bytes). If it is given, bases without a device are planned for a GPU, otherwise for
+    a CPU. For several `ranks`, the plan describes one process with its own GPU. Raises the errors of the run, except for missing packages and
     devices.
     """
     config = recipe if isinstance(recipe, RunConfig) else load_recipe(recipe, (), settings, real=real).config
@@ -120,7 +120,7 @@ def plan(
 
 
 def held_by_device(found: Iterable[Process]) -> dict[str, int]:
-    """Return device → bytes of its processes at their worst moments."""
+    """Return device → bytes of its processes at their peaks."""
     devices: dict[str, int] = {}
     for process in found:
         devices[process.device] = devices.get(process.device, 0) + process.count * process.peak
@@ -133,7 +133,7 @@ def peak(run: PlannedRun) -> int:
 
 
 def with_chosen_tokens(run: PlannedRun, memory: int) -> PlannedRun:
-    """Return a run with the passes that the engine will choose on GPUs of `memory` bytes, if the setting is `auto`."""
+    """Return a run with the pass sizes that the engine will choose on GPUs of `memory` bytes, if the setting is `auto`."""
     if not run.left_open:
         return run
     taken = {
@@ -177,7 +177,7 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def advice(run: PlannedRun, memory: int) -> tuple[Advice, ...]:
-    """Return the cumulative changes after which a run fits; if all are not enough, return all that help."""
+    """Return the cumulative changes after which a run fits; if they are not enough, return all changes that help."""
     found: list[Advice] = []
     while peak(run) > memory:
         now = peak(run)
@@ -194,10 +194,10 @@ def advice(run: PlannedRun, memory: int) -> tuple[Advice, ...]:
 def _changes(run: PlannedRun, memory: int) -> Iterator[tuple[str, str, PlannedRun]]:
     """Yield each possible change, its cost, and the run after it; the cheapest first."""
     if not run.checkpointing:
-        costs = "an update takes about half as long again; the same gradients"
+        costs = "an update takes about 50 % longer; the same gradients"
         checkpointed = with_chosen_tokens(replace(run, checkpointing=True), memory)
         yield "training.gradient_checkpointing=true", costs, checkpointed
-    # The largest passes that fit, or the least that help.
+    # The largest passes that fit, or that need no more memory than the smallest.
     most_tokens = max(run.pass_tokens(base) for base in run.shapes)
     least = min(SMALL, most_tokens)
     enough = max(memory, peak(with_passes(run, least)))
@@ -205,7 +205,7 @@ def _changes(run: PlannedRun, memory: int) -> Iterator[tuple[str, str, PlannedRu
     smaller = with_passes(run, max(tokens, least))
     yield "training.microbatch_tokens={microbatch}", "more passes; the same gradients", smaller
     if run.engine == "local" and run.algorithm.collects_episodes:
-        # The most rows that fit, or the fewest that are needed for other phases to be the worst.
+        # The most rows that fit, or that need no more memory than one row.
         most = max(memory, peak(replace(run, max_rows=1)))
         rows = _largest(run.max_rows, lambda count: peak(replace(run, max_rows=count)) <= most)
         yield (

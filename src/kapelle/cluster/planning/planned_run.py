@@ -27,7 +27,7 @@ from kapelle.setup.preparation import PreparedRun
 from kapelle.team import Agent, Place, Policy, Team
 
 NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""Bytes of a weight in four bits with its share of the scales (2305.14314, section 3)."""
+"""Bytes of a four-bit weight, including its share of the scales (2305.14314, section 3)."""
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -49,7 +49,7 @@ OUTPUTS = ("o_proj", "c_proj", "out_proj", "dense")
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """A run with everything on which its memory depends."""
+    """A run with everything that determines its memory."""
 
     config: RunConfig
     algorithm: Algorithm
@@ -67,7 +67,7 @@ class PlannedRun:
     work: Workload
     optimizer: str
     microbatch_tokens: int
-    """Most tokens of a pass: the setting, or for `auto` the default of a CPU."""
+    """Maximum tokens of a pass: the setting, or for `auto` the default on a CPU."""
     checkpointing: bool
     max_rows: int
     kept_tokens: int
@@ -101,7 +101,7 @@ class PlannedRun:
 
     @property
     def problems(self) -> int:
-        """Most tasks of an evaluation; 0 for none."""
+        """Maximum number of tasks in an evaluation; 0 for none."""
         evaluation = self.config.evaluation
         return max(
             evaluation.problems * evaluation.before_and_after,
@@ -131,7 +131,7 @@ class PlannedRun:
 
     @property
     def own_tasks(self) -> int:
-        """Most tasks of a step in one process."""
+        """Maximum number of a step's tasks in one process."""
         return -(-self.work.tasks // self.ranks)
 
     @property
@@ -144,7 +144,7 @@ class PlannedRun:
         return -(-count // self.ranks) if self.shares_weights else count
 
     def pass_tokens(self, base: str) -> int:
-        """Return the most tokens of a pass over a base."""
+        """Return the maximum tokens of a pass over a base."""
         return self.chosen_tokens.get(base, self.microbatch_tokens)
 
     def size(self, base: str) -> int:
@@ -299,9 +299,9 @@ class Shape:
     vocabulary: int
     """V."""
     context: int
-    """Most positions."""
+    """Maximum number of positions."""
     normed: bool
-    """Whether queries and keys are normalised per head."""
+    """Whether queries and keys are normalised for each head."""
     flat: bool
     """Whether kapelle's own forward pass is used; otherwise that of `transformers`."""
     tied: bool
@@ -313,7 +313,7 @@ class Shape:
 
 
 def shape_of(settings: Mapping[str, Any], outline: Outline, *, codes: bool = False) -> Shape:
-    """Return the widths of a model with these settings; with `codes` its weights are held in four bits."""
+    """Return the widths of a model with these settings; with `codes`, its weights are stored in four bits."""
     hidden = outline.hidden
     heads = int(_first_set(settings, "num_attention_heads", "n_head", "num_heads") or 1)
     vocabulary = int(settings.get("vocab_size") or max(shape[0] for shape in outline.weights.values()))

@@ -9,7 +9,7 @@ from kapelle.environment import Environment, QuestionCounts, UsesModels, offers
 
 
 def requested_by(environment: Environment) -> Mapping[str, QuestionCounts]:
-    """Return the number of requests to each judge, by its path or name; empty without judges, or if unknown."""
+    """Return the number of requests to each judge, by its path or name; empty if there are no judges or the number is unknown."""
     return environment.questions() if offers(environment, UsesModels) else {}
 
 
@@ -20,7 +20,7 @@ def episodes_of(algorithm: Algorithm) -> int:
 
 
 def rows(asked: Mapping[str, QuestionCounts], tasks: int, group: int) -> dict[str, dict[str, int]]:
-    """Return the most requests to each judge for an episode, a group, and a step of `tasks` tasks."""
+    """Return the maximum number of requests to each judge for an episode, a group, and a step of `tasks` tasks."""
     return {
         name: {
             "of an episode": each.episode,

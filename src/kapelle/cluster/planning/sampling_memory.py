@@ -23,13 +23,13 @@ from kapelle.cluster.planning.workload import PlannedTurn
 TAIL, BLOCK, SHARED = 16, 64, 2
 """`models/fast/kv_cache.py`: places by which tails grow, places of a block, rows that share a prompt."""
 PRODUCTS = 512
-"""`models/fast/attention.py`: most keys for which attention stores weights on a CPU."""
+"""`models/fast/attention.py`: maximum keys for which attention stores weights on a CPU."""
 CHUNK, GPU_CHUNK = 1024, 1 << 14
 """`engines/rollout/local/decode_strategies.py`: prompt tokens of a pass."""
 UNDIVIDED = 4096
-"""`engines/rollout/local/sampling.py`: most tokens of a vocabulary that is summed as a whole."""
+"""`engines/rollout/local/sampling.py`: maximum tokens of a vocabulary that is summed as a whole."""
 LARGEST, LARGE = 1 << 26, 1 << 17
-"""`models/fast/fused.py`: most weights of all copies, and weights of a matrix that is kept packed alone."""
+"""`models/fast/fused.py`: maximum weights of all copies, and size of a matrix that is stored only in packed form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class PlannedRows:
     prompts: int
     """Number of distinct prompts."""
     prompt: int
-    """Tokens of the longest."""
+    """Tokens of the longest prompt."""
     answer: int
-    """Most tokens that are sampled."""
+    """Maximum tokens that are sampled."""
     tempered: bool
     """Whether any temperature is not 1."""
     adapters: int = 1
@@ -50,7 +50,7 @@ class PlannedRows:
 
 
 def sampling_moments(run: PlannedRun, base: str, tasks: int, group: int) -> Iterator[Mapping[str, int]]:
-    """Yield the memory of sampling on a base at each moment of its episodes by kind, without weights."""
+    """Yield the memory by kind, without weights, of sampling on a base at each moment of its episodes."""
     shape, size, cpu = run.shapes[base], run.size(base), run.cpu(base)
     policies = {
         name for name, policy in run.team.policies.items() if policy.base == base and not policy.endpoint
@@ -105,7 +105,7 @@ def rows_of(run: PlannedRun, policies: set[str], tasks: int, group: int) -> Iter
 
 
 def places(work: PlannedRows, *, flat: bool = True) -> tuple[int, int]:
-    """Return the token places of the KV cache at the end, and the most while tails become blocks.
+    """Return the token places of the KV cache at the end, and the maximum while tails become blocks.
 
     Without the `flat` pass, the cache of `transformers` holds every row's prompt and one place for each token.
     """
@@ -138,7 +138,7 @@ def place_bytes(shape: Shape, size: int) -> int:
 
 
 def step_logits(shape: Shape, work: PlannedRows) -> int:
-    """Return the most bytes of logits in a step of sampling."""
+    """Return the maximum bytes of logits in a sampling step."""
     sums = 8 + 8 if shape.vocabulary <= UNDIVIDED else 0
     sampled = work.rows * (4 + 4 + sums + 4 * work.tempered)
     read = 4 * (max(2 * work.prompts, work.prompts + work.rows))
@@ -146,7 +146,7 @@ def step_logits(shape: Shape, work: PlannedRows) -> int:
 
 
 def reading(shape: Shape, work: PlannedRows, size: int, *, fused: bool, cpu: bool) -> int:
-    """Return the most bytes of activations in one pass over prompts.
+    """Return the maximum bytes of activations in one pass over prompts.
 
     The peak is in a block's second half, with two products of gate and up projection beside the first half's, or in attention, which on
     a CPU holds the weights of up to 512 keys. `transformers` reads all rows in one pass.
@@ -177,7 +177,7 @@ def merges(shape: Shape, adapters: int) -> bool:
 def merged(shape: Shape, adapters: int, size: int, *, cpu: bool) -> int:
     """Return the bytes of the merged matrices of `adapters` adapters, and of the head.
 
-    On a CPU a matrix of fewer than 131,072 weights in float32 exists plain and packed.
+    On a CPU, a float32 matrix of fewer than 131,072 weights exists both plain and packed.
     """
     turned = (shape.heads + 2 * shape.key_heads) * shape.head_size
     sides = (
@@ -191,7 +191,7 @@ def merged(shape: Shape, adapters: int, size: int, *, cpu: bool) -> int:
 
 
 def making_merged(shape: Shape, size: int, *, cpu: bool) -> int:
-    """Return the further bytes while the head is copied, which is scaled in float32 and rounded last."""
+    """Return the additional bytes while the head is copied; it is scaled in float32 and then rounded."""
     return shape.head * 4 * (2 if size == 4 else 3) - _matrix(shape.head, size, cpu=cpu)
 
 

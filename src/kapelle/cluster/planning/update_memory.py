@@ -8,8 +8,8 @@ kapelle's own forward pass (`models/fast/flat.py`) keeps these features per toke
     second half   x (D, float32), gate and up (2·F)
     adapters      A·x of every adapted layer (the rank)
 
-Once per pass it keeps the embeddings, the angles of positions (2·E, float32), and the last norm's input and output. Features without a
-type have the compute type. On a CPU, attention of at most 512 keys keeps a weight for every query head, query and visible key (32
+Once per pass it keeps the embeddings, the angles of positions (2·E, float32), and the last norm's input and output. Features for which
+no type is given have the compute type. On a CPU, attention of at most 512 keys keeps a weight for every query head, query and visible key (32
 queries at a time). Otherwise torch's fused attention keeps queries, keys, values, outputs and one number per query.
 
 With gradient checkpointing a block keeps x (D, float32), and one block at a time is recomputed.
@@ -28,11 +28,11 @@ from kapelle.cluster.planning.planned_run import NOTHING, PlannedRun, Shape
 from kapelle.cluster.planning.workload import PlannedTurn
 
 MOST_KEYS = 512
-"""`models/fast/attention.py`: most keys for products on a CPU."""
+"""`models/fast/attention.py`: maximum keys for products on a CPU."""
 STEP = 32
 """`models/fast/attention.py`: queries of one product."""
 LOGIT_BUDGET = 1 << 21
-"""`engines/train/torch/large_head.py`: most logits that are kept for the backward pass."""
+"""`engines/train/torch/large_head.py`: maximum logits that are kept for the backward pass."""
 ROWS, PIECE, DEVICE_ROWS, DEVICE_PIECE = 512, 1 << 20, 2048, 1 << 25
 """`engines/train/torch/large_head.py`: tokens of a piece and its logits, on a CPU and on a GPU."""
 
@@ -41,7 +41,7 @@ ENOUGH = 3
 
 
 def update_moments(run: PlannedRun, base: str) -> Iterator[Mapping[str, int]]:
-    """Yield the memory of an update's passes over a base by kind, without weights and optimiser."""
+    """Yield the memory by kind of an update's passes over a base, without weights and optimiser."""
     shape = run.shapes[base]
     full = base in run.team.trained_bases
     found = passes(run, base)
@@ -88,7 +88,7 @@ def passes(run: PlannedRun, base: str) -> list[Pass]:
             for branch, count in zip(tree.branches, tree.targets, strict=True)
         ]
     found = list(passes_of(trees, most))
-    # The first pass, and the largest of the others, which begin with the gradients of the first one.
+    # The first pass, and the largest of the later passes, which begin with the first pass's gradients.
     return [*found[:1], *sorted(found[1:], key=lambda work: work.tokens)[-1:]]
 
 
@@ -113,7 +113,7 @@ def _trees(run: PlannedRun, base: str) -> Iterator[SharedPrefix]:
 
 
 def _chains(turns: Sequence[PlannedTurn]) -> list[list[PlannedTurn]]:
-    """Return groups of answers with prompts that continue one another; each group is one sequence."""
+    """Return groups of answers in which each prompt continues the previous answer; each group is one sequence."""
     chains: list[list[PlannedTurn]] = []
     last: dict[str, list[PlannedTurn]] = {}
     for each in turns:
@@ -160,11 +160,11 @@ class SharedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class PlannedSpan:
-    """A run of tokens in attention."""
+    """A contiguous span of tokens in attention."""
 
     queries: int
     keys: int
-    """Its own tokens and those before them."""
+    """Its own tokens and the tokens before them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class Pass:
         return sum(tree.size * tree.low for tree in self.trees)
 
     def spans(self) -> Iterator[PlannedSpan]:
-        """Yield its runs of tokens: stems, and branches that look back at them."""
+        """Yield its spans of tokens: stems, and branches that attend to them."""
         for tree in self.trees:
             if tree.stem:
                 yield PlannedSpan(tree.stem, tree.stem)
@@ -265,7 +265,7 @@ def attention(shape: Shape, work: Pass, how: Compute) -> int:
     """Return the bytes that attention of one block keeps."""
     spans = list(work.spans())
     alike = len(set(spans)) == 1 and spans[0].queries == spans[0].keys
-    # If tokens keep their order, the output projection keeps the result of attention itself.
+    # If tokens keep their order, the output projection keeps the attention result itself.
     shared = alike and (how.full or how.adapted_output)
     return sum(_span(shape, span, how, shared=shared) for span in spans)
 
@@ -316,11 +316,11 @@ def block_backward(shape: Shape, work: Pass, how: Compute) -> int:
 
 
 def logits(shape: Shape, work: Pass, how: Compute) -> int:
-    """Return the most bytes of the output head without its weights' gradient.
+    """Return the maximum bytes of the output head without its weights' gradient.
 
-    Up to 2²¹ logits are computed at once, and exist four times: tempered, for the log-prob, their softmax, and its entropy. If the
+    Up to 2²¹ logits are computed at once, and exist four times: scaled by temperature, for the log-prob, as softmax, and for its entropy. If the
     loss includes entropy, autograd keeps seven. More logits are computed in pieces (`large_head.py`): a piece exists twice in float32
-    and once in half precision, beside a gradient per hidden state. A head that trains holds a third copy of a piece.
+    and once in half precision, beside a gradient per hidden state. A trained head holds a third copy of a piece.
     """
     count, half = work.targets, how.size != 4
     if count * shape.vocabulary <= LOGIT_BUDGET:

@@ -1,4 +1,4 @@
-"""The weights of a team before it is loaded: their agents, and what trains."""
+"""The weights of a team before it is loaded: which agents use them, and which are trained."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class LearnerRow:
     kind: str
     """`policy` or `critic`."""
     weights: str
-    """A text such as `LoRA r 16 on base`."""
+    """A description such as `LoRA r 16 on base`."""
     trained: bool
     own_parameters: int
     """Number of parameters that it does not share; 0 for frozen policies and endpoints."""
     agents: tuple[str, ...]
     """Agents of the policy, or agents that the critic evaluates."""
     rate: str = ""
-    """A text with its learning rate and schedule; empty if they are those of `optimizer`."""
+    """A description of its learning rate and schedule; empty if they are those of `optimizer`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Base:
     parameters: int
     """Number of parameters without adapters and heads."""
     place: str = ""
-    """A text such as `bfloat16 on cuda:1`; empty for float32 on the default device."""
+    """A description such as `bfloat16 on cuda:1`; empty for float32 on the default device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +49,18 @@ class WeightsMap:
     bases: tuple[Base, ...]
 
     def row(self) -> dict[str, Any]:
-        """Return it as plain JSON."""
+        """Return the map as plain JSON."""
         return asdict(self)
 
 
 def weights_map(team: Team, models: Mapping[str, Outline], nf4: Collection[str] = ()) -> WeightsMap:
-    """Return the map of a team with bases of these outlines; those in `nf4` are held in four bits."""
+    """Return the map of a team with bases of these outlines; the bases in `nf4` are stored in four bits."""
     sizes = {base: model.parameters for base, model in models.items()}
     learners = []
     for name, policy in team.policies.items():
         agents = []
         for agent in team.agents_of(name):
-            # With the numbers (from 1) of an agent's turns where only some belong to the policy.
+            # If only some of an agent's turns belong to the policy, their numbers (from 1) are added.
             turns = [str(k + 1) for k, its in enumerate(team.turns_of.get(agent, ())) if its == name]
             agents.append(f"{agent} (turn {', '.join(turns)})" if turns else agent)
         own, trained, rate = 0, policy.trained, _rate(policy.rate)

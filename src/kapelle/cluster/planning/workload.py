@@ -25,7 +25,7 @@ from kapelle.training.selection import training_tasks
 from kapelle.workflow import opening
 
 PLAYED = 8
-"""Most tasks that are rolled out; the longest prompt of each turn counts."""
+"""Maximum number of tasks that are rolled out; for each turn, the longest prompt is used."""
 WORD = " the"
 _ARRIVING = 20
 """Turns of the event loop after which all requests of a moment have arrived."""
@@ -38,11 +38,11 @@ class PlannedTurn:
     policy: str
     agent: str
     moment: int
-    """Number of earlier answers in the episode; answers of one moment are sampled together."""
+    """Number of earlier answers in the episode; answers with the same number are sampled together."""
     prompt: int
     """Tokens."""
     answer: int
-    """Most tokens."""
+    """Maximum tokens."""
     tempered: bool
     """Whether its temperature is not 1."""
     continues: bool = False
@@ -75,7 +75,7 @@ class _PlannedAgent(ScriptedEngine):
         self._script = environment if moves and offers(environment, Scripted) else None
         self.turns: list[PlannedTurn] = []
         self._read: dict[str, tuple[int, ...]] = {}
-        """Agent → the tokens that it has read and written."""
+        """Agent → the tokens of its last prompt and answer."""
 
     async def generate(self, request: Request) -> Completion:
         """Return an answer with as many tokens as allowed."""
@@ -125,7 +125,7 @@ def workload(config: RunConfig, team: Team, renderers: Mapping[str, ChatRenderer
             episodes.append(mock.turns)
     if not episodes:
         raise ConfigError(
-            f"No episode of '{config.environment.name}' has a turn: {reason or 'it ends at once'}. Run `kapelle validate` to check "
+            f"No episode of '{config.environment.name}' has a turn: {reason or 'every episode ends at once'}. Run `kapelle validate` to check "
             "the environment."
         )
     return Workload(_longest(episodes), tasks, group, played=True)
@@ -153,7 +153,7 @@ def _longest(episodes: Sequence[Sequence[PlannedTurn]]) -> tuple[PlannedTurn, ..
 def _openings(
     config: RunConfig, team: Team, renderers: Mapping[str, ChatRenderer]
 ) -> tuple[PlannedTurn, ...]:
-    """Return one answer of each agent to its first prompt, or to one that fills its context if tasks have no text."""
+    """Return one answer of each agent to its first prompt, or to a prompt that fills its context if tasks have no text."""
     found = []
     for moment, agent in enumerate(team.agents):
         policy = team.policy(agent.name)
@@ -161,7 +161,7 @@ def _openings(
             continue
         sampling, renderer = agent.sampling, agent_renderer(agent, renderers[policy.name])
         tasks = training_tasks(config.environment, config, 1)[:PLAYED]
-        unknown = not any(task.question for task in tasks)  # an outside program writes the prompts
+        unknown = not any(task.question for task in tasks)  # an external program writes the prompts
         lengths = [max(1, renderer.context - sampling.max_tokens) if unknown else 1]
         lengths += [len(renderer.start(opening(agent, task))) for task in tasks]
         found.append(

@@ -1,4 +1,4 @@
-"""Rollout engines, which sample behind one protocol; the built-in ones by name."""
+"""Rollout engines, which sample through one protocol; the built-in ones by name."""
 
 from collections.abc import Mapping
 
@@ -6,4 +6,4 @@ BUILTIN: Mapping[str, str] = {
     "local": "kapelle.engines.rollout.local.settings:Local",
     "vllm": "kapelle.engines.rollout.vllm.settings:Vllm",
 }
-"""Name in a recipe → `module:Class`, imported on first use."""
+"""Mapping from the name in a recipe to `module:Class`, which is imported on first use."""

@@ -1,4 +1,4 @@
-"""An engine composed of several; each policy is sampled by the engine that holds it."""
+"""An engine composed of several engines; each policy is sampled by the engine that holds it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kapelle.engines.rollout.protocol import (
 
 
 def engine_of(engine: RolloutEngine, policy: str) -> RolloutEngine:
-    """Return the engine that samples a policy: an engine itself, or a part of a composed one."""
+    """Return the engine that samples a policy: the engine itself, or a part of a composed engine."""
     return engine.engine_of(policy) if isinstance(engine, ComposedEngine) else engine
 
 
@@ -64,7 +64,7 @@ class ComposedEngine(Interruptible, ServesCallers, HasNotes):
         return self._engine_of[policy]
 
     async def interrupt(self) -> Sequence[Interrupted]:
-        """Interrupt the requests of `Interruptible` engines, one engine after another, and wait for those of the others."""
+        """Interrupt the requests of `Interruptible` engines, one engine after another, and wait for the requests of the others."""
         return [
             broken
             for engine in self._engines

@@ -1,4 +1,4 @@
-"""Frozen agents behind an OpenAI-compatible URL.
+"""Frozen agents on an OpenAI-compatible server.
 
 The server returns text without token ids and log-probs, so such an agent is never
 trained. A request that fails ends its episode with an error; the run continues.
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     import httpx
 
 RETRIES = 6
-"""Most retries of a request, each within `engine.timeout`; their pauses add up to half a minute."""
+"""Maximum number of retries of a request, each within `engine.timeout`; the pauses between them add up to half a minute."""
 
 WITHHELD = ("content_filter", "error")
-"""Values of `finish_reason` with which a server returns no text; an empty text is then an error."""
+"""Values of `finish_reason` with which a server returns no text; an empty completion then raises an error."""
 
 
 def constraint_fields(constraint: Constraint | None) -> dict[str, Json]:
-    """Return the fields that apply a constraint; servers share no form for constraints other than JSON, which are ignored."""
+    """Return the fields that apply a constraint; other constraints than JSON have no common form and are ignored."""
     if constraint is not None and constraint.kind == "endpoint":
         fields: dict[str, Json] = json.loads(constraint.text)
         return fields
@@ -56,7 +56,7 @@ class EndpointEngine(RolloutEngine):
         retries: int = RETRIES,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """Allow `timeout` seconds per HTTP request, from connecting to the last byte; `transport` replaces the network in tests."""
+        """Allow `timeout` seconds per HTTP request, from connection to the last byte; `transport` replaces the network in tests."""
         for policy, endpoint in endpoints.items():
             try:
                 open_address(endpoint.url)
@@ -80,7 +80,7 @@ class EndpointEngine(RolloutEngine):
         return self._renderer
 
     async def generate(self, request: Request) -> Completion:
-        """Return the server's completion; EpisodeError after the last failed request."""
+        """Return the server's completion; EpisodeError if the last retry fails."""
         endpoint = self._endpoints.get(request.policy)
         if endpoint is None:
             raise EngineError(
@@ -115,10 +115,10 @@ class EndpointEngine(RolloutEngine):
             ended = choice.get("finish_reason")
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
             raise EpisodeError(
-                f"{endpoint.url} did not answer in the form of OpenAI's chat completions."
+                f"{endpoint.url} did not answer in the format of OpenAI's chat completions."
             ) from None
         if not text and ended in WITHHELD:
-            raise EpisodeError(f"{endpoint.url} gave no text, but `finish_reason: {ended}`.")
+            raise EpisodeError(f"{endpoint.url} returned no text; `finish_reason` is {ended}.")
         return Completion(
             ids,
             (0.0,) * len(ids),
@@ -131,11 +131,13 @@ class EndpointEngine(RolloutEngine):
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
         """Raise EngineError: a remote server has its own weights."""
-        raise EngineError(f"Policy '{policy}' is a remote endpoint and takes no weights. Mark it as frozen.")
+        raise EngineError(
+            f"Policy '{policy}' is a remote endpoint, which cannot load weights. Mark it as frozen."
+        )
 
 
 def _rows(messages: Sequence[Message]) -> list[dict[str, Json]]:
-    """Return messages in the form of OpenAI's API, with tool calls and their results in its fields where messages hold them."""
+    """Return messages in the format of OpenAI's API, with tool calls and results in its fields where messages contain them."""
     rows: list[dict[str, Json]] = []
     for message, row in zip(messages, conversation(defused(messages)), strict=True):
         fields = {} if message.structured is None else json.loads(message.structured)
@@ -147,11 +149,11 @@ def _rows(messages: Sequence[Message]) -> list[dict[str, Json]]:
     for place, row in enumerate(rows):
         if not (calls := row.pop("tool_calls", [])):
             continue
-        # An earlier answer has no ids; those of the results that follow are in the order of its calls.
+        # An earlier answer has no call ids; the ids of the results that follow are in the order of its calls.
         results = takewhile(lambda each: each["role"] == "tool", rows[place + 1 :])
         ids = [each["tool_call_id"] for each in results if "tool_call_id" in each]
         if "id" not in calls[0] and len(ids) != len(calls):
-            continue  # it stays a text
+            continue  # it stays a string
         row["content"] = row["content"].partition("<tool_call>")[0].strip() or None
         row["tool_calls"] = [
             {"id": call.get("id") or ids[number], "type": "function", "function": call["function"]}
@@ -163,7 +165,7 @@ def _rows(messages: Sequence[Message]) -> list[dict[str, Json]]:
     return rows
 
 
-# Completions are texts, in which calls have the form `hermes`.
+# Completions are strings in which calls have the format `hermes`.
 
 _CALL = re.compile(r"<tool_call>\n(\{.*?\})\n</tool_call>", re.DOTALL)
 
@@ -182,7 +184,7 @@ def _text(message: Any) -> str:
 
 
 def _calls_of(text: str) -> list[dict[str, Json]]:
-    """Return the calls of an earlier answer; none if they are not JSON."""
+    """Return the calls of an earlier answer; an empty list if they are not JSON."""
     try:
         return [{"function": json.loads(found)} for found in _CALL.findall(text)]
     except (ValueError, RecursionError):

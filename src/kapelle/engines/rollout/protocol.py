@@ -1,12 +1,12 @@
 """The rollout engine's protocol: many requests in flight, from all agents of all episodes.
 
 For each request an engine returns the tokens that one policy sampled, their log-probs, and the version
-and content hash of its weights. It may batch in any way; a request's completion depends on its
-seed and is independent of the other requests in its batch.
+and content hash of its weights. It may batch requests in any way; a request's completion depends on its seed and is
+independent of the other requests in its batch.
 
 An engine and its settings declare optional abilities by inheriting from a class below, like environments (ADR
-0068): `Interruptible`, `HasNotes`, `HasQueue`, `ServesCallers` and `KnowsAlternatives`; for settings, `AllowsInterrupts` and `ChecksItself`. An
-attribute named `notes` alone declares nothing.
+0068): `Interruptible`, `HasNotes`, `HasQueue`, `ServesCallers` and `KnowsAlternatives`; for settings, `AllowsInterrupts`
+and `ChecksItself`. An attribute named `notes` does not declare an ability by itself.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Request:
     """Index of the episode in its group, from 0; only recordings use it."""
     begun: tuple[int, ...] = ()
     """Ids of this completion that were sampled before an interrupt (`Interruptible`). They count towards `sampling.max_tokens`;
-    the completion has only the ids after them, and the text of all ids."""
+    the completion contains only the ids after them, but the text of all ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,10 @@ class Completion:
     routing: Routing | None = None
     """The experts of prompt and completion, from engines that record them (`RecordsRouting`)."""
     usage: tuple[int, int] | None = None
-    """The server's count of prompt and completion tokens, if `ids` are not its tokens."""
+    """The server's count of prompt and completion tokens, if `ids` are not the server's tokens."""
     constraint: Constraint | None = None
-    """The constraint that was applied, with log-probs of the constrained distribution; None from samplers that ignore
-    constraints: scripts, people and endpoints."""
+    """The constraint that was applied, so that log-probs are those of the constrained distribution; None from samplers that
+    ignore constraints: scripts, people and endpoints."""
 
 
 class Renderer(Protocol):
@@ -93,7 +93,7 @@ class Renderer(Protocol):
         ...
 
     def thoughts(self, prompt: Sequence[int], completion: Sequence[int], text: str) -> tuple[int, int]:
-        """Return the tokens of a completion and the characters of its text that are thoughts; thoughts come first."""
+        """Return how many tokens of a completion and characters of its text are thoughts; thoughts come first."""
         ...
 
 
@@ -132,11 +132,11 @@ class WritingRenderer(Renderer, Protocol):
     """A renderer that also turns completions written by hand into tokens, and tokens into text."""
 
     def completion(self, text: str) -> tuple[int, ...]:
-        """Return the ids of a completion, end of turn included."""
+        """Return the ids of a completion, including the end of turn."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return tokens as text, special ones as they are written."""
+        """Return tokens as text, including special tokens."""
         ...
 
 
@@ -152,7 +152,7 @@ class RolloutEngine(Protocol):
         ...
 
     def renderer(self, policy: str) -> Renderer:
-        """Return how a policy's conversations become tokens."""
+        """Return the renderer that turns a policy's conversations into tokens."""
         ...
 
     async def generate(self, request: Request) -> Completion:
@@ -189,21 +189,21 @@ class Interruptible:
     async def interrupt(self) -> Sequence[Interrupted]:
         """Interrupt all requests once every coroutine waits for a completion, and return them; they never complete.
 
-        Requests that are complete by then return first. A request continues as a new one with `Request.begun`, which
-        recomputes prompt and ids: the new log-probs are those of the engine's new weights.
+        Requests that are complete by then return their completions first. A request continues as a new one with
+        `Request.begun`, which recomputes prompt and ids: the new log-probs are those of the engine's new weights.
         """
         raise NotImplementedError
 
     def pause_every(self, tokens: int, pause: Callable[[], Awaitable[bool]] | None) -> None:
         """From now on, await `pause` after about this many tokens of each row, once every coroutine waits for a completion.
 
-        If it returns True, sampling stops until `interrupt`; None ends the pauses. Their times may depend only on the
-        requests. Runs of several processes need it. Raises EngineError in an engine without it.
+        If it returns True, sampling stops until `interrupt`; None ends the pauses. The times of pauses may depend only on
+        the requests. Runs of several processes need this method. Raises EngineError in an engine that does not define it.
         """
         if pause is not None:
             raise EngineError(
-                f"The engine {type(self).__name__} does not pause, which partial rollouts of several processes need. Write "
-                "its `pause_every`, train in one process, or set `training.partial_rollouts: 0`."
+                f"The engine {type(self).__name__} does not support pauses, which partial rollouts of several processes "
+                "need. Implement its `pause_every`, train in one process, or set `training.partial_rollouts: 0`."
             )
 
 
@@ -211,7 +211,7 @@ class EngineSettings(Protocol):
     """Frozen settings that build a rollout engine."""
 
     def build(self, models: Mapping[str, LanguageModel], policies: Sequence[Policy]) -> RolloutEngine:
-        """Return the engine for these policies; `models` are the trainer's, by base name."""
+        """Return the engine for these policies; `models` are the trainer's models, by base name."""
         ...
 
 
@@ -223,7 +223,7 @@ class RecordsRouting:
     """Settings of an engine that records the experts of each token (`Completion.routing`) if the model requests it."""
 
     def check_recording(self, model: LanguageModel) -> None:
-        """Raise ModelError if a model's experts cannot be recorded; by default all can."""
+        """Raise ModelError if a model's experts cannot be recorded; by default, all models are supported."""
 
 
 class ReadsImages:
@@ -238,11 +238,11 @@ class ChecksItself:
     """Settings of an engine with further requirements."""
 
     def check(self) -> None:
-        """Raise ConfigError if this machine cannot run the engine; before anything is loaded."""
+        """Raise ConfigError if this machine cannot run the engine; called before anything is loaded."""
         raise NotImplementedError
 
     def check_policies(self, policies: Iterable[Policy]) -> None:
-        """Raise ConfigError for a policy that the engine cannot sample with; before anything is loaded."""
+        """Raise ConfigError for a policy that the engine cannot sample with; called before anything is loaded."""
         return  # all policies are supported by default
 
 
@@ -265,7 +265,7 @@ class HasQueue:
 
 
 OnTokens = Callable[[Sequence[int], Sequence[float]], None]
-"""Called with the next token ids of a completion and their log-probs."""
+"""Function that is called with the next token ids of a completion and their log-probs."""
 
 
 class ServesCallers:
@@ -274,7 +274,7 @@ class ServesCallers:
     def serve(self) -> None:
         """Return completions independently of each other from now on; results may then differ in the last bits between runs.
 
-        Does nothing by default: completions of such engines are independent.
+        By default this does nothing, because completions of such engines are independent.
         """
 
     async def stream(self, request: Request, on_tokens: OnTokens | None) -> Completion:
@@ -283,7 +283,7 @@ class ServesCallers:
 
 
 Likeliest = tuple[tuple[int, float], ...]
-"""The likeliest tokens at one place, in descending order, with their log-probs (nats)."""
+"""The likeliest tokens at one position, in descending order, with their log-probs (nats)."""
 
 
 class AppliesConstraints:
@@ -298,14 +298,14 @@ class AppliesConstraints:
 
 
 class Recites(AppliesConstraints):
-    """An engine with scripted answers, such as the teacher of a warm-up; its text is assumed to fit any constraint."""
+    """An engine with scripted answers, such as the teacher of a warm-up; its text is assumed to satisfy any constraint."""
 
 
 class KnowsAlternatives:
     """An engine that can return the likeliest alternatives to each sampled token."""
 
     def alternatives(self, request: Request, ids: Sequence[int], count: int) -> Sequence[Likeliest]:
-        """Return the `count` likeliest tokens at the place of each id of a completion of this request.
+        """Return the `count` likeliest tokens at the position of each id of a completion of this request.
 
         Called on the engine's thread, between its steps; the log-probs are those of the sampling distribution.
         """
@@ -328,11 +328,11 @@ ABILITIES: Sequence[tuple[type, str]] = (
     (ServesCallers, "stream"),
     (KnowsAlternatives, "alternatives"),
 )
-"""Abilities that a rollout engine declares by inheriting, with a method that it must then define."""
+"""Abilities that a rollout engine declares by inheritance, each with a method that the engine must then define."""
 
 
 def check_abilities(engine: object, abilities: Sequence[tuple[type, str]]) -> None:
-    """Raise ConfigError if an engine inherits from an ability and does not define its method."""
+    """Raise ConfigError if an engine inherits from an ability but does not define its method."""
     kind = type(engine)
     for ability, part in abilities:
         if isinstance(engine, ability) and getattr(kind, part) is vars(ability)[part]:
@@ -356,7 +356,7 @@ def engine_class(name: str) -> type:
 
 
 def check_images(run: RunToCheck) -> Iterator[str]:
-    """Yield an engine that does not support the images of an environment."""
+    """Yield a message for an engine that does not support the images of an environment."""
     if not isinstance(run.config.engine, ReadsImages):
         yield from text_alone(run, f"`engine.name: {run.config.engine.name}`")
 
@@ -373,7 +373,8 @@ def check_constraints(run: RunToCheck) -> None:
         here = len(served) < len(policies)
         if served and constraint.kind not in ("json_schema", "json_object"):
             raise ConfigError(
-                f"Agent '{name}' is an endpoint, and endpoints do not support {constraint.kind}. Set `json_schema` in its `sampling`."
+                f"Agent '{name}' is an endpoint, and endpoints do not support {constraint.kind}. Set `json_schema` in "
+                "its `sampling` instead."
             )
         if here and not isinstance(config.engine, HoldsToConstraints):
             raise ConfigError(
@@ -392,7 +393,7 @@ def check_constraints(run: RunToCheck) -> None:
 
 
 def check_engine(run: RunToCheck) -> Iterator[str]:
-    """Yield that the engine does not record routing; raise ConfigError for a policy or a machine that it does not support."""
+    """Yield a message if the engine cannot record routing; raise ConfigError for a policy or machine that it does not support."""
     engine = run.config.engine
     if run.config.model.routing == "replayed" and not isinstance(engine, RecordsRouting):
         yield f"`model.routing: replayed` is not supported by `engine.name: {engine.name}`. Set `model.routing: free`."

@@ -1,7 +1,8 @@
 """The queue of requests to a sampler, and the wait until all of them have arrived.
 
-The last bits of a row's results depend on the other rows of its batch. So engines that sample in this process wait until no
-coroutine can continue without a completion, and let requests join in an order that is independent of time. Then a run repeats.
+The last bits of a row's results depend on the other rows of its batch. Engines that sample in this process therefore wait
+until no coroutine can continue without a completion, and let requests join in an order that is independent of time. This
+makes runs repeatable.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from kapelle.runtime.batch_barrier import BatchBarrier, Participant, current_par
 from kapelle.runtime.deadlines import pause_deadline
 
 QUIET_TICKS = 8
-"""Turns of the event loop without a new request after which all coroutines are assumed to wait;
+"""Number of turns of the event loop without a new request after which all coroutines are assumed to wait;
 nested gathers need up to four to return a result."""
 
 PAUSE = 32
-"""Most tokens that rows generate before other coroutines run and may submit requests."""
+"""Maximum tokens that rows generate before other coroutines run and may submit requests."""
 
 Output = TypeVar("Output")
 
@@ -35,33 +36,33 @@ class PendingRequest(Generic[Output]):
     part: Participant | None
     """The part of the rollout that sent the request; None outside a rollout."""
     start_clock: Callable[[], None]
-    """Called when its row joins, which starts its deadline."""
+    """Function that is called when its row joins, which starts its deadline."""
     output: Output | None = None
     """The output of its row; None while it waits."""
     notified: bool = False
     on_tokens: OnTokens | None = None
-    """Called with the tokens of its row as they are sampled; None without streaming."""
+    """Function that is called with the tokens of its row as they are sampled; None without streaming."""
 
     def order(self) -> tuple[int, tuple[int, ...], str, int]:
-        """Sort key among the requests since the last decoding; those outside rollouts keep their order."""
+        """Sort key among the requests since the last decoding; requests outside rollouts keep their order."""
         if self.part is None:
             return 0, (), "", 0
         return *self.part.order, self.request.agent, self.request.seed
 
     def notify(self) -> None:
-        """Tell the part of the rollout that its request has ended."""
+        """Notify the part of the rollout that its request has ended."""
         if self.part is not None and not self.notified:
             self.part.ended_request()
         self.notified = True
 
     def answer(self, completion: Completion) -> None:
-        """Return a completion to the awaiting coroutine, if it still waits."""
+        """Return a completion to the awaiting coroutine, if it is still waiting."""
         self.notify()
         if not self.future.done():
             self.future.set_result(completion)
 
     def fail(self, error: Exception) -> None:
-        """Raise an EngineError in the awaiting coroutine, if it still waits."""
+        """Raise an EngineError in the awaiting coroutine, if it is still waiting."""
         self.notify()
         if not self.future.done():
             failure = error
@@ -73,7 +74,7 @@ class PendingRequest(Generic[Output]):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class RequestQueue(Generic[Output]):
-    """Requests to one base model that have not joined its rows."""
+    """Requests to one base model that have not joined its rows yet."""
 
     arrived: list[PendingRequest[Output]] = field(default_factory=list)
     """Requests since the last decoding."""
@@ -107,7 +108,8 @@ class RequestQueue(Generic[Output]):
 async def wait_for_requests(here: BatchBarrier, arrived: Callable[[], int], patience: float) -> None:
     """Wait until every coroutine and every episode with a busy environment has sent its request or ended.
 
-    `arrived` counts the requests so far; `patience` is the longest wait in seconds for busy environments while nothing happens.
+    `arrived` counts the requests so far; `patience` is the maximum wait in seconds for busy environments while nothing
+    happens.
     """
     while True:
         # If no request arrives for some turns of the event loop, all coroutines wait for a completion.

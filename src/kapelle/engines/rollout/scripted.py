@@ -10,7 +10,7 @@ from kapelle.runtime.thoughts import split_thoughts
 from kapelle.types import Message
 
 Script = Callable[[Request], str]
-"""A scripted policy: from a request to the text of its answer."""
+"""A scripted policy: a function from a request to the text of its answer."""
 
 
 class ByteRenderer:
@@ -33,7 +33,7 @@ class ByteRenderer:
         return (*prompt, *completion, *b"\n", *self.start(new_messages))
 
     def thoughts(self, prompt: Sequence[int], completion: Sequence[int], text: str) -> tuple[int, int]:
-        """Return the length of the thoughts of a text; a server's text may lack the opening mark."""
+        """Return the length of a text's thoughts; a server's text may lack the opening mark."""
         if "THINK]" not in text and "think>" not in text:
             return 0, 0
         return 0, len(text) - len(split_thoughts(text, thinking="</think>" in text)[1])
@@ -66,11 +66,11 @@ class ScriptedEngine(RolloutEngine, Recites):
         return tuple(self.scripts)
 
     def renderer(self, policy: str) -> WritingRenderer:
-        """Return the policy's renderer, by default bytes."""
+        """Return the policy's renderer, by default one with bytes as tokens."""
         return self._renderers.get(policy, _BYTES)
 
     async def generate(self, request: Request) -> Completion:
-        """Return the text of the request's policy's script; EngineError for an unknown policy."""
+        """Return the text of the script of the request's policy; EngineError for an unknown policy."""
         script = self.scripts.get(request.policy)
         if script is None:
             raise EngineError(

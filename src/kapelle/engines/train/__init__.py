@@ -1,4 +1,4 @@
-"""Train engines, which hold the trained weights behind one protocol; the built-in ones by name."""
+"""Train engines, which hold the trained weights and share one protocol; the built-in ones by name."""
 
 from collections.abc import Mapping
 
@@ -7,4 +7,4 @@ BUILTIN: Mapping[str, str] = {
     "ddp": "kapelle.engines.train.settings:Ddp",
     "fsdp": "kapelle.engines.train.settings:Fsdp",
 }
-"""Name in a recipe → `module:Class`, imported on first use."""
+"""Mapping from the name in a recipe to `module:Class`, which is imported on first use."""

@@ -1,11 +1,11 @@
-"""Pack samples flat for forward passes, with every distinct token once; split them into passes, minibatches and shards.
+"""Pack samples as flat tokens for forward passes, with every distinct token once; split them into passes, minibatches and shards.
 
 A learner is a set of weights that is evaluated at target tokens: a policy for log-probs, a critic
 for the values before them. The samples of a group share their prompt, later turns of an agent extend
-earlier ones, and short answers are often equal: `unfold` finds shared tokens, `pack` lays the rest out flat. This
-changes no number: a sequence attends only to itself, and its positions start at 0.
+earlier ones, and short answers are often equal: `unfold` finds shared tokens, and `pack` concatenates the rest. This
+changes no result: a sequence attends only to itself, and its positions start at 0.
 
-Samples that a loss compares with one another are a bundle (`Sample.bundle`): they stay together in one forward pass, in one
+Samples that a loss compares with one another form a bundle (`Sample.bundle`): they stay together in one forward pass, in one
 optimiser step and on one rank.
 
 Shapes: N flat tokens, K target tokens, S sequences (samples) of one learner.
@@ -35,7 +35,7 @@ class MicroBatch:
     """The target tokens of one learner in a batch."""
 
     place: slice
-    """Their places among the K targets of the batch."""
+    """Their positions among the K targets of the batch."""
     targets: Targets
     samples: tuple[int, ...]
     """Index of the sample of each of the S segments."""
@@ -45,22 +45,22 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class AllowedTargets:
-    """The tokens that constraints allowed at the places of targets; equal masks are stored once.
+    """The tokens that constraints allowed at the positions of targets; equal masks are stored once.
 
     M distinct masks, W words of 32 tokens each (`TokenMasks`).
     """
 
     bits_MW: Tensor
-    """The first mask allows all tokens."""
+    """The distinct masks; the first mask allows all tokens."""
     mask_K: Tensor
     """Index of each target's mask."""
 
     def to(self, device: torch.device) -> AllowedTargets:
-        """Return them on a device."""
+        """Return the allowed tokens on a device."""
         return AllowedTargets(self.bits_MW.to(device), self.mask_K.to(device))
 
     def among(self, place: slice) -> AllowedTargets:
-        """Return those of some targets."""
+        """Return the allowed tokens of some targets."""
         return replace(self, mask_K=self.mask_K[place])
 
     def cut(self, logits_KC: Tensor, first: int = 0, rows: slice = slice(None)) -> Tensor:
@@ -82,7 +82,7 @@ class Batch:
     spans: tuple[Span, ...]
     """Sequences and shared prefixes of the plan."""
     owners: tuple[tuple[str, int, int], ...]
-    """(learner, first flat token, token after the last)."""
+    """Learners in the batch as (learner, first flat token, token after the last)."""
     source_K: Tensor
     """Flat token of the hidden state that predicts each target."""
     token_K: Tensor
@@ -92,11 +92,11 @@ class Batch:
     tokens: tuple[int, ...]
     """The flat tokens on the CPU."""
     experts_NLk: Tensor | None = None
-    """Recorded experts of tokens (int16), negative where the router chooses; None if it always does."""
+    """Recorded experts of tokens (int16), negative where the router chooses; None if the router always chooses."""
     images: Mapping[int, tuple[Image, ...]] = field(default_factory=dict)
-    """First flat token of a sequence → its images."""
+    """Mapping from the first flat token of a sequence to its images."""
     allowed: AllowedTargets | None = None
-    """Tokens that constraints allowed at the places of targets; None without constraints."""
+    """Tokens that constraints allowed at the positions of targets; None without constraints."""
 
 
 @dataclass(slots=True)
@@ -117,7 +117,7 @@ class TokenTree:
     images: tuple[Image, ...] = ()
     """The images of each of its samples; a tree with images has no prefix."""
     routing: Routing | None = None
-    """The recorded experts of its samples; a tree with these has no prefix."""
+    """The recorded experts of its samples; a tree with recorded experts has no prefix."""
 
     @property
     def size(self) -> int:
@@ -128,8 +128,8 @@ class TokenTree:
 def unfold(samples: Sequence[Sample], share: bool) -> list[TokenTree]:
     """Return the trees of tokens to compute for the samples, learner by learner.
 
-    Only tokens up to the last target are kept. A sample that is a prefix of another one shares its
-    branch. With `share`, samples of one prompt become branches of one tree.
+    Only tokens up to the last target are kept. A sample that is a prefix of another sample shares that sample's branch.
+    With `share`, samples of one prompt become branches of one tree.
     """
     trees: list[TokenTree] = []
     # Equal tokens with different images or recorded experts are different sequences.
@@ -137,7 +137,7 @@ def unfold(samples: Sequence[Sample], share: bool) -> list[TokenTree]:
     for kind, (images, routing) in sorted(kinds.items(), key=lambda each: each[0]):
         learner = kind[0]
         # The distinct sequences, each with all samples that are a prefix of it: in descending order, a sequence comes
-        # right before its prefixes.
+        # directly before its prefixes.
         needed = {
             k: sample.tokens[: sample.targets[-1]]
             for k, sample in enumerate(samples)
@@ -176,7 +176,7 @@ def pack(
     share: bool = True,
     masks: TokenMasks | None = None,
 ) -> Iterator[Batch]:
-    """Yield batches of at most `max_tokens` tokens (at least one sequence) that contain every sample once.
+    """Yield batches of at most `max_tokens` tokens (or one longer sequence) that together contain every sample once.
 
     `masks` compute the masks of the samples' constraints.
     """
@@ -203,7 +203,7 @@ def blank(learner: str, device: torch.device | str) -> Batch:
 
 
 def pieces(tree: TokenTree, max_tokens: int) -> Iterator[TokenTree]:
-    """Split a tree that is too large between its branches; each piece computes the prefix."""
+    """Split a tree that is too large between its branches; each piece computes the prefix again."""
     branches: list[TokenBranch] = []
     filled = len(tree.prefix)
     for branch in tree.branches:
@@ -274,7 +274,7 @@ def _laid_flat(
 
 
 def _at_their_places(experts: Mapping[int, Tensor], count: int) -> Tensor | None:
-    """Return the experts `_NLk` of a pass of `count` tokens, given those of sequences by their first token."""
+    """Return the experts `_NLk` of a pass of `count` tokens, given the experts of sequences by their first token."""
     if not experts:
         return None
     some = next(iter(experts.values()))
@@ -320,7 +320,7 @@ def _parts_by_learner(
         columns = {name: torch.cat([sample.columns[name] for sample in chosen]) for name in chosen[0].columns}
         segment_K = torch.arange(len(chosen)).repeat_interleave(counts)
         pairs = [sample.bundle for sample in chosen if sample.bundle is not None]
-        assert len(pairs) in (0, len(chosen)), "either all of a learner's samples are paired or none"
+        assert len(pairs) in (0, len(chosen)), "either all of a learner's samples are paired, or none is"
         observed = [float(sample.observed) for sample in chosen]
         targets = Targets(
             segment_K,
@@ -374,7 +374,7 @@ def _sent(batch: Batch, device: torch.device | str) -> Batch:
 
 
 def bundles_of(chosen: Sequence[int], samples: Sequence[Sample]) -> list[list[int]]:
-    """Return the indices in `chosen` grouped by `Sample.bundle`, in order; a sample without a bundle is alone."""
+    """Return the indices in `chosen` grouped by `Sample.bundle`, in order; a sample without a bundle forms its own group."""
     found: dict[tuple[str, int | None, int], list[int]] = {}
     for k in chosen:
         sample = samples[k]
@@ -417,16 +417,17 @@ def minibatches(samples: Sequence[Sample], parts: int, seeds: Mapping[str, int])
 
 
 SHARD_PIECES = 4
-"""Samples with a common prompt are sharded in pieces of at most one such part of a rank's tokens; each piece computes the prompt."""
+"""Samples with a common prompt are sharded in pieces of at most a rank's tokens divided by this number; each piece computes
+the prompt."""
 
 
 def shard_samples(samples: Sequence[Sample], ranks: int) -> list[list[int]]:
     """Return the indices of each rank's samples, in order; a rank may get none.
 
-    Bundles stay whole. Largest first, each unit goes to the rank with the fewest tokens (Graham 1969): the fullest rank has
-    at most one unit more than the emptiest.
+    Bundles stay whole. Each unit, largest first, goes to the rank with the fewest tokens (Graham 1969), so the fullest rank
+    has at most one unit more than the emptiest.
     """
-    # A unit is computed together: its number of tokens, and its samples.
+    # A unit is computed together; it consists of its number of tokens and its samples.
     if any(sample.bundle is not None for sample in samples):
         bundles = bundles_of(range(len(samples)), samples)
         units = [(sum(len(samples[k].tokens) for k in bundle), bundle) for bundle in bundles]
@@ -451,10 +452,10 @@ _KEY_BITS = 0xFFFFFFFF
 
 
 def token_keys(batch: Batch, seeds: Mapping[str, int]) -> Tensor:
-    """Return the keys `_N` (int32) of dropout for a batch's flat tokens; `seeds` are by learner.
+    """Return the dropout keys `_N` (int32) of a batch's flat tokens; `seeds` are by learner.
 
-    A key depends on its learner's seed and the tokens up to its own. One split of a step computes a shared prefix once,
-    another several times; since keys depend only on the tokens, the masks are the same.
+    A key depends on its learner's seed and the tokens up to its own. Some splits of a step compute a shared prefix once,
+    others several times; because keys depend only on the tokens, the masks are the same.
     """
     tokens, owners = batch.tokens, iter(batch.owners)
     keys = [0] * len(tokens)

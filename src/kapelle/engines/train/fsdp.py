@@ -1,9 +1,10 @@
 """The train engine with sharded bases: each process holds a shard of the weights, gradients and moments.
 
 It is the engine `torch` on sharded bases. Between its calls every process holds all weights, for the sampler; inside
-`update`, `score` and `embed` it holds only its shard, plus one block at a time. Since FSDP gathers each block for its computation,
-all processes take the same number of passes: one with fewer samples adds passes over a single token that count for
-nothing. No process may stop between two passes, so stop requests and bad losses take effect after an update's step.
+`update`, `score` and `embed` it holds only its shard, plus one block at a time. Because FSDP gathers each block for its
+computation, all processes take the same number of passes: a process with fewer samples adds passes over a single token that
+have no effect. No process may stop between two passes, so stop requests and losses that are not finite take effect after an
+update's step.
 
 Shapes: N flat tokens, D hidden size.
 """
@@ -62,10 +63,10 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines, CountsTokens):
     """Policies and critics on bases of which each rank holds a shard."""
 
     def __init__(self, setup: TrainSetup, settings: Sharding | None = None) -> None:
-        """Shard the bases and their frozen copies; then add adapters and heads, which every rank holds whole."""
+        """Shard the bases and their frozen copies; then add adapters and heads, which every rank holds in full."""
         settings = settings or Sharding()
         split = settings.tensor_parallel
-        if split > 1:  # torch's advice to flatten meshes is for code that redistributes in every pass
+        if split > 1:  # torch's warning about flattening meshes is for code that redistributes in every pass
             logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
         kind = next(iter(setup.models.values())).device.type
         mesh = init_device_mesh(kind, (setup.ranks.size // split, split), mesh_dim_names=("data", "tensor"))
@@ -73,7 +74,8 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines, CountsTokens):
         self._bases: list[ShardedBase] = []
         self._sampled: dict[str, LanguageModel] = {}
         if split > 1:
-            # Split layers of several processes wait for each other, but samplers are independent: they need a separate model.
+            # Layers that are split over several processes wait for each other, but samplers are independent, so they need a
+            # separate model.
             self._sampled = dict(setup.models)
             setup = replace(
                 setup,
@@ -149,7 +151,7 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines, CountsTokens):
     def _equalise(
         self, passes: Mapping[str, Sequence[tuple[list[int], Batch]]]
     ) -> list[tuple[list[int], Batch]]:
-        """Return the passes over each base, by the name of a learner on it: equally many in every rank, with equally many steps.
+        """Return the passes over each base, by the name of a learner on it: the same numbers of passes and of steps in every rank.
 
         The flat pass is one step; `transformers` takes one for each bucket of sequences.
         """
@@ -175,7 +177,7 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines, CountsTokens):
 
     @property
     def versions(self) -> Mapping[str, int]:
-        """Number of changes behind the weights of each trained policy."""
+        """Number of changes of the weights of each trained policy."""
         return self._engine.versions
 
     @property
@@ -188,7 +190,7 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines, CountsTokens):
         return self._engine.renderer(learner)
 
     def weights(self, name: str) -> Mapping[str, Tensor]:
-        """Return all weights of a policy, critic or reference, whole.
+        """Return all weights of a policy, critic or reference, unsharded.
 
         For a model without a sampler (a reference's, a critic's own), all ranks must call this together.
         """
@@ -207,7 +209,7 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines, CountsTokens):
         copy_weights(self.weights(name), weights, f"'{name}'")
         given = {
             key: tensor.detach().clone() for key, tensor in weights.items()
-        }  # they may be gathered weights
+        }  # the values may be gathered weights
         with self._sharded(changes=True), torch.no_grad():
             for key, part in parts.items():
                 part.copy_(distributed_like(given[key], part))
@@ -246,7 +248,7 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines, CountsTokens):
             return self._engine.check_parity(samples, weights)
 
     def publish(self) -> Mapping[str, Published]:
-        """Return the weights of the policies that changed since the last call, whole."""
+        """Return the unsharded weights of the policies that changed since the last call."""
         changed = self._engine.publish()
         return {name: Published(self.weights(name), each.version) for name, each in changed.items()}
 
@@ -261,7 +263,7 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines, CountsTokens):
             self._engine.refresh_references()
 
     def state(self) -> dict[str, Any]:
-        """Return the whole state for an exact resume; all ranks must call this together."""
+        """Return the unsharded state for an exact resume; all ranks must call this together."""
         return self._engine.state()
 
     def parts(self) -> dict[str, object]:
@@ -269,24 +271,24 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines, CountsTokens):
         return self._engine.state(parts=True)
 
     def room(self, place: str, saved: Tensor) -> Tensor | None:
-        """Return an empty tensor for the value of `parts` at a dotted place; None if this rank keeps it whole."""
+        """Return an empty tensor for the value of `parts` at a dotted path; None if this rank keeps the whole value."""
         own = self._sharded_tensors.get(
             place, self._sharded_tensors.get(place.rpartition(".")[0])
-        )  # a moment's place is below its weight's
+        )  # a moment's path is below its weight's
         return None if own is None or own.shape != saved.shape else torch.empty_like(own, dtype=saved.dtype)
 
     def load_state(self, state: Mapping[str, object]) -> None:
-        """Restore the result of `state` or `parts` exactly, from any number of ranks."""
+        """Restore the result of `state` or `parts` exactly; it may come from any number of ranks."""
         with self._sharded(changes=True):
             self._engine.load_state(state)
 
 
 class ShardedBase:
-    """The weights of one model under FSDP2 (`fully_shard`): whole in this process, or its shard.
+    """The weights of one model under FSDP2 (`fully_shard`): all of them in this process, or only its shard.
 
     FSDP gathers a block's weights before the block and frees them after it, forward and backward, by hooks around
-    `forward` and around registered methods. `transformers` calls its modules, which triggers the hooks; the flat pass
-    calls none, so each block is registered as a method. The whole pass is a registered method for both.
+    `forward` and around registered methods. `transformers` calls its modules, which triggers the hooks; the flat pass does
+    not call modules, so each block is registered as a method. The whole pass is a registered method in both cases.
     """
 
     def __init__(
@@ -336,9 +338,11 @@ class ShardedBase:
             [module for module in root.modules() if isinstance(module, FSDPModule)],
         )
         for part in self._parts:
-            part.set_gradient_divide_factor(1.0)  # sums: the engine divides by the global weight
+            part.set_gradient_divide_factor(
+                1.0
+            )  # compute sums, because the engine divides by the global weight
             part.set_force_sum_reduction_for_comms(True)
-        # A policy's passes read the head; passes over a single token and passes of critics do not.
+        # Passes of a policy read the head; passes over a single token and passes of critics do not.
         root.set_reduce_scatter_unused_params(headed)
         self.shard()
         # The first pass determines the root module, so it must not be a single block called by a sampler.
@@ -349,7 +353,7 @@ class ShardedBase:
         self.shard()
 
     def shard(self) -> None:
-        """Keep only this process's shard of the weights, and compute with gathered ones."""
+        """Keep only this process's shard of the weights, and compute with gathered weights."""
         for part in self._parts:
             if part is not self._root:
                 part.set_reshard_after_forward(self._reshards, recurse=False)
@@ -367,7 +371,7 @@ class ShardedBase:
             part.unshard()
 
     def _lead_back(self, _embeddings: nn.Module, _inputs: object, embedded: Tensor) -> None:
-        """Make every process's backward pass go through every block, for any adapters of its rows."""
+        """Make every process's backward pass go through every block, whatever adapters its rows use."""
         if self._model.sharded_pass is not None and torch.is_grad_enabled() and not embedded.requires_grad:
             embedded.requires_grad_()
 
@@ -380,7 +384,7 @@ class ShardedBase:
 
         def block(own: Any, number: int, x_ND: Tensor, *rest: Any) -> Tensor:
             if number == 0 and torch.is_grad_enabled() and not x_ND.requires_grad:
-                # As `_lead_back`.
+                # For the same reason as `_lead_back`.
                 x_ND = x_ND.detach().requires_grad_()
             after_ND: Tensor = layers[number].flat_block(own, run, number, x_ND, *rest)
             return after_ND

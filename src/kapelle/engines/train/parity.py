@@ -1,21 +1,22 @@
-"""Check token by token that trainer and sampler agree on weights and distribution; float64 decides if they do not.
+"""Check token by token that trainer and sampler agree on weights and distribution; if they differ, a float64 pass decides.
 
-The largest gap of a step does not decide by itself: it grows with the number of tokens. In half precision rounding has a heavy
-tail, and one token in a million is off by a nat in a correct run. So there the step is compared with the effect of rounding on
-*many* tokens (`improbability`): the mean, and the number of tokens above the bound, above twice, four times … the bound, of
-each learner and of each sample. Both tests are exact for any number of tokens, so a long step is stopped no sooner than a
-short one, and a fault in a few samples is not diluted.
+The largest gap of a step is not decisive by itself, because it grows with the number of tokens. In half precision rounding
+has a heavy tail, and one token in a million is off by a nat in a correct run. In half precision the step is therefore
+compared with the effect of rounding on *many* tokens (`improbability`): the mean, and the number of tokens above the bound,
+twice the bound, four times the bound and so on, for each learner and each sample. Both tests are exact for any number of
+tokens, so a long step is not stopped more easily than a short one, and a fault in a few samples is not diluted.
 
-In float32 a gap above the bound is rare, and always examined. Weights that have grown can make one token in a thousand
-depend on sums of nearly cancelling terms; two correct float32 passes then differ there by more than any bound that is useful
-elsewhere, and both differ from float64 by as much. A fault (other weights, another token, another temperature) leaves the
-trainer close to float64 and the sampler far from it, or changes more than a few tokens.
+In float32 a gap above the bound is rare and is always examined. Weights that have grown can make one token in a thousand
+depend on sums of nearly cancelling terms; two correct float32 passes then differ there by more than any bound that is
+useful elsewhere, and both differ from float64 by as much. A fault (wrong weights, tokens or temperature) leaves the trainer
+close to float64 and the sampler far from it, or changes more than a few tokens.
 
 A bounded number of sequences is examined (`MOST_ROWS`, `MOST_TOKENS`), the worst and some random ones: they are
-computed in float64. The trainer's log-probs are those of the step's own pass: a second pass packs the tokens differently, so
-that other kernels sum in another order, and a gap from rounding may disappear. The step passes only if few tokens are above the
-bound (`SHARE`), none by more than `CEILING` bounds, each by no more than `ROUNDINGS` times the effect of rounding errors of the
-compute type on that token, and neither side is off by more than `TIMES` the other and rounding.
+computed in float64. The trainer's log-probs are those of the step's own pass. A second pass would pack the tokens
+differently, so that other kernels sum in a different order, and a gap caused by rounding might disappear. The step passes
+only if few tokens are above the bound (`SHARE`), none by more than `CEILING` bounds, each by no more than `ROUNDINGS` times
+the effect of rounding errors of the compute type on that token, and neither side is off by more than `TIMES` times the
+other side's distance and the rounding error.
 
 Shapes: K targets of several samples, T targets of one sample, L its tokens, D hidden size, H query heads, J key heads, E head size, O
 and I features, R draws, S samples.
@@ -41,64 +42,69 @@ from kapelle.models.lora_bank import BankedLinear, Factors, weight_of
 from kapelle.rows import Column, Sample
 
 PARITY = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.1}
-"""Default bound on |trainer − sampler| log-prob (nats) by the type of rounding; in half precision few tokens exceed it."""
+"""Default bound on |trainer − sampler| log-prob (nats) by the type in which rounding occurs; in half precision few tokens
+exceed it."""
 
 ROUGH = frozenset([torch.bfloat16, torch.float16])
-"""Compute types with rounding errors that lift some tokens above every useful bound."""
+"""Compute types whose rounding errors lift some tokens above every useful bound."""
 
 TAIL = 2e-3
-"""Greatest share of tokens that such rounding lifts above the bound; an eighth of it above twice the bound, and so on.
+"""Maximum share of tokens that such rounding lifts above the bound; an eighth of this share is lifted above twice the
+bound, and so on.
 
-Differences with a mean of 0.02 nats and a largest of 1 nat in a million tokens have 0.0003."""
+For differences with a mean of 0.02 nats and a maximum of 1 nat in a million tokens, the share is 0.0003."""
 
 MEAN = 1 / 8
-"""Greatest mean gap of such rounding, in bounds, with each gap cut at one bound. Measured: 0.05."""
+"""Maximum mean gap of such rounding, in bounds, with each gap clipped at one bound. Measured: 0.05."""
 
 TAIL_OF_ONE, MEAN_OF_ONE = 25 * TAIL, 4 * MEAN
-"""Both limits for a single sample, because some texts are harder to compute; those of several samples lie between."""
+"""Both limits for a single sample, because some texts are harder to compute; the limits for several samples lie in
+between."""
 
 DOUBLINGS = 7
 """Multiples of the bound above which tokens are counted: 1, 2, 4, … ; the last one is 16 nats in bfloat16."""
 
 SUSPECT = 1e-2
-"""A step less probable than this is examined; actual rounding is far below the limits above, so correct steps hardly ever are."""
+"""A step less probable than this is examined; actual rounding is far below the limits above, so correct steps are hardly
+ever examined."""
 
 CERTAIN = 1e-9
 """A step less probable than this fails if there is no float64 pass."""
 
 SHARE = 0.01
-"""Greatest share of a step's tokens above the bound; one token is always allowed."""
+"""Maximum share of a step's tokens above the bound; one token is always allowed."""
 
 CEILING = 100.0
-"""Greatest gap, in bounds: beyond it the compute type is too coarse for these weights."""
+"""Maximum gap, in bounds; beyond it the compute type is too coarse for these weights."""
 
 ROUNDINGS = 16.0
-"""Greatest gap, in root mean squares of the token's rounding error; in correct passes it stays below 7 (measured)."""
+"""Maximum gap, in root mean squares of the token's rounding error; in correct passes it stays below 7 (measured)."""
 
 TIMES = 2.0
-"""Greatest median distance of one side from float64, in multiples of the other side's and of rounding errors."""
+"""Maximum median distance of one side from float64, in multiples of the other side's distance and of rounding errors."""
 
 MOST_ROWS = 64
-"""Most sequences that are computed in float64."""
+"""Maximum sequences that are computed in float64."""
 
 MOST_TOKENS = 1 << 15
-"""Most tokens of these sequences; one sequence is always computed."""
+"""Maximum tokens of these sequences; one sequence is always computed."""
 
 FEW = 32
-"""Fewest tokens for a comparison of medians."""
+"""Minimum tokens for a comparison of medians."""
 
 HUGE = 1.0
-"""Median size of weights that only a diverging run has: of updates relative to their base weights, else root mean squares.
+"""Median size of weights that only a diverging run reaches: for adapters, updates relative to their base weights; otherwise
+root mean squares.
 
 Measured for adapters: 0.02 to 0.07 after learning, 1.7 after ten steps at fifty times the rate."""
 
 
 DEPTHS = (128, 512, 2048)
-"""Numbers of tokens of context at which the ranges of `parity/kl` begin, after the first."""
+"""Numbers of context tokens at which the ranges of `parity/kl` after the first begin."""
 
 
 LearnerModels = Mapping[str, tuple[LanguageModel, str | None]]
-"""Learner → its model, and its adapter."""
+"""Mapping from a learner to its model and its adapter."""
 
 
 def rounded_as(model: LanguageModel) -> torch.dtype:
@@ -109,7 +115,7 @@ def rounded_as(model: LanguageModel) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True)
 class ParityFinding:
-    """The verdict of float64 on an examined step."""
+    """The result of the comparison of a step with float64."""
 
     tokens: int
     """Tokens above the bound."""
@@ -121,13 +127,13 @@ class ParityFinding:
     trainer: float = 0.0
     """The same distance for the trainer."""
     rounding: float | None = None
-    """Root mean square of the rounding error there; None if nothing was computed in float64."""
+    """Root mean square of the rounding error at that token; None if nothing was computed in float64."""
     failure: str | None = None
     """Why the step fails; None if rounding explains everything."""
 
     @property
     def is_clear(self) -> bool:
-        """Whether the sampler is so far off that rounding cannot be the cause, even if the weights have exploded."""
+        """Whether the sampler is off by so much that rounding cannot be the cause, even if the weights have exploded."""
         known = max(self.trainer, self.rounding or 0.0)
         return self.rounding is not None and self.sampler > CEILING * known
 
@@ -137,8 +143,8 @@ class ParityFinding:
         if self.rounding is None:
             return f"{where}; {self.failure}"
         distances = (
-            f"against float64 the sampler is off by {self.sampler:.2g} and the trainer by {self.trainer:.2g} "
-            f"(policy '{self.learner}'), where rounding explains about {self.rounding:.2g}"
+            f"compared with float64, the sampler is off by {self.sampler:.2g} and the trainer by {self.trainer:.2g} "
+            f"(policy '{self.learner}'), and rounding explains about {self.rounding:.2g}"
         )
         return f"{where}; {distances}: {self.failure}" if self.failure else f"{where}; {distances}"
 
@@ -147,10 +153,10 @@ def improbability(gap_K: Tensor, group_K: Tensor, samples_G: Tensor, bound: floa
     """Return a bound `_G` (float64) on the probability that rounding causes such gaps in each group of tokens.
 
     `group_K` are the tokens' groups, `samples_G` the number of samples of each group. Rounding lifts a token above the
-    bound with probability `TAIL` at most, above 2ʲ bounds with `TAIL`/8ʲ (a power law with exponent 3). The mean of gaps
-    cut at the bound is `MEAN` bounds at most. The number of tokens above a multiple is then below a Poisson number; the
-    mean has Bernstein's bound, for the largest variance that its range and mean allow. The result is the smallest of these
-    probabilities times their number. Without tokens it is 1.
+    bound with probability at most `TAIL`, and above 2ʲ bounds with at most `TAIL`/8ʲ (a power law with exponent 3). The
+    mean of gaps clipped at the bound is at most `MEAN` bounds. The number of tokens above a multiple is then bounded by a
+    Poisson variable; Bernstein's inequality bounds the mean, for the largest variance that its range and mean allow. The
+    result is the smallest of these probabilities times their number, or 1 without tokens.
     """
     groups, gap_K = len(samples_G), gap_K.double().nan_to_num(torch.inf)
     tokens_G = torch.bincount(group_K, minlength=groups).double()
@@ -179,13 +185,12 @@ def check_parity(
     totals: dict[str, list[float]],
     models: LearnerModels,
 ) -> None:
-    """Record the largest and the mean gap of models of one compute type, and their KL by depth; without gaps do nothing.
+    """Record the largest and the mean gap of models of one compute type, and their KL by depth; do nothing without gaps.
 
-    The KL from trainer to sampler is estimated as the mean of exp(d) − 1 − d, with d the trainer's less the sampler's log-prob
-    (k3 of Schulman, "Approximating KL divergence", 2020).
-    If rounding is unlikely to explain them, some of the samples are compared with float64: ParityError if rounding does not
-    explain them. Otherwise the number of tokens above the bound is recorded too, if there are any. `samples` are those of the step,
-    which `gaps` refer to.
+    The KL from trainer to sampler is estimated as the mean of exp(d) − 1 − d, where d is the trainer's log-prob minus the
+    sampler's (k3 of Schulman, "Approximating KL divergence", 2020). If rounding is unlikely to explain the gaps, some of
+    the samples are compared with float64; ParityError is raised if rounding does not explain them. Otherwise the number of
+    tokens above the bound is also recorded, if there are any. `samples` are those of the step, which `gaps` refer to.
     """
     off_K = torch.cat([each.off_K.to(gaps[0].off_K.device) for each in gaps]) if gaps else torch.zeros(0)
     if not len(off_K):
@@ -229,8 +234,8 @@ def check_parity(
                 if growth is not None:
                     raise ParityError(f"{growth} {LOWER_RATE} {differ}")
                 raise ParityError(
-                    f"{differ} See docs/troubleshooting.md; `training.parity_tolerance` sets the bound, also when a run is "
-                    "resumed."
+                    f"{differ} See docs/troubleshooting.md; `training.parity_tolerance` sets the bound, even when a run "
+                    "is resumed."
                 )
     if above:
         totals["parity/rounded"] = [above + totals.get("parity/rounded", [0.0])[0], 1.0]
@@ -250,7 +255,7 @@ LOWER_RATE = "Go back to an earlier step with `kapelle runs rollback RUN --to ST
 
 @torch.no_grad()
 def growth_of(models: LearnerModels) -> str | None:
-    """Return that a learner diverges if most of its weights are not finite or larger than `HUGE`; None for none.
+    """Return a message if most of a learner's weights are not finite or larger than `HUGE`; None if no learner diverges.
 
     The update of an adapter is compared with the weights that it changes, by the Frobenius norm. Other weights have root mean
     squares far below 1, as every layer normalises its inputs.
@@ -276,7 +281,7 @@ def growth_of(models: LearnerModels) -> str | None:
 
 
 def improbability_of_step(gap_K: Tensor, sample_K: Tensor, learners: Sequence[str], bound: float) -> float:
-    """Return `improbability` of the most improbable learner or sample, times their number; `learners` are those of the samples."""
+    """Return the `improbability` of the least probable learner or sample, times their number; `learners` are by sample."""
     names = sorted(set(learners))
     learner_S = torch.tensor([names.index(name) for name in learners])
     of_learners = improbability(gap_K, learner_S[sample_K], learner_S.bincount(minlength=len(names)), bound)
@@ -293,7 +298,7 @@ def _counted(sample: Sample) -> Tensor:
 def _chosen(largest_S: Tensor, samples: Sequence[Sample], least: float) -> list[int]:
     """Return the samples with a gap above `least` to compute in float64: half by their largest gap, half at random.
 
-    The random choice is the same at each call.
+    The random choice is the same in every call.
     """
     order = [k for k in largest_S.argsort(descending=True, stable=True).tolist() if largest_S[k] > least]
     worst, others = order[: MOST_ROWS // 2], order[MOST_ROWS // 2 :]
@@ -318,14 +323,16 @@ def judge_in_float64(
 ) -> ParityFinding:
     """Judge some samples of a step, each with the gaps between trainer and sampler at its counted targets.
 
-    `finding` counts the tokens of the whole step, and `probability` is the step's.
+    `finding` counts the tokens of the whole step, and `probability` is that of the step.
     """
     pairs = [models[sample.learner] for sample, _ in judged]
     if any(model.flat is None or model.sharded_pass is not None for model, _ in pairs):
         if rough and probability >= CERTAIN:
             return finding
         why = "this architecture or engine has no float64 pass to compare with"
-        return replace(finding, failure=f"rounding does not explain that, and {why}" if rough else why)
+        return replace(
+            finding, failure=f"rounding does not explain the difference, and {why}" if rough else why
+        )
     try:
         compared = [
             (sample.learner, *_against_float64(sample, off_T, models), ~(off_T.abs() <= bound))
@@ -335,7 +342,8 @@ def judge_in_float64(
         if rough and probability >= CERTAIN:
             return finding
         return replace(finding, failure="memory ran out during the comparison with float64")
-    # The gap that rounding explains least: of a token above the bound, or in half precision the median of a sample or learner.
+    # Find the gap that rounding explains least: that of a token above the bound, or in half precision the median of a
+    # sample or learner.
     least: list[tuple[float, ParityFinding]] = []
     for learner, off_2T, rounding_T, above_T in compared:
         for off_2, rounding in zip(off_2T.T[above_T], rounding_T[above_T], strict=True):
@@ -374,7 +382,7 @@ def _found(finding: ParityFinding, learner: str, off_2: Tensor, rounding: Tensor
 
 
 def _against_float64(sample: Sample, off_T: Tensor, models: LearnerModels) -> tuple[Tensor, Tensor]:
-    """Return the distances of sampler and trainer from float64 `_2T` (nats) and of rounding `_T`, at the counted targets."""
+    """Return the distances of sampler and trainer from float64 `_2T` (nats) and the rounding errors `_T`, at the counted targets."""
     model, adapter = models[sample.learner]
     arguments = (model, adapter, sample.tokens, sample.targets, sample.temperature)
     allowed = allowed_targets([sample], model.masks)
@@ -388,19 +396,18 @@ def _against_float64(sample: Sample, off_T: Tensor, models: LearnerModels) -> tu
 
 # The log-probs of one sequence in float64: the reference when trainer and sampler disagree.
 #
-# It is plain code, one sequence at a time. It shares no pass, packing or routing with the trainer and no
-# merged copies with the sampler, so it cannot repeat a fault of either. The weights are widened layer by
-# layer and then freed. The angles of rotary attention are the model's own,
-# as on both sides.
+# This is plain code that processes one sequence at a time. It shares no pass, packing or routing with the trainer and no
+# merged copies with the sampler, so it cannot repeat a fault of either. The weights are widened layer by layer and then
+# freed. The angles of rotary attention are the model's own, as on both sides.
 #
-# A second result is how far rounding alone may move a log-prob: the same pass with random rounding errors of the compute
-# type in every weight and every intermediate. A sum of nearly cancelling terms shows up as a large error there.
+# A second result is how much rounding alone may change a log-prob: the same pass with random rounding errors of the compute
+# type in every weight and every intermediate result. A sum of nearly cancelling terms shows up as a large error there.
 
 DRAWS = 8
-"""Number of passes with rounding errors, to estimate their size."""
+"""Number of passes with rounding errors that estimate the size of these errors."""
 
 SCORES = 1 << 26
-"""Most attention scores in memory at once, over heads."""
+"""Maximum attention scores in memory at once, over all heads."""
 
 
 @torch.no_grad()
@@ -413,9 +420,9 @@ def exact_logprobs(
     *,
     allowed: AllowedTargets | None = None,
 ) -> Tensor:
-    """Return the log-probs `_T` (float64) of the tokens at `targets` after those before them; on the CPU.
+    """Return the log-probs `_T` (float64) of the tokens at `targets` given the tokens before them; on the CPU.
 
-    With `allowed` they are log-probs of the constrained distributions.
+    With `allowed`, the log-probs are those of the constrained distributions.
 
     The model must have a flat pass; other architectures are not supported.
     """
@@ -433,7 +440,7 @@ def rounding_of(
     *,
     allowed: AllowedTargets | None = None,
 ) -> Tensor:
-    """Return the root mean square `_T` by which rounding errors move `exact_logprobs`; the same at each call."""
+    """Return the root mean square `_T` of the effect of rounding errors on `exact_logprobs`; the same in every call."""
     generator = torch.Generator(model.device).manual_seed(0)
     noisy_RT = torch.stack(
         [

@@ -1,13 +1,13 @@
-"""Choose the tokens of a pass of an update for `training.microbatch_tokens: auto`.
+"""Choose the number of tokens in a pass of an update for `training.microbatch_tokens: auto`.
 
-On a CPU it is a fixed number that suits its cache, so that runs repeat exactly. A larger pass uses a GPU better,
+On a CPU it is a fixed number that suits its cache, so that runs are exactly repeatable. A larger pass uses a GPU better,
 up to the limit of its memory.
 
-For its backward pass a block keeps about the inputs and outputs of its linear layers for every token, in the compute type, and the
-residual stream before its two halves, in float32. The backward pass of one block takes about the same amount in addition. With gradient
-checkpointing a block keeps only the stream, and one block at a time is recomputed. Experts are excluded: a token
-uses few of them. The remaining share of the memory is for attention masks, logits and optimiser steps;
-if it is too little, the update is repeated in smaller passes.
+For its backward pass a block keeps approximately the inputs and outputs of its linear layers for every token, in the
+compute type, and the residual stream before its two halves, in float32. The backward pass of one block takes about the same
+amount in addition. With gradient checkpointing a block keeps only the stream, and one block at a time is recomputed.
+Experts are excluded, because a token uses few of them. The remaining share of the memory is for attention masks, logits and
+optimiser steps; if that is too little, the update is repeated in smaller passes.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from __future__ import annotations
 from kapelle.models.adapters import Layers
 
 CPU_TOKENS = 4096
-"""Tokens of a pass on a CPU."""
+"""Number of tokens in a pass on a CPU."""
 FEWEST, MOST = 1024, 1 << 16
-"""Fewest and most tokens of a pass on a GPU."""
+"""Minimum and maximum number of tokens in a pass on a GPU."""
 SHARE = 0.8
 """Share of the free memory for passes."""
 STREAM, HEAD = 8, 16
@@ -39,6 +39,6 @@ def token_bytes(layers: Layers, hidden: int, size: int, *, recompute: bool) -> i
 
 
 def chosen_tokens(free: int, of_token: int) -> int:
-    """Return the tokens of a pass in `free` bytes with `of_token` bytes per token: a power of two, to be stable."""
+    """Return the number of tokens for a pass in `free` bytes with `of_token` bytes per token: a power of two, for stability."""
     fitting = int(SHARE * free) // max(1, of_token)
     return max(FEWEST, min(MOST, 1 << max(0, fitting.bit_length() - 1)))

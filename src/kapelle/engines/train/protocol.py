@@ -6,8 +6,8 @@ packing and data parallelism give the same step.
 
 An engine is chosen like a rollout engine: `train_engine: {name: torch}` in a recipe names a class of settings, built in,
 `module:Class` or an entry point of `kapelle.train_engines`, with a `build` that takes a `TrainSetup` and returns the engine.
-The loop, the warm-up, verifiers and checkpoints use an engine only through `TrainEngine`. It declares optional abilities
-by inheriting from `KeepsParts`, `Examines` or `CountsTokens`, like environments (ADR 0068).
+The loop, the warm-up, verifiers and checkpoints use an engine only through `TrainEngine`. An engine declares optional
+abilities by inheriting from `KeepsParts`, `Examines` or `CountsTokens`, like environments (ADR 0068).
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
     from kapelle.models.language_model import LanguageModel
 
 HEAD = "value_head."
-"""Prefix of the names of a critic's head among its weights."""
+"""Prefix of the names of the head's weights among a critic's weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateLimits:
-    """Limits of the engine's work; none changes a result, except by stopping the update."""
+    """Limits of the engine's work; they do not change results, except by stopping the update."""
 
     microbatch_tokens: int | None = 4096
-    """Most tokens in one forward and backward pass; None: the engine chooses (`pass_size.py`)."""
+    """Maximum tokens in one forward and backward pass; with None, the engine chooses (`pass_size.py`)."""
     parity_tolerance: float | None = None
-    """Greatest |trainer − sampler| log-prob (nats), in half precision of all but a few tokens; None takes the compute type's
-    (`parity.PARITY`)."""
+    """Maximum |trainer − sampler| log-prob (nats), in half precision for all but a few tokens; None uses the compute type's
+    default (`parity.PARITY`)."""
     non_finite: str = "stop"
-    """At a loss or gradient that is not finite, `stop` raises NumericsError and `skip` skips the step."""
+    """If a loss or gradient is not finite, `stop` raises NumericsError and `skip` skips the step."""
     total_steps: int = 1_000_000
-    """Optimiser steps of the whole run, for schedules that end."""
+    """Optimiser steps of the whole run, for schedules that have an end."""
     gradient_checkpointing: bool = False
     """Whether the backward pass recomputes each decoder block instead of storing activations."""
 
@@ -65,14 +65,14 @@ class TrainSetup:
     limits: UpdateLimits
     seed: int
     references: bool = False
-    """Whether every trained policy has a frozen reference (`reference_name`), a copy from the start."""
+    """Whether every trained policy has a frozen reference (`reference_name`), a copy of its initial weights."""
     embedders: bool = False
-    """Whether a frozen copy of every policy's base gives embeddings (`embedder_name`)."""
+    """Whether a frozen copy of every policy's base computes embeddings (`embedder_name`)."""
     ranks: Ranks = ALONE
     """The processes that build the same engine, and call it with the same arguments in the same order."""
 
     def optimizer_of(self, learner: Policy | Critic) -> OptimizerConfig:
-        """Return the optimiser's settings of a policy or critic: the run's, with its own learning rate and schedule."""
+        """Return the optimiser's settings of a policy or critic: those of the run, with the learner's own learning rate and schedule."""
         own, rate = self.optimizer, learner.rate
         usual = (own.critic_lr or own.lr) if isinstance(learner, Critic) else own.lr
         steps = own.rising(self.limits.total_steps) if rate.warmup_steps is None else rate.warmup_steps
@@ -84,7 +84,7 @@ class TrainSetup:
 class Objective:
     """The losses of one update.
 
-    Losses can be pickled, so that an engine may send an objective to its own processes.
+    Losses can be pickled, so that an engine can send an objective to other processes.
     """
 
     policy_loss: PolicyLoss
@@ -94,7 +94,7 @@ class Objective:
     epochs: int = 1
     minibatches: int = 1
     parity: bool = True
-    """True if the samples carry a `behaviour` column of exactly these weights."""
+    """Whether the samples have a `behaviour` column that was computed with exactly these weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class TrainEngine(Protocol):
     def versions(self) -> Mapping[str, int]:
         """Number of changes of the weights of each trained policy: optimiser steps and exchanges.
 
-        A skipped step (`non_finite: skip`) does not count. It shows whether an interrupted update changed weights.
+        A skipped step (`non_finite: skip`) does not count. The number shows whether an interrupted update changed weights.
         """
         ...
 
@@ -126,7 +126,7 @@ class TrainEngine(Protocol):
         ...
 
     def weights(self, name: str) -> Mapping[str, Tensor]:
-        """Return all current weights of a policy, critic or reference, to be read only.
+        """Return all current weights of a policy, critic or reference; they must not be modified.
 
         The tensors may be the engine's own memory: copy them to keep them.
         """
@@ -153,8 +153,8 @@ class TrainEngine(Protocol):
     def update(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
         """Take the optimiser steps of one update, every learner on its own samples; return metrics.
 
-        Samples of one learner and one `bundle` stay together, in a pass and in a step. A learner without samples does not
-        change. Raises ParityError before any change if trainer and sampler disagree, NumericsError if a loss or
+        Samples of one learner with the same `bundle` stay together in a pass and in a step. A learner without samples does
+        not change. Raises ParityError before any change if trainer and sampler disagree, NumericsError if a loss or
         gradient is not finite, StopRequested if the run should stop; accumulated gradients are dropped.
         """
         ...
@@ -164,9 +164,9 @@ class TrainEngine(Protocol):
     ) -> dict[str, float]:
         """Compare the samples' `behaviour` with the log-probs of the current weights; return the gaps as metrics.
 
-        `weights`, by policy and name, replace the current ones for this comparison: those that sampled, if
-        the policies have learned since. Afterwards the current weights are restored exactly. Raises ParityError if the samples
-        come from other weights or another distribution.
+        `weights`, by policy and name, replace the current ones for this comparison: they are the weights that sampled, if
+        the policies have been updated since. Afterwards the current weights are restored exactly. Raises ParityError if the
+        samples come from other weights or another distribution.
         """
         ...
 
@@ -193,11 +193,11 @@ class TrainEngine(Protocol):
         ...
 
     def load_state(self, state: Mapping[str, object]) -> None:
-        """Restore the result of `state` exactly; CheckpointError if it comes from an engine of another kind."""
+        """Restore the result of `state` exactly; CheckpointError if it comes from another kind of engine."""
         ...
 
     def close(self) -> None:
-        """Release resources besides memory, such as processes; called after the last use."""
+        """Release resources other than memory, such as processes; called after the last use."""
         return  # nothing to release by default
 
 
@@ -212,7 +212,7 @@ class KeepsParts:
         raise NotImplementedError
 
     def room(self, place: str, saved: Tensor) -> Tensor | None:
-        """Return an empty tensor for the value of `parts` at a dotted place, sharded as in this rank; None if it keeps it whole.
+        """Return an empty tensor for the value of `parts` at a dotted path, sharded as in this rank; None if the rank keeps it whole.
 
         `saved` has the shape and type of the whole saved tensor, without content.
         """
@@ -220,7 +220,7 @@ class KeepsParts:
 
 
 class Examines:
-    """A train engine that also computes entropies; traces then have the entropy of each token."""
+    """A train engine that also computes entropies, so that traces contain the entropy of each token."""
 
     def examine(self, samples: Sequence[Sample]) -> list[Tensor]:
         """Return log-prob and entropy `_T2` (float32 on the CPU, nats) of each policy sample's targets, without dropout."""
@@ -233,7 +233,7 @@ class CountsTokens:
     def distributions(self) -> Mapping[str, Histogram]:
         """Return histograms of the policies' tokens, of all passes of all updates since the last call, by `KIND/policy`.
 
-        Kinds are `update_entropy` and, of samples with a `behaviour` column, `update_log_ratio` (`metrics.distributions`).
+        Kinds are `update_entropy` and, for samples with a `behaviour` column, `update_log_ratio` (`metrics.distributions`).
         """
         raise NotImplementedError
 
@@ -244,7 +244,7 @@ ABILITIES: Sequence[tuple[type, str]] = (
     (Examines, "examine"),
     (CountsTokens, "distributions"),
 )
-"""Abilities that a train engine declares by inheriting, with a method that it must then define."""
+"""Abilities that a train engine declares by inheritance, each with a method that the engine must then define."""
 
 
 class TrainEngineSettings(Protocol):

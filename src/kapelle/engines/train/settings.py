@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Torch(Settings):
-    """Settings of the train engine in one process; with several processes of a launcher it becomes `ddp`."""
+    """Settings of the train engine in one process; if a launcher starts several processes, it becomes `ddp`."""
 
     name: Literal["torch"] = "torch"
 
@@ -37,15 +37,15 @@ class Ddp(Torch):
 
     name: Literal["ddp"] = "ddp"  # type: ignore[assignment]  # the tag of another class
     timeout: float = Field(default=1800.0, gt=0, allow_inf_nan=False)
-    """Longest wait in seconds for other processes, at the start and at every collective operation."""
+    """Maximum wait in seconds for other processes, at the start and in every collective operation."""
 
 
 class Fsdp(Sharding):
-    """Settings of the engine that shards bases by FSDP2; adapters and heads are whole in every process."""
+    """Settings of the engine that shards bases with FSDP2; every process holds complete adapters and heads."""
 
     name: Literal["fsdp"] = "fsdp"
     timeout: float = Field(default=1800.0, gt=0, allow_inf_nan=False)
-    """Longest wait in seconds for other processes, at the start and at every collective operation."""
+    """Maximum wait in seconds for other processes, at the start and in every collective operation."""
 
     def check(
         self,
@@ -71,22 +71,23 @@ class Fsdp(Sharding):
             return  # nothing is sharded
         if ranks % self.tensor_parallel:
             raise ConfigError(
-                f"`train_engine.tensor_parallel: {self.tensor_parallel}` does not divide the {ranks} processes of this run. Set a number "
-                "that does, or start other processes."
+                f"`train_engine.tensor_parallel: {self.tensor_parallel}` does not divide the {ranks} processes of this "
+                "run. Set a number that divides them, or start a different number of processes."
             )
         if self.tensor_parallel > 1 and adapted:
             raise ConfigError(
-                f"`train_engine.tensor_parallel: {self.tensor_parallel}` splits models that train all their weights, and '{adapted[0]}' "
-                "does not. Set `team.sharing: shared` (and `team.critic_train: full`), or `tensor_parallel: 1`."
+                f"`train_engine.tensor_parallel: {self.tensor_parallel}` needs models that train all their weights, but "
+                f"'{adapted[0]}' does not. Set `team.sharing: shared` (and `team.critic_train: full`), or "
+                "`tensor_parallel: 1`."
             )
         if whole and optimizer != "adamw":
             raise ConfigError(
-                f"'{whole[0]}' trains all weights of its model, and `optimizer.name: {optimizer}` does not support sharded "
-                "weights. Set `optimizer.name: adamw`, train an adapter, or set `train_engine.name: ddp`."
+                f"'{whole[0]}' trains all weights of its model, but `optimizer.name: {optimizer}` does not support "
+                "sharded weights. Set `optimizer.name: adamw`, train an adapter, or set `train_engine.name: ddp`."
             )
 
     def build(self, setup: TrainSetup) -> TrainEngine:
-        """Return the engine, for a single process `torch`; ConfigError for models that cannot be sharded."""
+        """Return the engine, which for a single process is `torch`; ConfigError for models that cannot be sharded."""
         if setup.ranks.size == 1:
             return Torch().build(setup)
         from kapelle.engines.train.fsdp import FsdpTrainEngine
@@ -100,7 +101,7 @@ class Fsdp(Sharding):
 
 
 def check_images(run: RunToCheck) -> Iterator[str]:
-    """Yield an engine that does not support the images of an environment."""
+    """Yield a message for an engine that does not support the images of an environment."""
     if run.config.train_engine.name == "fsdp":
         yield from text_alone(run, "`train_engine.name: fsdp`")
 

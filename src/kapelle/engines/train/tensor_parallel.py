@@ -1,7 +1,7 @@
-"""Split the products of blocks over several processes (1909.08053), by torch's `parallelize_module`.
+"""Split the products of blocks over several processes (1909.08053) with torch's `parallelize_module`.
 
-`transformers` defines for many architectures which linear layers are split by their outputs (`colwise`), which by their inputs
-(`rowwise`), and which norms every process applies only to its own heads. Other architectures raise ConfigError.
+For many architectures, `transformers` defines which linear layers are split by their outputs (`colwise`), which by their
+inputs (`rowwise`), and which norms every process applies only to its own heads. Other architectures raise ConfigError.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from kapelle.models.lora_bank import layers_of
 
 STYLES: Mapping[str, Any] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 OF_OWN_HEADS = "replicated_with_grad_allreduce"
-"""Style of weights that every process holds whole and applies to its own heads; their gradients are summed over processes."""
+"""Style of weights that every process holds in full and applies to its own heads; their gradients are summed over
+processes."""
 
 
 def check_split(name: str, config: Any, layers: Layers, split: int, parts: int = 1) -> None:
     """Raise ConfigError if a model cannot be split over `split` processes and then sharded in `parts`.
 
-    It needs no weights: `config` has the model's settings of `transformers`.
+    The check needs no weights: `config` contains the model's `transformers` settings.
     """
     styles = _styles(config, _below_the_decoder(layers.modules))
     where = f"`train_engine.tensor_parallel: {split}` cannot split '{name}'"
@@ -45,7 +46,7 @@ def check_split(name: str, config: Any, layers: Layers, split: int, parts: int =
     for key, count in heads.items():
         if count % split:
             raise ConfigError(
-                f"{where}: its {count} heads (`{key}`) are not divided by {split}. Set a number that divides them."
+                f"{where}: its {count} heads (`{key}`) are not divisible by {split}. Set a number that divides them."
             )
     features = _below_the_decoder(layers.linear)
     for path, style in styles.items():
@@ -55,15 +56,16 @@ def check_split(name: str, config: Any, layers: Layers, split: int, parts: int =
         own, rest = (features_out, features_in) if style == "colwise" else (features_in, features_out)
         if own % split or (style == "colwise" and rest % parts):
             raise ConfigError(
-                f"{where}: layer '{path}' has {features_in} features in and {features_out} out, which {split} × {parts} processes "
-                "do not divide. Set another number of processes."
+                f"{where}: layer '{path}' has {features_in} features in and {features_out} out, which {split} × {parts} "
+                "processes do not divide. Use a different number of processes."
             )
 
 
 def split_layers(model: LanguageModel, mesh: DeviceMesh, parts: int) -> None:
     """Split a model's blocks over the processes of a mesh, before their weights are sharded in `parts`.
 
-    Its passes are those of `transformers` from then on. Raises ConfigError before any split if the model does not support it.
+    From then on, the model uses the passes of `transformers`. Raises ConfigError before any split if the model does not
+    support it.
     """
     check_split(model.name, model.model.config, layers_of(model.model), mesh.size(), parts)
     styles = _styles(model.model.config, dict(model.body.named_modules()))
@@ -81,13 +83,13 @@ def weights_of_own_heads(model: LanguageModel) -> list[nn.Parameter]:
 
 
 def beside_split(parameter: Tensor) -> Shard | None:
-    """Return the dimension along which a weight is sharded: the second one of a matrix that is split by its outputs."""
+    """Return the dimension along which a weight is sharded: the second dimension of a matrix that is split by its outputs."""
     by_outputs = isinstance(parameter, DTensor) and parameter.ndim > 1 and parameter.placements == (Shard(0),)
     return Shard(1) if by_outputs else None
 
 
 def _below_the_decoder(paths: Iterable[str]) -> dict[str, str]:
-    """Return paths relative to the decoder → whole paths of modules."""
+    """Return a mapping from paths relative to the decoder to full paths of modules."""
     return {path.partition(".")[2]: path for path in paths}
 
 

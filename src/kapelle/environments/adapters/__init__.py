@@ -1,1 +1,1 @@
-"""Environments of other libraries and classes of your own."""
+"""Adapters for environments of other libraries and for your own classes."""

@@ -1,4 +1,4 @@
-"""Gymnasium environments (arXiv 2407.17032) in text: an action is a text or a number."""
+"""Gymnasium environments (arXiv 2407.17032) as text: an action is a string or a number."""
 
 from __future__ import annotations
 
@@ -16,30 +16,33 @@ from kapelle.types import Json, Split, Task
 
 
 class Gymnasium(Endless, StatedRewards):
-    """One agent in an environment by its id; discrete actions are written as numbers."""
+    """One agent in a Gymnasium environment, given by its id; discrete actions are written as numbers."""
 
     name: Literal["gymnasium"] = "gymnasium"
     id: str
-    """An id of `gymnasium.make`, such as `module:Id-v0`, or your own class or function: `mine:Env`, `./mine.py:Env`."""
+    """An id for `gymnasium.make`, such as `module:Id-v0`, or your own class or function: `mine:Env`, `./mine.py:Env`."""
     arguments: Mapping[str, Json] = Field(default={})
-    """Keyword arguments of `gymnasium.make`."""
+    """Keyword arguments for `gymnasium.make`."""
     penalty: FiniteFloat = Field(default=-1.0, le=0.0)
-    """Reward of an illegal action, which a random legal one replaces."""
+    """Reward for an illegal action, which is replaced with a random legal action."""
     max_steps: int = Field(default=100, ge=1)
     """Maximum number of steps in an episode."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The range of `rewards`, minus the penalty of every step."""
+        """The range of `rewards`, extended by a penalty in every step."""
         return (self.rewards[0] + self.penalty * self.max_steps, self.rewards[1])
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The environment; the splits differ in their seeds."""
-        return {"train": f"episodes of {self.id}, by seed", "test": f"episodes of {self.id}, other seeds"}
+        """Describe the environment; the splits use different seeds."""
+        return {
+            "train": f"episodes of {self.id}, by seed",
+            "test": f"episodes of {self.id}, with different seeds",
+        }
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError for several agents, a missing package, an unknown id, or actions without a form in text."""
+        """Raise ConfigError for several agents, a missing package, an unknown id, or actions that cannot be written as text."""
         check_alone(agents, self.id)
         made = self._make()
         try:
@@ -57,16 +60,16 @@ class Gymnasium(Endless, StatedRewards):
         what = f"environment.id: {self.id}"
         known: list[str] = []
         if name or self.id.endswith(".py"):
-            module = find_module(module_name, what, name)  # it may register ids
+            module = find_module(module_name, what, name)  # the module may register ids
             if name not in gymnasium.registry and name in vars(module):
                 return make_own(vars(module)[name], self.arguments, what, "action_space")
             known = [word for word in vars(module) if not word.startswith("_")]
         try:
-            with importable_here():  # an entry point may be a text, `mine:Env`
+            with importable_here():  # an entry point may be a string, `mine:Env`
                 return gymnasium.make(name or self.id, **self.arguments)
         except (gymnasium.error.Error, ImportError, TypeError) as error:
-            hint = did_you_mean(name, known) if name else " Name your own class as `module:Class`."
-            raise ConfigError(f"environment.id {self.id} cannot be made: {error}{hint}") from error
+            hint = did_you_mean(name, known) if name else " Write your own class as `module:Class`."
+            raise ConfigError(f"environment.id {self.id} cannot be created: {error}{hint}") from error
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> SteppingState:
         """Create the environment of one episode."""
@@ -87,7 +90,7 @@ class _GymState(SteppingState):
         return self._show(*self._made.reset(seed=seed % 2**31))
 
     def act(self, text: str) -> tuple[str, float, bool, bool]:
-        """Take the action in the text; a random action replaces an illegal one, and the penalty is added."""
+        """Take the action in the text; an illegal action is replaced with a random one, and the penalty is added."""
         space = self._made.action_space
         action, cost = read_action(text, space, self._legal), 0.0
         if action is None:
@@ -104,13 +107,13 @@ class _GymState(SteppingState):
         self._made.close()
 
 
-# -------- Observations and actions of Gymnasium's and PettingZoo's spaces as text
+# -------- Observations and actions in Gymnasium's and PettingZoo's spaces as text
 
 
 def observation_text(value: Any) -> str:
-    """Return an observation as text: arrays row by row, parts line by line.
+    """Return an observation as text: arrays are written row by row, and parts line by line.
 
-    The mask of legal actions is omitted; `actions_text` writes it.
+    The mask of legal actions is omitted, because `actions_text` writes it.
     """
     import numpy as np
 
@@ -136,7 +139,7 @@ def _rows(value: Any) -> str:
 
 
 def legal_numbers(space: Any, mask: Any) -> list[int] | None:
-    """Return the legal numbers of a discrete space, by its mask if there is one; None for a space of text.
+    """Return the legal numbers of a discrete space, according to its mask if there is one; None for a text space.
 
     Raises TypeError for any other space.
     """
@@ -144,7 +147,7 @@ def legal_numbers(space: Any, mask: Any) -> list[int] | None:
     if kind == "Text":
         return None
     if kind != "Discrete":
-        raise TypeError(f"actions of the space {space} cannot be written as a number or a text")
+        raise TypeError(f"actions in the space {space} cannot be written as a number or a string")
     numbers = [int(space.start) + k for k in range(int(space.n))]
     if mask is None:
         return numbers
@@ -152,19 +155,19 @@ def legal_numbers(space: Any, mask: Any) -> list[int] | None:
 
 
 def actions_text(legal: Sequence[int] | None) -> str:
-    """Return the line about legal actions; empty for a space of text."""
+    """Return the line that lists the legal actions; empty for a text space."""
     return "" if legal is None else f"Legal actions: <{' | '.join(map(str, legal))}>"
 
 
 def read_action(text: str, space: Any, legal: Sequence[int] | None) -> int | str | None:
-    """Return the legal action of a text, or None; `legal` is None in a space of text."""
+    """Return the legal action that a text names, or None; `legal` is None in a text space."""
     if legal is None:
         return text if space.contains(text) else None
     return next((number for number in legal if text.strip() == str(number)), None)
 
 
 def random_action(space: Any, legal: Sequence[int] | None, draw: random.Random) -> int | str:
-    """Return a random legal action; in a space of text one of the shortest."""
+    """Return a random legal action; in a text space, return one of the shortest."""
     if legal is not None:
         return draw.choice(legal)
     return "".join(draw.choices(space.character_list, k=space.min_length))

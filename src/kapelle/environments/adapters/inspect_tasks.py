@@ -1,10 +1,10 @@
-"""Tasks of inspect_ai: their samples are the questions, their scorers give the reward.
+"""Tasks of inspect_ai: their samples are the questions, and their scorers give the reward.
 
     environment: {name: inspect, path: "my_tasks.py:capitals", args: {level: hard}}
 
 The task's solver runs with the team as its model. The question is the solver's prompt: the sample with its system message,
-template or lettered choices. The scorer gets what the solver reads from the answer. A solver that calls its model more than once,
-or uses tools, fails the episode.
+template or lettered choices. The scorer receives what the solver extracts from the answer. If a solver calls its model more than
+once or uses tools, the episode fails.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kapelle.types import Json, Message, Split, Task
 
 
 class Inspect(WithTeacher, Questions, Reporting, Reads):
-    """A task of inspect_ai as questions; the reward is a scorer's value from 0 to 1 (C is 1, P is 0.5, I and N are 0)."""
+    """A task of inspect_ai as questions; the reward is a scorer's value from 0 to 1 (C counts as 1, P as 0.5, I and N as 0)."""
 
     name: Literal["inspect"] = "inspect"
     path: str = Field(min_length=1)
@@ -42,26 +42,26 @@ class Inspect(WithTeacher, Questions, Reporting, Reads):
     scorer: int = Field(default=0, ge=0)
     """Index of the scorer that gives the reward."""
     value: str | None = None
-    """Name of the value that is the reward, for a scorer with several values."""
+    """Name of the value that is used as the reward, if the scorer returns several values."""
 
     @property
     def answers(self) -> Answers:
-        """The answers of the task's scorer."""
+        """The grader of answers, which is the task's scorer."""
         return Answers(self._grade, lambda text: text.strip() or None)
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The task's data set, split by a hash of the input."""
+        """Describe the task's data set, which is split by a hash of the input."""
         own = f"samples of inspect's {self.path}, by a hash of the input"
-        return {"train": f"{own}, 4 of 5", "test": f"{own}, the other ones"}
+        return {"train": f"{own}, 4 of 5", "test": f"{own}, the other samples"}
 
     @property
     def alive(self) -> Sequence[str]:
-        """Its scorer may call a model."""
+        """The task's scorer, because it may call a model."""
         return (f"the scorer of inspect's `{self.path}`",)
 
     def contents(self) -> Mapping[str, str]:
-        """Return a hash of its samples."""
+        """Return a hash of the task's samples."""
         return {f"samples of inspect's {self.path}": self._loaded.content}
 
     def check(self, agents: Sequence[str]) -> None:
@@ -69,7 +69,7 @@ class Inspect(WithTeacher, Questions, Reporting, Reads):
         scorers = len(self._loaded.task.scorer or ())
         if self.scorer >= scorers:
             raise ConfigError(
-                f"`environment.scorer` is {self.scorer}, but inspect's {self.path} has {scorers} scorers, numbered from 0."
+                f"`environment.scorer` is {self.scorer}, but inspect's {self.path} has {scorers} scorers, numbered from 0. Set the index of one of them."
             )
         self.check_teacher()
 
@@ -86,7 +86,7 @@ class Inspect(WithTeacher, Questions, Reporting, Reads):
         return Task(f"{split}-{index}", _question(self._loaded, sample), data)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the `teacher`'s text; without one the target, or `ANSWER: B` for lettered choices."""
+        """Return the text of the `teacher`; if there is no `teacher`, return the target, or `ANSWER: B` for lettered choices."""
         if self.teacher is not None:
             return super().script(agent, task, messages, seed)
         sample = self._loaded.samples[task.data["split"]][task.data["index"]]
@@ -194,30 +194,30 @@ def _state(sample: Any) -> Any:
 
 
 def _question(loaded: InspectSamples, sample: Any) -> str:
-    """Return the solver's prompt as one text."""
+    """Return the solver's prompt as one string."""
 
     async def generate(state: Any, *given: Any, **named: Any) -> NoReturn:
         raise _Prompt(state.messages)
 
     work = loaded.task.solver(_state(sample), generate)
     try:
-        # Outside an event loop: a supported solver awaits nothing before it calls its model.
+        # This needs no event loop, because a supported solver awaits nothing before it calls its model.
         work.send(None)
     except _Prompt as prompt:
         return "\n\n".join(each.text for each in prompt.messages)
     except StopIteration:
         raise ConfigError(
-            "The solver of an inspect task calls no model. Use a task whose solver calls `generate`."
+            "The solver of an inspect task does not call a model. Use a task whose solver calls `generate`."
         ) from None
     finally:
         work.close()
     raise ConfigError(
-        "The solver of an inspect task awaits something before it calls a model, which is not supported."
+        "The solver of an inspect task awaits something before it calls a model, which is not supported. Use another solver."
     )
 
 
 async def _solved(loaded: InspectSamples, sample: Any, text: str) -> Any:
-    """Return the state of a sample after the solver, with a text as the model's answer."""
+    """Return the state of a sample after the solver has run with `text` as the model's answer."""
     from inspect_ai.model import ModelOutput
 
     calls = 0
@@ -227,7 +227,7 @@ async def _solved(loaded: InspectSamples, sample: Any, text: str) -> Any:
         calls += 1
         if calls > 1 or state.tools:
             raise EpisodeError(
-                "The solver of an inspect task calls its model more than once, or with tools. Use a solver with one call and no tools."
+                "The solver of an inspect task calls its model more than once or with tools. Use a solver with a single call and no tools."
             )
         state.output = ModelOutput.from_content("kapelle/team", text)
         state.messages.append(state.output.message)

@@ -1,11 +1,11 @@
-"""Environments on a server of OpenEnv's protocol (openenv-core 0.2 and 0.3): `reset`, `step`, `state`.
+"""Environments on a server with OpenEnv's protocol (openenv-core 0.2 and 0.3): `reset`, `step`, `state`.
 
     environment: {name: openenv, url: "http://127.0.0.1:8000"}
 
 Each episode has its own session over a WebSocket, as in the package's client.
 
-The server is another program. Its answers are limited in bytes and seconds, and rewards must be finite. A server that is
-unreachable or gives an invalid answer fails the episode.
+The server is another program. Its responses are limited in bytes and seconds, and rewards must be finite. If the server is
+unreachable or returns an invalid response, the episode fails.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from kapelle.settings.base import FREE, FROM_HERE_ON, Address
 from kapelle.types import Json, Split, Task
 
 PAUSES = (0.2, 1.0, 3.0)
-"""Seconds between tries to open a session. An open session is never replaced: it holds the episode's state."""
+"""Seconds between attempts to open a session. An open session is never replaced, because it holds the episode's state."""
 
 CLOSING_SECONDS = 2.0
-"""Seconds for a server to close a finished session."""
+"""Seconds that a server has to close a finished session."""
 
 
 class OpenEnv(Endless, StatedRewards, WithTeacher, Reporting, UsesServers, Described, TeamMoves):
@@ -56,31 +56,31 @@ class OpenEnv(Endless, StatedRewards, WithTeacher, Reporting, UsesServers, Descr
     url: Annotated[Address, FROM_HERE_ON]
     """Address of the server, such as `http://127.0.0.1:8000`."""
     action: str | None = None
-    """Field of the action that holds the agent's text. Null takes the only possible field of the server's schema; if there are
-    several, agents write the whole action as a JSON object."""
+    """Field of the action that holds the agent's text. null: the only possible field of the server's schema; if several fields are
+    possible, agents write the whole action as a JSON object."""
     observation: str | None = None
-    """Field of the observation that agents read; null shows all fields."""
+    """Field of the observation that agents read; null: all fields."""
     arguments: Mapping[str, Json] = Field(default={})
-    """Further arguments of `reset`."""
+    """Additional arguments for `reset`."""
     max_steps: int = Field(default=50, ge=1)
     """Maximum number of steps in an episode."""
     max_characters: int = Field(default=8000, ge=100)
     """Maximum number of characters of an observation that an agent reads."""
     sessions: Annotated[int, FREE] = Field(default=1, ge=1)
-    """Episodes that the server runs at once; further ones wait. The default of openenv-core's servers is one."""
+    """Number of episodes that the server runs at once; other episodes wait. The default of openenv-core's servers is 1."""
     attempt_s: Annotated[float, Field(gt=0.0), FREE] = 60.0
-    """Seconds for the server to answer a message."""
+    """Seconds that the server has to answer a message."""
     token_env: Annotated[str, FREE] = "OPENENV_TOKEN"  # noqa: S105 - the name of a variable
     """Environment variable with the server's bearer token; the token itself is never stored."""
 
     @property
     def offered(self) -> frozenset[type]:
-        """Demonstrations if there is a `teacher`."""
+        """The protocol for demonstrations, if a `teacher` is set."""
         return frozenset() if self.teacher is None else frozenset({Scripted})
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The server; even seeds for training, odd ones for tests."""
+        """Describe the server; training uses even seeds, and tests use odd seeds."""
         return {"train": f"episodes of {self.url}, even seeds", "test": f"episodes of {self.url}, odd seeds"}
 
     @property
@@ -95,17 +95,17 @@ class OpenEnv(Endless, StatedRewards, WithTeacher, Reporting, UsesServers, Descr
         )
 
     def descriptors(self, agents: int) -> int:
-        """Return the connection of a session."""
+        """Return 1, for the connection of a session."""
         return 1
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError for a missing package, or a token that would be sent unencrypted."""
+        """Raise ConfigError if the package is missing or a token would be sent unencrypted."""
         need_package("openenv", "websockets", "'kapelle[openenv]'")
         self.check_teacher()
         bearer(self.token_env, self.url)
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the task of a seed; all episodes of a group share it."""
+        """Return the task with a seed that all episodes of a group share."""
         return Task(f"{split}-{index}", "", {"seed": 2 * index + (split == "test")})
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> OpenEnvState:
@@ -118,7 +118,7 @@ class OpenEnv(Endless, StatedRewards, WithTeacher, Reporting, UsesServers, Descr
         return bearer(self.token_env, self.url)
 
     async def server_schema(self) -> Any:
-        """Return the server's schemas; raise EpisodeError for a failure."""
+        """Return the server's schemas; raise EpisodeError if the request fails."""
         import httpx
 
         try:
@@ -135,7 +135,7 @@ class OpenEnv(Endless, StatedRewards, WithTeacher, Reporting, UsesServers, Descr
 
 
 def read_json(text: str | bytes) -> Any:
-    """Return a server's JSON; raise EpisodeError for anything else."""
+    """Return the JSON that a server sent; raise EpisodeError if it is not valid JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -149,11 +149,11 @@ class ActionForm(NamedTuple):
     """How an agent's text becomes an action."""
 
     field: str | None
-    """The field for the text; None if the agent writes the whole action as a JSON object."""
+    """The field that holds the text; None if the agent writes the whole action as a JSON object."""
     kind: str
     """JSON type of the field or action: `string`, `integer`, …"""
     hint: str
-    """Instruction before the first move; empty for a text."""
+    """Instruction before the first move; empty if the action is a string."""
 
 
 _HINTS = {
@@ -172,10 +172,10 @@ _OBJECT = re.compile(r"\{.*\}", re.DOTALL)
 
 
 def action_form(schema: Any, wanted: str | None) -> ActionForm:
-    """Return how a text becomes an action of a schema; raise EpisodeError if it lacks the field `wanted`."""
+    """Return how a text becomes an action with this schema; raise EpisodeError if the schema lacks the field `wanted`."""
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     if not isinstance(properties, Mapping):
-        raise EpisodeError("The OpenEnv server's schema of an action has no properties.")
+        raise EpisodeError("The OpenEnv server's action schema has no properties.")
     fields = {
         name: part for name, part in properties.items() if name != "metadata" and isinstance(part, Mapping)
     }
@@ -199,7 +199,7 @@ def action_form(schema: Any, wanted: str | None) -> ActionForm:
 
 
 def to_action(text: str, form: ActionForm) -> Json | None:
-    """Return the action of a text, or None for an invalid one, which is the agent's fault."""
+    """Return the action in a text, or None if it is invalid, which is the agent's fault."""
     if form.kind == "string" and form.field is not None:
         return {form.field: text}
     written = text.strip().lower() if form.kind == "boolean" else text.strip()
@@ -207,7 +207,7 @@ def to_action(text: str, form: ActionForm) -> Json | None:
         written = found[0]
     try:
         value = json.loads(written)
-        json.dumps(value, allow_nan=False)  # Python reads NaN and 1e999, which JSON lacks
+        json.dumps(value, allow_nan=False)  # Python parses NaN and 1e999, which are not valid JSON
     except (ValueError, RecursionError):
         return None
     if type(value) not in _TYPES[form.kind]:
@@ -219,11 +219,11 @@ def to_action(text: str, form: ActionForm) -> Json | None:
 
 
 class ActionRejected(Exception):
-    """The server rejected an action; the agent reads the text."""
+    """Raised if the server rejects an action; the agent reads the message."""
 
 
 class OpenEnvSession:
-    """One environment of the server, for one episode."""
+    """One environment on the server, for one episode."""
 
     def __init__(self, settings: OpenEnv) -> None:
         self._settings = settings
@@ -255,7 +255,7 @@ class OpenEnvSession:
                 return
 
     async def request(self, kind: str, data: Json = None) -> Any:
-        """Return the data of the server's answer; raise ActionRejected for an invalid action, EpisodeError for other failures."""
+        """Return the data of the server's response; raise ActionRejected for an invalid action, EpisodeError for any other failure."""
         from websockets.exceptions import WebSocketException
 
         message = {"type": kind} if data is None else {"type": kind, "data": data}
@@ -284,7 +284,7 @@ class OpenEnvSession:
         if self._socket is not None:
             with suppress(Exception):
                 await self._socket.send('{"type": "close"}')
-                # Let the server close first; otherwise it logs a traceback for every episode.
+                # Let the server close the connection first; otherwise it logs a traceback for every episode.
                 async with asyncio.timeout(CLOSING_SECONDS):
                     await self._socket.wait_closed()
             with suppress(Exception):
@@ -298,7 +298,7 @@ _free_sessions: weakref.WeakKeyDictionary[
 
 
 class OpenEnvState(BaseState, Resets):
-    """The state of one episode. Any agent may move; the last one does unless the workflow names another."""
+    """The state of one episode. Any agent may move; the last agent moves unless the workflow names another."""
 
     def __init__(self, task: Task, agents: Sequence[str], settings: OpenEnv) -> None:
         super().__init__(task, agents)
@@ -314,10 +314,10 @@ class OpenEnvState(BaseState, Resets):
         self._mover = self.agents[-1]
 
     async def reset(self) -> None:
-        """Wait for a free session of the server, open it and begin."""
+        """Wait until the server has a free session, open it and begin."""
         try:
             await self._begin()
-        except BaseException:  # an episode that has not begun is closed here
+        except BaseException:  # if an episode fails to begin, nothing else closes it
             await self.close()
             raise
 
@@ -327,7 +327,7 @@ class OpenEnvState(BaseState, Resets):
         semaphore = free.setdefault((settings.url, settings.sessions), asyncio.Semaphore(settings.sessions))
         participant = current_participant()
         if semaphore.locked() and participant is not None:
-            participant.give_up()  # an episode that waits for others must not hold back their batch
+            participant.give_up()  # an episode that waits for other episodes must not delay their batch
         resume_deadlines = pause_deadline(outer_too=True)
         try:
             await semaphore.acquire()
@@ -345,7 +345,7 @@ class OpenEnvState(BaseState, Resets):
             self._observation = f"{self._form.hint}\n\n{self._observation}".strip()
 
     def _receive(self, answer: Mapping[str, Any]) -> float:
-        """Keep the observation of an answer and return its reward; raise EpisodeError for an invalid answer."""
+        """Store the observation of a response and return its reward; raise EpisodeError if the response is invalid."""
         seen, reward, done = answer.get("observation"), answer.get("reward"), answer.get("done", False)
         if not isinstance(seen, Mapping) or not isinstance(done, bool):
             raise EpisodeError(
@@ -384,7 +384,7 @@ class OpenEnvState(BaseState, Resets):
         return () if self._done or self._steps >= self._settings.max_steps else (self._mover,)
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Act by `final` or the only text, and return the reward. An invalid action costs a step, and the agent reads why."""
+        """Take the action in `final` or the only text, and return the reward. An invalid action uses up a step, and the agent reads why."""
         if not self.movers():
             raise EpisodeError("The episode is over.")
         self._mover, text = one_text(actions, self.agents, final)
@@ -411,7 +411,7 @@ class OpenEnvState(BaseState, Resets):
         return {self._mover: reward}
 
     def outcome(self) -> Outcome:
-        """Return how the episode ended; its rewards are those of the turns."""
+        """Return how the episode ended; all rewards were given in the turns."""
         info: dict[str, Json] = {
             "total": self._total,
             "steps": self._steps,
@@ -421,7 +421,7 @@ class OpenEnvState(BaseState, Resets):
         return Outcome({self._mover: 0.0}, None, info, truncated=not self._done)
 
     async def close(self) -> None:
-        """Close the session and free its place."""
+        """Close the session and release its slot."""
         try:
             await self._session.close()
         finally:

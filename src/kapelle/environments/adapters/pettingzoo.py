@@ -1,4 +1,4 @@
-"""PettingZoo environments (arXiv 2009.14471) of both kinds: agents move in turn (AEC) or all at once (Parallel)."""
+"""PettingZoo environments (arXiv 2009.14471) of both kinds: agents move in turn (AEC) or simultaneously (Parallel)."""
 
 from __future__ import annotations
 
@@ -24,42 +24,45 @@ from kapelle.types import Json, Split, Task
 
 
 class PettingZoo(GameSettings, ListsMoves):
-    """An environment by its module; agents are its players in order and write actions as numbers."""
+    """An environment, given by its module; agents are its players in order and write actions as numbers."""
 
     name: Literal["pettingzoo"] = "pettingzoo"
     path: str
     """A module with `env()` or `parallel_env()`, such as `pettingzoo.classic.tictactoe_v3` or `./mine.py`, or a class or function in
     it: `mine:Env`, `./mine.py:Env`."""
     turns: Literal["aec", "parallel"] = "aec"
-    """Which of the two functions is called."""
+    """Which function of the module is called: `env()` or `parallel_env()`."""
     arguments: Mapping[str, Json] = Field(default={})
-    """Keyword arguments of that function."""
+    """Keyword arguments for that function."""
     rewards: tuple[FiniteFloat, FiniteFloat] = (-1.0, 1.0)
-    """Range of one agent's total reward before penalties; a total outside fails the episode."""
+    """Range of one agent's total reward before penalties; if a total is outside this range, the episode fails."""
     penalty: FiniteFloat = Field(default=-1.0, le=0.0)
-    """Reward of an illegal action, which a random legal one replaces."""
+    """Reward for an illegal action, which is replaced with a random legal action."""
     max_rounds: int = Field(default=100, ge=1)
     """Maximum number of rounds in an episode."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The range of `rewards`, minus the penalty of every move."""
+        """The range of `rewards`, extended by a penalty for every move."""
         return (self.rewards[0] + self.penalty * self.max_rounds, self.rewards[1])
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The environment; the splits differ in their seeds."""
-        return {"train": f"episodes of {self.path}, by seed", "test": f"episodes of {self.path}, other seeds"}
+        """Describe the environment; the splits use different seeds."""
+        return {
+            "train": f"episodes of {self.path}, by seed",
+            "test": f"episodes of {self.path}, with different seeds",
+        }
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError for a missing package or module, a wrong number of agents, or actions without a form in text."""
+        """Raise ConfigError for a missing package or module, a wrong number of agents, or actions that cannot be written as text."""
         made = self._make()
         try:
             players = made.possible_agents
             if len(players) != len(agents):
                 raise ConfigError(
                     f"{self.path} has {len(players)} players, but the team has {len(agents)} agents ({', '.join(agents)}). "
-                    f"Set `team.agents` to {len(players)}."
+                    f"Set `team.agents` to {len(players)} agents."
                 )
             for player in players:
                 legal_numbers(made.action_space(player), None)
@@ -80,15 +83,15 @@ class PettingZoo(GameSettings, ListsMoves):
             if not missing and not self.path.startswith("pettingzoo."):
                 raise
             raise AbsentPackage(
-                f"{error} Install PettingZoo with `pip install 'kapelle[games]'`, and the extra of the game's family "
-                "(`pettingzoo[classic]`)."
+                f"{error} Install PettingZoo with `pip install 'kapelle[games]'`, and the extra for the game's family, "
+                "such as `pettingzoo[classic]`."
             ) from error
         function = attribute or {"aec": "env", "parallel": "parallel_env"}[self.turns]
         if function not in vars(module):
             known = [word for word in vars(module) if not word.startswith("_")]
             raise ConfigError(
-                f"{module_name} has no `{function}`.{did_you_mean(function, known)} Set another `environment.path` or "
-                f"`environment.turns`; name a class as `{module_name}:Class`."
+                f"{module_name} has no `{function}`.{did_you_mean(function, known)} Change `environment.path` or "
+                f"`environment.turns`. To use a class, write `{module_name}:Class`."
             )
         return make_own(vars(module)[function], self.arguments, what, "possible_agents")
 
@@ -97,7 +100,7 @@ class PettingZoo(GameSettings, ListsMoves):
         from pettingzoo import AECEnv, ParallelEnv
 
         made = self._make()
-        # The class of a named environment decides, not `turns`.
+        # If a class is named, the class determines the order of moves, and `turns` has no effect.
         in_turn = isinstance(made, AECEnv) or (self.turns == "aec" and not isinstance(made, ParallelEnv))
         order = (_InTurn if in_turn else _AtOnce)(made, seed % 2**31)
         return ZooState(order, agents, self, seed)
@@ -115,7 +118,7 @@ ZOO_RULES: Mapping[str, str] = {
         "and whether it is the other's."
     ),
 }
-"""Rules of known games by `metadata["name"]`, from their documentation."""
+"""Rules of known games by `metadata["name"]`, taken from their documentation."""
 
 
 class _InTurn:
@@ -141,7 +144,7 @@ class _InTurn:
         return rewards
 
     def _skip_finished(self) -> None:
-        """Step past players that have finished, which removes them."""
+        """Step past finished players, which removes them from the game."""
         made = self.made
         while made.agents and (
             made.terminations[made.agent_selection] or made.truncations[made.agent_selection]
@@ -172,14 +175,14 @@ class _AtOnce:
 
 
 class ZooState(KnowsMoves):
-    """The state of one episode. A reward before an agent's first move is given with that move."""
+    """The state of one episode. If an agent earns a reward before its first move, it receives the reward with that move."""
 
     def __init__(
         self, order: _InTurn | _AtOnce, agents: Sequence[str], settings: PettingZoo, seed: int
     ) -> None:
         self._order = order
         self._move_in = settings.move_in
-        # A known game has its rules here. Any other has a line; `rules` may add more.
+        # Known games have their rules here. Any other game is described by one line, to which `rules` can add more.
         name, players = (
             str((order.made.metadata or {}).get("name", "a game")),
             len(order.made.possible_agents),
@@ -203,7 +206,7 @@ class ZooState(KnowsMoves):
         return "\n".join(part for part in (self._head, observation_text(seen), actions_text(legal)) if part)
 
     def legal(self, agent: str) -> Sequence[str]:
-        """Return the numbers of the player's legal actions; none if actions are texts."""
+        """Return the numbers of the player's legal actions; empty if actions are strings."""
         numbers = self._legal(self._player[agent]) if agent in self.movers() else None
         return [str(number) for number in numbers or ()]
 
@@ -215,11 +218,11 @@ class ZooState(KnowsMoves):
         )
 
     def movers(self) -> tuple[str, ...]:
-        """Return the agents that may move; none after the end of the episode or its last round."""
+        """Return the agents that may move; empty after the end of the episode or its last round."""
         return tuple(self._agent[player] for player in self._order.movers()) if self._left else ()
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Move; return the rewards of agents that have moved. Raises EpisodeError unless exactly the movers act."""
+        """Make the moves and return the rewards of agents that have moved. Raise EpisodeError unless exactly the movers act."""
         need_movers(actions, self.movers())
         self._left -= 1
         chosen: dict[str, Any] = {}
@@ -240,7 +243,7 @@ class ZooState(KnowsMoves):
         return rewards
 
     def outcome(self) -> Outcome:
-        """Return the remaining rewards; `truncated` if a limit of rounds ended the episode."""
+        """Return the remaining rewards; the outcome is `truncated` if a limit on rounds ended the episode."""
         cut = self._order.cut or bool(self._order.movers())
         return Outcome(dict(self._unpaid), None, {"invalid": dict(self._invalid)}, truncated=cut)
 

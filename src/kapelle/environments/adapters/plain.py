@@ -9,8 +9,8 @@
             self.left -= 1
             return (f"{self.left} left" if self.left else None), float(action == "wait")
 
-The episode ends when the observation is None, when `step` returns a true third value, or after `max_steps`. A `reset` with an
-argument `seed` gets the episode's seed.
+The episode ends when the observation is None, when `step` returns a true third value, or after `max_steps`. If `reset` has an
+argument `seed`, it receives the episode's seed.
 """
 
 from __future__ import annotations
@@ -40,17 +40,20 @@ class Plain(Endless, StatedRewards):
     path: str
     """`module:Class` or `path/file.py:Class`."""
     arguments: Mapping[str, Json] = Field(default={})
-    """Keyword arguments of the class; each episode constructs one object."""
+    """Keyword arguments for the class; each episode constructs one object."""
     max_steps: int = Field(default=20, ge=1)
     """Maximum number of steps in an episode."""
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The class; the splits differ in their seeds."""
-        return {"train": f"episodes of {self.path}, by seed", "test": f"episodes of {self.path}, other seeds"}
+        """Describe the class; the splits use different seeds."""
+        return {
+            "train": f"episodes of {self.path}, by seed",
+            "test": f"episodes of {self.path}, with different seeds",
+        }
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError unless there is one agent and a class with `reset` and `step`."""
+        """Raise ConfigError unless there is exactly one agent and a class with `reset` and `step`."""
         check_alone(agents, self.path)
         found = find_class("plain environment", self.path, {})
         missing = [
@@ -70,7 +73,7 @@ class Plain(Endless, StatedRewards):
 
 
 class SteppingState(ABC):
-    """The state of one agent's episode in a third-party environment; each step has its own reward.
+    """The state of one agent's episode in a third-party environment; each step gives a reward.
 
     A subclass defines how the episode begins and what an action does.
     """
@@ -88,7 +91,7 @@ class SteppingState(ABC):
 
     @abstractmethod
     def act(self, text: str) -> tuple[str, float, bool, bool]:
-        """Act; return the observation, the reward, whether the episode is over, and whether the environment truncated it."""
+        """Take an action; return the observation, the reward, whether the episode is over, and whether the environment truncated it."""
 
     def observe(self, agent: str) -> str:
         """Return the last observation."""
@@ -99,7 +102,7 @@ class SteppingState(ABC):
         return () if self._over or self._cut or self._left == 0 else (self._agent,)
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Act and return the reward; raise EpisodeError if the episode is over or another agent acts."""
+        """Take an action and return the reward; raise EpisodeError if the episode is over or another agent acts."""
         need_movers(actions, self.movers())
         self._left -= 1
         self._seen, reward, self._over, self._cut = self.act(actions[self._agent])
@@ -107,7 +110,7 @@ class SteppingState(ABC):
         return {self._agent: reward}
 
     def outcome(self) -> Outcome:
-        """Return the outcome; `truncated` if a limit of steps ended it."""
+        """Return the outcome, which is `truncated` if a limit on steps ended the episode."""
         return Outcome({self._agent: 0.0}, None, {"total": self._total}, truncated=not self._over)
 
     @abstractmethod
@@ -116,24 +119,24 @@ class SteppingState(ABC):
 
 
 class _PlainState(SteppingState):
-    """The state of an object with `reset` and `step`; their results are checked."""
+    """The state of an object with `reset` and `step`, whose results are checked."""
 
     def __init__(self, made: Any, path: str, agent: str, max_steps: int, seed: int) -> None:
         self._made, self._path = made, path
         super().__init__(agent, max_steps, seed)
 
     def reset(self, seed: int) -> str:
-        """Begin; pass the seed to a `reset` that takes one."""
+        """Begin the episode; pass the seed to `reset` if it takes one."""
         takes_seed = "seed" in inspect.signature(self._made.reset).parameters
         seen = self._made.reset(seed=seed) if takes_seed else self._made.reset()
         if not isinstance(seen, str):
             raise EpisodeError(
-                f"`reset` of {self._path} returned {type(seen).__name__}. Return the first observation as a text."
+                f"`reset` of {self._path} returned {type(seen).__name__}. Return the first observation as a string."
             )
         return seen
 
     def act(self, text: str) -> tuple[str, float, bool, bool]:
-        """Act; raise EpisodeError for an invalid result."""
+        """Take an action; raise EpisodeError for an invalid result."""
         result = self._made.step(text)
         match result:
             case (str() | None as seen, int() | float() as reward, *rest) if (
@@ -141,18 +144,18 @@ class _PlainState(SteppingState):
             ):
                 return seen or "", float(reward), seen is None or any(rest), False
         raise EpisodeError(
-            f"`step` of {self._path} returned {result!r:.80}. Return `observation, reward`: a text (or None) and a finite number, "
-            "and optionally whether the episode is over."
+            f"`step` of {self._path} returned {result!r:.80}. Return `observation, reward`: a string (or None) and a finite number, "
+            "optionally followed by whether the episode is over."
         )
 
     async def close(self) -> None:
-        """Call the object's `close` if it has one."""
+        """Call the object's `close` method if it has one."""
         if callable(inspect.getattr_static(self._made, "close", None)):
             self._made.close()
 
 
 def make_own(make: Any, arguments: Mapping[str, Json], what: str, part: str = "reset") -> Any:
-    """Return what a user's class or function makes; raise ConfigError, beginning with `what`, if it fails or lacks `part`."""
+    """Return what a user's class or function creates; raise ConfigError, beginning with `what`, if it fails or the result lacks `part`."""
     try:
         made = make(**arguments)
     except Exception as error:
@@ -160,7 +163,9 @@ def make_own(make: Any, arguments: Mapping[str, Json], what: str, part: str = "r
             f"{what} cannot be created with `environment.arguments: {dict(arguments)}`: {reason(error)}"
         ) from error
     if not hasattr(made, part):
-        raise ConfigError(f"{what} returns {made!r:.60}, which has no `{part}`. Name an environment class.")
+        raise ConfigError(
+            f"{what} returns {made!r:.60}, which has no `{part}`. Set it to an environment class."
+        )
     return made
 
 
@@ -179,12 +184,12 @@ def check_alone(agents: Sequence[str], what: str) -> None:
     """Raise ConfigError unless there is one agent."""
     if len(agents) != 1:
         raise ConfigError(
-            f"{what} supports one agent, but the team has {len(agents)} ({', '.join(agents)}). Set `team.agents: 1`."
+            f"{what} supports only one agent, but the team has {len(agents)} ({', '.join(agents)}). Set `team.agents: 1`."
         )
 
 
 def one_text(actions: Mapping[str, str], agents: Sequence[str], final: str | None) -> tuple[str, str]:
-    """Return the agent that moves in a conversation, and its text: `final`, or the only one. Raises EpisodeError otherwise."""
+    """Return the agent that moves in a conversation and its text: `final`, or the only text. Raise EpisodeError if neither exists."""
     require_agents(actions, agents)
     if len(actions) != 1 and final is None:
         raise EpisodeError(

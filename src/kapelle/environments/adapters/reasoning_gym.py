@@ -1,4 +1,4 @@
-"""Reasoning Gym (arXiv 2505.24760): a hundred kinds of generated problems, each with a verifier."""
+"""Reasoning Gym (arXiv 2505.24760): a hundred kinds of generated problems, each of which has a verifier."""
 
 from __future__ import annotations
 
@@ -23,43 +23,43 @@ from kapelle.runtime.foreign_code import reason
 from kapelle.types import Json, Message, Split, Task
 
 DRAWS = 64
-"""Maximum number of problems drawn for a task until one belongs to its split."""
+"""Maximum number of problems that are drawn for a task until one belongs to its split."""
 SIZE = 2**22
-"""The size of a data set. Most kinds ignore it; `gsm_symbolic` and `list_functions` build a list of that length."""
+"""The size of a data set. Most kinds ignore this number; `gsm_symbolic` and `list_functions` build a list of that length."""
 NONSENSE = ("", "x", "nan")
 """Texts that are never a correct answer."""
 
 
 class ReasoningGym(Questions, Reporting):
-    """Problems of one kind; the reward is the verifier's score, 0 to 1."""
+    """Problems of one kind; the reward is the verifier's score, from 0 to 1."""
 
     name: Literal["reasoning_gym"] = "reasoning_gym"
     dataset: str = "leg_counting"
-    """Reasoning Gym's name of the data set."""
+    """Name of the data set in Reasoning Gym."""
     arguments: Mapping[str, Json] = Field(default={})
-    """Settings of the kind, such as its difficulty."""
+    """Settings of the data set, such as its difficulty."""
     seed: int = Field(default=0, ge=0)
-    """Another seed gives other problems."""
+    """A different seed gives different problems."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("tag", "whole"), min_length=1)
-    """Rules by which the answer is extracted from a text."""
+    """Rules that extract the answer from a text."""
 
     @property
     def answers(self) -> Answers:
-        """The answers of the kind's verifier."""
+        """The grader of answers, which is the verifier of this kind of problem."""
         return Answers(self._grade, lambda text: extract(text, self.extraction).text)
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The generator; a hash of the question decides its split."""
+        """Describe the generator; a hash of the question decides its split."""
         kind = f"generated problems of reasoning_gym's {self.dataset}"
-        return {"train": f"{kind}, {TEST_SHARE - 1} of {TEST_SHARE}", "test": f"{kind}, the other ones"}
+        return {"train": f"{kind}, {TEST_SHARE - 1} of {TEST_SHARE}", "test": f"{kind}, the other problems"}
 
     def check(self, agents: Sequence[str]) -> None:
         """Raise ConfigError for a missing package, an unknown kind or unknown settings."""
         self._problems()
 
     def doubts(self) -> Sequence[str]:
-        """Return a message for each nonsense text with the full reward, which training would exploit."""
+        """Return a message for each nonsense text that receives the full reward, because training would exploit it."""
         tasks = [self.task("train", index) for index in range(4)]
         return [
             f"The verifier of reasoning_gym's {self.dataset} gives the full reward for the answer {text!r}. Use another data set."
@@ -74,16 +74,16 @@ class ReasoningGym(Questions, Reporting):
         return _load(self.dataset, json.dumps(dict(self.arguments), sort_keys=True), self.seed)
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the problem at an index; raise ConfigError if the kind has too few different questions."""
+        """Return the problem at an index; raise ConfigError if there are too few different questions."""
         problems = self._problems()
-        with suppress(IndexError):  # some kinds hold no more problems than `size`
+        with suppress(IndexError):  # some kinds have only `size` problems
             for place in range(index * DRAWS, (index + 1) * DRAWS):
                 question = str(problems[place]["question"]).strip()
                 if split_of(question) == split:
                     return Task(f"{split}-{index}", question, {"place": place})
         raise ConfigError(
             f"reasoning_gym's {self.dataset} with environment.arguments {dict(self.arguments)} has too few different "
-            f"questions: none of {DRAWS} draws belongs to the {split} split. Set arguments that give more questions."
+            f"questions: none of {DRAWS} draws belongs to the {split} split. Set arguments that give more different questions."
         )
 
     def _grade(self, text: str, task: Task) -> Grade:
@@ -107,13 +107,14 @@ class ReasoningGym(Questions, Reporting):
 
 
 EVALUATORS = frozenset({"eval", "exec", "compile", "parse_expr", "sympify"})
-"""Functions that execute a text, SymPy's parsers included."""
+"""Functions that execute a string as code, including SymPy's parsers."""
 
 
 def evaluated_by(kind: type) -> str | None:
-    """Return the name of the function by which a kind's verifier executes text; None if it executes none.
+    """Return the name of the function with which a verifier executes a string as code; None if it executes no string.
 
-    The search follows its methods and the functions of its package. A function of the package with such a name is harmless.
+    The search follows the verifier's methods and the functions of its package. A function that the package itself defines under such
+    a name is harmless.
     """
     package = kind.__module__.partition(".")[0]
     names = vars(inspect.getmodule(kind))
@@ -148,12 +149,12 @@ def _load(dataset: str, arguments: str, seed: int) -> Any:
 
     if dataset not in DATASETS:
         raise ConfigError(
-            f"environment.dataset is the unknown data set '{dataset}'.{did_you_mean(dataset, DATASETS)}"
+            f"environment.dataset: unknown data set '{dataset}'.{did_you_mean(dataset, DATASETS)}"
         )
     if dataset == "composite":
         raise ConfigError(
-            "environment.dataset: composite is not supported. Name one data set, or combine several `reasoning_gym` environments in the "
-            "environment `mixture`."
+            "environment.dataset: composite is not supported. Set a single data set, or combine several `reasoning_gym` environments with "
+            "the environment `mixture`."
         )
     registered = DATASETS[dataset]  # the class, or in some versions a tuple with the class of its settings
     if danger := evaluated_by(registered[0] if isinstance(registered, tuple) else registered):

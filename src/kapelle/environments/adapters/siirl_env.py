@@ -1,6 +1,6 @@
-"""An environment class written for siiRL, with the questions of an environment of kapelle.
+"""An environment class that is written for siiRL, with the questions of a kapelle environment.
 
-The class answers each turn of the whole team:
+The class responds to each turn of the whole team:
 
     class MyEnv:
         def reset(self):                                 # optional, sync or async; None, a text, or one per agent
@@ -8,7 +8,7 @@ The class answers each turn of the whole team:
         async def step(self, actions, ground_truth):     # texts of the agents in order
             return next_obs, reward, should_stop         # one text per agent, a number, a truth value
 
-`questions` supplies the tasks and the gold answers, and grades the last answer. The class is the user's own code: it runs in this
+`questions` supplies the tasks and the gold answers, and grades the last answer. The class is the user's own code and runs in this
 process, outside the sandbox.
 """
 
@@ -30,24 +30,24 @@ from kapelle.runtime.plugins import find_class
 from kapelle.types import Json, Task
 
 NO_GROUND_TRUTH = -1
-"""siiRL's `ground_truth` if `rewards_with_env` is false."""
+"""The `ground_truth` that the class receives if `rewards_with_env` is false."""
 
 
 class SiirlEnv(HandsOnQuestions):
-    """Questions with turns and rewards by a class in siiRL's form."""
+    """Questions whose turns and rewards come from a class in siiRL's format."""
 
     name: Literal["siirl_env"] = "siirl_env"
     env_path: str
     """The class: `path/file.py:Class` or `module:Class`."""
     questions: InnerQuestions
-    """Settings of the environment with the questions and answers: `{name: math, …}`."""
+    """Settings of the environment that provides the questions and answers: `{name: math, …}`."""
     rewards_with_env: bool = True
-    """True: the class gives the reward of each turn. False: `questions` grades the last answer, and the class gets no gold answer."""
+    """True: the class gives the reward of each turn. False: `questions` grades the last answer, and the class receives no gold answer."""
     reward_range: tuple[float, float] = Field(default=(0.0, 1.0))
     """Range of an agent's total reward in an episode."""
 
     def check(self, agents: Sequence[str]) -> None:
-        """Construct one object of the class; raise ConfigError if it, `step` or `reset` is invalid."""
+        """Construct one object of the class; raise ConfigError if the class, `step` or `reset` is invalid."""
         super().check(agents)
         step, reset = getattr(self._class, "step", None), getattr(self._class, "reset", None)
         if not callable(step):
@@ -67,7 +67,7 @@ class SiirlEnv(HandsOnQuestions):
             self._class()
         except Exception as error:
             raise ConfigError(
-                f"environment.env_path: {self.env_path} cannot be constructed: {reason(error)}. siiRL calls it without arguments."
+                f"environment.env_path: {self.env_path} cannot be constructed: {reason(error)}. It is called without arguments, as in siiRL."
             ) from error
 
     @property
@@ -81,7 +81,7 @@ class SiirlEnv(HandsOnQuestions):
 
 
 RESET_WITH = ("question", "ground_truth", "seed")
-"""Arguments that `reset` gets if it names them; siiRL passes none."""
+"""Arguments that `reset` receives if it has parameters of these names; siiRL passes no arguments."""
 
 
 def _named(reset: Any) -> list[str]:
@@ -91,8 +91,8 @@ def _named(reset: Any) -> list[str]:
 class SiirlState(Resets, Retriable):
     """The state of one question: the object reads the agents' texts, and the agents read the object's texts.
 
-    The text of the object's `reset` follows the question: one for all agents, or a list with one per agent; None adds nothing.
-    Each turn rewards the last agent to act, as in siiRL. `success` is the questions' own grade of the last answer.
+    The object's `reset` returns text that follows the question: one string for all agents, a list with one per agent, or None for no
+    text. Each turn rewards the last agent that acts, as in siiRL. `success` is the grade that `questions` gives the last answer.
     """
 
     def __init__(
@@ -126,13 +126,14 @@ class SiirlState(Resets, Retriable):
         if inspect.isawaitable(shown):
             shown = await shown
         if isinstance(shown, tuple) and len(shown) == 2 and isinstance(shown[1], Mapping):
-            shown = shown[0]  # Gymnasium's form: an observation and an info
+            shown = shown[0]  # Gymnasium's format: an observation and an info dictionary
         if shown is None:
             return
         texts = [shown] * len(self._agents) if isinstance(shown, str) else shown
         if not _are_texts(texts, len(self._agents)):
             raise EpisodeError(
-                f"`reset` of {self._path} returned {shown!r:.80}. Return None, a text, or a list of {len(self._agents)} texts, one per agent."
+                f"`reset` of {self._path} returned {shown!r:.80}. Return None, a string, or a list of {len(self._agents)} strings, "
+                "one per agent."
             )
         for agent, text in zip(self._agents, texts, strict=True):
             if text:
@@ -143,7 +144,7 @@ class SiirlState(Resets, Retriable):
         self._most = most
 
     def observe(self, agent: str) -> str:
-        """Return the object's last text for the agent; at first the question with the text of `reset`."""
+        """Return the object's last text for the agent; before the first step, the question with the text from `reset`."""
         return self._observations[agent] if agent in self._observations else self._question.observe(agent)
 
     def movers(self) -> tuple[str, ...]:
@@ -151,7 +152,7 @@ class SiirlState(Resets, Retriable):
         return () if self._over else self._agents
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Pass the texts to the object in their order; raise EpisodeError for an invalid result, or after the end."""
+        """Pass the texts to the object in order; raise EpisodeError for an invalid result, or if the episode is over."""
         if self._over or not actions:
             raise EpisodeError("No agent acted, or the episode is over.")
         last, texts = list(actions)[-1], list(actions.values())
@@ -165,7 +166,7 @@ class SiirlState(Resets, Retriable):
         shown, reward, stop = result
         if not _are_texts(shown, len(texts)):
             raise EpisodeError(
-                f"`step` of {self._path} returned the observations {shown!r:.80}. Return a list of {len(texts)} texts."
+                f"`step` of {self._path} returned the observations {shown!r:.80}. Return a list of {len(texts)} strings."
             )
         if not isinstance(reward, Real) or not math.isfinite(reward):
             raise EpisodeError(
@@ -180,7 +181,7 @@ class SiirlState(Resets, Retriable):
         return {last: float(reward)} if self._gives_rewards else {}
 
     def outcome(self) -> Outcome:
-        """Return how the episode ended; the object's rewards are those of the turns."""
+        """Return how the episode ended; the object's rewards were given in the turns."""
         graded = self._question.outcome()
         info: dict[str, Json] = {**graded.info, "turns_answered": self._turns}
         rewards = {} if self._gives_rewards else graded.rewards

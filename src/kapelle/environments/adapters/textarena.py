@@ -1,4 +1,4 @@
-"""TextArena games (arXiv 2504.11442): players move in turn, in text."""
+"""TextArena games (arXiv 2504.11442): players take turns and write their moves as text."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from kapelle.types import Json, Split, Task
 
 
 class TextArena(GameSettings):
-    """A game by its id; agents are its players in order and write moves in the form that the game describes.
+    """A game, given by its id; agents are its players in order and write moves in the format that the game describes.
 
-    An observation repeats all that the game has shown the player, its rules first. So the workflow `play` needs no memory. `rules`
-    adds your own text before it.
+    An observation repeats everything that the game has shown the player, beginning with the rules, so the workflow `play` needs no
+    memory. `rules` adds your own text before the observation.
     """
 
     name: Literal["textarena"] = "textarena"
     id: str = "TicTacToe-v0"
-    """TextArena's name of the game, or your own class: `mine:Game`, `./mine.py:Game`."""
+    """Name of the game in TextArena, or your own class: `mine:Game`, `./mine.py:Game`."""
     arguments: Mapping[str, Json] = Field(default={})
-    """Keyword arguments of `textarena.make`."""
+    """Keyword arguments for `textarena.make`."""
     max_moves: int = Field(default=200, ge=1)
     """Maximum number of moves in an episode."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """From -1 (lost) to 1 (won), at the end."""
+        """From -1 (lost) to 1 (won), given at the end."""
         return (-1.0, 1.0)
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The game; the splits differ in their seeds."""
-        return {"train": f"games of {self.id}, by seed", "test": f"games of {self.id}, other seeds"}
+        """Describe the game; the splits use different seeds."""
+        return {"train": f"games of {self.id}, by seed", "test": f"games of {self.id}, with different seeds"}
 
     def check(self, agents: Sequence[str]) -> None:
         """Raise ConfigError for a missing package, an unknown game or a wrong number of players."""
@@ -60,8 +60,8 @@ class TextArena(GameSettings):
         try:
             module_name, name = split_target(self.id)
             what = f"environment.id: {self.id}"
-            module = find_module(module_name, what, name) if name else None  # it may register ids
-            with importable_here():  # an entry point may be a text, `mine:Game`
+            module = find_module(module_name, what, name) if name else None  # the module may register ids
+            with importable_here():  # an entry point may be a string, `mine:Game`
                 if module is not None and name in vars(module):
                     game = make_own(vars(module)[name], self.arguments, what)
                 else:
@@ -77,7 +77,7 @@ class TextArena(GameSettings):
 
 
 class ArenaState(BaseState):
-    """The state of one game with rewards at its end. A move that makes the game raise is invalid: its player loses, without a winner."""
+    """The state of one game, which gives rewards at its end. If a move makes the game raise an exception, its player loses."""
 
     def __init__(self, game: Any, task: Task, agents: Sequence[str], settings: TextArena, seed: int) -> None:
         super().__init__(task, agents)
@@ -86,7 +86,7 @@ class ArenaState(BaseState):
         self._move_in = settings.move_in
         self._left = settings.max_moves
         self._outcome: Outcome | None = None
-        # Games draw from Python's shared generator. This game keeps its own state of it between moves.
+        # Games draw from Python's global random generator. This game stores its own generator state between moves.
         self._random = random.Random(seed).getstate()
         self._seen = dict.fromkeys(agents, "")
         self._read()
@@ -105,7 +105,7 @@ class ArenaState(BaseState):
         return () if self.over or not self._left else (self._mover,)
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Move; raise EpisodeError unless exactly the mover acts."""
+        """Make a move; raise EpisodeError unless exactly the mover acts."""
         need_movers(actions, self.movers())
         self._left -= 1
         shared = random.getstate()
@@ -117,7 +117,7 @@ class ArenaState(BaseState):
             else:
                 self._read()
         except Exception as error:  # noqa: BLE001 - games raise on unexpected texts
-            # TextArena's reward of an invalid move. The game may be inconsistent now, so it ends.
+            # The reward is TextArena's for an invalid move. The game may be inconsistent now, so it ends.
             self.over, lost = True, {agent: -float(agent == self._mover) for agent in self.agents}
             why = f"Invalid move: the game raised {reason(error)}."
             self._outcome = Outcome(lost, None, {"reasons": {self._mover: why}})

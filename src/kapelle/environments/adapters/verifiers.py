@@ -1,11 +1,11 @@
-"""Environments of the package verifiers (its classic form, 0.2.1 to 0.3: `vf.load_environment`).
+"""`verifiers` environments (the package's classic API, 0.2.1 to 0.3: `vf.load_environment`).
 
     environment: {name: verifiers, id: my-env, args: {difficulty: easy}}
 
-The package's own `rollout` runs the episode, with the team as its model (`TeamModel`). So user turns, tools, stop conditions and
-subclasses of `MultiTurnEnv` work as they do there, and the environment's rubric gives the reward.
+The package's own `rollout` runs the episode, with the team as its model (`TeamModel`). User turns, tools, stop conditions and
+subclasses of `MultiTurnEnv` therefore work as in the package, and the environment's rubric gives the reward.
 
-A single-turn environment becomes an environment of questions: several agents may answer, debate or work in a chain, and a
+A single-turn environment becomes an environment of questions: several agents can answer, debate or work in a chain, and a
 separate rollout grades each text. Any other environment is a conversation in which one agent moves at a time (`TeamMoves`).
 """
 
@@ -51,58 +51,58 @@ from kapelle.runtime.plugins import find_object, importable_here
 from kapelle.types import Json, Message, Split, Task
 
 NEEDED = (
-    "The environment `verifiers` needs the package verifiers in its classic form, {found}. Install it with "
+    "The environment `verifiers` needs the package verifiers with its classic API, {found}. Install it with "
     "`pip install 'kapelle[verifiers]'`."
 )
 
 
 class Verifiers(StatedRewards, WithTeacher, Described, Reads, Reporting):
-    """An environment of the package verifiers by its id, with its own rubric and sets of tasks."""
+    """A `verifiers` environment, given by its id, with its own rubric and task sets."""
 
     name: Literal["verifiers"] = "verifiers"
     id: str = Field(min_length=1)
     """Name of an installed environment or of a module in the current folder, as for `vf.load_environment`, or `path/file.py`."""
     args: Mapping[str, Json] = Field(default={})
-    """Keyword arguments of its `load_environment`."""
+    """Keyword arguments for the environment's `load_environment`."""
     demonstration: str = "{answer}"
-    """Form of the correct answer in demonstrations of single turns, such as `<answer>{answer}</answer>`."""
+    """Format of the correct answer in demonstrations of single turns, such as `<answer>{answer}</answer>`."""
     form: Form = "hermes"
-    """Form in which agents write tool calls: `hermes` (Hermes, Qwen), `llama` (JSON) or `pythonic`."""
+    """Format in which agents write tool calls: `hermes` (Hermes, Qwen), `llama` (JSON) or `pythonic`."""
     listing: Listing = "schemas"
-    """How its tools are listed for agents: `schemas`, or one line each (`signatures`) for tiny models."""
+    """How the environment's tools are listed for agents: `schemas`, or one line each (`signatures`) for tiny models."""
 
     @property
     def offered(self) -> frozenset[type]:
-        """Comparable answers and a script for single turns; for conversations a script if there is a `teacher`."""
+        """For single turns, comparable answers and a script; for conversations, a script if a `teacher` is set."""
         if self._loaded.single:
             return frozenset({Answerable, Scripted})
         return frozenset({TeamMoves} if self.teacher is None else {TeamMoves, Scripted})
 
     @property
     def alive(self) -> Sequence[str]:
-        """Its code, which may call anything."""
+        """The environment's code, because it may call external programs."""
         return (f"the code of verifiers' `{self.id}`",)
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Its two sets of tasks; a single set is split by a hash of the prompt."""
+        """Describe the environment's two task sets; a single set is split by a hash of the prompt."""
         return self._loaded.sources
 
     def contents(self) -> Mapping[str, str]:
-        """Return a hash of its tasks."""
+        """Return a hash of the environment's tasks."""
         return {f"tasks of verifiers' {self.id}": self._loaded.content}
 
     def skipped(self) -> Mapping[Split, str]:
-        """Return which train tasks are excluded because they are test tasks too."""
+        """Return which train tasks are excluded because they are also test tasks."""
         return self._loaded.skipped
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError for a missing package or environment, or a rubric that compares rollouts."""
+        """Raise ConfigError if the package or environment is missing, or if the rubric compares rollouts."""
         self.check_teacher()
         if self._loaded.environment.requires_group_rollouts:
             raise ConfigError(
                 f"The rubric of verifiers' '{self.id}' compares the rollouts of a group, which is not supported. Use an environment whose "
-                "reward functions read one rollout."
+                "reward functions read a single rollout."
             )
 
     def size(self, split: Split) -> int | None:
@@ -120,11 +120,11 @@ class Verifiers(StatedRewards, WithTeacher, Described, Reads, Reporting):
         return Task(f"{split}-{index}", question, data)
 
     def extract(self, text: str) -> str | None:
-        """Return the answer of a text by the environment's parser."""
+        """Return the answer that the environment's parser finds in a text."""
         return self._loaded.answer_in(text)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the `teacher`'s text; without one the task's answer in the form of `demonstration`."""
+        """Return the text of the `teacher`; if there is no `teacher`, return the task's answer in the format of `demonstration`."""
         if self.teacher is not None:
             return super().script(agent, task, messages, seed)
         return self.demonstration.replace("{answer}", str(answer_of(task)))
@@ -159,7 +159,7 @@ class LoadedEnvironment:
     content: str
 
     def answer_in(self, text: str) -> str | None:
-        """Return the answer that its parser finds in a text."""
+        """Return the answer that the parser finds in a text."""
         try:
             found = self.environment.parser.parse_answer([{"role": "assistant", "content": text}])
         except Exception:  # noqa: BLE001 - a third-party parser
@@ -176,7 +176,9 @@ def _load(name: str, args: str) -> LoadedEnvironment:
     try:
         find = partial(vf.load_environment, name)
     except AttributeError as error:
-        raise ConfigError(NEEDED.format(found=f"and {vf.__version__} is installed, without it")) from error
+        raise ConfigError(
+            NEEDED.format(found=f"but the installed version {vf.__version__} lacks it")
+        ) from error
     try:
         with _no_signal_handlers(), importable_here():  # `vf.load_environment` imports a module of that name
             if name.endswith(".py"):
@@ -188,8 +190,8 @@ def _load(name: str, args: str) -> LoadedEnvironment:
     except Exception as error:
         why = reason(error.__cause__ if error.__cause__ is not None else error)
         raise ConfigError(
-            f"verifiers cannot load the environment '{name}' with `environment.args: {args}`: {why}. Check that its package is installed and "
-            "that these are arguments of its `load_environment`."
+            f"verifiers cannot load the environment '{name}' with `environment.args: {args}`: {why}. Check that the package of the environment is installed "
+            "and that its `load_environment` accepts these arguments."
         ) from error
     _log_to_rollouts()
     rows: dict[Split, list[Mapping[str, Any]]] = {"train": [], "test": []}
@@ -211,7 +213,7 @@ def _load(name: str, args: str) -> LoadedEnvironment:
             "test": f"the evaluation set of verifiers' {name}",
         }
         if excluded := len(train) - len(rows["train"]):
-            skipped = {"train": f"{excluded} of {len(train)} rows, which are in the evaluation set too"}
+            skipped = {"train": f"{excluded} of {len(train)} rows, which are also in the evaluation set"}
     digest = hashlib.blake2b(digest_size=16)
     for split, part in rows.items():
         for row in part:
@@ -220,7 +222,7 @@ def _load(name: str, args: str) -> LoadedEnvironment:
 
 
 def _key(row: Mapping[str, Any]) -> str:
-    """Return the identity of a task: its prompt."""
+    """Return the identity of a task, which is its prompt."""
     return json.dumps(_plain_messages(row["prompt"]), sort_keys=True)
 
 
@@ -234,7 +236,7 @@ def _is_single(made: Any) -> bool:
 
 @contextmanager
 def _no_signal_handlers() -> Iterator[None]:
-    """Stop the package's environments from installing signal handlers: a run handles Ctrl-C itself."""
+    """Prevent the package's environments from installing signal handlers, because a run handles Ctrl-C itself."""
     module: Any = sys.modules.get("verifiers.envs.environment")
     if module is None:
         from importlib import import_module
@@ -251,7 +253,7 @@ def _no_signal_handlers() -> Iterator[None]:
         module.signal = real
 
 
-# -------- A reward function that raises: the package logs it and gives 0, from which a policy would learn
+# -------- If a reward function raises an exception, the package logs it and gives reward 0, which would mislead training
 
 _errors: ContextVar[list[str] | None] = ContextVar("errors", default=None)
 
@@ -282,19 +284,19 @@ class Rolled:
 
 
 TeamModel = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Json]]], Awaitable[str]]
-"""Takes a conversation (messages as plain dictionaries) and the schemas of the tools; returns the next text."""
+"""Takes a conversation (messages as dictionaries) and the schemas of the tools, and returns the next text."""
 
 
 async def roll(
     loaded: LoadedEnvironment, row: Mapping[str, Any], model: TeamModel, settings: Verifiers
 ) -> Rolled:
-    """Run the package's rollout of a row and score it by the rubric.
+    """Run the package's rollout of a row and score it with the rubric.
 
-    Raises EpisodeError if its code or a reward function fails, or the reward is outside `rewards`.
+    Raises EpisodeError if the environment's code or a reward function fails, or if the reward is outside `rewards`.
     """
     made = loaded.environment
     client = _client(model, settings.form)
-    # What `generate` calls for one example. `check` has excluded group scores.
+    # These are the calls that `generate` makes for one example. `check` has excluded group scores.
     state = await made.rollout({**row}, client, "kapelle", {})
     if (error := state.get("error")) is not None:
         raise EpisodeError(f"verifiers' '{loaded.id}' failed: {reason(error)}")
@@ -316,7 +318,7 @@ async def roll(
     if not low - slack <= reward <= high + slack:
         raise EpisodeError(
             f"The rubric of verifiers' '{loaded.id}' returned the reward {reward:g}, outside `environment.rewards` {list(settings.rewards)}. "
-            "Set it to the smallest and largest possible reward."
+            "Set `environment.rewards` to the smallest and largest possible reward."
         )
     metrics = {
         str(name): float(value)
@@ -333,7 +335,7 @@ def _client(team: TeamModel, form: Form) -> Any:
     from verifiers.types import Response, ResponseMessage, ToolCall
 
     class TeamClient(Client):  # type: ignore[misc]
-        """Calls `model` in this process, so nothing is converted."""
+        """Calls `model` in this process, so messages need no conversion."""
 
         async def get_response(
             self, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **_given: Any
@@ -370,7 +372,7 @@ def _client(team: TeamModel, form: Form) -> Any:
 
 
 def read_calls(text: str, form: Form, schemas: Sequence[Json] = ()) -> tuple[str, list[dict[str, str]]]:
-    """Return the text beside the tool calls, and the calls with `name` and `arguments` as JSON. An invalid call is text."""
+    """Return the text outside the tool calls, and the calls with `name` and `arguments` as JSON. An invalid call counts as text."""
     calls = None
     with suppress(NotCalls):
         calls = parse_calls(text, (form,), schemas)
@@ -381,11 +383,11 @@ def read_calls(text: str, form: Form, schemas: Sequence[Json] = ()) -> tuple[str
     ]
 
 
-# -------- The package's messages as texts
+# -------- The package's messages as strings
 
 
 def _plain_messages(messages: Any) -> list[dict[str, Any]]:
-    """Return messages of any form of the package as dictionaries of two texts, `role` and `content`."""
+    """Return messages in any of the package's formats as dictionaries with two strings, `role` and `content`."""
     if isinstance(messages, str):
         return [{"role": "user", "content": messages}]
     plain = []
@@ -396,7 +398,7 @@ def _plain_messages(messages: Any) -> list[dict[str, Any]]:
             parts = [dict(part) if isinstance(part, Mapping) else part.model_dump() for part in content]
             if any(part.get("type") != "text" for part in parts):
                 raise EpisodeError(
-                    "A message of the environment has an image or a sound, which is not supported."
+                    "A message of the environment contains an image or audio, which is not supported."
                 )
             content = "".join(str(part["text"]) for part in parts)
         plain.append(
@@ -406,14 +408,14 @@ def _plain_messages(messages: Any) -> list[dict[str, Any]]:
 
 
 def _opening(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return a prompt as one text, with role names only if it contains answers (few-shot examples)."""
+    """Return a prompt as one string, with role names only if it contains answers (few-shot examples)."""
     if any(each["role"] == "assistant" for each in messages):
         return "\n\n".join(f"{str(each['role']).capitalize()}: {each['content']}" for each in messages)
     return "\n\n".join(str(each["content"]) for each in messages if each["content"])
 
 
 def _news(messages: Sequence[Mapping[str, Any]], known: int) -> str:
-    """Return the messages after the last answer; earlier ones are in the agent's conversation already."""
+    """Return the messages after the last answer; earlier messages are already in the agent's conversation."""
     last = max((k for k, each in enumerate(messages) if each["role"] == "assistant"), default=-1)
     return _opening(messages[last + 1 :] if known and last >= 0 else messages)
 
@@ -422,7 +424,7 @@ def _news(messages: Sequence[Mapping[str, Any]], known: int) -> str:
 
 
 class SingleTurnState(QuestionState):
-    """The state of one question; each text has its own rollout, and its reward is the rubric's."""
+    """The state of one question; each text has its own rollout, which the rubric rewards."""
 
     def __init__(
         self,
@@ -456,7 +458,7 @@ class SingleTurnState(QuestionState):
         return await super().step(actions, final)
 
     def outcome(self) -> Outcome:
-        """Return the rubric's rewards, with the values of its functions by name (and by agent if there are several)."""
+        """Return the rubric's rewards, with the values of its functions by name (and by agent if there are several agents)."""
         ended = super().outcome()
         rolled = {
             agent: self._rolled[text] for agent, text in self._actions.items() if agent in ended.rewards
@@ -476,9 +478,9 @@ def _metrics(rolled: Mapping[str, Rolled]) -> dict[str, Json]:
 
 
 class RolloutState(BaseState, Resets):
-    """The state of one rollout of the package, a task that waits for each text.
+    """The state of one rollout of the package, which runs as an asyncio task that waits for each text.
 
-    Any agent may move; the last one does unless the workflow names another.
+    Any agent may move; the last agent moves unless the workflow names another.
     """
 
     def __init__(
@@ -500,15 +502,15 @@ class RolloutState(BaseState, Resets):
         self._mover = self.agents[-1]
 
     async def reset(self) -> None:
-        """Begin the rollout; return when it waits for the first text."""
+        """Begin the rollout, and return when it waits for the first text."""
         patience = patience_here.get().environment
         what = f"The rollout of verifiers' '{self._loaded.id}'"
-        # The time limit of the rollout excludes the wait for the model (`_answer_of_team`).
+        # The time limit of the rollout excludes the time in which it waits for the model (`_answer_of_team`).
         rollout = roll(self._loaded, self._row, self._answer_of_team, self._settings)
         self._running = asyncio.ensure_future(_awaiting(within(what, "environment", patience, rollout)))
         try:
             await self._next()
-        except BaseException:  # an episode that has not begun is closed here
+        except BaseException:  # if an episode fails to begin, nothing else closes it
             await self.close()
             raise
 
@@ -530,7 +532,7 @@ class RolloutState(BaseState, Resets):
             resume_deadline()
 
     async def _next(self) -> None:
-        """Wait until the rollout waits for a text, or is over."""
+        """Wait until the rollout needs a text or is over."""
         assert self._running is not None, "`reset` starts it"
         waiting = asyncio.ensure_future(self._waiting.wait())
         try:
@@ -556,7 +558,7 @@ class RolloutState(BaseState, Resets):
         return () if self.over else (self._mover,)
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Answer with `final` or the only text; raise EpisodeError for several texts without `final`."""
+        """Answer with `final` or the only text; raise EpisodeError if there are several texts and no `final`."""
         if self.over or self._answer is None or self._answer.done():
             raise EpisodeError("The conversation is over, or does not expect a text.")
         self._mover, text = one_text(actions, self.agents, final)
@@ -565,7 +567,7 @@ class RolloutState(BaseState, Resets):
         return {}
 
     def outcome(self) -> Outcome:
-        """Return the rubric's reward for the last agent to move; an unfinished conversation has no reward or score."""
+        """Return the rubric's reward for the last agent that moved; an unfinished conversation has no reward and no score."""
         if self._rolled is None:
             return Outcome({}, None, {"turns": self._turns}, truncated=True)
         low, high = self._settings.rewards
@@ -574,7 +576,7 @@ class RolloutState(BaseState, Resets):
         return Outcome({self._mover: reward}, (reward - low) / (high - low), info, self._rolled.truncated)
 
     async def close(self) -> None:
-        """Cancel a rollout that still waits; the package cleans up."""
+        """Cancel a rollout that is still waiting; the package then cleans up."""
         if self._running is not None and not self._running.done():
             self._running.cancel()
             with suppress(asyncio.CancelledError, Exception):

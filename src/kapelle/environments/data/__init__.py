@@ -1,1 +1,1 @@
-"""Rows of data sets: where they are, how they are read, which are usable."""
+"""Rows of data sets: where they are, how they are read, and which rows are usable."""

@@ -1,7 +1,7 @@
-"""Questions and answers in a row's columns: texts, and conversations as messages.
+"""Questions and answers in a row's columns: strings, and conversations as messages.
 
-A conversation has the form of OpenAI (`role`, `content`, `tool_calls`) or of ShareGPT (`from`, `value`). It remains a
-conversation: the model's chat template renders its messages, tool calls and tools.
+A conversation has the format of OpenAI (`role`, `content`, `tool_calls`) or ShareGPT (`from`, `value`). It is not flattened:
+the model's chat template renders its messages, tool calls and tools.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from kapelle.runtime.row_files import DataRow
 from kapelle.types import Json, Message, Task, as_text, worded
 
 QUESTIONS = ("prompt", "question", "problem", "messages", "conversations")
-"""Default columns of the question, in this order."""
+"""Default columns for the question, in order of preference."""
 
 MAX_QUESTION = 50_000
-"""Maximum number of characters of a question; a longer one is usually a damaged row."""
+"""Maximum number of characters of a question; a longer question usually indicates a damaged row."""
 
 ROLES: Mapping[str, str] = {
     "system": "system",
@@ -37,20 +37,20 @@ ROLES: Mapping[str, str] = {
     "function": "tool",
     "observation": "tool",
 }
-"""Role in OpenAI's, ShareGPT's or Gemma's form → the role in chat templates."""
+"""Role in OpenAI's, ShareGPT's or Gemma's format → the role in chat templates."""
 
 RENDERED = re.compile(
     r"<\|im_start\|>|<\|im_(?:system|user|assistant)\|>|<\|start_header_id\|>|<\|start_of_role\|>|<\|START_OF_TURN_TOKEN\|>"
     r"|<start_of_turn>|<\|turn>|<\|(?:system|user|assistant|start)\|>|<｜(?:User|Assistant)｜>|\[/?INST\]|\[SYSTEM_PROMPT\]"
 )
-"""Marks that open a message in the chat templates of common families."""
+"""Markers that open a message in the chat templates of common model families."""
 
 
 # -------- Columns of a row
 
 
 def field_of(row: DataRow, field: str, setting: str) -> Json:
-    """Return a field of a row; dots reach into objects. DataError, naming the setting, if it is missing."""
+    """Return a field of a row; dots reach into objects. If the field is missing, raise DataError that names the setting."""
     if field in row.fields:
         return row.fields[field]
     value: Json = row.fields
@@ -59,7 +59,7 @@ def field_of(row: DataRow, field: str, setting: str) -> Json:
         if key not in known:
             at = ".".join(field.split(".")[: depth + 1])
             verl = (
-                " The row has verl's form: `environment.question_field=prompt environment.answer_field=reward_model.ground_truth`."
+                " The row has verl's format: use `environment.question_field=prompt environment.answer_field=reward_model.ground_truth`."
                 if {"prompt", "reward_model"} <= set(row.fields)
                 else ""
             )
@@ -71,10 +71,12 @@ def field_of(row: DataRow, field: str, setting: str) -> Json:
 
 
 def text_in(row: DataRow, field: str, setting: str) -> str:
-    """Return a field as a non-empty text; numbers are written out. DataError for anything else."""
+    """Return a field as a non-empty string; numbers are converted. Raise DataError for anything else."""
     value = field_of(row, field, setting)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise row.unusable(f"the field '{field}' is {type(value).__name__}, not text or a number", setting)
+        raise row.unusable(
+            f"the field '{field}' is {type(value).__name__}, not a string or a number", setting
+        )
     if value != value:  # noqa: PLR0124 - NaN, a missing value in pandas
         raise row.unusable(f"the field '{field}' is NaN, a missing value")
     text = str(value)
@@ -87,16 +89,16 @@ def text_in(row: DataRow, field: str, setting: str) -> str:
 
 
 def messages_in(row: DataRow, field: str, setting: str) -> tuple[Message, ...]:
-    """Return the messages of a conversation, a message, or a text; the first user message gets the tools of the row's `tools`.
+    """Return the messages of a conversation, message or string; the first user message receives the tools in the row's `tools`.
 
-    DataError, with the row's place, for a message without role or text.
+    Raises DataError with the row's place if a message lacks a role or text.
     """
     value = field_of(row, field, setting)
     if isinstance(value, str | int | float):
         value = {"role": "user", "content": text_in(row, field, setting)}
     entries = [value] if isinstance(value, Mapping) else value
     if not isinstance(entries, list) or not entries:
-        raise row.unusable(f"the field '{field}' is not a text, a message or a conversation", setting)
+        raise row.unusable(f"the field '{field}' is not a string, a message or a conversation", setting)
     read: list[Message] = []
     open_calls: list[tuple[str, str]] = []
     for number, entry in enumerate(entries):
@@ -104,7 +106,7 @@ def messages_in(row: DataRow, field: str, setting: str) -> tuple[Message, ...]:
             read.append(_message(_without_none(entry), open_calls, len(read)))
         except ValueError as fault:
             raise row.unusable(f"message {number} of the field '{field}' {fault}", setting) from None
-    system = row.fields.get("system")  # as in ShareGPT's rows
+    system = row.fields.get("system")  # ShareGPT's rows have this field
     if isinstance(value, list) and isinstance(system, str) and all(m.role != "system" for m in read):
         read = [Message("system", system), *read] if system.strip() else read
     tools = _tools(row)
@@ -112,17 +114,17 @@ def messages_in(row: DataRow, field: str, setting: str) -> tuple[Message, ...]:
     if tools and first is not None:
         content = read[first].content
         structured = json.dumps({"role": "user", "content": content, "tools": tools}, ensure_ascii=False)
-        words = f"{tools_prompt(tools, 'hermes')}\n\n{content}"  # for templates without tools
+        words = f"{tools_prompt(tools, 'hermes')}\n\n{content}"  # for templates that do not support tools
         read[first] = replace(read[first], content=words, structured=structured)
     return tuple(read)
 
 
 def _message(entry: Json, open_calls: list[tuple[str, str]], place: int) -> Message:
-    """Return one message; ValueError describes a fault. `open_calls` are (id, tool) of calls without a result so far."""
+    """Return one message; raise ValueError that describes a fault. `open_calls` are (id, tool) of calls without a result so far."""
     fields = entry if isinstance(entry, Mapping) else {}
     named, content = fields.get("role", fields.get("from")), fields.get("content", fields.get("value"))
     if not isinstance(named, str) or (content is None and not fields.get("tool_calls")):
-        raise ValueError("needs a role and a text (`role` and `content`, or `from` and `value`)")
+        raise ValueError("needs a role and text (`role` and `content`, or `from` and `value`)")
     role = ROLES.get(named)
     if role is None:
         raise ValueError(
@@ -155,7 +157,7 @@ def _message(entry: Json, open_calls: list[tuple[str, str]], place: int) -> Mess
             open_calls[:] = [(name, call.name) for name, call in zip(ids, read, strict=True)]
             text = "\n".join(part for part in (text, write_calls(read, "hermes")) if part)
     elif role == "tool":
-        # Rows of ShareGPT have no ids: results come in the order of the calls.
+        # Rows of ShareGPT have no ids, so results are matched in the order of the calls.
         answered = next((call for call in open_calls if call[0] == fields.get("tool_call_id")), None)
         answered = answered or next(iter(open_calls), ("call00000", "tool"))
         open_calls[:] = [call for call in open_calls if call != answered]
@@ -167,7 +169,7 @@ def _message(entry: Json, open_calls: list[tuple[str, str]], place: int) -> Mess
 
 
 def _call(value: Json) -> ReadCall | UnreadCall:
-    """Return a tool call in OpenAI's form, or in ShareGPT's text."""
+    """Return a tool call given in OpenAI's format or as ShareGPT's string."""
     try:
         call = json.loads(value) if isinstance(value, str) else value
         call = call.get("function", call)
@@ -185,7 +187,7 @@ def _call(value: Json) -> ReadCall | UnreadCall:
 
 
 def _tools(row: DataRow) -> list[Json]:
-    """Return the tools of a row's column `tools`: JSON schemas in OpenAI's form, also as JSON text."""
+    """Return the tools in a row's column `tools`: JSON schemas in OpenAI's format, or a JSON string of them."""
     tools = row.fields.get("tools")
     if isinstance(tools, str):
         try:
@@ -199,7 +201,7 @@ def _tools(row: DataRow) -> list[Json]:
 
 
 def _without_none(value: Json) -> Json:
-    """Return a value without fields that are None: in Arrow every struct of a column has the fields of all."""
+    """Return a value without fields that are None, because in Arrow every struct has all fields that occur in its column."""
     if isinstance(value, Mapping):
         return {name: _without_none(each) for name, each in value.items() if each is not None}
     return [_without_none(each) for each in value] if isinstance(value, list) else value
@@ -213,22 +215,22 @@ class Question:
     """A row's question: a conversation without the answer, or a single message."""
 
     messages: tuple[Message, ...]
-    """Without system messages."""
+    """The messages, without system messages."""
     system: str = ""
-    """Its system messages."""
+    """The text of the system messages."""
 
     @property
     def text(self) -> str:
-        """The whole question as one text."""
+        """The whole question as one string."""
         return as_text(self.messages)
 
     def worded(self, wording: Callable[[str], str]) -> Question:
-        """Return the same question with a changed last message, such as inside a prompt."""
+        """Return the same question with `wording` applied to the last message, for example to put it into a prompt."""
         *before, last = self.messages
         return replace(self, messages=(*before, worded(last, wording)))
 
     def task(self, name: str, data: Mapping[str, Json] | None = None, *, rendered: bool = False) -> Task:
-        """Return its task, with this name as `Task.id`; a rendered text stays unchanged, without the row's tools."""
+        """Return the task of the question, with this name as `Task.id`; a rendered prompt stays unchanged and omits the row's tools."""
         if rendered and len(self.messages) == 1 and not self.system:
             row = json.loads(self.messages[0].structured or "{}")
             return Task(name, row.get("content", self.text), data or {}, rendered=True)
@@ -238,43 +240,43 @@ class Question:
 
 
 def rounds(*read: Sequence[Message]) -> tuple[tuple[Message, ...], ...]:
-    """Return `Task.messages` of what an agent reads turn by turn; empty if each is one plain user message."""
+    """Return `Task.messages` for what an agent reads in each turn; empty if it is a single user message in every turn."""
     plain = all(len(each) == 1 and each[0] == Message("user", each[0].content) for each in read)
     return () if plain else tuple(tuple(each) for each in read)
 
 
 def read_question(row: DataRow, field: str, setting: str) -> Question:
-    """Return the question of a field: a text, or a conversation without the answer that may end it.
+    """Return the question in a field: a string, or a conversation without a final answer.
 
-    DataError for an empty or oversized question.
+    Raises DataError for an empty or oversized question.
     """
     messages = messages_in(row, field, setting)
     system = "\n\n".join(m.content for m in messages if m.role == "system" and m.content.strip())
     rest = [message for message in messages if message.role != "system"]
-    while rest and rest[-1].role == "assistant":  # the answer in a data set for imitation
+    while rest and rest[-1].role == "assistant":  # the final answer, in a data set for imitation learning
         rest.pop()
     text = as_text(rest)
     if not rest or not text.strip():
-        raise row.unusable(f"the field '{field}' has no question")
+        raise row.unusable(f"the field '{field}' contains no question")
     if len(text) > MAX_QUESTION:
         raise row.unusable(f"the question has {len(text):,} characters; the limit is {MAX_QUESTION:,}")
     return Question(tuple(rest), system)
 
 
 def question_in(row: DataRow, field: str, setting: str) -> str:
-    """Return the question of a field as one text (`read_question`)."""
+    """Return the question in a field as one string (`read_question`)."""
     return read_question(row, field, setting).text
 
 
 def answers_in(row: DataRow, field: str, setting: str) -> tuple[Message, ...]:
-    """Return the answer in a field: a text, a message, or a conversation that ends with the assistant's answer."""
+    """Return the answer in a field: a string, a message, or a conversation that ends with the assistant's answer."""
     value = field_of(row, field, setting)
     if isinstance(value, str):
         return (Message("assistant", value),)
     messages = messages_in(row, field, setting) if isinstance(value, list | Mapping) else ()
     if not messages or messages[-1].role != "assistant":
         raise row.unusable(
-            f"the field '{field}' needs a text, or messages that end with the assistant's answer",
+            f"the field '{field}' must be a string, or messages that end with the assistant's answer",
             setting,
         )
     return messages
@@ -286,7 +288,7 @@ def message_in(row: DataRow, field: str, setting: str) -> Message:
 
 
 def answered(question: Question, messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the messages of an answer from the assistant's first one on; they may begin with those of the question."""
+    """Return the messages of an answer, beginning with the assistant's first new message; the question's messages are removed."""
     rest = [message for message in messages if message.role != "system"]
     count = len(question.messages)
     repeats = len(rest) > count and all(

@@ -1,4 +1,4 @@
-"""Data sets written as files for environments: disjoint train and test rows, with a manifest.
+"""Prepare data sets as files for environments, with disjoint train and test rows and a manifest.
 
     prepared = prepare("gsm8k", Path("data/gsm8k"))                     from the Hugging Face hub
     prepared = prepare("anli", Path("data/anli"), source="downloads/anli", train=["r1_dev"], test=["r2_dev"])
@@ -6,10 +6,10 @@
     <folder>/
       train.jsonl     (or .parquet) rows with the fields that the environment reads
       test.jsonl
-      manifest.json   source, counts, hashes, excluded rows and why
+      manifest.json   source, counts, hashes, excluded rows with reasons
       README.md       how to train on it
 
-A prepared folder is what `environment.path` may name.
+`environment.path` can be set to a prepared folder.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ class DataSet:
     hub: str
     """`owner/name` on the Hugging Face hub."""
     fields: Callable[[DataRow], Fields]
-    """The fields to write for a row; DataError for an unusable one."""
+    """Returns the fields to write for a row; raises DataError for an unusable row."""
     licence: str
     config: str | None = None
     train: tuple[str, ...] = ("train",)
-    """Train splits on the hub, or files in a folder (suffix optional); the first one that exists."""
+    """Names of the train split on the hub or the file in a folder (suffix optional); the first one that exists is used."""
     test: tuple[str, ...] = ()
-    """The same for test. Empty without a published test split: a hash of each question then selects the share `test_share` for
-    test."""
+    """The same for the test split. Empty if no test split is published: a hash of each question then selects the share `test_share`
+    for the test split."""
     key: tuple[str, ...] = ("question",)
-    """The written field that separates train from test: no value occurs in both. The first of these that a row has."""
+    """Fields by which train and test are kept disjoint: no value occurs in both splits. The first field that a row has is used."""
     environment: str = "math"
-    """The environment that reads it."""
+    """The environment that reads the prepared data."""
     by_id: bool = False
-    """Whether rows of one file are split by `task_id`, as MBPP's are."""
+    """Whether the rows of one file are split by `task_id`, as in MBPP."""
 
 
 def _math_fields(question: Sequence[str], answer: Sequence[str]) -> Callable[[DataRow], Fields]:
@@ -73,7 +73,7 @@ def _math_fields(question: Sequence[str], answer: Sequence[str]) -> Callable[[Da
         text = question_in(row, column, "question_field")
         written = field_of(row, solved, "answer_field")
         if isinstance(written, float) and written.is_integer():
-            written = int(written)  # some sets store whole numbers as 142.0
+            written = int(written)  # some data sets store whole numbers as 142.0
         if not isinstance(written, int):
             written = text_in(row, solved, "answer_field")
         found: Fields = {"question": text, "answer": str(written)}
@@ -159,7 +159,7 @@ class PreparedData:
 
     @property
     def use(self) -> tuple[str, str]:
-        """The settings that train on it."""
+        """The settings that select this data for training."""
         return f"environment.name={self.manifest['environment']}", f"environment.path={self.folder}"
 
 
@@ -174,14 +174,14 @@ def prepare(
     test_share: float = 0.1,
     max_unusable: float = 0.01,
 ) -> PreparedData:
-    """Write a data set's train and test rows into the new folder `out` and return what was written.
+    """Write a data set's train and test rows to the new folder `out` and return what was written.
 
-    `source` is a folder or file, or `owner/name` on the hub (the data set's own place there); `train` and `test` name its
-    splits or files in place of the usual ones. Train rows that are also test rows, in any spacing and case, are excluded.
-    Raises DataError for data that are missing or mostly unusable, RunDirectoryError if `out` exists.
+    `source` is a folder, a file, or `owner/name` on the hub; the default is the data set's own place on the hub. `train` and `test`
+    replace the usual names of its splits or files. Train rows that are also test rows, ignoring spacing and case, are excluded.
+    Raises DataError if data are missing or mostly unusable, and RunDirectoryError if `out` exists.
     """
     if name not in DATA_SETS:
-        raise DataError(f"There is no data set '{name}' to prepare.{did_you_mean(name, DATA_SETS)}")
+        raise DataError(f"Unknown data set '{name}'.{did_you_mean(name, DATA_SETS)}")
     if out.exists():
         raise RunDirectoryError(f"{out} already exists. Choose another folder with --out.")
     chosen = DATA_SETS[name]
@@ -198,7 +198,7 @@ def prepare(
     for split, own in kept.items():
         if not own:
             raise DataError(
-                f"The {split} split of '{where}' is empty. Name other files with --train and --test."
+                f"The {split} split of '{where}' is empty. Specify other files with --train and --test."
             )
     manifest: dict[str, Any] = {
         "name": name,
@@ -214,21 +214,21 @@ def prepare(
     }
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        # All or nothing: the folder gets its name when it is complete.
+        # The folder receives its final name only when it is complete.
         with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as place:
             folder = Path(place) / "data"
             folder.mkdir()
             for split, own in kept.items():
                 file = folder / f"{split}.{form}"
                 if form == "jsonl":
-                    # ASCII: some readers treat U+2028, which occurs in GSM8K, as the end of a line.
+                    # Write ASCII, because some readers treat U+2028, which occurs in GSM8K, as the end of a line.
                     file.write_text("".join(json.dumps(row) + "\n" for row in own), "ascii")
                 else:
                     try:
                         from pyarrow import Table, parquet
                     except ImportError as error:
                         raise DataError(
-                            "Writing parquet needs an extra: pip install 'kapelle[data]'."
+                            "Writing parquet needs an extra. Run: pip install 'kapelle[data]'."
                         ) from error
                     parquet.write_table(Table.from_pylist(list(own)), file)
                 digest = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -248,7 +248,7 @@ def _gathered(
     test_share: float,
     max_unusable: float,
 ) -> tuple[dict[Split, list[Fields]], dict[str, Skipped]]:
-    """Return each split's rows as the fields to write, and the excluded rows by source."""
+    """Return the fields to write for the rows of each split, and the excluded rows by source."""
     local = Path(where).expanduser()
     skipped: dict[str, Skipped] = {}
 
@@ -263,7 +263,9 @@ def _gathered(
         candidates = (local / f"mbpp{suffix}" for suffix in SUFFIXES) if local.is_dir() else (local,)
         file = next((each for each in candidates if each.is_file()), None)
         if file is None:
-            raise DataError(f"The folder '{local}' has no file 'mbpp' and no 'train'. Name the files.")
+            raise DataError(
+                f"The folder '{local}' has neither a file 'mbpp' nor a file 'train'. Specify files with --train and --test."
+            )
         return _divided(chosen, read(where, read_rows(file)), test_share), skipped
     found: dict[Split, list[Fields]] = {"train": [], "test": []}
     wanted: tuple[tuple[Split, tuple[str, ...], tuple[str, ...]], ...] = (
@@ -272,7 +274,7 @@ def _gathered(
     )
     config = chosen.config if where == chosen.hub else None
     for split, named, usual in wanted:
-        # The first usual name that a folder has; on the hub, and if it has none, the first of all.
+        # Use the first usual name that exists in the folder. On the hub, or if none exists, use the first name.
         there = tuple(name for name in usual if local.is_dir() and exists(name))
         for place in named or (there or usual)[:1]:
             found[split] += read(place, DataSource(where, config, place, place, 0.0).whole("train", {}))
@@ -282,7 +284,7 @@ def _gathered(
 
 
 def _divided(chosen: DataSet, rows: Sequence[Fields], share: float) -> dict[Split, list[Fields]]:
-    """Return the rows of one file in two splits."""
+    """Return the rows of one file, divided into two splits."""
     if chosen.by_id:
         return {
             split: [row for row in rows if int(str(row["task_id"])) in ids]
@@ -295,7 +297,7 @@ def _divided(chosen: DataSet, rows: Sequence[Fields], share: float) -> dict[Spli
 
 
 def _normal(row: Fields, key: Sequence[str]) -> str:
-    """Return a row's key in a form in which two spellings of one question are equal."""
+    """Return a row's key in normal form, so that different spellings of one question are equal."""
     written = next(row[name] for name in key if name in row)
     return one_spelling(str(written))
 

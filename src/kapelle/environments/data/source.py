@@ -1,7 +1,7 @@
 """Rows of a data set from a local file, a local folder or the Hugging Face hub, with a train and a test split.
 
-The local forms are those of `runtime/row_files.py`. Every error names the file, the line and a fix, and occurs before any
-model is loaded.
+`runtime/row_files.py` lists the supported file formats. Every error names the file, the line and a fix, and is raised before
+any model is loaded.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from kapelle.runtime.row_files import SUFFIXES, DataRow, held_out, read_rows
 from kapelle.settings.base import Settings
 from kapelle.types import Split
 
-# -------- Usable and unusable rows: the latter are counted, reported, and excluded up to a share
+# -------- Usable and unusable rows: up to a maximum share, unusable rows are counted, reported and excluded
 
 SHOWN = 3
-"""Unusable rows that are reported one by one; the others are counted."""
+"""Maximum number of unusable rows that are reported one by one; the other rows are only counted."""
 
 T = TypeVar("T")
 
@@ -43,14 +43,14 @@ class Skipped:
     total: int = 0
     """The number of all rows, including excluded ones."""
     named: tuple[str, ...] = ()
-    """The places of the first excluded rows and why they are unusable."""
+    """The places of the first excluded rows, with the reasons why they are unusable."""
 
     def __str__(self) -> str:
-        """Return `3 of 7,473 rows cannot be used and are excluded: …`, empty if there are none."""
+        """Return `3 of 7,473 rows cannot be used and are excluded: …`, or an empty string if no row is excluded."""
         return self.report(" and are excluded") if self.count else ""
 
     def report(self, then: str) -> str:
-        """Return how many rows are unusable, what follows from it, and the first ones."""
+        """Return a sentence with the number of unusable rows, the consequence `then`, and the first of these rows."""
         more = self.count - len(self.named)
         why = " | ".join(self.named) + (f" | and {more:,} more" if more else "")
         return f"{self.count:,} of {self.total:,} rows cannot be used{then}: {why}"
@@ -59,9 +59,9 @@ class Skipped:
 def usable(
     rows: Sequence[T], read: Callable[[T], object], share: float, where: str
 ) -> tuple[tuple[T, ...], Skipped]:
-    """Return the rows that `read` accepts, and the excluded ones; DataError if more than `share` are unusable.
+    """Return the rows that `read` accepts, and the excluded rows; raise DataError if more than `share` are unusable.
 
-    `read` raises DataError, with the place of the row, for an unusable one.
+    For an unusable row, `read` raises DataError with the place of the row.
     """
     kept: list[T] = []
     faults: list[str] = []
@@ -88,9 +88,9 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 RowsRead = tuple[tuple[DataRow, ...], tuple[DataRow, ...] | None]
-"""Train and test rows as read; the second is None if one file contains both."""
+"""Train and test rows as read; the test rows are None if one file contains both splits."""
 Words = Callable[[DataRow, str, str], str]
-"""(row, field, setting) → the field as text; DataError if it is not a text."""
+"""(row, field, setting) → the field as a string; raises DataError if it is not a string."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +100,14 @@ class DataSource:
     path: str
     """A file, a folder, or `owner/name` on the hub."""
     config: str | None
-    """The hub data set's configuration."""
+    """The configuration of the hub's data set."""
     train: str
     test: str
     """Names of the splits: files in the folder (suffix optional), or splits on the hub."""
     test_share: float
     """Share of the rows for the test split, by a hash of the row's key field, if `path` is one file."""
     called: tuple[str, str] | None = None
-    """Names of the train rows and the test rows in messages; None: `path`."""
+    """How messages name the train rows and the test rows; None: `path`."""
 
     def describe(self, split: Split) -> str:
         """Return a description of where a split comes from."""
@@ -117,11 +117,11 @@ class DataSource:
         return f"{self.path}, {self.train if split == 'train' else self.test}"
 
     def contents(self) -> Mapping[str, str]:
-        """Return the hash of each file, or split of the hub, that is read."""
+        """Return the hash of each file or hub split that is read."""
         return raw_rows(self)[1]
 
     def whole(self, split: Split, contents: MutableMapping[str, str]) -> tuple[DataRow, ...]:
-        """Return the rows of one split, all of a file; DataError if it has none."""
+        """Return all rows of one split, or of a file; raise DataError if there are none."""
         local = Path(self.path).expanduser()
         if local.is_file():
             return read_rows(local, contents)
@@ -131,7 +131,7 @@ class DataSource:
             name = self.train if split == "train" else self.test
             return hub_rows(self.path, self.config, name, contents)
         raise AbsentData(
-            f"There is no file or folder '{self.path}'. Set `environment.path` to one that exists, "
+            f"There is no file or folder '{self.path}'. Set `environment.path` to an existing file or folder, "
             "or to `owner/name` of a data set on the Hugging Face hub."
         )
 
@@ -140,7 +140,7 @@ class DataSource:
         return raw_rows(self)[0]
 
     def first_row(self) -> DataRow | None:
-        """Return the first train row, usable or not; None without any."""
+        """Return the first train row, whether usable or not; None if there are no rows."""
         return next(iter(raw_rows(self)[0][0]), None)
 
     def load(
@@ -151,11 +151,11 @@ class DataSource:
         read: Callable[[DataRow], object] | None = None,
         max_unusable: float = 0.0,
     ) -> Splits:
-        """Return both splits; they share no value of the field `key` (`setting` names it in messages) in any spacing and case.
+        """Return both splits. Ignoring spacing and case, they share no value of the field `key` (called `setting` in messages).
 
-        `words` returns a row's value of the field as text, and `read` reads whatever else a task needs. A row for which one of
-        them raises DataError is excluded, up to the share `max_unusable` of a split. A train row whose key occurs in the test
-        split is excluded and counted. DataError for data that are missing, damaged, empty or of another form.
+        `words` returns a row's value of the field as a string, and `read` reads everything else that a task needs. If one of them
+        raises DataError for a row, the row is excluded, up to the share `max_unusable` of a split. A train row whose key occurs in the
+        test split is excluded and counted. Raises DataError if data are missing, damaged, empty or in another format.
         """
         return self.apart(*raw_rows(self)[0], key, setting, words, read, max_unusable)
 
@@ -169,7 +169,7 @@ class DataSource:
         read: Callable[[DataRow], object] | None = None,
         max_unusable: float = 0.0,
     ) -> Splits:
-        """Return both splits as `load` does; without a `second`, `first` contains both."""
+        """Return both splits, like `load`; if `second` is None, `first` contains both."""
 
         def check(row: DataRow) -> None:
             words(row, key, setting)
@@ -192,11 +192,13 @@ class DataSource:
             if not rows and second is None and found:
                 raise DataError(
                     f"The {split} split of {len(found):,} rows of {of_these} is empty with "
-                    f"`environment.test_share` = {self.test_share:g}. Add rows, change the share, or name separate test rows."
+                    f"`environment.test_share` = {self.test_share:g}. Add rows, change the share, or specify separate test rows."
                 )
             if not rows:
                 empty = self.path if second is None or split == "train" else self.test
-                raise DataError(f"The {split} split of '{empty}' is empty. Name another file, or add rows.")
+                raise DataError(
+                    f"The {split} split of '{empty}' is empty. Specify another file, or add rows."
+                )
         tested = {one_spelling(words(row, key, setting)) for row in test}
         kept = tuple(row for row in train if one_spelling(words(row, key, setting)) not in tested)
         if not kept:
@@ -214,9 +216,9 @@ class Splits:
     train: tuple[DataRow, ...]
     test: tuple[DataRow, ...]
     duplicates: int
-    """Train rows that are also in the test split."""
+    """Number of train rows that were excluded because they are also in the test split."""
     skipped: Mapping[Split, Skipped] = field(default_factory=dict)
-    """Unusable rows; `train` counts those of a file that contains both splits."""
+    """Unusable rows by split; if one file contains both splits, they are all counted under `train`."""
 
     def of(self, split: Split) -> tuple[DataRow, ...]:
         """Return the rows of one split."""
@@ -238,7 +240,7 @@ def raw_rows(source: DataSource) -> tuple[RowsRead, Mapping[str, str]]:
 
 
 def one_spelling(question: str) -> str:
-    """Return a question with normal spacing and case, in which copies of it are equal."""
+    """Return a question with normalized spacing and case, so that copies of it are equal."""
     return " ".join(question.split()).casefold()
 
 
@@ -264,7 +266,7 @@ def _folder(
     there = sorted(file.name for file in folder.iterdir() if file.name.endswith(SUFFIXES))
     raise DataError(
         f"The folder '{folder}' has no file '{name}' with one of the endings {', '.join(SUFFIXES)}. "
-        f"It contains {', '.join(there) or 'no data file'}. Put the file there, or name others in `environment.train` and "
+        f"It contains {', '.join(there) or 'no data file'}. Put the file there, or specify other files with `environment.train` and "
         "`environment.test` (`--train` and `--test` of `kapelle data prepare`)."
     )
 
@@ -272,15 +274,15 @@ def _folder(
 def hub_rows(
     path: str, config: str | None, split: str, contents: MutableMapping[str, str] | None = None
 ) -> tuple[DataRow, ...]:
-    """Return the rows of a split on the Hugging Face hub; DataError if it is unavailable.
+    """Return the rows of a split on the Hugging Face hub; raise DataError if it is unavailable.
 
-    A hash of the rows goes into `contents`.
+    A hash of the rows is added to `contents`.
     """
     try:
         from datasets import load_dataset
     except ImportError as error:
         raise AbsentData(
-            f"'{path}' is not a local file or folder; reading it from the hub needs an extra: "
+            f"'{path}' is not a local file or folder. To read it from the hub, run: "
             "pip install 'kapelle[data]'. Or set `environment.path` to a local copy."
         ) from error
     fault = hub_fault(path, "datasets", ".gitattributes")
@@ -288,7 +290,7 @@ def hub_rows(
         with bars_for_people(), offline_hub() if fault else nullcontext():
             rows = load_dataset(path, config, split=split)
     except Exception as error:
-        # The hub's client raises the exceptions of the libraries that it uses.
+        # The hub's client also raises exceptions of the libraries that it uses.
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise AbsentData(
             f"'{path}' is not a local file or folder, and the hub did not return its split '{split}': "
@@ -303,7 +305,7 @@ def hub_rows(
     return found
 
 
-# -------- Settings of environments of rows: their place, their splits, and how many may be unusable
+# -------- Settings of environments with rows: the place, the splits, and how many rows may be unusable
 
 
 class DataFiles(Settings, Reads):
@@ -313,13 +315,13 @@ class DataFiles(Settings, Reads):
     """A folder with a file per split (including a folder from `kapelle data prepare`), one file, or `owner/name` on the Hugging
     Face hub."""
     config: str | None = None
-    """Configuration of the hub's data set; null for its only one."""
+    """Configuration of the hub's data set; null: the only configuration."""
     train: str = "train"
-    """File (suffix optional) or hub split of the train rows."""
+    """File (suffix optional) or hub split with the train rows."""
     test: str = "test"
-    """File or hub split of the test rows."""
+    """File or hub split with the test rows."""
     test_share: float = Field(default=0.1, gt=0.0, lt=1.0)
-    """Share of the questions in the test split if `path` is one file; a hash of each decides."""
+    """Share of the questions in the test split if `path` is one file; a hash of a question decides its split."""
 
     @model_validator(mode="after")
     def _apart(self) -> DataFiles:
@@ -329,12 +331,12 @@ class DataFiles(Settings, Reads):
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The file or hub split of each."""
+        """Describe the file or hub split of each split."""
         return {"train": self.source.describe("train"), "test": self.source.describe("test")}
 
     @property
     def source(self) -> DataSource:
-        """Where the rows are."""
+        """The source of the rows."""
         return DataSource(self.path, self.config, self.train, self.test, self.test_share)
 
     def contents(self) -> Mapping[str, str]:
@@ -346,11 +348,11 @@ class DataSettings(DataFiles, Graded, Reporting):
     """Rows, some of which may be unusable."""
 
     max_unusable: float = Field(default=0.01, ge=0.0, lt=1.0)
-    """Greatest share of a split's rows that is excluded as unusable (answer or question missing, another form). The run reports
-    how many and which; above this share it does not start."""
+    """Largest share of a split's rows that may be excluded as unusable (missing answer or question, another format). The run reports
+    how many rows are excluded and which; above this share, it does not start."""
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read both splits; DataError names the file and line of unusable rows, if there are too many."""
+        """Read both splits; if too many rows are unusable, raise DataError with their file and line."""
         self.skipped()
 
     def size(self, split: Split) -> int | None:
@@ -359,12 +361,12 @@ class DataSettings(DataFiles, Graded, Reporting):
 
     @cached_property
     def rows(self) -> Splits:
-        """The usable rows of both splits; DataError for data that are missing, damaged or mostly unusable."""
+        """The usable rows of both splits; raises DataError if data are missing, damaged or mostly unusable."""
         key, setting, words = self._key()
         return self.source.load(key, setting, words, self._read, self.max_unusable)
 
     def skipped(self) -> Mapping[Split, str]:
-        """Return, by split, which rows are excluded and why; empty if all are usable."""
+        """Return which rows of each split are excluded and why; empty if all are usable."""
         return {split: str(found) for split, found in self.rows.skipped.items() if found.count}
 
     def question_of(self, row: DataRow) -> Question:
@@ -377,20 +379,20 @@ class DataSettings(DataFiles, Graded, Reporting):
         return "question", "path", question_in
 
     def _read(self, row: DataRow) -> object:
-        """Read what a task needs besides the key; DataError, with the row's place, for an unusable row."""
+        """Read what a task needs in addition to the key; raise DataError with the row's place if the row is unusable."""
         key, setting, words = self._key()
         return words(row, key, setting)
 
 
 class DataWithQuestions(DataSettings):
-    """Rows with a column of questions: texts or conversations."""
+    """Rows with a column of questions, which are strings or conversations."""
 
     rendered_prompts: bool = False
-    """True: the column of questions contains complete prompts that a chat template has rendered already. The model reads their
-    tokens as they are, and agents have neither a prompt nor a system message."""
+    """True: the column of questions contains complete prompts that a chat template has already rendered. The model reads their
+    tokens unchanged, and agents have neither a prompt nor a system message."""
 
     def remarks(self) -> Sequence[str]:
-        """Return the number of prompts that are rendered already, if the model's template would render them twice."""
+        """Return the number of prompts that are already rendered, if the model's template would render them again."""
         key, setting, words = self._key()
         if self.rendered_prompts or words is not question_in:
             return ()
@@ -399,7 +401,7 @@ class DataWithQuestions(DataSettings):
         if not count:
             return ()
         remark = (
-            f"{count:,} of {len(found):,} prompts (column `{key}`) contain a chat template's marks, and the model's template would be "
-            "applied to them again. Give rows of messages, or set `environment.rendered_prompts: true` to use such texts unchanged."
+            f"{count:,} of {len(found):,} prompts (column `{key}`) contain the markers of a chat template, and the model's template would "
+            "be applied to them again. Use rows of messages, or set `environment.rendered_prompts: true` to use such prompts unchanged."
         )
         return (remark,)

@@ -1,9 +1,9 @@
-"""A judge's model, behind an endpoint or frozen in this process, with a cache, a count and a budget of its replies.
+"""A judge model, behind an endpoint or frozen in this process, whose replies are cached, counted and limited by a budget.
 
     judge: {endpoint: "http://localhost:8000/v1", model: Qwen/Qwen3-32B, cache: verdicts.jsonl, budget: 20000}
 
-Each conversation is sent once. Its reply is cached in memory, and with `cache` in a file, so that a resumed run repeats its
-verdicts. The file has one reply per line, is only appended to, and several processes may share it.
+Each conversation is sent once. Its reply is cached in memory and, if `cache` is set, also in a file, so that a resumed run
+gets the same verdicts. The file has one reply per line and is only appended to. Several processes may share it.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from kapelle.settings.base import FREE, Settings
 from kapelle.types import Message, conversation
 
 MOST_KEPT = 65_536
-"""Replies in the memory cache; the oldest are dropped."""
+"""Maximum number of replies in the memory cache; the oldest are dropped."""
 
 
 class JudgeLimits(Settings):
     """Limits on the calls of a judge."""
 
     cache: Annotated[str | None, FREE] = None
-    """A JSONL file that stores every reply, so that a resumed run repeats its verdicts; null keeps them only in memory."""
+    """A JSONL file that stores every reply, so that a resumed run gets the same verdicts; null keeps replies only in memory."""
     budget: Annotated[int | None, FREE] = Field(default=None, ge=1)
-    """Maximum number of replies that a process may request; cached ones are free. Beyond it the run stops. null: no limit."""
+    """Maximum number of replies that a process may request; cached replies do not count. Beyond it the run stops. null: no limit."""
     concurrency: Annotated[int, FREE] = Field(default=16, ge=1)
     """Maximum number of requests at once."""
 
 
 class EndpointJudge(JudgeEndpoint, JudgeLimits):
-    """A judging model behind an OpenAI-compatible URL."""
+    """A judge model behind an OpenAI-compatible URL."""
 
 
 class ModelJudge(JudgeLimits):
     """A frozen model in the process that collects episodes; it samples greedily."""
 
     path: str
-    """A model, or the folder of an adapter (PEFT); it is loaded once, separately from the team's models."""
+    """A model, or the folder of a PEFT adapter; it is loaded once, separately from the team's models."""
     max_tokens: int = Field(default=4096, ge=1)
-    """Maximum number of tokens of one reply, including reasons and thoughts."""
+    """Maximum number of tokens of one reply, including reasons and thinking."""
 
 
 AnyJudge = EndpointJudge | ModelJudge
@@ -61,8 +61,8 @@ class Asking:
     """A judge with cached, counted and limited replies, called like any other judge."""
 
     def __init__(self, judge: AnyJudge, ask: Ask) -> None:
-        """Call `ask` for replies that are not cached; DataError for a `cache` that cannot be read or written."""
-        # Replies depend on the model and the length limit, and not on the address of the endpoint.
+        """Call `ask` for replies that are not cached; raise DataError if the `cache` cannot be read or written."""
+        # Replies depend on the model and the length limit, but not on the endpoint's address.
         name = judge.path if isinstance(judge, ModelJudge) else judge.model
         self._who, self._limits, self._ask = [name, judge.max_tokens], judge, ask
         self._kept: dict[str, str] = {}
@@ -80,7 +80,7 @@ class Asking:
         """Number of replies without a readable verdict, counted by the callers."""
 
     async def __call__(self, messages: Sequence[Message]) -> str:
-        """Return the reply to a conversation; TrainingHalted if the budget is spent, EpisodeError if there is no reply."""
+        """Return the reply to a conversation; raise TrainingHalted if the budget is spent, EpisodeError if there is no reply."""
         request = json.dumps([self._who, conversation(messages)])
         key = hashlib.sha256(request.encode()).hexdigest()
         loop = asyncio.get_running_loop()
@@ -104,8 +104,8 @@ class Asking:
                 resume()
                 if self._limits.budget is not None and self.calls >= self._limits.budget:
                     raise TrainingHalted(
-                        f"The judge has sent {self.calls:,} replies, the limit of `judge.budget`. Raise it and "
-                        "resume the run; with `judge.cache` earlier verdicts are reused."
+                        f"The judge has sent {self.calls:,} replies and has reached the limit `judge.budget`. Raise the limit and "
+                        "resume the run; if `judge.cache` is set, earlier verdicts are reused."
                     )
                 self.calls += 1
                 reply = await self._ask(messages)
@@ -125,7 +125,7 @@ class Asking:
     def _keep(self, key: str, reply: str) -> None:
         self._remember(key, reply)
         if self._file is not None:
-            # A single append, so that lines of several processes do not mix.
+            # A single append, so that lines from several processes do not mix.
             line = json.dumps({"key": key, "reply": reply}) + "\n"
             place = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             try:
@@ -162,6 +162,6 @@ class Asking:
             raise DataError(f"`judge.cache` '{file}' cannot be read or written: {error}.") from error
         if damaged:
             warnings.warn(
-                f"{damaged} damaged lines of `judge.cache` '{file}' are skipped; their verdicts are requested again.",
+                f"Skipped {damaged} damaged lines in `judge.cache` '{file}'; their verdicts will be requested again.",
                 stacklevel=2,
             )

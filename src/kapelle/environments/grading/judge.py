@@ -1,12 +1,11 @@
 """Judges: language models that grade and compare answers, protected against answers that imitate the judge.
 
-Answers are inserted as JSON texts between marks with a hash of everything that is judged, so an answer cannot know its mark or
-close it. The verdict must follow the same hash, once, on the reply's last line; anything else does not count as a verdict.
+Answers are inserted as JSON strings between tags that contain a hash of everything that is judged, so an answer cannot know its
+tag or close it. The verdict must follow the same hash on the reply's last line; anything else does not count as a verdict.
 
-- `judge_answer`, `judge_pair` compare two texts in both orders, and only a verdict that is the same in both
-  counts.
+- `judge_answer` and `judge_pair` compare two texts in both orders, and a verdict counts only if it is the same in both orders.
 - `judge_rubric` grades one text by several criteria.
-- `judge_attempts` grades all samples of a group side by side, in two opposite orders, and takes the mean.
+- `judge_attempts` grades all samples of a group side by side in two opposite orders and averages the scores.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ if TYPE_CHECKING:
 
 V = TypeVar("V")
 Ask = Callable[[Sequence[Message]], Awaitable[str]]
-"""Any judge: maps a conversation to the reply's text."""
+"""Any judge: a function from a conversation to the text of the reply."""
 
 MAX_CHARACTERS = 20_000
-"""Maximum number of characters of an answer for a judge; a longer one does not count as an answer."""
+"""Maximum number of characters in an answer for a judge; a longer text does not count as an answer."""
 
 # Opening phrases without an answer, which judges sometimes reward (arXiv 2507.08794).
 _OPENERS = re.compile(
@@ -72,10 +71,10 @@ _BETTER_TASK = "Which text answers the question better? 1, 2 or TIE."
 
 
 async def judge_answer(ask: Ask, question: str, text: str, gold: str) -> Grade:
-    """Return score 1 if a judge finds, in both orders, that a text gives the gold answer, else 0.
+    """Return score 1 if a judge finds in both orders that `text` gives the gold answer, otherwise 0.
 
-    `no_answer` for a text without content, without calling the judge; `ungraded` if the judge gives no
-    verdict or changes it with the order.
+    Returns `no_answer` for a text without content, without calling the judge, and `ungraded` if the judge gives no
+    verdict or its verdict depends on the order.
     """
     answer = _content(text)
     if isinstance(answer, Grade):
@@ -87,23 +86,23 @@ async def judge_answer(ask: Ask, question: str, text: str, gold: str) -> Grade:
     if verdicts[0] is None or verdicts[1] is None:
         return ungraded(answer, "The judge gave no verdict in the required form.")
     if verdicts[0] != verdicts[1]:
-        return ungraded(answer, "The judge's verdict changes with the order of the texts.")
+        return ungraded(answer, "The judge's verdict depends on the order of the texts.")
     if verdicts[0] == "SAME":
-        return Grade(1.0, answer, "The judge finds the gold answer in both orders.")
-    return Grade(0.0, answer, "The judge finds a different answer in both orders.")
+        return Grade(1.0, answer, "In both orders, the judge finds that the text gives the gold answer.")
+    return Grade(0.0, answer, "In both orders, the judge finds that the text gives a different answer.")
 
 
 async def judge_pair(ask: Ask, question: str, text: str, rival: str) -> Grade:
-    """Return 1 if a judge prefers a text to its rival in both orders, 0 if it prefers the rival, else 1/2.
+    """Return 1 if a judge prefers `text` to `rival` in both orders, 0 if it prefers `rival` in both, otherwise 1/2.
 
-    Without calling the judge, a text without content loses (`no_answer`), and a rival without content
-    loses. `ungraded` if the judge gives no verdict.
+    A text without content loses (`no_answer`), and so does a rival without content; in both cases the judge is not
+    called. Returns `ungraded` if the judge gives no verdict.
     """
     answer, other = _content(text), _content(rival)
     if isinstance(answer, Grade):
         return answer
     if isinstance(other, Grade):
-        return Grade(1.0, answer, f"The rival gives no answer. {other.explanation}")
+        return Grade(1.0, answer, f"The rival text gives no answer. {other.explanation}")
     first = await _verdict(ask, question, (answer, other), _BETTER_TASK, ("1", "2", "TIE"))
     second = await _verdict(ask, question, (other, answer), _BETTER_TASK, ("1", "2", "TIE"))
     if first is None or second is None:
@@ -114,7 +113,7 @@ async def judge_pair(ask: Ask, question: str, text: str, rival: str) -> Grade:
 
 
 def _content(text: str, most: int = MAX_CHARACTERS) -> str | Grade:
-    """Return the text to show a judge, or the verdict on a text that is empty or too long."""
+    """Return the text to show to a judge, or the verdict on a text that is empty or too long."""
     spoken = said(text)
     if spoken.text is None:
         return no_answer(spoken.problem)
@@ -137,7 +136,7 @@ async def _verdict(
 
 
 def _verdict_in(verdicts: Sequence[str], text: str) -> str | None:
-    """Return the verdict on the first line of a text; None if there are none or several."""
+    """Return the verdict on the first line of `text` that has a word; None if that line has no verdict or several."""
     line = next((line for line in text.splitlines() if re.search(r"\w", line)), "")
     named = {word.upper() for word in re.findall(r"[^\W_]+", line)} & {*verdicts}
     return named.pop() if len(named) == 1 else None
@@ -149,9 +148,9 @@ def _seal(*judged: str | None) -> str:
 
 
 async def _sealed(ask: Ask, seal: str, system: str, asked: str, read: Callable[[str], V | None]) -> V | None:
-    """Return what `read` finds after the seal in a judge's reply; None if it finds nothing, or several different results.
+    """Return what `read` finds after the seal in a judge's reply; None if it finds nothing or several different results.
 
-    Thoughts and markup around the seal are ignored. A judge whose reply has no verdict gets one more request.
+    Thinking and markup around the seal are ignored. If the reply has no verdict, the judge is called once more.
     """
     messages = [Message("system", system), Message("user", asked)]
     for _ in range(2):
@@ -167,9 +166,9 @@ async def _sealed(ask: Ask, seal: str, system: str, asked: str, read: Callable[[
 # -------- Scores of one text by several criteria, and of all samples of a group side by side
 
 FULL = 10
-"""The best score; a judge writes whole numbers from 0."""
+"""The best score; a judge writes whole numbers from 0 to this score."""
 MAX_COMPARED = 120_000
-"""Maximum number of characters of all samples that a judge reads at once; each gets an equal part, at most `MAX_CHARACTERS`."""
+"""Maximum number of characters that a judge reads at once, divided equally among the samples; at most `MAX_CHARACTERS` for each."""
 CRITERION = r"[A-Za-z][A-Za-z0-9_]{0,39}"
 """Pattern of a criterion's name."""
 
@@ -201,7 +200,7 @@ class RubricGrade:
     grade: Grade
     """Weighted mean of the criteria."""
     criteria: Mapping[str, float]
-    """Score of each criterion in [0, 1]; empty without a verdict."""
+    """Score of each criterion in [0, 1]; empty if there is no verdict."""
 
 
 async def judge_rubric(
@@ -211,11 +210,11 @@ async def judge_rubric(
     criteria: Mapping[str, tuple[str, float]],
     reference: str | None = None,
 ) -> RubricGrade:
-    """Return the score of a text by each criterion, and their weighted mean, all in [0, 1].
+    """Return a text's score for each criterion and the weighted mean of these scores, all in [0, 1].
 
-    `criteria` maps a name (`CRITERION`) to its description and its weight above 0; the judge also reads a `reference` answer.
-    `no_answer`, and 0 for every criterion, for a text without content, without calling the judge; `ungraded` unless the judge
-    gives every score in the required form.
+    `criteria` maps a name (`CRITERION`) to its description and a positive weight. If a `reference` answer is given, the judge
+    reads it too. A text without content gets `no_answer` and 0 for every criterion, without calling the judge. The grade is
+    `ungraded` unless the judge gives every score in the required form.
     """
     answer = _content(text)
     if isinstance(answer, Grade):
@@ -235,7 +234,7 @@ async def judge_rubric(
     total = sum(weight for _, weight in criteria.values())
     mean = sum(weight * scores[name] for name, (_, weight) in criteria.items()) / total
     told = ", ".join(f"{name} {score:g}" for name, score in scores.items())
-    return RubricGrade(Grade(min(1.0, mean), answer, f"The judge scores {told}."), scores)
+    return RubricGrade(Grade(min(1.0, mean), answer, f"The judge's scores are {told}."), scores)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,21 +246,21 @@ class Compared:
     disagreement: float | None = None
     """Mean difference, in [0, 1], between a sample's scores in the two orders; None if the judge was not called."""
     reversed: float | None = None
-    """Share of pairs of texts whose ranking differs between the orders; None if the judge was not called."""
+    """Share of pairs of texts whose ranking differs between the two orders; None if the judge was not called."""
 
 
 async def judge_attempts(
     ask: Ask, question: str, texts: Sequence[str], better: str, reference: str | None = None
 ) -> Compared:
-    """Return a score in [0, 1] of each sample for a question; `better` describes what makes one better than another.
+    """Return a score in [0, 1] for each sample; `better` describes what makes one sample better than another.
 
-    The judge reads all different samples side by side (as in RULER, OpenPipe 2025) in two opposite orders, and the
-    mean counts. The orders depend only on the texts, so that exchanging samples exchanges their scores. Samples with the same
-    text are shown once and share their score. One without content is `no_answer` with score 0. If only
-    one text remains, the judge is not called: it gets 1 against samples without content, and 1/2 if all are the same. All are
-    `ungraded` unless the judge gives every score in the required form.
+    The judge reads all distinct samples side by side (as in RULER, OpenPipe 2025) in two opposite orders, and a sample's score
+    is the mean of both. The orders depend only on the texts, so that exchanging samples exchanges their scores. Samples with the
+    same text are shown once and get the same score. A sample without content is `no_answer` with score 0. If only one distinct
+    text remains, the judge is not called: the text gets 1 if other samples have no content, and 1/2 if all samples are the same.
+    All samples are `ungraded` unless the judge gives every score in the required form.
     """
-    assert texts, "there is something to compare"
+    assert texts, "there is at least one text to compare"
     most = min(MAX_CHARACTERS, MAX_COMPARED // len(texts))
     found = [_content(text, most) for text in texts]
     shown = sorted({each for each in found if isinstance(each, str)}, key=lambda text: _seal(question, text))
@@ -281,7 +280,7 @@ async def judge_attempts(
         else Grade(
             scores[each],
             each,
-            f"The judge scores {first[each]:g} and, in the opposite order, {second[each]:g}.",
+            f"The judge's score is {first[each]:g} in one order and {second[each]:g} in the opposite order.",
         )
         for each in found
     )
@@ -296,7 +295,7 @@ async def judge_attempts(
 async def _side_by_side(
     ask: Ask, question: str, order: Sequence[str], better: str, reference: str | None
 ) -> dict[str, float] | None:
-    """Return the score in [0, 1] of each text, shown in this order; None without a verdict."""
+    """Return the score in [0, 1] of each text, shown in this order; None if there is no verdict."""
     seal = _seal(question, reference, better, *order)
     known = "" if reference is None else _REFERENCE.format(reference=json.dumps(reference))
     parts = [f"Question, as JSON text:\n{json.dumps(question)}\n{known}"]
@@ -312,7 +311,7 @@ async def _side_by_side(
 async def _scores(
     ask: Ask, seal: str, what: str, names: Sequence[str], asked: str
 ) -> dict[str, float] | None:
-    """Return the score in [0, 1] of each name; None unless the verdict has exactly one number up to `FULL` for each."""
+    """Return the score in [0, 1] of each name; None unless the verdict has exactly one number up to `FULL` for each name."""
     form = " ".join(f"{name}=<0-{FULL}>" for name in names)
     system = _GRADES.format(what=what, count=len(names), full=FULL, seal=seal, form=form)
     scores = await _sealed(ask, seal, system, asked, partial(_scores_in, names))
@@ -327,13 +326,13 @@ _PAIR_OF_SCORE = re.compile(
 
 
 def _scores_in(names: Sequence[str], text: str) -> tuple[float, ...] | None:
-    """Return the score in [0, 1] of each name in a text; None if one is missing, too high, or repeated."""
+    """Return the score in [0, 1] of each name in `text`; None if a score is missing, too high or repeated."""
     pairs = _PAIR_OF_SCORE.findall(text)
     known = (
         {name.casefold(): name for name in names} if len({*map(str.casefold, names)}) == len(names) else {}
     )
     given = {known.get(name.casefold(), name): float(number) for name, number in pairs}
-    # As many pairs as names, and all names among them: each occurs once.
+    # There are as many pairs as names and every name has a pair, so each name occurs once.
     if len(pairs) != len(names) or given.keys() != {*names} or max(given.values()) > FULL:
         return None
     return tuple(given[name] / FULL for name in names)
@@ -342,33 +341,33 @@ def _scores_in(names: Sequence[str], text: str) -> tuple[float, ...] | None:
 # -------- A judge behind an OpenAI-compatible URL
 
 TIMEOUT = 120.0
-"""Seconds of one HTTP request, from connecting to the last byte."""
+"""Timeout of one HTTP request in seconds, from connecting to the last byte."""
 RETRIES = 4
 """Maximum number of retries of a request."""
 
 
 class JudgeEndpoint(Settings, UsesServers):
-    """The server of a judging model."""
+    """The server of a judge model."""
 
     endpoint: Annotated[Address, FROM_HERE_ON]
-    """Such as `http://localhost:8000/v1`."""
+    """URL of the server, such as `http://localhost:8000/v1`."""
     model: str
-    """The server's name of the model."""
+    """Name of the model on the server."""
     api_key_env: Annotated[str, FREE] = "OPENAI_API_KEY"
     """Environment variable that holds the key; the key itself is never stored."""
     max_tokens: int = 4096
-    """Maximum number of tokens of one verdict with its reasons and thoughts."""
+    """Maximum number of tokens of one verdict, including reasons and thinking."""
 
     def servers(self) -> Sequence[ExternalServer]:
-        """The judge."""
+        """Return the judge's server."""
         url = self.endpoint
         return (ExternalServer("The judge", url, f"{url.rstrip('/')}/models", self.api_key_env),)
 
 
 def query_endpoint(settings: JudgeEndpoint, transport: httpx.AsyncBaseTransport | None = None) -> Ask:
-    """Return a judge that raises EpisodeError if the server does not answer. `transport` is for tests.
+    """Return a judge that raises EpisodeError if the server does not respond. `transport` is for tests.
 
-    Raises ConfigError for a key that would be sent over an unencrypted network.
+    Raises ConfigError if the key would be sent over an unencrypted connection.
     """
     headers = bearer(settings.api_key_env, settings.endpoint)
 
@@ -385,7 +384,7 @@ def query_endpoint(settings: JudgeEndpoint, transport: httpx.AsyncBaseTransport 
             said = json.loads(answer)["choices"][0]["message"]["content"]
         except (EpisodeError, ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
             reason = str(error) if isinstance(error, EpisodeError) else f"{type(error).__name__}: {error}"
-            raise EpisodeError(f"The judge at {settings.endpoint} gave no answer: {reason}") from None
+            raise EpisodeError(f"The judge at {settings.endpoint} returned no reply: {reason}") from None
         return str(said or "")
 
     return ask

@@ -1,8 +1,8 @@
-"""Processes that can be killed, for work on hostile text that could otherwise take unlimited time.
+"""Killable processes for work on hostile input, which could otherwise take unlimited time.
 
 A server process imports the needed modules once and forks a child for every question. A child therefore starts in milliseconds,
 has no state from earlier questions, and can be killed at no cost. Signals and threads cannot do this: `signal.alarm` raises
-outside the main thread, and neither stops a regular expression or an integer power that runs in C.
+outside the main thread, and neither of them stops a regular expression or an integer power that runs in C.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ MAX_REPLY_BYTES = 1 << 20
 
 
 class ProcessFailed(Exception):
-    """The work was stopped or failed, for reasons independent of its text."""
+    """The work was stopped or failed, for reasons that are independent of its input."""
 
 
 class TooCostly(ProcessFailed):
-    """The question exceeds the limits, independent of the machine's load."""
+    """The question exceeds the limits, regardless of the machine's load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,27 +40,27 @@ class AnswerLimits:
     """Limits of one question."""
 
     cpu_s: float = 0.8
-    """Seconds of CPU: the main limit, independent of the machine's load."""
+    """CPU time in seconds: the main limit, independent of the machine's load."""
     wall_s: float = 120.0
-    """Seconds from fork to answer, for a child that hangs without computing; far more than a busy machine needs."""
+    """Seconds from the fork to the answer, for a child that hangs without computing; far more than a busy machine needs."""
     start_s: float = 60.0
-    """Seconds for a server's imports."""
+    """Maximum number of seconds for a server's imports."""
     memory_bytes: int = 1 << 30
-    """Address space of a child. Not enforced by macOS."""
+    """Address space of a child. macOS does not enforce it."""
 
 
 class KillableProcesses(AbstractContextManager["KillableProcesses"]):
     """A pool of fork servers that run one worker module; any thread may use it.
 
-    The module is run as a program and calls `serve`. Servers start when first needed, at most
-    `size` of them, and end when the pool is closed, collected or its process dies.
+    The module is run as a program and calls `serve`. Up to `size` servers start, each when it is first needed.
+    They end when the pool is closed or garbage-collected, or when its process dies.
     """
 
     def __init__(self, module: str, size: int = 2, limits: AnswerLimits | None = None) -> None:
         assert size >= 1, "a pool has a process at least"
         self._module = module
         self._limits = limits or AnswerLimits()
-        # None is a server that has not started. Last in, first out: with few questions only one server starts.
+        # None stands for a server that has not started. Last in, first out: with few questions only one server starts.
         self._idle: queue.LifoQueue[subprocess.Popen[bytes] | None] = queue.LifoQueue()
         for _ in range(size):
             self._idle.put(None)
@@ -76,10 +76,10 @@ class KillableProcesses(AbstractContextManager["KillableProcesses"]):
             self._idle.put(server)
 
     def ask(self, question: Json) -> Json:
-        """Return the worker's answer to a question; waits while every server is busy.
+        """Return the worker's answer to a question; wait while every server is busy.
 
-        Raises TooCostly if it takes longer than `cpu_s`, needs more than `memory_bytes`, or fails; ProcessFailed if the clock
-        reaches `wall_s` first, or the process is gone.
+        Raises TooCostly if the answer takes longer than `cpu_s`, needs more than `memory_bytes`, or fails. Raises ProcessFailed
+        if the clock reaches `wall_s` first or the process has ended.
         """
         server = self._idle.get()
         try:
@@ -92,7 +92,7 @@ class KillableProcesses(AbstractContextManager["KillableProcesses"]):
                 server.stdin.flush()
             except OSError as problem:
                 raise ProcessFailed(f"The grading process has ended ({problem}).") from problem
-            # The server stops its child in time; the extra time is for a server that hangs itself.
+            # The server stops its child in time; the extra time is for a server that itself hangs.
             reply = _read_line(server, self._limits.wall_s + 2.0)
             assert isinstance(reply, dict), "a server replies with an object"
         except ProcessFailed:
@@ -109,7 +109,7 @@ class KillableProcesses(AbstractContextManager["KillableProcesses"]):
         self.close()
 
     def close(self) -> None:
-        """End every server; a later question starts new ones."""
+        """End every server; a later question starts new servers."""
         _end_all(self._running, os.getpid())
 
     def _live(self, server: subprocess.Popen[bytes] | None) -> subprocess.Popen[bytes]:
@@ -117,7 +117,7 @@ class KillableProcesses(AbstractContextManager["KillableProcesses"]):
             if server.poll() is None:
                 return server
             self._kill(server)
-        # The server gets this process's import path and nothing else of its environment.
+        # Of this process's environment, the server gets only the import path.
         path = os.pathsep.join(entry for entry in sys.path if entry)
         started = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
             [sys.executable, "-P", "-m", self._module, str(self._limits.memory_bytes)],
@@ -159,7 +159,7 @@ def _read_line(server: subprocess.Popen[bytes], limit_s: float) -> Json:
 
 
 def _end_all(servers: set[subprocess.Popen[bytes]], owner: int) -> None:
-    # A fork of this process inherits the pool, but must not end its servers.
+    # A fork of this process inherits the pool but must not end the pool's servers.
     while servers and os.getpid() == owner:
         _end(servers.pop())
 
@@ -180,14 +180,14 @@ def _end(server: subprocess.Popen[bytes]) -> None:
                 continue
 
 
-# -------- The inside of such a process: a loop that forks a child for every question
+# -------- Inside a server process: a loop that forks a child for every question
 
 Answer = Callable[[Json], Json]
 
 _SPARE_BYTES = 1 << 16
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
-"""Signals of a process whose stack overflowed by a deeply nested text: the question is the reason, not the machine."""
-# Work on text causes none of these audit events; a library that is tricked into one fails.
+"""Signals that end a process when deeply nested input overflows its stack: the question is the cause, not the machine."""
+# Work on text causes none of these audit events; a library that is tricked into causing one fails.
 _FORBIDDEN_EVENTS = frozenset(
     {
         "os.system",
@@ -207,13 +207,13 @@ _FORBIDDEN_EVENTS = frozenset(
 
 
 def serve(answer: Answer) -> None:
-    """Answer the questions on standard input, one JSON line each, until it ends.
+    """Answer the questions on standard input, one JSON line each, until the input ends.
 
     The program's first argument is the address space of a child in bytes. Every question runs in a forked
-    child that ends after the question's `cpu_s` seconds of CPU, or `wall_s` on the clock.
+    child that ends after the question's `cpu_s` seconds of CPU time or `wall_s` seconds of wall-clock time.
     """
     memory = int(sys.argv[1])
-    # Output of libraries must not mix with the replies.
+    # The output of libraries must not mix with the replies.
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     replies.write(b'"ready"\n')
@@ -230,7 +230,7 @@ def _in_child(answer: Answer, asked: dict[str, Json], memory: int, replies: int)
         # Only the server writes replies.
         os.close(reading)
         os.close(replies)
-        # The default action of the signal ends the process even in C code.
+        # The signal's default action ends the process even while C code runs.
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         _answer_and_exit(answer, asked["question"], writing, memory)
@@ -249,14 +249,14 @@ def _in_child(answer: Answer, asked: dict[str, Json], memory: int, replies: int)
         _, status = os.waitpid(child, 0)
     if late:
         # The clock depends on the machine's load, so the question is not to blame.
-        return _gave_up(f"It takes longer than {wall_s:g} s.")
+        return _gave_up(f"Grading takes longer than {wall_s:g} s.")
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
-        return _gave_up(f"It needs more than {cpu_s:g} s of CPU time.", costly=True)
-    # A child that was killed while writing leaves half a line.
+        return _gave_up(f"Grading needs more than {cpu_s:g} s of CPU time.", costly=True)
+    # A child that was killed while writing leaves an incomplete line.
     if data.endswith(b"\n"):
         return data.rstrip(b"\n")
     crashed = os.WIFSIGNALED(status) and os.WTERMSIG(status) in _CRASHES
-    return _gave_up(f"Its process died (status {status}).", costly=crashed)
+    return _gave_up(f"The grading process died (status {status}).", costly=crashed)
 
 
 def _gave_up(why: str, *, costly: bool = False) -> bytes:
@@ -268,23 +268,23 @@ def _answer_and_exit(answer: Answer, question: Json, writing: int, memory: int) 
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    # macOS has no such limit; there only the wall time limits a child.
+    # macOS has no such limit; on macOS, only the wall-clock time limits a child.
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     sys.addaudithook(_refuse)
     try:
         reply = json.dumps({"answer": answer(question)}).encode()
     except MemoryError:
-        reply = _gave_up("It needs more memory than one answer may use.", costly=True)
+        reply = _gave_up("Grading needs more memory than one answer may use.", costly=True)
     except RecursionError:
-        reply = _gave_up("It nests deeper than the library can follow.", costly=True)
-    # The boundary to third-party code, which may raise anything on a hostile text.
+        reply = _gave_up("The answer is nested too deeply for the library.", costly=True)
+    # The boundary to third-party code, which may raise any exception on hostile input.
     except Exception as problem:  # noqa: BLE001
-        reply = _gave_up(f"The library failed ({type(problem).__name__}).", costly=True)
+        reply = _gave_up(f"The grading library failed ({type(problem).__name__}).", costly=True)
     os.write(writing, reply + b"\n")
     os._exit(0)
 
 
 def _refuse(event: str, _arguments: tuple[object, ...]) -> None:
     if event in _FORBIDDEN_EVENTS:
-        raise PermissionError(f"{event} is not a part of grading")
+        raise PermissionError(f"{event} is not allowed while grading")

@@ -1,4 +1,4 @@
-"""Scores of answers by a reward server, such as `kapelle serve reward`; docs/reward_server.md has its contract."""
+"""Scores of answers from a reward server, such as `kapelle serve reward`; docs/reward_server.md describes its API."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     import httpx
 
 KEPT = 65_536
-"""Cached scores, by the content of question and answer."""
+"""Maximum number of cached scores; the key is the content of the question and the answer."""
 
 
 class ServedScores:
-    """Requests scores from a reward server, with retries and a cache by content."""
+    """Requests scores from a reward server, retries failed requests and caches scores by content."""
 
     def __init__(
         self,
@@ -31,26 +31,26 @@ class ServedScores:
         kept: int = KEPT,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """Take the server's address, the `seconds` of one request, the number of `retries` and the size of the cache.
+        """Set the server's address, the timeout of a request in `seconds`, the number of `retries` and the cache size.
 
-        `token_env` names the environment variable with the token. `transport` replaces the network in tests.
+        `token_env` is the environment variable that holds the token. `transport` replaces the network in tests.
         """
         self._url = f"{address.rstrip('/')}/v1/score"
         self._token_env, self._seconds, self._retries, self._most = token_env, seconds, retries, kept
         self._transport = transport
         self._kept: OrderedDict[bytes, Grade] = OrderedDict()
         self._weights: object = None
-        """Hash of the model that gave the cached scores."""
+        """Hash of the weights that produced the cached scores."""
 
     async def grade(self, question: str, text: str) -> Grade:
-        """Return the score of a text as an answer; `ungraded` if the server has none or does not answer."""
+        """Return the score of `text` as an answer; `ungraded` if the server returns no score or does not respond."""
         key = hashlib.sha256(json.dumps([question, text]).encode()).digest()
         if (known := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
             return known
         body = {"items": [{"question": question, "answer": text}]}
         headers = bearer(self._token_env, self._url)
-        failure = f"The reward server at {self._url} gave no score"
+        failure = f"The reward server at {self._url} returned no score"
         try:
             answer = await post_with_retries(
                 self._url, body, headers, self._seconds, self._retries, self._transport
@@ -64,16 +64,18 @@ class ServedScores:
             return ungraded(text[:SHOWN], f"{failure}: its reply is malformed")
         status = result.get("status") if isinstance(result, dict) else None
         if status == "ungraded":
-            return ungraded(text[:SHOWN], f"The reward server says: {str(result.get('reason'))[:300]}")
+            return ungraded(
+                text[:SHOWN], f"The reward server gave this reason: {str(result.get('reason'))[:300]}"
+            )
         score = result.get("score") if status == "scored" else None
         if (
             isinstance(score, bool)
             or not isinstance(score, int | float)
             or not (math.isfinite(score) and 0 <= score <= 1)
         ):
-            return ungraded(text[:SHOWN], "The reward server's answer contains no score from 0 to 1.")
+            return ungraded(text[:SHOWN], "The reward server's response contains no score between 0 and 1.")
         grade = Grade(float(score), text[:SHOWN], f"The reward server's score is {score:.3f}.")
-        # A new model of the server invalidates the cached scores.
+        # A new model on the server invalidates the cached scores.
         if reply.get("weights") != self._weights:
             self._kept.clear()
             self._weights = reply.get("weights")

@@ -16,14 +16,14 @@ class Grade:
     """The verdict on one answer."""
 
     score: float
-    """In [0, 1]; 0 unless the status is `graded`."""
+    """The score in [0, 1]; 0 unless the status is `graded`."""
     answer: str | None
-    """The extracted answer in its normal form; None without one."""
+    """The extracted answer in its normal form; None if there is none."""
     explanation: str
-    """The reason for the score, for people."""
+    """The reason for the score, in a human-readable form."""
     status: Status = "graded"
-    """`no_answer`: the text has no valid answer and scores 0. `ungraded`: the
-    grader itself failed, whatever the answer; this must never be used as a reward."""
+    """`no_answer`: the response contains no valid answer and scores 0. `ungraded`: the
+    grader itself failed, regardless of the answer; this must never be used as a reward."""
 
     def __post_init__(self) -> None:
         assert 0.0 <= self.score <= 1.0, "a score lies in [0, 1]"
@@ -36,12 +36,12 @@ def right(answer: str) -> Grade:
 
 
 def wrong(answer: str, gold: str) -> Grade:
-    """Return the verdict on an answer that differs from the gold one."""
+    """Return the verdict on an answer that differs from the gold answer."""
     return Grade(0.0, answer, f"{answer[:SHOWN]} is wrong; the answer is {gold[:SHOWN]}.")
 
 
 def no_answer(why: str) -> Grade:
-    """Return the verdict on a text without a valid answer."""
+    """Return the verdict on a response without a valid answer."""
     return Grade(0.0, None, why, "no_answer")
 
 

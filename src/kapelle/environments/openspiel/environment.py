@@ -1,4 +1,4 @@
-"""Any game of OpenSpiel (1908.09453): sequential or simultaneous, with chance, for any number of players."""
+"""Any OpenSpiel game (1908.09453): sequential or simultaneous, with or without chance, for any number of players."""
 
 from __future__ import annotations
 
@@ -56,71 +56,71 @@ from kapelle.types import Json, Message, Split, Task
 
 
 class Level(Settings):
-    """A variant of the game for the first tasks of a run, usually an easier one."""
+    """A variant of the game, usually an easier one, for the first tasks of a run."""
 
     tasks: int = Field(ge=1)
-    """Number of tasks with these parameters, `training.tasks_per_step` in each step."""
+    """Number of tasks with these parameters; each step has `training.tasks_per_step` tasks."""
     parameters: Mapping[str, Value]
-    """Parameters of the game; they override `environment.parameters`."""
+    """Parameters of the game, which override `environment.parameters`."""
 
 
 class OpenSpiel(GameSettings, Enumerable, ListsMoves, Reporting, HasPlayers, Progressive, Scripted):
-    """A game by name; agents are the players without an opponent, in order.
+    """A game, given by its name; agents play, in order, the players that have no entry in `opponents`.
 
-    The team has one agent per player, or one agent for all of them. A player observes OpenSpiel's string of its
-    information, and writes a legal move; if it writes several lines, the last one counts.
+    The team has one agent per player, or one agent for all players. A player observes OpenSpiel's string of its information and
+    writes a legal move; if it writes several lines, the last line counts.
     """
 
     name: Literal["openspiel"] = "openspiel"
     game: str = "kuhn_poker"
-    """OpenSpiel's name, with or without parameters in brackets, or `hanabi_very_small`, `hanabi_small`,
+    """Name of the game in OpenSpiel, with or without parameters in brackets, or `hanabi_very_small`, `hanabi_small` or
     `hanabi_full`."""
     parameters: Mapping[str, Value] = Field(default={})
     """Parameters of the game, such as `players: 3`."""
     curriculum: tuple[Level, ...] = ()
-    """Levels before the game itself, in order; the test split is always the game itself."""
+    """Levels that precede the game itself, in order; the test split always uses the game itself."""
     wording: Wording = "full"
     """`full`: sentences. `short`: one line of few bytes, for tiny models. `columns`: Hanabi in one line in which every fact has
-    a fixed place, the same in all levels of a curriculum; tiny models learn to read it much sooner."""
+    a fixed position in all levels of a curriculum; tiny models learn to read this wording much sooner."""
     view: View | None = None
-    """`information` (all that the player observed so far) or `observation` (the present state); null takes `information` for
-    games with hidden information that provide it."""
+    """`information` (everything that the player has observed so far) or `observation` (the current state); null: `information` for
+    games with hidden information that provide it, else `observation`."""
     list_moves: bool = True
     """Whether the observation of the player that moves lists the legal moves."""
     invalid: Literal["random", "forfeit"] = "random"
-    """What follows an invalid move: a random legal one, or the loss of the game. A player that forfeits receives the game's least
-    utility. In a constant-sum game the others share the rest, in a common-payoff game all receive the least, and in any other
-    game the others keep their returns."""
+    """What happens after an invalid move: a random legal move replaces it (`random`), or the player loses the game (`forfeit`). A player
+    that forfeits receives the game's least utility. In a constant-sum game, the other players share the rest. In a common-payoff
+    game, all players receive the least utility. In any other game, the other players keep their returns."""
     penalty: FiniteFloat | None = Field(default=None, le=0.0)
-    """Reward of each invalid move. Null: minus the difference of greatest and least utility with `random`, so that even a winner
-    ends at or below the least utility; 0 with `forfeit`."""
+    """Reward for each invalid move. null: 0 with `forfeit`; with `random`, the negative difference between the greatest and the least
+    utility, so that even a winner ends at or below the least utility."""
     step_rewards: bool | None = None
-    """True: each move is rewarded at once. False: all rewards come at the end. null: at once in games for which OpenSpiel declares
-    rewards during play, such as Hanabi, and at the end in all others."""
+    """True: each move is rewarded at once. False: all rewards are given at the end. null: rewards are given at once in games for which
+    OpenSpiel declares rewards during play, such as Hanabi, and at the end in all other games."""
     rotate: bool = False
     """Whether the agents' order is rotated by a number drawn from the episode's seed."""
     other_play: bool = False
-    """Whether each player but the first reads and writes Hanabi's colours under other names, drawn in each episode. With such a
-    partner no colour can become a code (other-play, 2003.02979)."""
+    """Whether Hanabi's colours are renamed at random in each episode for every player but the first. With such partners, no colour can
+    become a code (other-play, 2003.02979)."""
     chance: Literal["episode", "task"] = "episode"
-    """The seed of chance: with `task` all episodes of a group have the same cards as long as their moves are equal."""
+    """The seed of chance events. With `task`, all episodes of a group have the same cards as long as their moves are equal."""
     opponents: Mapping[int, Opponent] = Field(default={})
-    """Player (from 1) → its opponent in place of an agent: `random`, `scripted`, `hanabi`, `mcts`, `cfr`, `nash`."""
+    """Player (from 1) → the opponent that plays it instead of an agent: `random`, `scripted`, `hanabi`, `mcts`, `cfr`, `nash`."""
     demonstrator: Demonstrator | None = None
-    """The expert of a warm-up, for Hanabi in one line; null demonstrates only the form of a move."""
+    """The expert that writes demonstrations, for Hanabi in one line; null: demonstrations show only the format of a move."""
 
     _reader: str = PrivateAttr(default="")
     """The agent that is a human."""
 
     def read_by(self, person: str) -> OpenSpiel:
-        """Return the game in which one agent, a human, reads sentences, with the rules and its moves."""
+        """Return the game with one agent that is a human, who reads full sentences with the rules and the legal moves."""
         copy = self.model_copy()
         copy._reader = person  # noqa: SLF001 - its own class
         return copy
 
     @property
     def loaded(self) -> Any:
-        """OpenSpiel's game."""
+        """OpenSpiel's game object."""
         return load_game(self.game, self.parameters)
 
     @property
@@ -134,14 +134,14 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Reporting, HasPlayers, Pro
         penalty = self.penalty if self.penalty is not None else 0.0 if forfeit else -span
         kind, types = game.get_type(), spiel().GameType
         steps = kind.reward_model == types.RewardModel.REWARDS
-        # With perfect information the present observation is complete.
+        # With perfect information, the current observation is complete.
         open_game = kind.information == types.Information.PERFECT_INFORMATION
         seen_now = open_game and kind.provides_observation_string
         unset = "full" if self.wording == "full" else "none"
         view = self.view or (
             "information" if kind.provides_information_state_string and not seen_now else "observation"
         )
-        # Columns have room for the game and for all of its levels, so that a place has the same meaning in each.
+        # Columns have room for the game and all of its levels, so that each position has the same meaning in all of them.
         games = [self.loaded, *self._levels()] if self.wording == "columns" else [game]
         return Rules(
             self.wording,
@@ -157,13 +157,13 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Reporting, HasPlayers, Pro
 
     @property
     def constant_sum(self) -> bool:
-        """Whether the agents' rewards have the same sum at every end."""
+        """Whether the agents' rewards have the same sum in every outcome."""
         utility, kinds = self.loaded.get_type().utility, spiel().GameType.Utility
         return not self.opponents and utility in {kinds.ZERO_SUM, kinds.CONSTANT_SUM}
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The game's utilities, minus the penalty for as many invalid moves as a game can have."""
+        """The range of the game's utilities, extended by the penalty for as many invalid moves as a game can have."""
         ranges = []
         for game in (self.loaded, *self._levels()):
             rules = self._conduct(game)
@@ -173,18 +173,18 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Reporting, HasPlayers, Pro
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The game itself; only its chance differs between the splits."""
+        """Describe the game; the splits differ only in chance events."""
         return {
             "train": f"games of {self.game}, dealt from seeds",
-            "test": f"games of {self.game}, dealt from other seeds",
+            "test": f"games of {self.game}, dealt from different seeds",
         }
 
     def task(self, split: Split, index: int) -> Task:
-        """Return one episode of the game itself."""
+        """Return a task for one episode of the game itself."""
         return Task(f"{split}-{index}", "", {"level": len(self.curriculum) + 1} if self.curriculum else {})
 
     def task_after(self, played: int, index: int) -> Task:
-        """Return one episode of the level that the `curriculum` reaches after this many tasks."""
+        """Return a task for one episode of the level that the `curriculum` reaches after this many tasks."""
         for number, level in enumerate(self.curriculum, start=1):
             if played < level.tasks:
                 return Task(f"train-{index}", "", {"level": number, "parameters": dict(level.parameters)})
@@ -192,7 +192,7 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Reporting, HasPlayers, Pro
         return self.task("train", index)
 
     def _levels(self) -> list[Any]:
-        """Return the games of the curriculum; ConfigError names a level that cannot be loaded."""
+        """Return the games of the curriculum; raise ConfigError for a level that cannot be loaded."""
         games = []
         for number, level in enumerate(self.curriculum):
             try:
@@ -218,62 +218,64 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Reporting, HasPlayers, Pro
             raise ConfigError(f"{self.game} has no observations. Set `environment.view: information`.")
         if self.wording == "columns" and kind.short_name != "hanabi":
             raise ConfigError(
-                f"`environment.wording: columns` supports only Hanabi, but the game is {self.game}. Set it to `short`."
+                f"`environment.wording: columns` supports only Hanabi, but the game is {self.game}. Set `environment.wording: short`."
             )
         if self.other_play and kind.short_name != "hanabi":
             raise ConfigError(
-                f"`environment.other_play` exchanges the colours of Hanabi, but the game is {self.game}. Remove the setting."
+                f"`environment.other_play` supports only Hanabi, but the game is {self.game}. Remove the setting."
             )
         if self.demonstrator is not None:
             self.demonstrator.check(game)
             if self.wording == "full" or self.conduct.view != "observation" or not self.list_moves:
                 raise ConfigError(
-                    "`environment.demonstrator` needs observations in one line: set `environment.wording: short` or `columns`, "
+                    "`environment.demonstrator` needs observations in one line. Set `environment.wording: short` or `columns`, "
                     "`environment.view: observation` and `environment.list_moves: true`."
                 )
         for player, opponent in self.opponents.items():
             if not 1 <= player <= players:
-                raise ConfigError(f"environment.opponents names player {player} of {players} ({self.game}).")
+                raise ConfigError(
+                    f"environment.opponents names player {player}, but {self.game} has only players 1 to {players}."
+                )
             opponent.check(game)
         free = players - len(self.opponents)
         if len(agents) not in {1, free} or not free:
             raise ConfigError(
-                f"{self.game} has {players} players, {len(self.opponents)} of them in environment.opponents, and the "
+                f"{self.game} has {players} players, of which {len(self.opponents)} are in environment.opponents, but the "
                 f"team has {len(agents)} agents ({', '.join(agents)}). Set `team.agents` to {free or 1} (or to 1 agent "
-                "for all of them), or change `environment.opponents`."
+                "for all players), or change `environment.opponents`."
             )
         if len(agents) == free:
             return
         agent = agents[0]
         if kind.dynamics == spiel().GameType.Dynamics.SIMULTANEOUS:
             raise ConfigError(
-                f"In {self.game} players move simultaneously, but '{agent}' alone can make one move at a time. "
-                "Set `team.agents` to one for each player, with `team.sharing: shared`."
+                f"In {self.game} players move simultaneously, but the only agent, '{agent}', can make only one move at a time. "
+                "Set `team.agents` to one agent for each player, with `team.sharing: shared`."
             )
         if self.constant_sum:
             raise ConfigError(
-                f"{self.game} is a constant-sum game, so '{agent}' as all players always receives the same reward. "
-                "Set `team.agents` to one for each player, with `team.sharing: shared`, or name `environment.opponents`."
+                f"{self.game} is a constant-sum game, so an agent that plays all players ('{agent}') always receives the same reward. "
+                "Set `team.agents` to one agent for each player, with `team.sharing: shared`, or set `environment.opponents`."
             )
 
     def check_player(self, player: str) -> None:
-        """Raise ConfigError for an unknown opponent, or one that cannot play this game."""
+        """Raise ConfigError for an opponent that is unknown or cannot play this game."""
         opponent_named(player).check(self.loaded)
 
     @property
     def players(self) -> int:
-        """Number of players, opponents included."""
+        """Number of players, including opponents."""
         return int(self.loaded.num_players())
 
     def decisions(self) -> Iterator[Decision]:
-        """Yield every information state once, with its observation; ConfigError if they cannot be listed."""
+        """Yield every information state once, with its observation; raise ConfigError if the states cannot be listed."""
         rules, seen, game = self.conduct, set(), self.loaded
         if not game.get_type().provides_information_state_string:
             raise ConfigError(
                 f"OpenSpiel has no information states for {self.game}, so it has no exact values. Use a game such as kuhn_poker, "
                 "leduc_poker or tiny_hanabi."
             )
-        tree_of(str(game))  # raises for a game that is too large
+        tree_of(str(game))  # raises ConfigError if the game is too large
         for state in walk(game, MOST_HISTORIES):
             player = state.current_player()
             key = state.information_state_string(player)
@@ -290,7 +292,7 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Reporting, HasPlayers, Pro
             yield Decision(key, player, show(seen_as, player, rules), actions, moves, tuple(before))
 
     def exact_values(self, policy: Mapping[str, Mapping[int, float]]) -> tuple[tuple[float, ...], float]:
-        """Return expected returns and NashConv of a policy of all players, by enumerating the game."""
+        """Return the expected returns and the NashConv of a policy for all players, by enumerating the game."""
         tree = self._tree
         returns = tree.values(policy)
         best = [tree.best_response(policy, player)[0] for player in range(tree.players)]
@@ -299,11 +301,11 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Reporting, HasPlayers, Pro
     def best_response(
         self, policy: Mapping[str, Mapping[int, float]], player: int
     ) -> tuple[float, Mapping[str, int]]:
-        """Return the value of a best response of a player (from 0) to the others' policy, and its move in each state."""
+        """Return the value of a player's best response (players from 0) to the other players' policies, and its move in each state."""
         return self._tree.best_response(policy, player)
 
     def visits(self, policy: Mapping[str, Mapping[int, float]]) -> Mapping[str, float]:
-        """Return the expected number of visits of each information state per game."""
+        """Return the expected number of visits to each information state per game."""
         return self._tree.visits(policy)
 
     @property
@@ -339,7 +341,7 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Reporting, HasPlayers, Pro
         conduct = self._conduct(game)
         own: dict[int, Rules] = {}
         if human := owned.get(self._reader, ()):
-            # Without hidden information a person may know all moves; other observations contain what each game shows.
+            # Without hidden information a person may see all moves; with hidden information, the observations show what the game reveals.
             seen = game.get_type().information.name == "PERFECT_INFORMATION"
             own = dict.fromkeys(human, replace(self._in_sentences._conduct(game), last_moves=seen))  # noqa: SLF001 - its own class
         for player in range(1, count) if self.other_play else ():
@@ -349,18 +351,17 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Reporting, HasPlayers, Pro
 
     @property
     def _in_sentences(self) -> OpenSpiel:
-        """The game for a human: in sentences, with rules, and without marked thoughts."""
+        """The game for a human: in full sentences, with rules, and without `<think>` tags."""
         rules = None if self.rules in RULES else self.rules
         return self.model_copy(
             update={"wording": "full", "rules": rules, "list_moves": True, "thinking": False}
         )
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return a listed move: the `demonstrator`'s, else a random one or one that a hash of the observation selects.
+        """Return a listed move: the `demonstrator`'s or, without one, a random move or a move selected by a hash of the observation.
 
-        Without a `demonstrator` the two are equally likely. The second demonstrates only the form of a move, but a model that
-        imitates it must read the observation. Raises EpisodeError if `list_moves` is off, because the script has the information
-        of a player.
+        The last two are equally likely. A move selected by a hash demonstrates only the format of a move, but a model that imitates it
+        must read the observation. Raises EpisodeError if `list_moves` is off, because the script has only the information of a player.
         """
         seen = messages[-1].content if messages else ""
         moves = read_listed(seen)
@@ -379,7 +380,7 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Reporting, HasPlayers, Pro
         )
 
 
-# -------- One episode: chance and opponents move automatically, agents by their texts
+# -------- One episode: chance and opponents move automatically, and agents move by writing texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,18 +390,18 @@ class Rules:
     wording: Wording
     view: View
     words: GameText
-    """The texts in this wording."""
+    """How observations and moves are written in this wording."""
     list_moves: bool
     forfeit: bool
-    """Whether an invalid move ends the game; a random legal one replaces it otherwise."""
+    """Whether an invalid move ends the game; if not, a random legal move replaces it."""
     penalty: float
     step_rewards: bool
     head: str = ""
     """The rules, which precede every observation."""
     move_in: Callable[[str], str | None] = str
-    """A text → its part after thinking, None if thinking stays open."""
+    """A text → its part after thinking; None if thinking stays open."""
     colours: Colours | None = None
-    """The player's names of Hanabi's colours; None takes OpenSpiel's."""
+    """The player's names for Hanabi's colours; None: OpenSpiel's names."""
     last_moves: bool = False
     """Whether the last move of each player precedes an observation."""
 
@@ -431,13 +432,13 @@ def legal_moves(state: Any, player: int, rules: Rules) -> list[str]:
 
 
 def _named_moves(state: Any, player: int, rules: Rules) -> list[str]:
-    """Return the legal moves of a player as OpenSpiel writes them, with the player's names of colours."""
+    """Return the legal moves of a player as OpenSpiel writes them, with the player's names for colours."""
     names = [state.action_to_string(player, action) for action in state.legal_actions(player)]
     return names if rules.colours is None else [rules.colours.move(name) for name in names]
 
 
 def understand(state: Any, player: int, text: str, rules: Rules) -> int | None:
-    """Return the legal action that a text names, as these rules or OpenSpiel write it, else None."""
+    """Return the legal action that a text names, written as in these rules or as in OpenSpiel; None if there is none."""
     written = rules.move_in(text)
     if written is None:
         return None
@@ -448,7 +449,7 @@ def understand(state: Any, player: int, text: str, rules: Rules) -> int | None:
 
 
 def _moving(state: Any) -> tuple[int, ...]:
-    """Return the players that move: none at chance's turn and at the end, several if moves are simultaneous."""
+    """Return the players that move: none at a chance event and at the end, several if moves are simultaneous."""
     if state.is_terminal() or state.is_chance_node():
         return ()
     if not state.is_simultaneous_node():
@@ -458,13 +459,13 @@ def _moving(state: Any) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class Players:
-    """The agent or opponent of each player."""
+    """Which agent or opponent plays each player."""
 
     owned: Mapping[str, tuple[int, ...]]
-    """Agent → its players, from 0."""
+    """Agent → the players that it plays, numbered from 0."""
     opponents: Mapping[int, Choose]
     names: Mapping[int, str] = field(default_factory=dict)
-    """Player → name of its opponent."""
+    """Player → name of the opponent that plays it."""
     drawn: bool = False
     """Whether the order is drawn for each episode."""
 
@@ -486,7 +487,7 @@ class GameState(KnowsMoves):
         self._tally = tally_of(game)
         self._level = level
         self.state = game.new_initial_state()
-        """OpenSpiel's state, with hidden information."""
+        """OpenSpiel's state, including hidden information."""
         self._players = players
         self._rules = rules
         self._own = own or {}
@@ -501,7 +502,7 @@ class GameState(KnowsMoves):
         self._advance()
 
     def observe(self, agent: str) -> str:
-        """Return the observation of the player that the agent moves for now, else of its first one."""
+        """Return the observation of the player for which the agent moves now, or of its first player if it does not move."""
         owned = self._players.owned[agent]
         player = next((player for player in _moving(self.state) if player in owned), owned[0])
         seen = show(self.state, player, self.rules_of(player))
@@ -510,11 +511,11 @@ class GameState(KnowsMoves):
         return seen
 
     def rules_of(self, player: int) -> Rules:
-        """Return the rules of a player (from 0), which may have its own names of colours, or be a human."""
+        """Return the rules for a player (from 0), which may have its own names for colours or be a human."""
         return self._own.get(player, self._rules)
 
     def legal(self, agent: str) -> Sequence[str]:
-        """Return the legal moves of the player that the agent moves for now."""
+        """Return the legal moves of the player for which the agent moves now."""
         if agent not in self.movers():
             return ()
         player = next(player for player in _moving(self.state) if player in self._players.owned[agent])
@@ -530,7 +531,7 @@ class GameState(KnowsMoves):
         )
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Make the moves that the texts name; EpisodeError unless exactly the movers moved.
+        """Make the moves that the texts name; raise EpisodeError unless exactly the movers moved.
 
         An invalid move receives the penalty at once.
         """
@@ -567,13 +568,13 @@ class GameState(KnowsMoves):
             self._moves.append(f"{player + 1}: {plain_move(self.state.action_to_string(player, action))}")
             self._tally.note(self.state, player, action)
         if self.state.is_simultaneous_node():
-            # OpenSpiel takes 0 for a player without a choice.
+            # OpenSpiel expects 0 for a player without a choice.
             self.state.apply_actions([joint.get(player, 0) for player in range(self._game.num_players())])
         else:
             self.state.apply_action(next(iter(joint.values())))
 
     def _advance(self) -> None:
-        """Draw chance and let opponents move until an agent moves or the game ends."""
+        """Draw chance events and let opponents move until an agent's turn or the end of the game."""
         while not self.state.is_terminal():
             if self.state.is_chance_node():
                 actions, chances = zip(*self.state.chance_outcomes(), strict=True)
@@ -585,7 +586,7 @@ class GameState(KnowsMoves):
                 self._move({player: self._players.opponents[player](self.state, player) for player in moving})
 
     def _returns(self) -> list[float]:
-        """Return the return of every player; see `OpenSpiel.invalid` for a forfeited game."""
+        """Return each player's total reward; see `OpenSpiel.invalid` for forfeited games."""
         returns = [float(value) for value in self.state.returns()]
         lost, count = len(self._forfeited), self._game.num_players()
         if not lost:
@@ -598,14 +599,14 @@ class GameState(KnowsMoves):
         return [least if player in self._forfeited else returns[player] for player in range(count)]
 
     def _add_rewards(self) -> None:
-        """Add the new rewards of their players to agents; an agent receives them with its next move."""
+        """Add the new rewards of the players to their agents, which receive them with their next move."""
         returns = self._returns()
         for agent, owned in self._players.owned.items():
             self._pending[agent] += sum(returns[player] - self._paid[player] for player in owned) / len(owned)
         self._paid = returns
 
     def outcome(self) -> Outcome:
-        """Return the remaining rewards; `success` is the share of the greatest score in a common-payoff game."""
+        """Return the remaining rewards; in a common-payoff game, `success` is the score divided by the greatest score."""
         returns = self._returns()
         self._add_rewards()
         together = self._game.get_type().utility.name == "IDENTICAL"
@@ -634,7 +635,7 @@ class GameState(KnowsMoves):
         )
 
     def _measured(self, returns: Sequence[float], *, together: bool) -> Mapping[str, Json]:
-        """Return the measures of this game; an agent's value is the sum or, for shares, the mean over its players."""
+        """Return the measures of this game; an agent's value is the sum over its players or, for shares, their mean."""
         owned = self._players.owned
         found: dict[str, Json] = {} if self._level is None else {"level": self._level}
         found["lost_by_form"] = {
@@ -662,4 +663,4 @@ class GameState(KnowsMoves):
         return found
 
     async def close(self) -> None:
-        """Hold nothing."""
+        """Do nothing, because the game holds no resources."""

@@ -1,4 +1,4 @@
-"""OpenSpiel's games by name, with presets of the literature, their rules, and opponents that are not agents.
+"""OpenSpiel's games by name, with presets from the literature, rules, and opponents that are not agents.
 
 OpenSpiel (1908.09453) is an optional package; it is imported when the first game is loaded.
 """
@@ -35,14 +35,14 @@ PRESETS: Mapping[str, tuple[str, Mapping[str, Value]]] = {
     ),
     "hanabi_full": ("hanabi", {}),
 }
-"""Sizes of Hanabi as in 1902.00506; `players` (2 to 5) and any other parameter can be set as well."""
+"""Sizes of Hanabi as in 1902.00506; `players` (2 to 5) and any other parameter can also be set."""
 
 MOST_NODES = 500_000
-"""Maximum number of nodes of a game that OpenSpiel's solvers receive."""
+"""Maximum number of nodes of a game that is passed to OpenSpiel's solvers."""
 
 
 def spiel() -> Any:
-    """Return the module of OpenSpiel's games; ConfigError if it is missing."""
+    """Return OpenSpiel's module; raise ConfigError if it is not installed."""
     try:
         import pyspiel
     except ImportError as error:
@@ -54,11 +54,11 @@ def spiel() -> Any:
 
 
 def load_game(name: str, parameters: Mapping[str, Value], seed: int = 0) -> Any:
-    """Return a game by OpenSpiel's name or a preset's.
+    """Return a game by its name in OpenSpiel or the name of a preset.
 
-    A name, including the name of a preset, may contain parameters as OpenSpiel writes them, `kuhn_poker(players=3)`;
-    `parameters` override them. `seed` matters to games in which OpenSpiel draws chance itself. Raises ConfigError for an unknown
-    game or parameter, with the closest known ones, and for invalid combinations of parameters.
+    Any name may contain parameters as OpenSpiel writes them, such as `kuhn_poker(players=3)`; `parameters` override them. `seed`
+    affects games in which OpenSpiel itself samples chance. Raises ConfigError for an unknown game or parameter, with the closest
+    known names, and for invalid combinations of parameters.
     """
     try:
         written = spiel().game_parameters_from_string(name)
@@ -70,7 +70,7 @@ def load_game(name: str, parameters: Mapping[str, Value], seed: int = 0) -> Any:
     kind = _kinds().get(short)
     if kind is None:
         known = [*_kinds(), *PRESETS]
-        raise ConfigError(f"environment.game: there is no game '{short}'.{did_you_mean(short, known)}")
+        raise ConfigError(f"environment.game: unknown game '{short}'.{did_you_mean(short, known)}")
     for key in given:
         if key not in kind.parameter_specification:
             close = did_you_mean(key, kind.parameter_specification)
@@ -97,9 +97,9 @@ def _kinds() -> Mapping[str, Any]:
 
 
 def walk(game: Any, most: int = MOST_NODES) -> Iterator[Any]:
-    """Yield every state in which a player moves, once for each history; see `in_turns` for simultaneous moves.
+    """Yield every state in which a player moves, once for each history; `in_turns` describes simultaneous moves.
 
-    Raises ConfigError for games with sampled chance, or more than `most` nodes.
+    Raises ConfigError for games in which chance is sampled or that have more than `most` nodes.
     """
     check_walkable(game)
     game = in_turns(game)
@@ -118,24 +118,23 @@ def walk(game: Any, most: int = MOST_NODES) -> Iterator[Any]:
 
 
 def check_walkable(game: Any) -> None:
-    """Raise ConfigError for games in which OpenSpiel samples chance."""
+    """Raise ConfigError for games in which OpenSpiel samples chance events."""
     if game.get_type().chance_mode == spiel().GameType.ChanceMode.SAMPLED_STOCHASTIC:
         raise ConfigError(
-            f"OpenSpiel samples the chance of {game}, so it cannot be solved exactly. Use kuhn_poker, leduc_poker, tiny_hanabi or "
+            f"OpenSpiel samples the chance events of {game}, so it cannot be solved exactly. Use kuhn_poker, leduc_poker, tiny_hanabi or "
             "liars_dice."
         )
 
 
 PROBES, ABOVE, FACTOR = 16, 4, 1000
-"""Number of random games in `check_size`, how many of them must reject a game, and the factor by which they must exceed its
-bound."""
+"""Number of random games in `check_size`, how many of them must exceed the bound to reject a game, and by which factor."""
 
 
 def check_size(game: Any, most: int) -> None:
-    """Raise ConfigError if a game's tree surely has more than `most` nodes, without walking it.
+    """Raise ConfigError if a game's tree almost certainly has more than `most` nodes, without walking the tree.
 
-    A game of random moves with b₁, b₂, … legal moves estimates the nodes as 1 + b₁ + b₁b₂ + …, without bias (Knuth 1975,
-    "Estimating the efficiency of backtrack programs"). By Markov's inequality such an estimate exceeds c times the true number with
+    A random game with b₁, b₂, … legal moves gives the unbiased estimate 1 + b₁ + b₁b₂ + … of the number of nodes (Knuth 1975,
+    "Estimating the efficiency of backtrack programs"). By Markov's inequality, such an estimate exceeds c times the true number with
     probability below 1/c. A game that fits is therefore rejected with probability below C(16, 4) / 1000⁴ = 2e-9. A game that is too
     large may pass.
     """
@@ -153,16 +152,16 @@ def check_size(game: Any, most: int) -> None:
 
 
 def in_turns(game: Any) -> Any:
-    """Return a game with simultaneous moves made in succession, each hidden until all are made; any other game unchanged.
+    """Return a game in which simultaneous moves are made in succession and stay hidden until all are made; return other games unchanged.
 
-    All players have the same information in it, so that values and equilibria are those of the game itself.
+    All players have the same information as in the game itself, so values and equilibria are the same.
     """
     simultaneous = game.get_type().dynamics == spiel().GameType.Dynamics.SIMULTANEOUS
     return spiel().convert_to_turn_based(game) if simultaneous else game
 
 
 def as_played(game: Any, state: Any) -> Any:
-    """Return the state of the game itself for a state of `in_turns(game)`: before all of the simultaneous moves."""
+    """Return the state of the game itself that corresponds to a state of `in_turns(game)`: the state before all simultaneous moves."""
     simultaneous = game.get_type().dynamics == spiel().GameType.Dynamics.SIMULTANEOUS
     return state.simultaneous_game_state() if simultaneous else state
 
@@ -170,12 +169,12 @@ def as_played(game: Any, state: Any) -> Any:
 def too_large(game: Any, most: int) -> ConfigError:
     """Return the error for a game with more than `most` nodes in its tree."""
     return ConfigError(
-        f"The game {game} has more than {most} nodes, too many to solve exactly. Choose a smaller game, "
+        f"The game {game} has more than {most} nodes, which is too many to solve exactly. Choose a smaller game, "
         "or the opponents `random` or `mcts`."
     )
 
 
-# -------- The rules of OpenSpiel's games in a few sentences, shown before the observations
+# -------- The rules of OpenSpiel's games in a few sentences, which precede the observations
 
 
 @cache
@@ -185,7 +184,7 @@ def _rules() -> Mapping[str, Mapping[str, str]]:
 
 
 def rules_of(game: Any) -> tuple[str, str]:
-    """Return a game's rules in full and in one short sentence; `unknown_rules` for both if it has none."""
+    """Return a game's rules in full and in one short sentence; both are `unknown_rules` if the game has no rules here."""
     name, players, has = game.get_type().short_name, game.num_players(), dict(game.get_parameters())
     if "MatrixGame" in type(game).__name__:
         name = "matrix game"
@@ -255,7 +254,7 @@ def rules_of(game: Any) -> tuple[str, str]:
 
 
 def unknown_rules(game: Any) -> str:
-    """Return a description of any game: its name, its players, and how results are shared."""
+    """Return a description of any game: its name, its number of players, and how results are shared."""
     kind = game.get_type()
     shared = {
         "ZERO_SUM": "What one player wins the others lose.",
@@ -270,8 +269,8 @@ def unknown_rules(game: Any) -> str:
 
 # -------- Opponents that are not agents: random, scripted, tree search, and equilibria of small games
 #
-# An opponent reads OpenSpiel's state, which holds hidden information. Opponents that search are therefore errors in games
-# with hidden moves or cards.
+# An opponent reads OpenSpiel's state, which contains hidden information. In games with hidden moves or cards, opponents that
+# search therefore raise an error.
 
 Choose = Callable[[Any, int], int]
 """(state, player) → a legal action."""
@@ -294,15 +293,15 @@ class RandomOpponent(Settings):
 
 
 class ScriptedOpponent(Settings):
-    """Plays the first of its moves that is legal, otherwise the first legal move."""
+    """Plays the first of its listed moves that is legal; if none is legal, it plays the first legal move."""
 
     name: Literal["scripted"] = "scripted"
     moves: Annotated[
         tuple[str, ...],
         BeforeValidator(lambda value: value.split("|") if isinstance(value, str) else value),
     ] = ()
-    """In order of preference, as OpenSpiel writes them (brackets and letter case do not matter); or a single text with `|`
-    between them. Illegal moves are skipped."""
+    """Moves in order of preference, as OpenSpiel writes them (brackets and letter case are ignored), or a single string with `|`
+    between moves. Illegal moves are skipped."""
 
     def check(self, game: Any) -> None:
         """Accept any game."""
@@ -319,12 +318,12 @@ class ScriptedOpponent(Settings):
 
 
 class _OnlyHanabi(Settings):
-    """Base of the players of Hanabi."""
+    """Base class of the Hanabi players."""
 
     name: Literal["hanabi"] = "hanabi"
 
     def check(self, game: Any) -> None:
-        """Raise ConfigError for any other game."""
+        """Raise ConfigError for any game but Hanabi."""
         if game.get_type().short_name != "hanabi":
             raise ConfigError(
                 f"The player `hanabi` supports only Hanabi, but the game is {game}. Choose another opponent, or remove `demonstrator`."
@@ -332,17 +331,17 @@ class _OnlyHanabi(Settings):
 
 
 class Demonstrator(_OnlyHanabi):
-    """Gives demonstrations for a warm-up in Hanabi: those of the careful scripted player, with random moves between them."""
+    """Gives demonstrations for a warm-up in Hanabi: the moves of the careful scripted player, mixed with random moves."""
 
     slips: float = Field(default=0.5, ge=0.0, le=1.0)
-    """Share of its moves that are drawn uniformly from the legal ones."""
+    """Share of its moves that are drawn uniformly from the legal moves."""
 
 
 class HanabiOpponent(_OnlyHanabi):
-    """Plays Hanabi by simple rules and from its own observation: `environments.openspiel.hanabi.choose`."""
+    """Plays Hanabi by simple rules from its own observation: `environments.openspiel.hanabi.choose`."""
 
     bold: bool = False
-    """Whether it also plays a hinted card that may fit, while a mistake does not end the game."""
+    """Whether it also plays a hinted card that may fit, as long as a mistake does not end the game."""
 
     def open(self, game: Any, seed: int) -> Choose:
         """Return the policy of one episode."""
@@ -351,14 +350,14 @@ class HanabiOpponent(_OnlyHanabi):
 
 
 class TreeSearchOpponent(Settings):
-    """Monte Carlo tree search with random rollouts (UCT); for games of perfect information."""
+    """Monte Carlo tree search with random rollouts (UCT), for games with perfect information."""
 
     name: Literal["mcts"] = "mcts"
     simulations: int = Field(default=100, ge=1)
-    """Simulated games for one move."""
+    """Number of simulated games for one move."""
 
     def check(self, game: Any) -> None:
-        """Raise ConfigError for hidden information and simultaneous moves, which the search would read."""
+        """Raise ConfigError for games with hidden information or simultaneous moves, which the search would see."""
         kind, types = game.get_type(), spiel().GameType
         if (
             kind.information != types.Information.PERFECT_INFORMATION
@@ -383,7 +382,7 @@ class RegretOpponent(Settings):
 
     name: Literal["cfr"] = "cfr"
     iterations: int = Field(default=200, ge=1)
-    """Iterations of the solver, once in a process."""
+    """Number of iterations of the solver, which runs once per process."""
 
     def check(self, game: Any) -> None:
         """Raise ConfigError for a game that cannot be enumerated."""
@@ -399,14 +398,14 @@ class EquilibriumOpponent(Settings):
 
     name: Literal["nash"] = "nash"
     tolerance: float = Field(default=0.01, gt=0)
-    """Greatest NashConv: the gain of both players together by deviating, in units of utility."""
+    """Largest NashConv that is accepted: the total gain of both players by deviating, in units of utility."""
 
     def check(self, game: Any) -> None:
-        """Raise ConfigError unless the game is zero-sum, for two players, and can be enumerated."""
+        """Raise ConfigError unless the game is zero-sum, has two players and can be enumerated."""
         check_solvable(game, self.name)
         if game.num_players() != 2 or game.get_type().utility != spiel().GameType.Utility.ZERO_SUM:
             raise ConfigError(
-                f"The opponent `nash` needs a zero-sum game of two players, unlike {game}. Use `cfr`."
+                f"The opponent `nash` needs a zero-sum game with two players, which {game} is not. Use `cfr`."
             )
 
     def open(self, game: Any, seed: int) -> Choose:
@@ -427,16 +426,16 @@ Opponent = Annotated[
     Field(discriminator="name"),
     BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value),
 ]
-"""Settings of an opponent: its name alone, or `{name: mcts, simulations: 200}`."""
+"""Settings of an opponent: only its name, or `{name: mcts, simulations: 200}`."""
 
 
 _OPPONENT: TypeAdapter[Opponent] = TypeAdapter(Opponent)
 
 
 def opponent_named(player: str) -> Opponent:
-    """Return an opponent by name, with its settings in brackets: `nash`, `mcts(simulations=200)`.
+    """Return an opponent by name, optionally with settings in brackets: `nash`, `mcts(simulations=200)`.
 
-    Raises ConfigError for another name or setting, for a value without a name, and for a bracket that is not closed.
+    Raises ConfigError for an unknown name or setting, a value without a name, or a bracket that is not closed.
     """
     known = {kind.model_fields["name"].default: kind for kind in get_args(_Kind)}
     name = re.split(r"[()]", player)[0].strip()
@@ -466,23 +465,23 @@ def check_solvable(game: Any, opponent: str) -> None:
     """Raise ConfigError unless the game has information states and few enough histories."""
     if not game.get_type().provides_information_state_string:
         raise ConfigError(
-            f"The opponent `{opponent}` needs information states, and OpenSpiel has none for {game}. Use `random`."
+            f"The opponent `{opponent}` needs information states, but OpenSpiel has none for {game}. Use `random`."
         )
     count_decisions(str(game))
 
 
 @cache
 def count_decisions(written: str) -> int:
-    """Return the number of histories of a game in which a player moves; ConfigError if there are too many.
+    """Return the number of histories of a game in which a player moves; raise ConfigError if there are too many.
 
-    A game is given as OpenSpiel writes it, parameters included, because its objects have no equality.
+    The game is given as OpenSpiel writes it, including parameters, because OpenSpiel's objects cannot be compared for equality.
     """
     return sum(1 for _ in walk(spiel().load_game(written)))
 
 
 @cache
 def regret_policy(written: str, iterations: int) -> Chances:
-    """Return the average policy after this many iterations of CFR+; cached."""
+    """Return the average policy after this many iterations of CFR+; the result is cached."""
     solver = spiel().CFRPlusSolver(in_turns(spiel().load_game(written)))
     for _ in range(iterations):
         solver.evaluate_and_update_policy()
@@ -491,9 +490,9 @@ def regret_policy(written: str, iterations: int) -> Chances:
 
 @cache
 def equilibrium(written: str, tolerance: float) -> Chances:
-    """Return a policy with a NashConv of at most `tolerance`; cached.
+    """Return a policy with a NashConv of at most `tolerance`; the result is cached.
 
-    Raises ConfigError if 20,000 iterations of CFR+ do not reach it.
+    Raises ConfigError if 20,000 iterations of CFR+ do not reach this NashConv.
     """
     game = in_turns(spiel().load_game(written))
     solver, done, burst = spiel().CFRPlusSolver(game), 0, 50
@@ -505,7 +504,7 @@ def equilibrium(written: str, tolerance: float) -> Chances:
             return _table(written, solver)
         burst = min(done, 2000)
     raise ConfigError(
-        f"No policy of {written} with a NashConv of {tolerance} was found. Increase `tolerance`."
+        f"No policy with a NashConv of at most {tolerance} was found for {written}. Increase `tolerance`."
     )
 
 
@@ -522,7 +521,9 @@ def play_table(chances: Chances, seed: int) -> Choose:
 
     def choose(state: Any, player: int) -> int:
         key = str(state.information_state_string(player))
-        if state.is_simultaneous_node():  # the table is of `in_turns(game)`, where states name the player
+        if (
+            state.is_simultaneous_node()
+        ):  # the table belongs to `in_turns(game)`, whose states name the player
             key = f"Current player: {player}\n{key}"
         own = chances[key]
         return int(draw.choices(list(own), list(own.values()))[0])

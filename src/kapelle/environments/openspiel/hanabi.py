@@ -1,7 +1,7 @@
 """Hanabi: the parsed observation of a player, and a scripted player.
 
-Everything here reads OpenSpiel's observation string of the player that moves (1902.00506). A scripted player therefore never
-knows its own cards.
+All functions read only the observation string that OpenSpiel gives the player that moves (1902.00506). A scripted player
+therefore never knows its own cards.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 COLORS = "RYGWB"
-"""OpenSpiel's colours, in its order."""
+"""The colours in OpenSpiel's order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes of a game of Hanabi; for several games, the largest value of each size."""
+    """The sizes of a Hanabi game or, for several games, the largest value of each size."""
 
     colors: int
     ranks: int
@@ -44,25 +44,25 @@ class Card:
     """A card in a hand."""
 
     face: str
-    """`R1`; `XX` in the player's own hand."""
+    """The card, such as `R1`; `XX` in the player's own hand."""
     told: str
-    """What hints have revealed: `X1` its rank, `RX` its colour, `XX` nothing."""
+    """What hints have revealed: the rank (`X1`), the colour (`RX`) or nothing (`XX`)."""
     colors: str
     """The colours that the hints allow."""
     ranks: str
     """The ranks that the hints allow."""
 
     def fits(self, fireworks: Mapping[str, int]) -> bool:
-        """Return whether every card that this one can be fits."""
+        """Return whether every card that this card may be fits."""
         return all(fireworks[color] == int(rank) - 1 for color in self.colors for rank in self.ranks)
 
     def may_fit(self, fireworks: Mapping[str, int]) -> bool:
-        """Return whether some card that this one can be fits."""
+        """Return whether at least one card that this card may be fits."""
         return any(fireworks[color] == int(rank) - 1 for color in self.colors for rank in self.ranks)
 
     @property
     def known(self) -> float:
-        """Share of its two properties that are certain: 0, ½ or 1."""
+        """Share of the card's two properties that are known: 0, ½ or 1."""
         return ((len(self.colors) == 1) + (len(self.ranks) == 1)) / 2
 
 
@@ -74,17 +74,17 @@ class Table:
     hints: str
     fireworks: str
     hands: tuple[tuple[str, ...], ...]
-    """Own hand first, then those of the players after; a card is `face || hinted|possible`."""
+    """The player's own hand, then the hands of the following players; a card is `face || hinted|possible`."""
     deck: str
     discards: str
 
     @property
     def stacks(self) -> Mapping[str, int]:
-        """Colour → the rank on top of its firework, 0 for none."""
+        """Colour → the rank on top of its firework; 0 if it is empty."""
         return {stack[0]: int(stack[1:]) for stack in self.fireworks.split()}
 
     def cards(self, player: int) -> list[Card]:
-        """Return the hand of the player who moves this many turns after this one."""
+        """Return the hand of the player who moves this many turns after the observing player."""
         return [read_card(written) for written in self.hands[player]]
 
 
@@ -117,15 +117,15 @@ def read_table(raw: str) -> Table:
 
 
 class Colours:
-    """A player's own names of the colours: it reads and writes as if the game had always had these names.
+    """A player's own names for the colours; the player reads and writes as if these were the game's colours.
 
-    No rule of Hanabi depends on a colour, so such a game has the same probability and the same rewards.
+    No rule of Hanabi depends on a colour, so the renamed game has the same probability and the same rewards.
     """
 
     _RUN = re.compile(r"(?<![A-Za-z])[RYGWB]+(?![a-z])")
 
     def __init__(self, names: Mapping[str, str]) -> None:
-        """Take, for every colour of the game, the player's name."""
+        """Take a mapping from every colour of the game to the player's name for it."""
         self._names = str.maketrans(dict(names))
 
     @classmethod
@@ -137,9 +137,9 @@ class Colours:
         return cls(dict(zip(colors, names, strict=True)))
 
     def view(self, raw: str) -> str:
-        """Return an observation string of OpenSpiel in these names."""
+        """Return OpenSpiel's observation string with these names."""
         renamed = self._RUN.sub(lambda run: _in_order(run[0].translate(self._names)), raw)
-        # The order of the colours would reveal their other names.
+        # Sort the colours, because their original order would reveal the renaming.
         return re.sub(
             r"(?<=Fireworks: )[^\n]*[^\n ]",
             lambda found: " ".join(sorted(found[0].split(), key=_place)),
@@ -147,12 +147,12 @@ class Colours:
         )
 
     def move(self, raw: str) -> str:
-        """Return a move, as OpenSpiel writes it, in these names."""
+        """Return a move, as OpenSpiel writes it, with these names."""
         return re.sub(r"(?<=color )[RYGWB]", lambda color: color[0].translate(self._names), raw)
 
     @staticmethod
     def listed(moves: Sequence[str]) -> list[str]:
-        """Return legal moves in OpenSpiel's order, with hints of colours sorted by the player's names."""
+        """Return legal moves in OpenSpiel's order, with colour hints sorted by the player's names."""
         hints: dict[str, list[str]] = {}
         for move in moves:
             before, found, color = move.partition("color ")
@@ -171,20 +171,20 @@ def _in_order(colors: str) -> str:
 
 
 _SHORT = re.compile(r"L(\d+) I(\d+) D(\d+) F((?:[A-Z][\d-])+) X(\S*) (\S+)")
-"""The line of a view in few bytes or in columns, see `text`."""
+"""Matches the line of an observation in the wording `short` or `columns`; see `text`."""
 
 
 def read_short(seen: str) -> Table:
-    """Return a player's observation from the line that a model reads; ValueError without such a line.
+    """Return a player's observation from the line that a model reads; raise ValueError if there is no such line.
 
-    The line does not contain the hints; it shows what each card may be.
+    The line does not contain the hints, but shows what each card may be.
     """
     found = _SHORT.search(seen)
     if found is None:
         raise ValueError(f"no view of Hanabi: {seen[:80]!r}")
     lives, hints, deck, fireworks, discards, hands = found.groups()
     stacks = [fireworks[at : at + 2] for at in range(0, len(fireworks), 2)]
-    if discards.isdigit():  # `text.hanabi_columns`: how many of each card, colours in turn
+    if discards.isdigit():  # as in `text.hanabi_columns`: the count of each card, one colour after another
         ranks = len(discards) // len(stacks)
         counted = enumerate(map(int, discards))
         discards = "".join(f"{stacks[at // ranks][0]}{at % ranks + 1}" * count for at, count in counted)
@@ -204,7 +204,7 @@ def read_short(seen: str) -> Table:
 
 
 def choose(state: Any, player: int, draw: random.Random, *, bold: bool) -> int:
-    """Return the action of a simple player, see `advise`."""
+    """Return the action of a simple player; see `advise`."""
     moves = {
         state.action_to_string(player, action).strip("()"): int(action)
         for action in state.legal_actions(player)
@@ -213,11 +213,11 @@ def choose(state: Any, player: int, draw: random.Random, *, bold: bool) -> int:
 
 
 def advise(table: Table, moves: Sequence[str], draw: random.Random, *, bold: bool) -> str:
-    """Return a simple player's move: play a card that fits, hint at one that fits, else discard the oldest card.
+    """Return a simple player's move: play a card that fits, else hint at a card that fits, else discard the oldest card.
 
-    `moves` are the legal ones as OpenSpiel writes them, without brackets. A `bold` player also plays a hinted card that may fit,
+    `moves` are the legal moves as OpenSpiel writes them, without brackets. A `bold` player also plays a hinted card that may fit,
     as long as a mistake does not end the game. A hint goes to the first of the following players who holds a card that fits and
-    does not know that it fits. It names the rank of that card, or its colour if the rank is known.
+    does not know this. The hint names the rank of that card, or its colour if the rank is already known.
     """
     stacks, own = table.stacks, table.cards(0)
     for place, card in enumerate(own):

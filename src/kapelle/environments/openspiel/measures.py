@@ -1,8 +1,8 @@
 """Measures of games in addition to their results: the moves of players, and their knowledge at each move.
 
-`GameState` counts every move before it is made, including those of opponents, and reports the counts in `Outcome.info`: a number
-for the game, a mapping for its agents. Each is a metric, `info/<name>` and `info/<name>/<agent>`, in training and in
-evaluations.
+`GameState` counts every move before it is made, including opponents' moves, and reports the counts in `Outcome.info`: as a number
+for the game, and as a mapping for its agents. Training and evaluations log each count as the metric `info/<name>` or
+`info/<name>/<agent>`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any, Protocol
 from kapelle.environments.openspiel.hanabi import read_table
 
 Found = tuple[Mapping[str, float], Mapping[str, Mapping[int, float]]]
-"""Measures of the game by name, and of each player (from 0) by name."""
+"""Measures of the game by name, and measures of each player (from 0) by name."""
 
 
 class GameTally(Protocol):
     """Counts in one game."""
 
     shares: frozenset[str]
-    """Names of counts that are averaged over the players of one agent; the others are summed."""
+    """Names of counts that are averaged over the players of one agent; all other counts are summed."""
 
     def note(self, state: Any, player: int, action: int) -> None:
         """Count a move before it is made."""
@@ -33,7 +33,7 @@ class GameTally(Protocol):
 
 
 def tally_of(game: Any) -> GameTally:
-    """Return the measures of a game."""
+    """Return the object that computes the measures of a game."""
     match game.get_type().short_name:
         case "hanabi":
             return HanabiTally()
@@ -80,7 +80,9 @@ class PokerTally:
             case "Raise", _:
                 first = "[Round 1]" in state.information_state_string(player)
                 self._raised[player] += 1
-                bets[player] = highest + (2.0 if first else 4.0)  # OpenSpiel's raises of the two rounds
+                bets[player] = highest + (
+                    2.0 if first else 4.0
+                )  # how much a raise adds in each round in OpenSpiel
             case "Bet", False:
                 self._raised[player] += 1
                 bets[player] += 1.0

@@ -1,7 +1,7 @@
-"""Observations and moves of OpenSpiel's games as text, in three wordings.
+"""Observations and moves of OpenSpiel games as text, in three wordings.
 
-`full` is a few lines for a language model. `short` is one line of few bytes. `columns`, for Hanabi, is one line in which every
-fact has a fixed place. All of them show exactly OpenSpiel's information state or observation string of that player.
+`full` consists of a few lines for a language model. `short` is one line of few bytes. `columns`, for Hanabi, is one line in which
+every fact has a fixed position. All wordings contain exactly the player's information state or observation string from OpenSpiel.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ Wording = Literal["full", "short", "columns"]
 View = Literal["information", "observation"]
 
 Show = Callable[[str], str]
-"""A player's string, as OpenSpiel writes it → what the player reads."""
+"""A player's string as OpenSpiel writes it → what the player reads."""
 
 Move = Callable[[str], str]
-"""A move as OpenSpiel writes it → as players write it."""
+"""A move as OpenSpiel writes it → the move as players write it."""
 
 
 def plain_view(raw: str) -> str:
-    """Return the string with spaces stripped at the ends of its lines; inside them a space may be part of a board."""
+    """Return the string without spaces at line ends; spaces inside a line are kept, because they may be part of a board."""
     return "\n".join(line.rstrip() for line in raw.strip("\n").splitlines())
 
 
 def one_line(raw: str) -> str:
-    """Return the string in one line, `/` between lines."""
+    """Return the string on one line, with `/` between the original lines."""
     return "/".join(plain_view(raw).splitlines())
 
 
@@ -38,7 +38,7 @@ _WHOSE = re.compile(r"\[P[0-9]+\]")
 
 
 def plain_move(raw: str) -> str:
-    """Return a move stripped of outer brackets, marks at its ends, and the player's name."""
+    """Return a move without outer brackets, punctuation at its ends and the player's name."""
     text = _WHOSE.sub("", raw, count=1).strip(" ,;")
     return text[1:-1] if text.startswith("(") and text.endswith(")") else text
 
@@ -115,11 +115,11 @@ def _hanabi_short(raw: str) -> str:
 
 
 def hanabi_columns(games: Sequence[Any]) -> Show:
-    """Return the wording of Hanabi in which every fact has the place that it has in the largest of these games.
+    """Return the wording of Hanabi in which every fact has the position that it has in the largest of these games.
 
-    `L3 I2 D04 FR0Y1 X012000 R.1..,.Y123;R2=RY.23,R2=RY123`: lives, hints, deck, fireworks, how many of each card were discarded
-    (colours in turn), and hands, starting with the player's own. A dot is a colour or rank that a card cannot have, or a missing
-    card.
+    `L3 I2 D04 FR0Y1 X012000 R.1..,.Y123;R2=RY.23,R2=RY123` contains the lives, hints, deck, fireworks, how many copies of each card
+    were discarded (one colour after another), and the hands, starting with the player's own. A dot stands for a colour or rank that a
+    card cannot have, or for a missing card.
     """
     sizes = sizes_of(games)
     colors = COLORS[: sizes.colors]
@@ -150,13 +150,13 @@ def hanabi_columns(games: Sequence[Any]) -> Show:
 
 
 def _hanabi_move(raw: str) -> str:
-    """Return `P0` play, `D1` discard, `1R` hint at colour R to the next player, `23` at rank 3 to the second next."""
+    """Return `P0` for play, `D1` for discard, `1R` for a hint at colour R to the next player, `23` for rank 3 to the one after."""
     words = plain_move(raw).split()
     return f"{words[2][1:]}{words[-1]}" if words[0] == "Reveal" else f"{words[0][0]}{words[1]}"
 
 
 def open_words(short: str) -> str:
-    """Return a move of Hanabi as OpenSpiel writes it, from the text of `_hanabi_move`."""
+    """Return a Hanabi move as OpenSpiel writes it, given the short form from `_hanabi_move`."""
     if short[0] in "PD":
         return f"{'Play' if short[0] == 'P' else 'Discard'} {short[1:]}"
     return f"Reveal player +{short[:-1]} {'rank' if short[-1].isdigit() else 'color'} {short[-1]}"
@@ -174,7 +174,7 @@ def _tiny_short(raw: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GameText:
-    """The texts of one game."""
+    """How one game's observations and moves are written as text."""
 
     view: Show = plain_view
     move: Move = plain_move
@@ -195,7 +195,7 @@ _SHORT: Mapping[tuple[str, View], GameText] = {
 
 
 def words_of(games: Sequence[Any], wording: Wording, view: View) -> GameText:
-    """Return the texts of a game and of its levels, which are of one kind; OpenSpiel's own by default."""
+    """Return the text of a game and its levels, which are all the same kind of game; the default is OpenSpiel's own text."""
     key = (games[0].get_type().short_name, view)
     if wording == "columns":
         return GameText(hanabi_columns(games), _hanabi_move)
@@ -205,15 +205,15 @@ def words_of(games: Sequence[Any], wording: Wording, view: View) -> GameText:
 
 
 def normal(text: str) -> str:
-    """Return a move in the form in which moves are compared: its last line, without space and marks at its ends."""
+    """Return a move in the form in which moves are compared: its last line, without whitespace and punctuation at its ends."""
     lines = [line for line in text.strip().splitlines() if line.strip()]
     return plain_move(" ".join(lines[-1].split()).strip("`\"'.*")) if lines else ""
 
 
 def match(text: str, moves: Sequence[Sequence[str]]) -> int | None:
-    """Return the place of the move that a text names, None if it names none or several.
+    """Return the index of the move that a text names; None if it names no move or several moves.
 
-    Each move is given by its names. Letter case matters only if two moves differ only in case.
+    Each move is given by its names. Letter case matters only if two moves differ in nothing else.
     """
     written = normal(text)
     found = [k for k, names in enumerate(moves) if written in {normal(name) for name in names}]
@@ -232,6 +232,6 @@ def listed(moves: Sequence[str]) -> str:
 
 
 def read_listed(text: str) -> list[str]:
-    """Return the moves in the last list of a text; empty without a list."""
+    """Return the moves in the last list of a text; empty if there is no list."""
     found = _LISTED.findall(without_tags(text))
     return found[-1].split(" | ") if found else []

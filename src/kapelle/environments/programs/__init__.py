@@ -1,1 +1,1 @@
-"""Processes of outside programs: one for each episode, started by a command or forked from a process with all imports."""
+"""Processes of external programs: one per episode, started by a command or forked from a process that has done all imports."""

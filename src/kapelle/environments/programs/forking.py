@@ -1,12 +1,12 @@
-"""Run episodes of a program in copies of one process, which has imported the program's packages once.
+"""Runs episodes of a program in copies of one process, which has imported the program's packages once.
 
     python forking.py DESCRIPTOR ENTRY      ENTRY is `path/file.py:function` or `module:function`
 
-`processes.ForkServer` starts this file in the program's interpreter, where kapelle may be absent: it needs the standard library
-alone. For each byte that arrives on the socket DESCRIPTOR, together with three descriptors, this process forks. A copy has its own
-session of processes, environment variables and output. It imports the program's own modules again, so that a client of one episode
-never exists in another one; installed packages stay imported. A copy reports the installed modules that it imported late, so that
-this process imports them too, before the next fork.
+`processes.ForkServer` starts this file in the program's interpreter, where kapelle may not be installed, so the file needs only the
+standard library. This process forks for each byte that arrives, together with three descriptors, on the socket DESCRIPTOR. Each
+copy has a separate process session, environment variables and output. It imports the program's own modules again, so that episodes
+never share a client object; installed packages stay imported. A copy reports the installed modules that it imported late, so that
+this process also imports them before the next fork.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 NOTE = struct.Struct("=ci")
-"""What a copy's socket carries: `p` and its process number, then `c` and its exit code."""
+"""Format of the messages on a copy's socket: `p` and the copy's process number, then `c` and its exit code."""
 
 
 def main(descriptor: int, entry: str) -> None:
-    """Import the program, report that on the socket, and fork until the socket is closed."""
+    """Import the program, report the result on the socket, and fork until the socket is closed."""
     requests = socket.socket(fileno=descriptor)
     module, _, name = entry.rpartition(":")
     here = Path.cwd()
-    # In place of the folder of this file: scripts find their modules beside themselves, `python -m` in the current folder.
+    # Replace the folder of this file: scripts look for modules in their own folder, `python -m` looks in the current folder.
     sys.path[0] = str(here)
     if module.endswith(".py"):
         entry = f"{Path(module).resolve()}:{name}"
@@ -60,7 +60,7 @@ def main(descriptor: int, entry: str) -> None:
             del sys.modules[name]
     os.chdir(here)
     gc.collect()
-    gc.freeze()  # copies then share these objects' memory for longer
+    gc.freeze()  # so that copies share the memory of these objects for longer
     requests.sendall(b"null\n")
     serve(requests, entry)
 
@@ -104,7 +104,7 @@ def serve(requests: socket.socket, entry: str) -> None:
         owners = {control: copy for copy, (control, _) in running.items() if copy not in killed}
         waiting: list[socket.socket | int] = [requests, wake, *owners]
         ready, _, _ = select.select(waiting, [], [])
-        for control in owners.keys() & set(ready):  # kapelle has closed it
+        for control in owners.keys() & set(ready):  # kapelle has closed the socket
             kill(owners[control])
             killed.add(owners[control])
         if wake in ready:
@@ -120,7 +120,7 @@ def serve(requests: socket.socket, entry: str) -> None:
         try:
             copy = os.fork()
         except OSError:
-            copy = -1  # the closed socket reports it
+            copy = -1  # the closed socket reports the failure
         if copy == 0:
             for each in (requests, *(control for control, _ in running.values())):
                 each.close()
@@ -139,23 +139,26 @@ def serve(requests: socket.socket, entry: str) -> None:
 
 def kill(copy: int) -> None:
     """Kill a copy and the processes that it has started."""
-    for end in (os.killpg, os.kill):  # before its `setsid` it has no group of its own
+    for end in (os.killpg, os.kill):  # before the copy calls `setsid`, it has no separate process group
         with suppress(OSError):
             end(copy, signal.SIGKILL)
 
 
 def collect(running: dict[int, tuple[socket.socket, int]], known: set[str]) -> None:
-    """Report the exit codes of ended copies, and import what they imported late; `known` are the modules that were tried."""
+    """Report the exit codes of copies that have ended, and import what they imported late; `known` lists modules already tried."""
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            if ended[0] not in running:  # a process that an import has started
+            if ended[0] not in running:  # this process was started by an import
                 continue
             control, job = running.pop(ended[0])
             with suppress(OSError):
                 control.sendall(NOTE.pack(b"c", os.waitstatus_to_exitcode(ended[1])))
             control.close()
             late: list[str] = []
-            with os.fdopen(job) as file, suppress(ValueError):  # empty, or half of it if the copy was killed
+            with (
+                os.fdopen(job) as file,
+                suppress(ValueError),
+            ):  # the file is empty, or incomplete if the copy was killed
                 file.seek(0)
                 late = json.load(file).get("late", [])
             for name in sorted(set(late) - known):
@@ -166,7 +169,7 @@ def collect(running: dict[int, tuple[socket.socket, int]], known: set[str]) -> N
 
 
 def run_episode(entry: str, control: socket.socket, output: int, job: int) -> None:
-    """Run one episode in this copy, and end it."""
+    """Run one episode in this copy, then end the copy."""
     code = 1
     try:
         os.setsid()
@@ -183,7 +186,7 @@ def run_episode(entry: str, control: socket.socket, output: int, job: int) -> No
         os.environ.clear()
         os.environ.update(given["environment"])
         if "numpy" in sys.modules:
-            # Every copy would draw the same numbers. Python's `random` has a new seed after a fork.
+            # Otherwise, every copy would draw the same numbers. Python's `random` gets a new seed after a fork.
             sys.modules["numpy"].random.seed()
         before = set(sys.modules)
         result = find(entry)(given["task"])
@@ -191,7 +194,7 @@ def run_episode(entry: str, control: socket.socket, output: int, job: int) -> No
         late = [name for name, found in list(sys.modules.items()) if name not in before and installed(found)]
         if late:
             os.pwrite(job, json.dumps({"late": late}).encode(), 0)
-        post(result)  # after it this copy is killed
+        post(result)  # this copy is killed afterwards
         code = 0
     except SystemExit as end:
         if isinstance(end.code, str):
@@ -212,7 +215,7 @@ async def awaited(result: Any) -> Any:
 
 
 def post(result: Any) -> None:
-    """Post what the function has returned: a reward, an answer, or a mapping with more; None if it has posted its own reward."""
+    """Post what the function returned: a reward, an answer, or a mapping with more fields; None if it posted its own reward."""
     if result is None:
         return
     if isinstance(result, numbers.Real):
@@ -221,7 +224,7 @@ def post(result: Any) -> None:
         result = {"answer": result}
     elif not isinstance(result, Mapping):
         raise SystemExit(
-            f"The program's function returned {type(result).__name__}. Return a reward (a number), an answer (a text), or a "
+            f"The program's function returned {type(result).__name__}. Return a reward (a number), an answer (a string), or a "
             "mapping such as {'reward': 1.0, 'info': {}}."
         )
     url = urlsplit(os.environ["OPENAI_BASE_URL"] + "/reward")

@@ -1,4 +1,4 @@
-"""Processes of outside programs, as the event loop of the episodes sees them."""
+"""Processes of external programs, as seen by the event loop of the episodes."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from kapelle.runtime.process_tree import kill_group
 from kapelle.types import Json
 
 SHOWN = 500
-"""Characters of a failed program's output in messages."""
+"""Maximum number of characters of a failed program's output in messages."""
 LAST_S = 1.0
-"""Seconds to read the rest of a program's output after its end."""
+"""Seconds to read the rest of a program's output after the program has ended."""
 TIDY_S = 2.0
-"""Seconds for a program to end after its episode."""
+"""Seconds that a program may take to end after its episode."""
 KEPT = 64 << 10
-"""Bytes of a program's output that are kept."""
+"""Maximum number of bytes of a program's output that are kept."""
 IMPORT_S = 600.0
-"""Seconds for the imports of `environment.entry`."""
+"""Maximum number of seconds for the imports of `environment.entry`."""
 
 
 class ProgramEnded(EpisodeError):
-    """The program of an episode ended without a reward."""
+    """The program of an episode ended without posting a reward."""
 
 
 class StartedProgram(Protocol):
@@ -41,15 +41,15 @@ class StartedProgram(Protocol):
 
     @property
     def timed(self) -> bool:
-        """Whether it has its own time limit, which replaces `environment.timeout`."""
+        """Whether the program has its own time limit, which replaces `environment.timeout`."""
         ...
 
     async def ended(self) -> Outcome | EpisodeError:
-        """Wait until it ends; return the outcome, or why there is none."""
+        """Wait until the program ends; return the outcome, or why there is none."""
         ...
 
     async def end(self) -> None:
-        """End it and all its processes."""
+        """End the program and all its processes."""
         ...
 
 
@@ -75,7 +75,7 @@ class _Exit(asyncio.subprocess.SubprocessStreamProtocol):
 
 
 def _file_with(content: Json) -> BinaryIO:
-    """Return an open file without a name that holds JSON: of any size, unlike a pipe or an environment variable."""
+    """Return an open file without a name that contains JSON of any size, unlike a pipe or an environment variable."""
     file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
     file.write(json.dumps(content, default=str).encode())
     file.seek(0)
@@ -94,7 +94,7 @@ class Program:
         output: asyncio.StreamReader,
         release: Callable[[], None],
     ) -> None:
-        """Take the number of the process and its group, its future exit code, its output, and what releases its descriptors."""
+        """Set the number of the process and its group, its future exit code, its output, and the function that frees its descriptors."""
         self._number, self._exited, self._stream, self._release = number, exited, output, release
         self._output = bytearray()
         self._reading = asyncio.ensure_future(self._read())
@@ -103,7 +103,7 @@ class Program:
     async def start(
         cls, command: Sequence[str], variables: Mapping[str, str], task: Mapping[str, Json]
     ) -> Program:
-        """Start a command with more environment variables and the task on its standard input; EpisodeError if that fails."""
+        """Start a command with additional environment variables and the task as standard input; raise EpisodeError if this fails."""
         try:
             with _file_with(task) as file:
                 transport, protocol = await asyncio.get_running_loop().subprocess_exec(
@@ -123,16 +123,16 @@ class Program:
         return cls(transport.get_pid(), protocol.exited, protocol.stdout, transport.close)
 
     async def ended(self) -> ProgramEnded:
-        """Wait until it ends; return why there is no reward."""
+        """Wait until the program ends; return why there is no reward."""
         code = await asyncio.shield(self._exited)
-        # Its children may continue after exit code 0, for example if it is a wrapper. After a failure they are ignored.
+        # Child processes may continue after exit code 0, for example if the program is a wrapper. After a failure, they are ignored.
         await asyncio.wait((self._reading,), timeout=None if code == 0 else LAST_S)
         output = " ".join(self._output.decode("utf-8", "replace").split())[-SHOWN:]
-        how = "was left by the process of its imports" if code is None else f"ended with code {code}"
-        return ProgramEnded(f"The program {how} and posted no reward. It said: {output or '(nothing)'}")
+        how = "lost the process from which it was forked" if code is None else f"ended with code {code}"
+        return ProgramEnded(f"The program {how} and posted no reward. Its output: {output or '(nothing)'}")
 
     async def end(self) -> None:
-        """End it and all its processes; SIGTERM comes first, so that a container's client can end its container."""
+        """End the program and all its processes; SIGTERM is sent first, so that a container client can end its container."""
         self._signal(signal.SIGTERM)
         await asyncio.wait((self._exited,), timeout=TIDY_S)
         self._signal(signal.SIGKILL)
@@ -153,10 +153,10 @@ class Program:
 
 
 class ForkServer:
-    """A process that has imported a program; it forks for each episode, and ends with this process, even after `kill -9`."""
+    """A process that has imported a program; it forks for each episode and ends when this process ends, even after `kill -9`."""
 
     def __init__(self, python: str, entry: str, variables: Mapping[str, str]) -> None:
-        """Take an interpreter, the program's function (`environment.entry`), and environment variables for the imports."""
+        """Set the interpreter, the program's function (`environment.entry`), and the environment variables for the imports."""
         self._command, self._entry = [python, forking.__file__], entry
         self._variables = dict(variables)
         self._lock = threading.Lock()
@@ -164,7 +164,7 @@ class ForkServer:
         self._socket: socket.socket | None = None
 
     def __enter__(self) -> Self:
-        """Start the process; ConfigError if the program cannot be imported."""
+        """Start the process; raise ConfigError if the program cannot be imported."""
         self._started()
         return self
 
@@ -179,7 +179,7 @@ class ForkServer:
                 self._process.wait()
 
     def _started(self) -> socket.socket:
-        """Return the socket of the running process; start one if there is none, or if the last one has ended."""
+        """Return the socket of the running process; start a process if there is none or if the last one has ended."""
         with self._lock:
             if self._socket is not None and self._process is not None and self._process.poll() is None:
                 return self._socket
@@ -193,8 +193,8 @@ class ForkServer:
                         pass_fds=(theirs.fileno(),),
                         env={**os.environ, **self._variables},
                         stdin=subprocess.DEVNULL,
-                        stdout=2,  # keep output of imports out of this command's output
-                        process_group=0,  # a Ctrl-C in the terminal reaches kapelle alone, which ends it
+                        stdout=2,  # keep the output of imports out of this command's output
+                        process_group=0,  # Ctrl-C in the terminal reaches only kapelle, which ends this process
                     )
                 except OSError as error:
                     raise ConfigError(
@@ -204,9 +204,9 @@ class ForkServer:
             try:
                 with ours.makefile("rb") as lines:
                     line = lines.readline()
-                fault = json.loads(line) if line else "its process ended; see its output above"
+                fault = json.loads(line) if line else "the process ended; see its output above"
             except TimeoutError:
-                fault = f"that takes more than {IMPORT_S:g} s"
+                fault = f"the import takes more than {IMPORT_S:g} s"
             if fault is not None:
                 ours.close()
                 kill_group(self._process.pid)
@@ -217,16 +217,16 @@ class ForkServer:
             return ours
 
     async def start(self, variables: Mapping[str, str], task: Mapping[str, Json]) -> Program:
-        """Fork for one episode, with more environment variables and the task; EpisodeError if that fails."""
+        """Fork for one episode, with additional environment variables and the task; raise EpisodeError if this fails."""
         try:
             requests = await asyncio.to_thread(self._started)
-        except ConfigError as error:  # it was imported before
+        except ConfigError as error:  # an earlier import succeeded, so the configuration is not at fault
             raise EpisodeError(str(error)) from None
         ours, theirs = socket.socketpair()
         end, output = os.pipe()
         stream = asyncio.StreamReader()
         with ExitStack() as closing:
-            # The copy ends when this end of its socket is closed.
+            # The copy ends when this side of its socket is closed.
             reader, writer = await asyncio.open_connection(sock=ours)
             closing.callback(writer.close)
             transport, _ = await asyncio.get_running_loop().connect_read_pipe(
@@ -244,13 +244,13 @@ class ForkServer:
                 os.close(output)
             if number is None:
                 raise EpisodeError(
-                    "The process that runs `environment.entry` has ended, or this machine has no memory for a copy."
+                    "The process that runs `environment.entry` has ended, or this machine has too little memory to fork it."
                 )
             return Program(number, asyncio.ensure_future(_noted(reader)), stream, closing.pop_all().close)
 
 
 async def _noted(reader: asyncio.StreamReader) -> int | None:
-    """Return the next number that a copy's socket carries; None if it is closed."""
+    """Return the next number that arrives on a copy's socket; None if the socket is closed."""
     try:
         return int(forking.NOTE.unpack(await reader.readexactly(forking.NOTE.size))[1])
     except (asyncio.IncompleteReadError, OSError):

@@ -1,4 +1,4 @@
-"""The environment `remote`: environment servers hold its tasks, grading and episodes."""
+"""The environment `remote`, whose tasks, graders and episodes are on environment servers."""
 
 from kapelle.environments.remote.environment import Remote
 

@@ -1,4 +1,4 @@
-"""The environment `remote`: every request goes to an environment server."""
+"""The environment `remote`, which sends every request to an environment server."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ if TYPE_CHECKING:
 
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?):([0-9]{1,5})")
 SPARE_SECONDS = 30.0
-"""Seconds for an answer beyond the time limit of the call."""
+"""Seconds to wait for a response beyond the time limit of the call."""
 READING_SECONDS = 600.0
-"""Seconds for a server to read the data of a new environment."""
+"""Maximum number of seconds in which a server must read the data of a new environment."""
 
 
 class Remote(Settings, Described, Reporting, Reads, OpensStates):
-    """The environment of one or more servers; a run on it equals a run in this process.
+    """An environment on one or more servers; a run with it equals a run with the environment in this process.
 
-    `connect` reads which environment it is. `offered` then has the capabilities of that environment.
+    `connect` reads which environment the servers hold. Afterwards, `offered` contains the capabilities of that environment.
     """
 
     name: Literal["remote"] = "remote"
     address: Annotated[tuple[str, ...], FREE] = Field(min_length=1)
     """`host:port` of a server, or a list of servers with the same environment."""
     serves: str = ""
-    """The environment's name there; optional if the servers hold only one."""
+    """The environment's name on the servers; optional if they hold only one environment."""
     certificate: Annotated[str | None, FREE] = None
     """PEM file of the servers' certificate, or of the authority that signed it; null trusts this machine's authorities."""
     token_env: Annotated[str, FREE] = "KAPELLE_TOKEN"  # noqa: S105 - the name of a variable
-    """Environment variable that holds the servers' token, which is kept out of recipes and run directories."""
+    """Environment variable that holds the servers' token, which is never written to recipes or run directories."""
     retry_seconds: Annotated[float, FREE] = Field(default=60.0, ge=0, allow_inf_nan=False)
     """Seconds for which all servers may be unavailable before the run stops."""
 
@@ -72,14 +72,14 @@ class Remote(Settings, Described, Reporting, Reads, OpensStates):
         for each in value:
             found = _ADDRESS.fullmatch(each)
             if found is None or not 0 < int(found[1]) <= 65_535:
-                raise ValueError(f"'{each}' is not a host and port, such as localhost:50051")
+                raise ValueError(f"'{each}' is not a host and port such as localhost:50051")
         if len(set(value)) < len(value):
-            raise ValueError("a server is listed twice")
+            raise ValueError("the same server is listed twice")
         return value
 
     @property
     def servers(self) -> Servers:
-        """This process's connections to the servers; ConfigError if an extra or the token is missing."""
+        """The connections of this process to the servers; raises ConfigError if an extra or the token is missing."""
         if importlib.util.find_spec("websockets") is None:
             raise AbsentPackage("`environment.name: remote` needs an extra: pip install 'kapelle[serve]'.")
         hosts = [each.rpartition(":")[0].strip("[]") for each in self.address]
@@ -88,7 +88,7 @@ class Remote(Settings, Described, Reporting, Reads, OpensStates):
         if token is None and not all(map(is_loopback, hosts)):
             raise ConfigError(
                 f"The environment servers at {', '.join(self.address)} are on other machines and require a token. Set the environment "
-                f"variable {self.token_env}, or name another one with `environment.token_env`."
+                f"variable {self.token_env}, or set `environment.token_env` to the variable that holds the token."
             )
         from kapelle.environments.remote.servers import servers_at
 
@@ -99,7 +99,7 @@ class Remote(Settings, Described, Reporting, Reads, OpensStates):
     def connect(self) -> None:
         """Read which environment the servers hold.
 
-        Raises ConfigError if they reject the request or hold different ones, EngineError if none is reachable.
+        Raises ConfigError if they reject the request or hold different environments, EngineError if no server is reachable.
         """
         self._connected = self.description is not None
 
@@ -119,22 +119,22 @@ class Remote(Settings, Described, Reporting, Reads, OpensStates):
 
     @property
     def members(self) -> Mapping[str, Environment]:
-        """The parts of a mixture on the servers."""
+        """The parts of the servers' mixture."""
         found = self.description.members.items()
         return {name: cast("Environment", _Member(each, self.extract)) for name, each in found}
 
     def answers_per_task(self) -> int:
-        """Return the largest number of recorded answers of one task."""
+        """Return the largest number of recorded answers for one task."""
         return self.description.answers_per_task
 
     @property
     def description(self) -> Description:
-        """The servers' description of it."""
+        """The servers' description of the environment."""
         return self.servers.describe()
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The range of the servers' environment."""
+        """The reward range of the servers' environment."""
         return (self.description.least_reward, self.description.greatest_reward)
 
     @property
@@ -161,16 +161,16 @@ class Remote(Settings, Described, Reporting, Reads, OpensStates):
         return {f"environment '{self.description.name}' of the servers": self.description.content}
 
     def check(self, agents: Sequence[str]) -> None:
-        """Check the agents by the servers' environment."""
+        """Let the servers' environment check the agents."""
         self.connect()
         self._call("check", agents=list(agents))
 
     def size(self, split: Split) -> int | None:
-        """Return the number of tasks of a split; None if the supply is endless."""
+        """Return the number of tasks of a split; None if it is unlimited."""
         return self.description.sizes[split]
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the task at an index; the same on every server."""
+        """Return the task at an index, which is the same on every server."""
         return task_from(self._call("task", split=split, index=index))
 
     def _call(self, call: str, **fields: Any) -> Any:
@@ -179,23 +179,23 @@ class Remote(Settings, Described, Reporting, Reads, OpensStates):
         return self.servers.call(request, seconds)
 
     def extract(self, text: str) -> str | None:
-        """Return the final answer of a text by the servers' environment."""
+        """Return the final answer that the servers' environment extracts from a text."""
         found: str | None = self._call("extract", text=text)
         return found
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the scripted expert's text."""
+        """Return the response of the scripted expert."""
         forms = [message_form(each) for each in messages]
         return str(self._call("script", agent=agent, task=task_form(task), messages=forms, seed=seed))
 
     def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str:
-        """Return a recorded text."""
+        """Return a recorded response."""
         return str(self._call("recorded", agent=agent, task=task_form(task), turn=turn, sample=sample))
 
     def register(self, name: str, settings: Mapping[str, Any]) -> int:
-        """Add or replace an environment on the server, given as its settings, and return its version.
+        """Add or replace an environment on the server, given its settings, and return its version.
 
-        Raises ConfigError if the server rejects it, EngineError if it is unreachable.
+        Raises ConfigError if the server rejects the environment, EngineError if the server is unreachable.
         """
         request = {"call": "register", "name": name, "settings": settings}
         return int(self.servers.call(request, READING_SECONDS)["version"])
@@ -203,7 +203,7 @@ class Remote(Settings, Described, Reporting, Reads, OpensStates):
     async def open_state(
         self, task: Task, agents: Sequence[str], seed: int, patience: Patience
     ) -> RemoteState:
-        """Open an episode on the server with the fewest episodes, or on another server if that fails."""
+        """Open an episode on the server with the fewest episodes, or on another server if that one fails."""
         request = {
             "environment": self.serves,
             "agents": list(agents),
@@ -215,17 +215,17 @@ class Remote(Settings, Described, Reporting, Reads, OpensStates):
         return await self.servers.open_state(request, self.name, patience)
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> EpisodeState:
-        """Open an episode and wait for it; for environments that contain this one as a part."""
+        """Open an episode and wait until it is open; used by environments that contain this environment as a part."""
         from kapelle.environments.remote.servers import InnerState, ScorableInnerState, ServerState
 
         patience = patience_here.get()
         state = run_async(lambda: self.open_state(task, agents, seed, patience))
-        assert isinstance(state, ServerState), "`open_state` opens them"
+        assert isinstance(state, ServerState), "`open_state` returns a ServerState"
         return (ScorableInnerState if state.scorable else InnerState)(state, patience)
 
 
 class _Member(Described, Reporting):
-    """A part of a mixture on the servers."""
+    """A part of the servers' mixture."""
 
     def __init__(self, description: Description, extract: Callable[[str], str | None]) -> None:
         self.name = description.kind

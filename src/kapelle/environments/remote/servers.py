@@ -1,6 +1,6 @@
-"""Environment servers from the side of a run: connections, several servers behind one recipe, and episodes on them.
+"""The client side of environment servers: connections, several servers for one recipe, and episodes on the servers.
 
-Each episode goes to the server with the fewest episodes, and to another one if its server fails.
+Each episode goes to the server with the fewest episodes, or to another server if that one fails.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from kapelle.runtime.wire.worlds import LARGEST, PATH, Description, description_
 
 
 class Busy(Exception):
-    """The server is full, is shutting down, or does not answer."""
+    """The server is full, is shutting down, or does not respond."""
 
 
 PASSING = (429, 503)
-"""Statuses of a server that is full or is shutting down."""
+"""Status codes of a server that is full or is shutting down."""
 
 
 class RequestRejected(EpisodeError):
-    """The server rejected a request with a `status`."""
+    """The server rejected a request with the given `status`."""
 
     def __init__(self, status: int, message: str) -> None:
-        super().__init__(f"The environment server rejected a call ({status}): {message}")
+        super().__init__(f"The environment server rejected a request (status {status}): {message}")
         self.status, self.reason = status, message
 
 
 def error_of_response(status: int, message: str) -> Exception:
-    """Return the exception of an error status; see `docs/environment_server.md`."""
+    """Return the exception for an error status; see `docs/environment_server.md`."""
     if status in PASSING:
         return Busy(message)
     return WorkerLost(message, blamed=True) if status == 410 else RequestRejected(status, message)
@@ -60,20 +60,20 @@ def error_of_response(status: int, message: str) -> Exception:
 
 @lru_cache(maxsize=1)
 def _thread(process: int) -> LoopThread:
-    return LoopThread().__enter__()  # ends with the process
+    return LoopThread().__enter__()  # the thread ends with the process
 
 
 PING_SECONDS = 20
-"""Seconds of silence before a ping, and for its answer."""
+"""Seconds of silence before a ping is sent, and seconds to wait for its response."""
 CONNECT_SECONDS = 10.0
-"""Seconds to connect."""
+"""Maximum number of seconds to connect."""
 
 
 class ServerConnection:
-    """One connection; its sessions end with it."""
+    """One connection; its sessions end when the connection ends."""
 
     def __init__(self, link: EnvironmentServerLink) -> None:
-        """Begin to connect; a failure is raised by the first request."""
+        """Begin to connect; if this fails, the first request raises the error."""
         self._link = link
         self._guard = threading.Lock()
         self._numbers = count(1)
@@ -81,19 +81,19 @@ class ServerConnection:
         self._socket: ClientConnection | None = None
         self._connected = asyncio.Event()
         self.lost: str | None = None
-        """How it ended; None while it is open."""
+        """How the connection ended; None while it is open."""
         self._thread = _thread(os.getpid())
         self._reading = self._thread.begin(self._read)
 
     def send(self, request: Mapping[str, Any]) -> Future[Any]:
-        """Send a request and return the future of its answer.
+        """Send a request and return a future for its response.
 
         The future raises the environment's error, WorkerLost, Busy or RequestRejected.
         """
         number = next(self._numbers)
         text = to_text({"id": number, **request}, LARGEST)
         future: Future[Any] = Future()
-        future.set_running_or_notify_cancel()  # the answer may arrive after its caller is cancelled
+        future.set_running_or_notify_cancel()  # the response may arrive after the caller is cancelled
         with self._guard:
             if self.lost is not None:
                 raise WorkerLost(self.lost, blamed=False)
@@ -108,21 +108,21 @@ class ServerConnection:
     async def _write(self, text: str) -> None:
         await self._connected.wait()
         if self._socket is not None:
-            with suppress(WebSocketException):  # `_read` notices the end
+            with suppress(WebSocketException):  # `_read` notices the end of the connection
                 await self._socket.send(text)
 
     async def _read(self) -> None:
-        fault: Exception = WorkerLost("it was closed", blamed=False)
+        fault: Exception = WorkerLost("the connection was closed", blamed=False)
         try:
             async with self._link.connection() as self._socket:
                 self._connected.set()
                 async for text in self._socket:
                     self._receive(text)
-            fault = self._gone("it ended the connection")
+            fault = self._gone("the server closed the connection")
         except InvalidStatus as error:
             status = error.response.status_code
             message = error_message(bytes(error.response.body or b"")).removeprefix(": ")
-            message = message or f"it answers with status {status}"
+            message = message or f"the server responded with status {status}"
             fault = self._gone(message) if status in PASSING else error_of_response(status, message)
         except (OSError, KeyError, TypeError, ValueError, WebSocketException) as error:
             fault = self._gone(str(error) or type(error).__name__)
@@ -156,19 +156,19 @@ class ServerConnection:
 # -------- One server
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-"""Seconds until the next call to an unavailable server; they double with each failure."""
+"""Shortest and longest wait in seconds until the next call to an unavailable server; the wait doubles with each failure."""
 
 
 class EnvironmentServerLink:
-    """One server, for any thread."""
+    """One server, which any thread may use."""
 
     def __init__(self, address: str, certificate: str | None, token: str | None, *, tls: bool) -> None:
-        """Connect on first use; raise ConfigError for an unreadable certificate."""
+        """Prepare to connect on first use; raise ConfigError if the certificate cannot be read."""
         self.address = address
         self.sessions = 0
-        """Episodes of this process on the server."""
+        """Number of episodes that this process has on the server."""
         self.failure = ""
-        """Why the last request got no answer; empty after an answer."""
+        """Why the last request got no response; empty after a response."""
         self._pause, self._available_at = 0.0, 0.0
         self._owner = os.getpid()
         url = f"http{'s' if tls else ''}://{address}"
@@ -192,7 +192,7 @@ class EnvironmentServerLink:
         )
 
     def call(self, request: Mapping[str, Any], seconds: float) -> Any:
-        """Send a request about an environment and wait; raise Busy if the server does not answer, or the environment's error."""
+        """Send a request and wait for the response; raise Busy if the server does not respond, or the environment's error."""
         try:
             answer = self.current().send(request).result(seconds)
         except RequestRejected as rejected:
@@ -200,13 +200,13 @@ class EnvironmentServerLink:
                 raise IndexError(rejected.reason) from None
             raise self.stops(rejected) from None
         except (Busy, TimeoutError, WorkerLost) as fault:
-            self.failed(str(fault) or "no answer in time")
+            self.failed(str(fault) or "no response in time")
             raise Busy(str(fault)) from None
         self.answered()
         return answer
 
     def stops(self, rejected: RequestRejected) -> ConfigError:
-        """Return the error that stops a run after its request is rejected."""
+        """Return the error that stops a run whose request was rejected."""
         return ConfigError(f"The environment server at {self.address} rejected the run: {rejected.reason}")
 
     def current(self) -> ServerConnection:
@@ -218,18 +218,18 @@ class EnvironmentServerLink:
 
     @property
     def available(self) -> bool:
-        """Whether the pause after its last failure has ended."""
+        """Whether the pause after the server's last failure has ended."""
         return time.monotonic() >= self._available_at
 
     def failed(self, why: str) -> None:
-        """Note a missing answer and begin a pause, longer each time."""
+        """Record a missing response and begin a pause, which is longer after each failure."""
         self.failure = why
         if self.available:  # one failure may reach many callers
             self._pause = min(max(FIRST_PAUSE, 2 * self._pause), LONGEST_PAUSE)
             self._available_at = time.monotonic() + self._pause
 
     def answered(self) -> None:
-        """Note an answer."""
+        """Record a response."""
         self._pause, self._available_at, self.failure = 0.0, 0.0, ""
 
     def close(self) -> None:
@@ -243,29 +243,29 @@ def _tls_context(certificate: str | None) -> ssl.SSLContext:
         return ssl.create_default_context()
     try:
         return ssl.create_default_context(cafile=Path(certificate).expanduser())
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # includes ssl.SSLError
         raise ConfigError(
-            f"environment.certificate: {certificate} cannot be read: {error.strerror or error}. Name the PEM file of the servers' "
+            f"environment.certificate: {certificate} cannot be read: {error.strerror or error}. Give the PEM file of the servers' "
             "certificate, or of the authority that signed it."
         ) from None
 
 
-# -------- Several servers behind one recipe
+# -------- Several servers for one recipe
 
 POLL_SECONDS = 0.05
-"""Seconds between two searches for an available server."""
+"""Seconds between two attempts to find an available server."""
 
 
 class Servers:
-    """The servers of one `environment` section, for any thread."""
+    """The servers of one `environment` section, which any thread may use."""
 
     def __init__(self, servers: Sequence[EnvironmentServerLink], name: str, retry_seconds: float) -> None:
-        """Take the servers, the environment's name there, and how long all of them may be unavailable."""
+        """Set the servers, the environment's name on the servers, and for how long all of them may be unavailable."""
         self._servers, self._name, self._retry_seconds = list(servers), name, retry_seconds
         self._guard = threading.Lock()
         self._description: Description | None = None
         self._versions: dict[str, int] = {}
-        """The last known version of the environment, by address."""
+        """The last known version of the environment on each server, by address."""
 
     def describe(self) -> Description:
         """Return the environment's description; raise ConfigError if the servers hold different environments."""
@@ -276,19 +276,19 @@ class Servers:
                 for server in self._servers:
                     try:
                         found = description_from(server.call(request, 10.0))
-                    except Busy:  # it may come back later
+                    except Busy:  # the server may become available later
                         continue
                     self._versions[server.address] = found.version
                     if found.content != first.content:
                         raise ConfigError(
-                            f"The environment servers do not serve the same '{first.name}': the content is {first.content} at one of them "
-                            f"and {found.content} at {server.address}. Start them with the same environment and settings."
+                            f"The environment servers do not serve the same '{first.name}': one server has the content {first.content}, "
+                            f"but {server.address} has {found.content}. Start all servers with the same environment and settings."
                         )
                 self._description = first
             return self._description
 
     def _attempts(self) -> Iterator[EnvironmentServerLink | None]:
-        """Yield available servers, the one with the fewest episodes first, and None for each pause.
+        """Yield the available servers, starting with the one that has the fewest episodes, and None for each pause.
 
         Raises EngineError after `retry_seconds`.
         """
@@ -297,17 +297,17 @@ class Servers:
             available = [server for server in self._servers if server.available]
             yield from sorted(available, key=lambda server: server.sessions)
             if time.monotonic() > until:
-                why = "; ".join(f"{each.address}: {each.failure or 'no answer'}" for each in self._servers)
+                why = "; ".join(f"{each.address}: {each.failure or 'no response'}" for each in self._servers)
                 raise EngineError(
-                    f"No environment server has answered within {self._retry_seconds:g} s ({why}). Start one with `kapelle serve environments`, "
-                    "or check `environment.address`."
+                    f"No environment server has responded within {self._retry_seconds:g} s ({why}). Start a server with "
+                    "`kapelle serve environments`, or check `environment.address`."
                 )
             yield None
 
     def call(self, request: Mapping[str, Any], seconds: float) -> Any:
-        """Send a request to any server and wait for the answer.
+        """Send a request to any server and wait for the response.
 
-        Raises what `EnvironmentServerLink.call` raises, and EngineError if no server is reachable.
+        Raises the same errors as `EnvironmentServerLink.call`, and EngineError if no server is reachable.
         """
         for server in self._attempts():
             if server is None:
@@ -318,7 +318,7 @@ class Servers:
         raise AssertionError("`_attempts` ends with an error")
 
     async def open_state(self, request: Mapping[str, Any], name: str, patience: Patience) -> ServerState:
-        """Open an episode on a server with room; raise the environment's error, or EngineError if no server is reachable."""
+        """Open an episode on a server that is not full; raise the environment's error, or EngineError if no server is reachable."""
         for server in self._attempts():
             if server is None:
                 await asyncio.sleep(POLL_SECONDS)
@@ -345,11 +345,11 @@ class Servers:
             return
         self._versions[server.address] = version
         report_change(
-            f"environment '{self._name or self.describe().name}' at {server.address} is version {version} now, after "
-            f"{before}: new episodes use the new version"
+            f"environment '{self._name or self.describe().name}' at {server.address} has changed from version {before} to "
+            f"version {version}; new episodes use the new version"
         )
         with self._guard:
-            self._description = None  # fetched when next needed
+            self._description = None  # fetched again when it is next needed
 
     def close(self) -> None:
         """End all connections."""
@@ -367,7 +367,7 @@ def servers_at(
     tls: tuple[bool, ...],
     retry_seconds: float,
 ) -> Servers:
-    """Return this process's (`os.getpid()`) connections to servers; the same object for the same arguments."""
+    """Return the connections of this process (`os.getpid()`) to servers; the same arguments return the same object."""
     links = [
         EnvironmentServerLink(address, certificate, token, tls=secure)
         for address, secure in zip(addresses, tls, strict=True)
@@ -382,10 +382,10 @@ _sessions = count(1)
 
 
 class ServerState(RemoteState):
-    """The state of an episode on a server. The server limits each call; the limit here is a little longer."""
+    """The state of an episode on a server. The server limits the time of each call; the limit in this class is slightly longer."""
 
     def __init__(self, server: EnvironmentServerLink, name: str, patience: Patience) -> None:
-        """Take the server; `reset` opens the session. Raises WorkerLost if the connection has just ended."""
+        """Choose the server; `reset` opens the session. Raises WorkerLost if the connection has just ended."""
         super().__init__(name, patience)
         self._server, self._connection, self._session = server, server.current(), next(_sessions)
         server.sessions += 1
@@ -398,7 +398,7 @@ class ServerState(RemoteState):
 
     async def call(self, method: str, request: Mapping[str, Any]) -> Any:
         """See `RemoteState`."""
-        if method == "start":  # it may wait for a free place; the server limits the rest
+        if method == "start":  # the call may wait for a free place; the server limits the rest of its time
             return await self._answer(request)
         slowest = max(self._patience.grader, self._patience.environment)
         seconds = (slowest if method == "score" else self._patience.environment) + UNBREAKABLE
@@ -426,7 +426,7 @@ class ServerState(RemoteState):
 
 
 class InnerState(Retriable):
-    """The state of a server's episode inside a local environment; synchronous methods block."""
+    """The state of an episode on a server that is part of a local environment; synchronous methods block."""
 
     def __init__(self, state: ServerState, patience: Patience) -> None:
         self._state = state
@@ -458,7 +458,7 @@ class InnerState(Retriable):
 
 
 class ScorableInnerState(InnerState, Scorable):
-    """The same for an environment that can score a text before the episode ends."""
+    """An `InnerState` of an environment that can score a text before the episode ends."""
 
     async def score(self, agent: str, text: str) -> float:
         """See `environment.Scorable`."""

@@ -1,7 +1,7 @@
-"""Run untrusted code: one contract, `run(backend, files, command, stdin, limits) → Result`.
+"""Runs untrusted code through a single function, `run(backend, files, command, stdin, limits) → Result`.
 
-It contains the hostile programs listed in `docs/sandbox.md`. It is never called secure, because the kernel is shared. A backend
-is chosen by name; nothing falls back to a weaker one.
+A sandbox contains the hostile programs listed in `docs/sandbox.md`. It is never called secure, because it shares the kernel with
+the host. A backend is chosen by name, and kapelle never falls back to a weaker one.
 """
 
 from kapelle.environments.sandbox.contract import Layer, Limits, Result

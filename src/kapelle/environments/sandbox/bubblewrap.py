@@ -1,11 +1,11 @@
-"""Contains programs with bubblewrap: new namespaces, a read-only system, an unprivileged user, no network.
+"""Contains programs with bubblewrap: new namespaces, a read-only system, an unprivileged user and no network.
 
 Every run starts these programs in this order:
 
     prlimit → setpriv (root only: another uid) → bwrap (namespaces, filter) → sh (unpacks files, sets limits) → command
 
 The shell that unpacks the files is process 1 of the new pid namespace. It waits for the command and reaps the processes that the
-command leaves; when the shell ends, or is killed, the kernel kills everything else in the namespace.
+command leaves behind. When the shell ends or is killed, the kernel kills everything else in the namespace.
 """
 
 from __future__ import annotations
@@ -55,30 +55,30 @@ from kapelle.environments.sandbox.usage import (
 )
 from kapelle.errors import SandboxError
 
-# -------- The arguments of bubblewrap: one entry for each layer, the system's files, the sizes of limits
+# -------- The arguments of bubblewrap: one entry for each layer, the system's files, and the sizes from the limits
 
 WORK = "/box"
 """The work directory and temporary directory inside the sandbox."""
-TEMPORARY = "/tmp"  # noqa: S108 (the sandbox's own, a link to the work directory)
-SHARED_MEMORY = "/dev/shm"  # noqa: S108 (the sandbox's own, a tmpfs of its own size)
+TEMPORARY = "/tmp"  # noqa: S108 (inside the sandbox, a link to the work directory)
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 (inside the sandbox, a separate tmpfs)
 ENVIRONMENT = {
     "HOME": WORK,
     "LANG": "C.UTF-8",
     "PATH": "/usr/bin:/bin",
     "PYTHONDONTWRITEBYTECODE": "1",
-    # The same program with the same input has the same output in every run.
+    # The same program with the same input produces the same output in every run.
     "PYTHONHASHSEED": "0",
 }
 DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 _SIGNALS = 1024
-"""Maximum number of signals that may be queued for a run: the kernel stores each."""
+"""Maximum number of signals that may be queued for a run, because the kernel stores each of them."""
 _UID_MAP = Path("/proc/self/uid_map")
 _PRESSURE = "/proc/pressure"
-# Through these files anyone may make the kernel watch the whole machine, with triggers; some kernels lack them.
+# Through these files, anyone may set triggers that make the kernel watch the entire machine. Some kernels lack these files.
 _WITHOUT_PRESSURE = (
     ("--size", "4096", "--tmpfs", _PRESSURE, "--remount-ro", _PRESSURE) if Path(_PRESSURE).is_dir() else ()
 )
-# Programs must not see how the host was started or its hardware.
+# Programs must not see the host's hardware or how the host was started.
 _OF_THE_HOST = tuple(
     f"/proc/{name}"
     for name in (
@@ -93,11 +93,11 @@ _OF_THE_HOST = tuple(
     )
     if Path(f"/proc/{name}").exists()
 )
-# Each layer of protection is one entry. The tests remove one at a time and check that a hostile program then succeeds.
+# Each layer of protection is one entry. The tests remove one entry at a time and check that a hostile program then succeeds.
 LAYERS: Mapping[str, tuple[str, ...]] = {
     "user namespace": ("--unshare-user", "--uid", "1000", "--gid", "1000", "--disable-userns"),
-    # A tmpfs covers /proc/1: a program has the same user id as process 1 and could write to its memory, and process 1 must stay
-    # the one that ends with the supervisor.
+    # A tmpfs covers /proc/1: a program has the same user id as process 1 and could otherwise write to the memory of process 1,
+    # which must end with the supervisor.
     "pid namespace": (
         *("--unshare-pid", "--as-pid-1", "--proc", "/proc"),
         *("--size", "4096", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1"),
@@ -123,11 +123,11 @@ class Layout:
     """Contents of a sandbox in addition to the system and the work directory. Paths are absolute."""
 
     folders: tuple[str, ...] = ()
-    """Additional writable folders, initially empty and in memory, each as large as the work directory."""
+    """Additional writable folders, which are initially empty, in memory, and each as large as the work directory."""
     files: tuple[tuple[str, bytes], ...] = ()
-    """Files that no one in the sandbox can change, each with its contents."""
+    """Paths and contents of files that no program in the sandbox can change."""
     visible: tuple[str, ...] = ()
-    """Files and folders of this machine, at the same path, that the programs may read."""
+    """Files and folders of this machine that programs may read at the same path."""
     socket: tuple[str, str] | None = None
     """A Unix socket of this machine and the path at which programs connect to it; programs have no other connection."""
     loopback: bool = False
@@ -135,26 +135,26 @@ class Layout:
     HTTP clients need."""
     report: tuple[str, ...] = ()
     """Files that process 1, which no program can reach, prints after the command has ended and all other processes have been
-    killed: one line in base64 for each, empty if there is no regular file. There is then no other output, and a run that reaches
-    a limit has no report."""
+    killed. Each file is one line in base64, which is empty if the file is missing or is not a regular file. The run then has no
+    other output, and a run that reaches a limit has no report."""
 
 
 REPORTED_BYTES = 1 << 20
-"""Maximum number of bytes of one file in a report."""
+"""Maximum number of bytes that are reported of a file."""
 _PLAIN_LAYOUT = Layout()
 
 
 def check_reachable(path: str) -> None:
-    """Raise SandboxError unless the unprivileged user that programs run as can read a file or enter a folder."""
+    """Raise SandboxError unless the unprivileged user that runs the programs can read a file or enter a folder."""
     found = Path(path)
     if not found.exists():
-        raise SandboxError(f"There is no file or folder {path}.")
+        raise SandboxError(f"The file or folder {path} does not exist.")
     wanted = stat.S_IROTH | (stat.S_IXOTH if found.is_dir() else 0)
     closed = [each for each in found.resolve().parents if not each.stat().st_mode & stat.S_IXOTH]
     if os.geteuid() == 0 and (closed or found.stat().st_mode & wanted != wanted):
         raise SandboxError(
-            f"{path} cannot be read by the unprivileged user that programs run as ({closed[-1] if closed else path} is closed "
-            "to others). Open it (`chmod o+rX`), or put it elsewhere, such as below /opt."
+            f"The unprivileged user that runs the programs cannot read {path}, because other users have no access to "
+            f"{closed[-1] if closed else path}. Grant access (`chmod o+rX`), or move it, for example to a folder in /opt."
         )
 
 
@@ -166,18 +166,18 @@ def arguments(
     layout: Layout = _PLAIN_LAYOUT,
     held: Sequence[tuple[str, int]] = (),
 ) -> list[str]:
-    """Return bubblewrap's arguments for these limits, without the command; `held` has descriptors of the layout's files."""
+    """Return bubblewrap's arguments for these limits, without the command; `held` contains descriptors of the layout's files."""
     layers = dict(LAYERS)
     read_only = layers.pop("read-only system")
-    # A /dev with harmless devices: it has no terminals to exhaust, and no /dev/zero, whose mappings are memory that is not
-    # counted.
+    # A /dev with harmless devices. It has no terminals, which could be exhausted, and no /dev/zero, because memory that is mapped
+    # from it is not counted.
     devices = ["--size", "65536", "--tmpfs", "/dev"]
     for name in DEVICES:
         devices += ["--dev-bind", name, name]
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         devices += ["--symlink", f"/proc/self/fd/{number}", f"/dev/{name}"]
     devices += ["--symlink", "/proc/self/fd", "/dev/fd"]
-    # Programs and libraries; from /etc only the files that the linker needs.
+    # Programs and libraries, and from /etc only the files that the linker needs.
     system = ["--ro-bind", "/usr", "/usr"]
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
         path = Path("/", name)
@@ -221,8 +221,8 @@ def drop_privileges() -> list[str]:
     spare = _spare_uids()
     if not spare:
         raise SandboxError(
-            "This process is root in a user namespace that has no other user for programs to run as "
-            "(/proc/self/uid_map). Give it a range of user ids (/etc/subuid, newuidmap), or run as an ordinary user."
+            "This process is root in a user namespace that has no other user id under which programs could run "
+            "(/proc/self/uid_map). Give the namespace a range of user ids (/etc/subuid, newuidmap), or run as an ordinary user."
         )
     uid = str(spare.start + secrets.randbelow(len(spare)))
     return [
@@ -238,7 +238,7 @@ def drop_privileges() -> list[str]:
 
 @functools.cache
 def _spare_uids() -> range:
-    """Return user ids that exist here (a container may have few) and probably belong to no account."""
+    """Return user ids that exist in this user namespace (a container may have few) and probably belong to no account."""
     first, _, count = map(int, _UID_MAP.read_text().splitlines()[-1].split())
     end = min(first + count, 2_000_000_000)
     # 65534 is `nobody`, the owner of files without an owner.
@@ -270,9 +270,9 @@ class ReachableInterpreter:
 
 @functools.cache
 def reachable_interpreter() -> ReachableInterpreter:
-    """Return the interpreter for contained programs: this one's base if it can be reached, else the system's interpreter.
+    """Return the interpreter for contained programs: this process's base interpreter if others can reach it, or the system's.
 
-    Raises SandboxError when there is none.
+    Raises SandboxError if there is no such interpreter.
     """
     base = Path(sys.base_prefix).resolve()
     own = Path(os.path.realpath(sys.executable))
@@ -283,27 +283,27 @@ def reachable_interpreter() -> ReachableInterpreter:
         if name and path.is_file() and readable_by_others(path):
             return ReachableInterpreter(str(path), needs(path, path.parent.parent))
     raise SandboxError(
-        f"No Python interpreter can be reached by an unprivileged user ({own} cannot). "
-        "Install the system's: apt-get install python3."
+        f"An unprivileged user cannot reach any Python interpreter (not even {own}). "
+        "Install the system's interpreter: apt-get install python3."
     )
 
 
 def needs(executable: Path, prefix: Path) -> tuple[str, ...]:
-    """Return only the files and folders below its prefix that an interpreter needs.
+    """Return only the files and folders below the prefix that an interpreter needs.
 
-    A prefix may be a home directory, or ~/.local, where private files lie beside the libraries.
+    A prefix may be a home directory or ~/.local, where private files are stored next to the libraries.
     """
     if prefix.is_relative_to("/usr"):
         return ()
     homes = [Path.home()]
-    with contextlib.suppress(KeyError):  # its owner has no account
+    with contextlib.suppress(KeyError):  # the owner has no account
         homes.append(Path(pwd.getpwuid(prefix.stat().st_uid).pw_dir))
     lib = prefix / "lib"
     if any(home.resolve().is_relative_to(prefix) for home in homes):
         parts = [*lib.glob("lib*.so*"), *lib.glob("python3*")]
     else:
         parts = [lib]
-    # Some distributions keep the compiled half of the standard library there.
+    # Some distributions keep the compiled part of the standard library in lib64.
     return tuple(str(part) for part in (executable, *sorted(parts), prefix / "lib64") if part.exists())
 
 
@@ -318,7 +318,7 @@ def readable_by_others(path: Path) -> bool:
 # -------- Sends files and a command to a prepared sandbox, through the pipe that becomes its standard input
 
 _OPEN_FILES = 128
-# Reads exactly the archive and the script: the rest of the pipe is the program's standard input.
+# The shell reads exactly the archive and the script; the rest of the pipe is the program's standard input.
 UNPACK = f'read -r n m; head -c "$n" | tar -x -m -o -f - -C {WORK} && eval "$(head -c "$m")"'
 
 
@@ -328,7 +328,7 @@ def opening(
     """Return the input of the waiting shell (two sizes, an archive, a script) and its first output."""
     greeting = f"kapelle {secrets.token_hex(8)}"
     bounded = " && ".join(kernel_limits(limits).values()) or ":"
-    # The shell prints the greeting after it has set every limit: a run without the greeting never began.
+    # The shell prints the greeting after it has set every limit, so a run without the greeting never began.
     script = f"{bounded} && echo {greeting} || exit 1\nset -- {shlex.join(command)}\n".encode()
     script += _reporting(report) if report else b'"$@"\nexit $?\n'
     buffer = io.BytesIO()
@@ -342,7 +342,7 @@ def opening(
 
 
 def _reporting(paths: Sequence[str]) -> bytes:
-    """Return the end of a script that reports files: only this shell can write to its output."""
+    """Return the end of a script that reports files, so that only the shell can write to the script's output."""
     return f"""
 "$@" >/dev/null 2>&1
 n=0
@@ -356,15 +356,15 @@ exit 0
 
 
 def kernel_limits(limits: Limits) -> dict[str, str]:
-    """Return the limits that the kernel enforces for each process: the shell's command by what it limits."""
+    """Return the limits that the kernel enforces for each process, as a mapping from the resource to the shell command."""
     cpu_s = max(1, math.ceil(limits.cpu_s))
-    # The shell that waits for the command is a process too. Shells use different letters for this limit.
+    # The shell that waits for the command counts as a process too. Shells use different letters for this limit.
     processes = limits.processes + 1
     address = limits.memory_bytes if limits.address_bytes is None else limits.address_bytes
     return {
         "address space": f"ulimit -v {max(1, address // 1024)}",
         "processes": f"{{ ulimit -u {processes} 2>/dev/null || ulimit -p {processes}; }}",
-        # A program can ignore the first limit; the second kills it.
+        # A program can ignore the soft limit; the hard limit kills it.
         "cpu": f"ulimit -S -t {cpu_s} && ulimit -H -t {cpu_s + 1}",
         "file size": f"ulimit -f {max(1, limits.file_bytes // 512)}",
         "descriptors": f"ulimit -n {_OPEN_FILES}",
@@ -372,23 +372,23 @@ def kernel_limits(limits: Limits) -> dict[str, str]:
     }
 
 
-# -------- Starts programs without transparent huge pages: a partly mapped huge page stays whole, and no sum includes the
-# unmapped part
+# -------- Starts programs without transparent huge pages: a partly mapped huge page stays allocated as a whole, and no sum
+# includes its unmapped part
 #
 # Child processes inherit this setting, also across `execve` (prctl(2), PR_SET_THP_DISABLE), and no program between this process
-# and the sandbox can set it. So this process disables huge pages for itself during a start. It does so only if the machine gives
-# huge pages by default; the system call filter rejects requests for them.
+# and the sandbox can set it. Therefore, this process disables huge pages for itself during a start. It does so only if the machine
+# uses huge pages by default; the system call filter rejects explicit requests for huge pages.
 
 _SETTING = Path("/sys/kernel/mm/transparent_hugepage")
 _PR_SET_THP_DISABLE, _PR_GET_THP_DISABLE = 41, 42
 _turn = threading.Lock()
 _before: list[int] = []
-"""The earlier setting of this process, once for each start in progress: starts may overlap."""
+"""The earlier setting of this process, once for each start in progress, because starts may overlap."""
 
 
 @contextlib.contextmanager
 def without_huge_pages() -> Iterator[None]:
-    """Start programs in this context without huge pages."""
+    """Disable huge pages for programs that are started in this context."""
     if not given_unasked(_SETTING):
         yield
         return
@@ -406,7 +406,7 @@ def without_huge_pages() -> Iterator[None]:
 
 
 def given_unasked(setting: Path) -> bool:
-    """Return whether a folder of the kernel's settings enables huge pages of some size by default."""
+    """Return whether the kernel settings in a folder enable huge pages of some size by default."""
     files = [setting / "enabled", *setting.glob("hugepages-*/enabled")]
     return any("[always]" in file.read_text() for file in files if file.is_file())
 
@@ -414,13 +414,13 @@ def given_unasked(setting: Path) -> bool:
 # -------- The processes of one pid namespace as a group: found, watched and killed through its process 1
 
 LOOK_ANYWAY_S = 0.5
-"""Seconds after which a run is measured again even if it has used no CPU time."""
+"""Seconds after which a run is measured again even if it has not used any CPU time."""
 _FIRST_TO_GO = "1000"
-"""The value of /proc/<pid>/oom_score_adj: it decides which process the kernel ends first when the machine runs out of memory."""
+"""The value of /proc/<pid>/oom_score_adj with which the kernel ends a process first when the machine runs out of memory."""
 
 
 class NamespaceGroup(ProcessGroup):
-    """All processes of one pid namespace, held by a descriptor of its process 1."""
+    """All processes of one pid namespace, identified by a descriptor of its process 1."""
 
     def __init__(
         self,
@@ -447,12 +447,12 @@ class NamespaceGroup(ProcessGroup):
         self._init_fd: int | None = None
 
     def usage(self) -> Usage | None:
-        """Return the use of all processes of the namespace and its tmpfs mounts, now or at their end."""
+        """Return the resource use of all processes of the namespace and of its tmpfs mounts, now or when the processes ended."""
         if not self._found(0.0) or self._init_fd is None:
             return None
         if self._cgroup is not None:
             files, _ = written_by(self._init_pid, self._mounts)
-            # The kernel has killed a process above the limit: no measurement can exceed it.
+            # The kernel kills a process above the limit, so a measurement never exceeds the limit.
             memory = (
                 self._limits.memory_bytes + 1
                 if self._cgroup.ran_out_of_memory()
@@ -463,17 +463,17 @@ class NamespaceGroup(ProcessGroup):
         cpu_s = None if self._clock is None else read_clock(self._clock)
         still = cpu_s is not None and cpu_s == self._counted_s
         if still and self._last is not None and time.monotonic() < self._looked_at + LOOK_ANYWAY_S:
-            # Nothing of it ran since the last measurement.
+            # No process of the run has used the CPU since the last measurement.
             return self._last
         if readable(self._init_fd, 0.0):
-            # Its process id may belong to another process by now.
+            # Process 1 has ended, and its process id may belong to another process by now.
             ended = self._last or Usage(0.0, 0, 0)
             return replace(ended, cpu_s=max(ended.cpu_s, cpu_s or 0.0))
         usage = usage_of(self._init_pid, self._mounts, self._limits.memory_bytes)
         if self._tcp:
             usage = replace(usage, memory_bytes=usage.memory_bytes + tcp_bytes(self._init_pid))
         if cpu_s is not None:
-            # The first includes time in the kernel, the second the time of children that were never waited for.
+            # The first value includes time in the kernel, the second includes the time of children that were never waited for.
             usage = replace(usage, cpu_s=max(usage.cpu_s, cpu_s))
         self._last, self._counted_s, self._looked_at = usage, cpu_s, time.monotonic()
         return usage
@@ -483,20 +483,20 @@ class NamespaceGroup(ProcessGroup):
         return longest_wait_s(self._init_pid) if self._init_fd is not None else 0.0
 
     def kernel_s(self) -> tuple[float, float] | None:
-        """Return the CPU seconds of all processes, in total and in the kernel; None in a cgroup, or before and after the run."""
+        """Return the CPU seconds of all processes, in total and in the kernel; None in a cgroup, and before and after the run."""
         if self._cgroup is not None or self._init_fd is None:
             return None
         return times_of(self._init_pid)
 
     def begin(self, within_s: float) -> None:
-        """Start counting CPU time, or all use: before the program starts, while process 1 is the only process.
+        """Start counting CPU time (in a cgroup, all resources) before the program starts, while process 1 is the only process.
 
-        From then on it is also the first process that ends when the machine runs out of memory. Raises SandboxError if counting
+        From then on, the run is also the first to be killed when the machine runs out of memory. Raises SandboxError if counting
         fails although this machine supports it.
         """
         if self._found(within_s):
             with contextlib.suppress(OSError):
-                # A run can grow faster than it is measured. If the machine runs out of memory, the kernel ends the run, not this process.
+                # A run can grow faster than it is measured. If memory runs out, the kernel must end the run and not this process.
                 Path(f"/proc/{self._init_pid}/oom_score_adj").write_text(_FIRST_TO_GO)
             if self._cgroups is not None:
                 self._cgroup = RunCgroup(self._cgroups, self._limits)
@@ -517,7 +517,7 @@ class NamespaceGroup(ProcessGroup):
                 os.utime(name)
 
     def kill(self, within_s: float) -> None:
-        """Kill process 1: the kernel then kills every other process of the namespace."""
+        """Kill process 1, whereupon the kernel kills every other process of the namespace."""
         if self._cgroup is not None:
             self._cgroup.kill()
         if self._found(within_s) and self._init_fd is not None:
@@ -525,7 +525,7 @@ class NamespaceGroup(ProcessGroup):
                 signal.pidfd_send_signal(self._init_fd, signal.SIGKILL)
             readable(self._init_fd, within_s)
         else:
-            # Only its session reaps it, and later: the process id still belongs to it.
+            # Only the session reaps this process, which happens later, so the process id is still valid.
             os.kill(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
@@ -544,13 +544,15 @@ class NamespaceGroup(ProcessGroup):
             text = b""
             while chunk := os.read(self._info_fd, 4096):
                 text += chunk
-            # Closed only once: afterwards the number may belong to another descriptor.
+            # The descriptor must be closed only once, because its number may later belong to another descriptor.
             info_fd, self._info_fd = self._info_fd, None
             os.close(info_fd)
-            with contextlib.suppress(ValueError, KeyError, OSError):  # it has ended, or no descriptor is left
+            with contextlib.suppress(
+                ValueError, KeyError, OSError
+            ):  # the process has ended, or no descriptor is left
                 pid = json.loads(text)["child-pid"]
                 fd = os.pidfd_open(pid)
-                # Between bubblewrap's message and the line above the number could have been reused.
+                # The process id could have been reused between bubblewrap's message and the line above.
                 if parent_of(pid) == self._process.pid:
                     self._init_pid, self._init_fd = pid, fd
                 else:
@@ -559,16 +561,16 @@ class NamespaceGroup(ProcessGroup):
 
 
 def readable(fd: int, within_s: float) -> bool:
-    """Return whether a descriptor becomes readable, or its process ends, in time."""
+    """Return whether, within this time, a descriptor becomes readable or its process ends."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(within_s * 1000))
 
 
 _OLDEST = (0, 8, 0)
-"""The first bubblewrap with `--disable-userns` and `--size`."""
+"""The first version of bubblewrap with `--disable-userns` and `--size`."""
 _COUNTS_BY_NAMESPACE = (5, 14)
-"""The first Linux that counts processes for each user namespace."""
+"""The first version of Linux that counts processes for each user namespace."""
 _FIRST_TRY = Limits(wall_s=20.0, cpu_s=20.0)
 _LOOK = "readlink /proc/self/ns/user /proc/self/ns/mnt /proc/self/ns/pid /proc/self/ns/net; id -u; env"
 
@@ -588,7 +590,7 @@ class PreparedShell:
         self._used = False
 
     def start(self, files: Mapping[str, bytes], command: Sequence[str]) -> Session:
-        """Copy the files into the work directory and start the command there; time counts from here."""
+        """Copy the files into the work directory and start the command there; this starts the clock."""
         assert not self._used, "a prepared sandbox is used once"
         check_files(files, self._limits)
         self._group.begin(BEGIN_WITHIN_S)
@@ -604,31 +606,33 @@ class PreparedShell:
 
 
 class Bubblewrap:
-    """The backend `bubblewrap`: the default on Linux, as root and as an ordinary user."""
+    """The backend `bubblewrap`, which is the default on Linux, both as root and as an ordinary user."""
 
     name = "bubblewrap"
 
     def __init__(self, layout: Layout = _PLAIN_LAYOUT) -> None:
-        """Make sandboxes with the contents of `layout`."""
+        """Set the contents of the sandboxes to `layout`."""
         self._layout = layout
 
     @property
     def python(self) -> str:
-        """Path of an interpreter that an unprivileged user can reach."""
+        """The path of an interpreter that an unprivileged user can reach."""
         return reachable_interpreter().path
 
     def layers(self) -> tuple[Layer, ...]:
-        """Try one sandbox and return the protection that this machine provides."""
+        """Start a test sandbox and return the protection that this machine provides."""
         return _layers()
 
     def prepare(self, limits: Limits) -> PreparedShell:
         """Start a sandbox that waits for its files and command.
 
-        Raises SandboxError when bubblewrap or a required layer is missing.
+        Raises SandboxError if bubblewrap or a required layer is missing.
         """
         missing = [layer for layer in self.layers() if layer.required and not layer.present]
         if missing:
-            raise SandboxError(f"The sandbox needs its layer '{missing[0].name}': {missing[0].detail}")
+            raise SandboxError(
+                f"The sandbox lacks the required layer '{missing[0].name}': {missing[0].detail}"
+            )
         return _prepare(limits, self._layout)
 
 
@@ -642,7 +646,7 @@ def _prepare(limits: Limits, layout: Layout = _PLAIN_LAYOUT) -> PreparedShell:
         if layout.loopback
         else filter_program(children_counted=counted)
     )
-    # The kernel's limits for which the shell has no letter or only large units. Core dumps are limited to one byte: with 0 a
+    # Kernel limits for which the shell has no letter or only large units. Core dumps are limited to one byte, because with 0 a
     # crash would still start the host's core handler, if there is one (core(5)).
     wanted = {"core": (resource.RLIMIT_CORE, 1), "sigpending": (resource.RLIMIT_SIGPENDING, _SIGNALS)}
     lowered = [
@@ -698,7 +702,7 @@ def _prepare(limits: Limits, layout: Layout = _PLAIN_LAYOUT) -> PreparedShell:
 
 @functools.cache
 def _layers() -> tuple[Layer, ...]:
-    """Try one sandbox and compare its view of the system with this process's view."""
+    """Start a test sandbox and compare its view of the system with this process's view."""
     try:
         text = subprocess.run(
             [require("bwrap", "bubblewrap"), "--version"], capture_output=True, text=True, check=False
@@ -710,10 +714,10 @@ def _layers() -> tuple[Layer, ...]:
         result = _prepare(_FIRST_TRY).start({}, ["/bin/sh", "-c", _LOOK]).finish()
         if not result.ok:
             raise SandboxError(
-                f"bubblewrap cannot create a sandbox here: {result.stderr.decode(errors='replace').strip()[:400]} "
-                "Unprivileged user namespaces must be allowed: see `sysctl kernel.unprivileged_userns_clone "
-                "user.max_user_namespaces kernel.apparmor_restrict_unprivileged_userns`; a container needs "
-                "--security-opt seccomp=unconfined or another profile that allows them."
+                f"bubblewrap cannot create a sandbox on this machine: {result.stderr.decode(errors='replace').strip()[:400]} "
+                "Allow unprivileged user namespaces (see `sysctl kernel.unprivileged_userns_clone "
+                "user.max_user_namespaces kernel.apparmor_restrict_unprivileged_userns`). Start a container with "
+                "--security-opt seccomp=unconfined, or with another profile that allows them."
             )
         seen = result.stdout.decode(errors="replace").splitlines()
     except SandboxError as error:
@@ -722,14 +726,14 @@ def _layers() -> tuple[Layer, ...]:
     # The limits of a run as a whole.
     folder = strong_or_why_not()
     strong = isinstance(folder, Path)
-    mode = "strong: the kernel bounds memory and processes of a run as a whole"
+    mode = "strong: the kernel limits the memory and processes of a run as a whole"
     if not strong:
         clock = (
-            "with CPU counted by a clock"
+            "and a clock counts its CPU time"
             if task_clock_works()
-            else "and no program may change SIGCHLD (no perf_event_open)"
+            else "and programs cannot change SIGCHLD (no perf_event_open)"
         )
-        mode = f"weak: the supervisor sums what a run uses every 20 ms, {clock}"
+        mode = f"weak: the supervisor adds up the resource use of a run every 20 ms, {clock}"
     known = filter_program() is not None
     inner = seen[:4]
     outer = [str(Path(f"/proc/self/ns/{name}").readlink()) for name in ("user", "mnt", "pid", "net")]
@@ -737,7 +741,12 @@ def _layers() -> tuple[Layer, ...]:
     leaked = sorted({line.partition("=")[0] for line in seen[5:]} - _EXPECTED_VARIABLES)
     return (
         *(
-            Layer(name, True, a != b, "its own" if a != b else "the sandbox shares this process's")
+            Layer(
+                name,
+                True,
+                a != b,
+                "separate" if a != b else "the sandbox shares the namespace of this process",
+            )
             for name, a, b in zip(own, inner, outer, strict=True)
         ),
         Layer("unprivileged user", True, seen[4] != "0", f"the program runs as user {seen[4]}"),
@@ -748,12 +757,14 @@ def _layers() -> tuple[Layer, ...]:
             f"leaked: {', '.join(leaked)}" if leaked else "nothing inherited",
         ),
         _process_limit(root),
-        Layer("wall time, output bound, group kill", True, True, "by the supervisor, through a pidfd"),
+        Layer(
+            "wall time, output bound, group kill", True, True, "enforced by the supervisor, through a pidfd"
+        ),
         Layer(
             "seccomp",
             False,
             known,
-            "refuses system calls that honest programs never need"
+            "denies system calls that honest programs never need"
             if known
             else f"no table of system calls for {os.uname().machine}",
         ),
@@ -761,11 +772,11 @@ def _layers() -> tuple[Layer, ...]:
             "user id per run",
             False,
             root,
-            "drawn for each run"
+            "a random id for each run"
             if root
-            else "every run has the id of the user who started it, mapped to 1000",
+            else "every run has the id of the user who started kapelle, mapped to 1000",
         ),
-        Layer("cgroups", False, strong, f"one for each run, in {folder}" if strong else str(folder)),
+        Layer("cgroups", False, strong, f"one cgroup for each run, in {folder}" if strong else str(folder)),
         Layer("mode", False, True, mode),
     )
 
@@ -775,7 +786,9 @@ def _process_limit(root: bool) -> Layer:
     if root or release >= _COUNTS_BY_NAMESPACE:
         return Layer("process limit", True, True, "counts the processes of one sandbox")
     wanted = ".".join(map(str, _COUNTS_BY_NAMESPACE))
-    detail = f"before Linux {wanted} it counts all of an ordinary user's processes; run as root, or upgrade"
+    detail = (
+        f"before Linux {wanted}, the limit counts all processes of an ordinary user; run as root, or upgrade"
+    )
     return Layer("process limit", True, False, detail)
 
 

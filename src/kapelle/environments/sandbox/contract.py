@@ -1,7 +1,7 @@
-"""The contract of sandboxes: the input is limits, the output is bytes and facts.
+"""The contract of sandboxes: a run has limits, and its result consists of bytes and facts.
 
-Sizes are bytes, times are seconds. A result records what happened and is never a verdict: an exit code and anything
-printed are claims of the program that ran.
+Sizes are in bytes, times in seconds. A result records what happened and is never a verdict, because the exit code and
+everything that was printed are claims of the program that ran.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ LimitName = Literal["wall", "cpu", "memory", "output", "files"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one run, for all of its processes together unless a field says otherwise."""
+    """Limits of one run. They apply to all processes of the run together, unless stated otherwise."""
 
     wall_s: float = 10.0
     cpu_s: float = 10.0
     memory_bytes: int = 512 * 1024**2
     """Memory of all processes and the work directory together; also the address space of each process, unless `address_bytes` is set."""
     address_bytes: int | None = None
-    """Address space of each process, for programs that reserve more than they use, such as Node and Go; None means
+    """Address space of each process, for programs such as Node and Go that reserve more than they use; None means
     `memory_bytes`."""
     processes: int = 32
-    """Number of processes and threads that are alive at the same time."""
+    """Number of processes and threads that may be alive at the same time."""
     output_bytes: int = 1024**2
-    """Standard output and standard error together."""
+    """Size of standard output and standard error together."""
     file_bytes: int = 32 * 1024**2
-    """Size of one file, and of the work directory as a whole."""
+    """Size of a single file, and of the entire work directory."""
     files: int = 2048
-    """Number of files and directories that exist at the same time."""
+    """Number of files and directories that may exist at the same time."""
     patience: float = 0.0
-    """Extra time, in multiples of `wall_s`, for seconds in which a program waits for a core. With 0 only the clock counts, and a
-    busy machine ends programs that would finish on an idle one."""
+    """Maximum extra time, as a multiple of `wall_s`, that compensates for the time in which a program waits for a core. With 0, only
+    the clock counts, so that a busy machine ends programs that would finish on an idle machine."""
     unexplained_bytes: int = 256 * 1024**2
-    """Maximum amount of kernel memory that may disappear on the machine while the run is in the kernel, if no cgroup limits the
+    """Maximum amount of memory that the machine may lose to its kernel while the run is in the kernel, if no cgroup limits the
     run. It is far above the variation caused by other work."""
 
     def __post_init__(self) -> None:
@@ -59,43 +59,45 @@ class Result:
     exit_code: int | None
     """None if a signal or a limit ended the program."""
     signal: int | None
-    """Number of the signal that ended the program by itself; a program can imitate one by exiting with
-    128 + its number."""
+    """Number of the signal that ended the program, if no limit did; a program can imitate a signal by exiting
+    with 128 + its number."""
     limit: LimitName | None
     """The limit at which the run was killed; None if it ended by itself."""
     wall_s: float
     cpu_s: float
     """User and system time of all processes that the run started."""
     peak_memory_bytes: int
-    """Largest use of all processes and the work directory together, sampled every 20 ms; 0 for a run
-    that was shorter, or whose backend cannot sample."""
+    """Largest memory use of all processes and the work directory together, sampled every 20 ms; 0 if the run was
+    shorter than that or if the backend cannot sample."""
 
     @property
     def ok(self) -> bool:
-        """Whether the program ended by itself with exit code 0. Never a verdict on what it computed."""
+        """Whether the program ended by itself with exit code 0. This is never a verdict on what the program computed."""
         return self.limit is None and self.exit_code == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of protection, and whether this machine has it."""
+    """One layer of protection, and whether this machine provides it."""
 
     name: str
     required: bool
     present: bool
     detail: str
-    """Its effect, or why it is missing and how to get it."""
+    """The effect of the layer, or why the layer is missing and how to get it."""
 
 
 def check_files(files: Mapping[str, bytes], limits: Limits) -> None:
-    """Raise SandboxError if files do not fit into a work directory with these limits."""
+    """Raise SandboxError if the files do not fit into a work directory with these limits."""
     for path in files:
         parts = path.split("/")
         if not path or "\0" in path or any(part in {"", ".", ".."} for part in parts):
-            raise SandboxError(f"The file name {path!r} is not a plain path below the work directory.")
+            raise SandboxError(
+                f"The file name {path!r} is invalid. Use a relative path without empty parts, `.`, `..` or NUL characters."
+            )
     size = sum(len(content) + 4096 for content in files.values())
     if size > limits.file_bytes or len(files) > limits.files:
         raise SandboxError(
-            f"{len(files)} files of {size:,} bytes do not fit into the work directory "
-            f"({limits.files} files, {limits.file_bytes:,} bytes). Raise `files` or `file_bytes`."
+            f"{len(files)} files with a total of {size:,} bytes do not fit into the work directory "
+            f"(limits: {limits.files} files, {limits.file_bytes:,} bytes). Raise `files` or `file_bytes`."
         )

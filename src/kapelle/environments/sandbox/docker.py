@@ -1,8 +1,7 @@
-"""Contain programs in Docker containers, for machines without user namespaces, or with gVisor as runtime.
+"""Contains programs in Docker containers, for machines without user namespaces, or with gVisor as the runtime.
 
-A container takes tenths of a second to start, so this backend is for machines where bubblewrap does not work,
-not for speed. The image must have `sh`, `tar`, `head` and Python 3.11 or newer, and must already be present, because nothing is
-pulled.
+A container takes tenths of a second to start, so use this backend only on machines where bubblewrap does not work.
+The image must contain `sh`, `tar`, `head` and Python 3.11 or newer. It must already be present, because no image is pulled.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ class Docker:
 
     @property
     def python(self) -> str:
-        """The image's interpreter."""
+        """The interpreter of the image."""
         return "python3"
 
     def layers(self) -> tuple[Layer, ...]:
         """Return whether an engine is available; it provides all namespaces and cgroups."""
         problem = engine_problem()
-        detail = problem or "by the engine"
+        detail = problem or "provided by the engine"
         names = ("user", "mount", "pid", "network")
         return (
             Layer("engine", True, problem is None, detail),
@@ -50,10 +49,10 @@ class Docker:
         )
 
     def prepare(self, limits: Limits) -> PreparedShell:
-        """Start a container that waits for its files and command. Raises SandboxError without an engine."""
+        """Start a container that waits for its files and command. Raises SandboxError if no engine is available."""
         problem = engine_problem()
         if problem:
-            raise SandboxError(f"The sandbox `docker` cannot be used here: {problem}")
+            raise SandboxError(f"The sandbox `docker` cannot be used on this machine: {problem}")
         name = f"kapelle-{secrets.token_hex(8)}"
         disk = f"rw,nosuid,nodev,size={limits.file_bytes},nr_inodes={limits.files},mode=1777"
         process = subprocess.Popen(
@@ -78,14 +77,14 @@ class Docker:
 
 
 class Container(ProcessGroup):
-    """All processes of one container; the engine's cgroups hold the totals, including the kernel's memory."""
+    """All processes of one container; the engine's cgroups limit the totals, including kernel memory."""
 
     def __init__(self, process: subprocess.Popen[bytes], name: str) -> None:
         super().__init__(process)
         self._name = name
 
     def kill(self, within_s: float) -> None:
-        """Remove the container with everything in it, and the client that attaches to it."""
+        """Remove the container with everything in it, and kill the client that is attached to it."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             subprocess.run(
                 [_docker(), "rm", "--force", self._name],
@@ -98,7 +97,7 @@ class Container(ProcessGroup):
 
 @functools.cache
 def engine_problem() -> str | None:
-    """Return why no Docker engine can be used here; None if one answers."""
+    """Return why no Docker engine can be used on this machine; None if an engine responds."""
     try:
         asked = subprocess.run(
             [_docker(), "version", "--format", "{{.Server.Version}}"],
@@ -110,7 +109,7 @@ def engine_problem() -> str | None:
     except SandboxError as error:
         return str(error)
     except subprocess.TimeoutExpired:
-        return "the Docker engine does not answer; see `docker version`."
+        return "the Docker engine does not respond; see `docker version`."
     return (
         None
         if asked.returncode == 0

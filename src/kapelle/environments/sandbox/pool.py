@@ -1,6 +1,6 @@
-"""Many runs at once, each in a sandbox that was prepared in advance.
+"""Many simultaneous runs, each in a sandbox that was prepared in advance.
 
-A sandbox is used once. A warm one has no program yet: its namespaces and mounts exist already,
+A sandbox is used once. A warm sandbox has no program yet, but its namespaces and mounts already exist,
 so a run takes only the time to unpack its files and run its program.
 """
 
@@ -30,20 +30,22 @@ T = TypeVar("T")
 
 
 class Pool(AbstractContextManager["Pool"]):
-    """A backend that keeps sandboxes of another backend ready, and an asyncio interface for blocking work with them.
+    """A backend that keeps sandboxes of another backend ready and runs blocking work with them from asyncio.
 
-    `limits` are those of the warm sandboxes; a run with other limits gets a fresh one. `parallel` limits the calls in progress,
-    `warm` the waiting sandboxes. Use it as a context manager, or close it with `close`.
+    The warm sandboxes have the limits `limits`; a run with other limits gets a new sandbox. `parallel` is the maximum number of
+    calls in progress, `warm` the number of waiting sandboxes. Use the pool as a context manager, or close it with `close`.
     """
 
     def __init__(
         self, backend: Backend, limits: Limits, *, parallel: int = 4, warm: int | None = None
     ) -> None:
         if parallel < 1:
-            raise SandboxError(f"A pool needs at least 1 call in parallel; `parallel` is {parallel}.")
+            raise SandboxError(
+                f"`parallel` is {parallel}, but a sandbox pool must allow at least 1 call at a time."
+            )
         self._backend = backend
         self.name = backend.name
-        """The name of the backend behind it."""
+        """The name of the underlying backend."""
         self._limits = limits
         self.parallel = parallel
         """The maximum number of calls in progress at the same time."""
@@ -52,24 +54,24 @@ class Pool(AbstractContextManager["Pool"]):
         self._change = threading.Condition()
         self._closed = False
         self._calls = ThreadPoolExecutor(parallel, thread_name_prefix="kapelle-sandbox")
-        # The kernel kills a sandbox when the thread that started it ends: this thread lives as long as the pool.
+        # The kernel kills a sandbox when the thread that started it ends, so this thread lives as long as the pool.
         self._filler = threading.Thread(target=self._fill, name="kapelle-sandbox-filler", daemon=True)
         self._filler.start()
 
     @property
     def python(self) -> str:
-        """The interpreter of the backend behind it."""
+        """The interpreter of the underlying backend."""
         return self._backend.python
 
     def layers(self) -> tuple[Layer, ...]:
-        """Return the layers of the backend behind it."""
+        """Return the layers of the underlying backend."""
         return self._backend.layers()
 
     def prepare(self, limits: Limits) -> Prepared:
-        """Return a warm sandbox if there is one with these limits, else a fresh one."""
+        """Return a warm sandbox if there is one with these limits, otherwise a new one."""
         with self._change:
             if self._closed:
-                raise SandboxError("The sandbox pool is closed; nothing can run in it any more.")
+                raise SandboxError("The sandbox pool is closed and cannot run any more programs.")
             if limits == self._limits and self._ready:
                 taken = self._ready.popleft()
                 self._change.notify_all()
@@ -83,15 +85,15 @@ class Pool(AbstractContextManager["Pool"]):
         stdin: bytes = b"",
         limits: Limits | None = None,
     ) -> Result:
-        """Run a command like `kapelle.environments.sandbox.contract.run`, without blocking the event loop."""
+        """Run a command like `kapelle.environments.sandbox.run`, but without blocking the event loop."""
         return await self.call(functools.partial(run, self, files, command, stdin, limits or self._limits))
 
     async def call(self, work: Callable[[], T]) -> T:
-        """Run blocking work with this pool in one of its threads; its sandboxes limit how long the work takes."""
+        """Run blocking work that uses this pool in one of its threads; the sandboxes limit how long the work takes."""
         loop, turn = asyncio.get_running_loop(), pause_deadline()
 
         def begin() -> T:
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and nothing waits any more
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and no call waits any more
                 loop.call_soon_threadsafe(turn)
             return work()
 
@@ -106,7 +108,7 @@ class Pool(AbstractContextManager["Pool"]):
         self.close()
 
     def close(self) -> None:
-        """Wait for the runs in progress and free the waiting sandboxes; may be called again."""
+        """Wait for the runs in progress and free the waiting sandboxes; may be called more than once."""
         self._calls.shutdown(wait=True, cancel_futures=True)
         with self._change:
             self._closed = True
@@ -120,7 +122,7 @@ class Pool(AbstractContextManager["Pool"]):
                     self._change.wait_for(lambda: self._closed or len(self._ready) < self._wanted)
                     if self._closed:
                         break
-                # Without a warm sandbox the next call prepares its own, and raises the error where the caller sees it.
+                # If this fails, the next call prepares its own sandbox and raises the error where the caller sees it.
                 prepared = self._backend.prepare(self._limits)
                 with self._change:
                     self._ready.append(prepared)
@@ -129,7 +131,7 @@ class Pool(AbstractContextManager["Pool"]):
             self._ready.popleft().discard()
 
 
-# -------- Find a sandbox by name. There is no fallback: the chosen backend works, or raises an error with the reason
+# -------- Finds a sandbox by name. There is no fallback: the chosen backend works, or it raises an error with the reason
 
 DEFAULT = "bubblewrap"
 BACKENDS: Mapping[str, Callable[[], Backend]] = {
@@ -140,31 +142,31 @@ BACKENDS: Mapping[str, Callable[[], Backend]] = {
 
 
 def backend(name: str = DEFAULT) -> Backend:
-    """Return the sandbox with this name. Raises SandboxError for an unknown name; `require` checks whether it works here."""
+    """Return the sandbox with this name. Raises SandboxError for an unknown name; `require` checks that the sandbox works."""
     if name not in BACKENDS:
-        raise SandboxError(f"There is no sandbox '{name}'.{did_you_mean(name, BACKENDS)}")
+        raise SandboxError(f"Unknown sandbox '{name}'.{did_you_mean(name, BACKENDS)}")
     return BACKENDS[name]()
 
 
 def layers(name: str = DEFAULT) -> tuple[Layer, ...]:
-    """Return each layer of protection of a sandbox and whether this machine provides it, for `kapelle info`."""
+    """Return a sandbox's layers of protection and whether this machine provides each of them, for `kapelle info`."""
     return backend(name).layers()
 
 
 def require(chosen: Backend) -> None:
-    """Raise SandboxError when this machine lacks a layer without which the sandbox must not be used."""
+    """Raise SandboxError if this machine lacks a layer without which the sandbox must not be used."""
     missing = [layer for layer in chosen.layers() if layer.required and not layer.present]
     if missing:
         named = "; ".join(f"{layer.name}: {layer.detail}" for layer in missing)
         raise SandboxError(
-            f"The sandbox `{chosen.name}` cannot be used on this machine ({named}); "
-            "kapelle never falls back to a weaker one. Set `unsafe_subprocess` to run programs without isolation."
+            f"The sandbox `{chosen.name}` cannot be used on this machine ({named}), "
+            "and kapelle never falls back to a weaker sandbox. To run programs without isolation, set `unsafe_subprocess`."
         )
     _required.add(chosen.name)
 
 
 def modes_required() -> tuple[str, ...]:
-    """Return a line for each sandbox that this process has requested: what limits its runs as a whole."""
+    """Return a line for each sandbox that this process has requested, which describes what limits its runs as a whole."""
     return tuple(
         f"{name}: {layer.detail}"
         for name in sorted(_required)
@@ -176,11 +178,11 @@ def modes_required() -> tuple[str, ...]:
 _required: set[str] = set()
 
 
-# -------- The sandboxes that everything in one process shares
+# -------- The sandbox pools that all parts of a process share
 
 
 def shared_pool(name: str, limits: Limits, parallel: int) -> Pool:
-    """Return this process's pool of a backend: started at the first call, closed when the process ends.
+    """Return this process's pool of a backend. The pool starts at the first call and is closed when the process ends.
 
     Raises SandboxError for an unknown backend.
     """

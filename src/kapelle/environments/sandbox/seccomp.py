@@ -1,13 +1,18 @@
 """A system call filter for contained programs, written by hand as classic BPF.
 
-Honest programs compute, read, write and start processes. The filter blocks what they never need: parts of the kernel with a
-large attack surface or with shared storage (io_uring, bpf, filters, keyrings, userfaultfd); the memory of other processes;
-mounts and namespaces; memory that belongs to no process or that no sum over processes includes (memfd, System V segments, pages
-held by a pipe, huge pages, and sockets other than the run's own stream sockets); locks and notifications on files that all runs
-share, their content in the page cache, and the disks below them; and other calling conventions, in which these numbers have a
-different meaning. Kernels keep adding operations to `fcntl`, `ioctl` and `prctl`; only those that honest programs use are
-allowed. epoll is absent, as on an older kernel, because it can have any number of entries, which belong to no process. Programs
-that wait for descriptors then use `poll`.
+Honest programs compute, read, write and start processes. The filter blocks what they never need:
+
+- parts of the kernel with a large attack surface or with shared storage (io_uring, bpf, filters, keyrings, userfaultfd);
+- the memory of other processes;
+- mounts and namespaces;
+- memory that belongs to no process or that no sum over processes includes (memfd, System V segments, pages held by a pipe, huge
+  pages, and sockets other than the run's own stream sockets);
+- locks and notifications on files that all runs share, the content of these files in the page cache, and the disks below them;
+- other calling conventions, in which the system call numbers have a different meaning.
+
+Kernels keep adding operations to `fcntl`, `ioctl` and `prctl`; only the operations that honest programs use are allowed. epoll is
+absent, as on an older kernel, because it can have any number of entries, which belong to no process. Programs that wait for
+descriptors then use `poll`.
 
 The instruction format is `struct sock_filter` of linux/filter.h: code, jump if true, jump if false, operand.
 """
@@ -26,20 +31,20 @@ _NUMBER, _ARCHITECTURE = 0, 4
 _ARGUMENTS = (16, 24, 32, 40, 48, 56)
 """Offsets in `struct seccomp_data` of the low halves of the first arguments (little-endian)."""
 _HIGH = 4
-"""From the low half of an argument to its high half."""
+"""Offset from the low half of an argument to its high half."""
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _X32 = 0x40000000
-"""Numbers from here on are the x32 calling convention of x86-64."""
+"""Numbers from this one on belong to the x32 calling convention of x86-64."""
 
 NEW_NAMESPACES = 0x7E020000
 """CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET} of sched.h."""
 CLONE_FILES, CLONE_THREAD = 0x400, 0x10000
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 PLAIN_IOCTL = (0x541B, 0x5421, 0x5450, 0x5451)
-"""FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: all others are for devices and file systems, or reveal those of the host."""
+"""FIONREAD, FIONBIO, FIONCLEX, FIOCLEX. All other operations are for devices and file systems, or reveal those of the host."""
 PLAIN_FCNTL = (*range(8), 1030, 1032)
-"""F_DUPFD, F_{GET,SET}{FD,FL}, F_{GETLK,SETLK,SETLKW}, F_DUPFD_CLOEXEC, F_GETPIPE_SZ. Leases, notifications, hints and locks of
-descriptors are excluded: they would affect other runs and the host on files that all of them read."""
+"""F_DUPFD, F_{GET,SET}{FD,FL}, F_{GETLK,SETLK,SETLKW}, F_DUPFD_CLOEXEC, F_GETPIPE_SZ. Leases, notifications, hints and
+descriptor locks are excluded, because they would affect other runs and the host through files that all of them read."""
 F_SETFL = 4
 AF_UNIX, AF_INET, AF_INET6, SOCK_STREAM, _SOCK_TYPE = 1, 2, 10, 1, 0xF
 SOL_SOCKET, SO_SNDBUF, SO_SNDBUFFORCE, SO_ATTACH_FILTER = 1, 7, 32, 26
@@ -47,13 +52,12 @@ MAP_SHARED, MAP_ANONYMOUS, MAP_HUGETLB = 0x1, 0x20, 0x40000
 MADV_MERGEABLE, MADV_HUGEPAGE, MADV_COLD, MADV_PAGEOUT, MADV_COLLAPSE = 12, 14, 20, 21, 25
 PLAIN_PRCTL = (1, 2, 3, 7, 15, 16, 21, 23, 27, 29, 30, 37, 38, 39, 40, 42)
 """PR_{SET,GET}_PDEATHSIG, PR_GET_DUMPABLE, PR_GET_KEEPCAPS, PR_{SET,GET}_NAME, PR_GET_SECCOMP, PR_CAPBSET_READ, PR_GET_SECUREBITS,
-PR_{SET,GET}_TIMERSLACK, PR_GET_CHILD_SUBREAPER, PR_{SET,GET}_NO_NEW_PRIVS, PR_GET_TID_ADDRESS, PR_GET_THP_DISABLE. All others
-hide a process from the supervisor, disable its clock, or make the kernel keep memory that no sum includes: tables of futexes,
-names of memory."""
+PR_{SET,GET}_TIMERSLACK, PR_GET_CHILD_SUBREAPER, PR_{SET,GET}_NO_NEW_PRIVS, PR_GET_TID_ADDRESS, PR_GET_THP_DISABLE. All other
+operations hide a process from the supervisor, disable its clock, or make the kernel keep memory that no sum includes, such as
+futex tables and names of memory areas."""
 SIGCHLD = 17
 SHARED_ANONYMOUS_BYTES = 1024**2
-"""Maximum size of one shared anonymous mapping: a process that maps one page of it may hold all of it, and this is not
-counted."""
+"""Maximum size of one shared anonymous mapping; a process that maps one page of it may hold all of it, which is not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +67,17 @@ class _Machine:
     audit: int
     """AUDIT_ARCH_* of linux/audit.h."""
     direct: int
-    """O_DIRECT of its fcntl.h."""
+    """O_DIRECT of the architecture's fcntl.h."""
     bounded: Mapping[str, int]
-    """By name; whether they fail depends on their arguments."""
+    """Calls by name whose arguments decide whether they fail."""
     refused: Mapping[str, int]
-    """By name; they fail whatever their arguments are."""
+    """Calls by name that always fail."""
     pretended: Mapping[str, int]
-    """By name; they succeed and do nothing."""
+    """Calls by name that succeed and do nothing."""
     without: Mapping[str, int]
-    """By name; they fail as on a file system that does not support them."""
+    """Calls by name that fail as on a file system that does not support them."""
     absent: Mapping[str, int]
-    """By name; they fail as on a kernel that does not support them."""
+    """Calls by name that fail as on a kernel that does not support them."""
 
 
 # fmt: off
@@ -95,7 +99,7 @@ _REFUSED_OLD: Mapping[str, tuple[int, int | None]] = {
     "seccomp": (317, 277), "modify_ldt": (154, None), "mincore": (27, 232), "membarrier": (324, 283),
     "mbind": (237, 235), "move_pages": (279, 239), "migrate_pages": (256, 238), "clock_adjtime": (305, 266),
 }
-"""Number on x86_64 and on aarch64; None where the call does not exist."""
+"""The numbers on x86_64 and on aarch64; None where the call does not exist."""
 _REFUSED_NEW: Mapping[str, int] = {
     "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428,
     "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "pidfd_getfd": 438,
@@ -103,7 +107,7 @@ _REFUSED_NEW: Mapping[str, int] = {
     "landlock_add_rule": 445, "landlock_restrict_self": 446, "memfd_secret": 447, "cachestat": 451, "open_tree_attr": 467,
     "file_getattr": 468, "file_setattr": 469,
 }
-"""Calls since Linux 5.1 have one number on every architecture."""
+"""Calls added since Linux 5.1 have the same number on every architecture."""
 _BOUNDED: Mapping[str, tuple[int, int | None]] = {
     "clone": (56, 220), "ioctl": (16, 29), "socket": (41, 198), "socketpair": (53, 199),
     "setsockopt": (54, 208), "mmap": (9, 222), "madvise": (28, 233), "fcntl": (72, 25), "prctl": (157, 167),
@@ -115,29 +119,29 @@ _PRETENDED: Mapping[str, tuple[int, int | None]] = {
     "sync": (162, 81), "syncfs": (306, 267), "sync_file_range": (277, 84), "fsync": (74, 82),
     "fdatasync": (75, 83), "msync": (26, 227), "fadvise64": (221, 223), "readahead": (187, 213),
 }
-"""They succeed and do nothing, as on the file systems in memory where a program can write. For a file that it only reads, or for
-all files, they would make the host write to its disks, or drop what it had read from them."""
+"""These calls succeed and do nothing, as on the in-memory file systems to which a program can write. For a file that the program
+can only read, or for all files, they would make the host write to its disks or drop what it has read from them."""
 _WITHOUT: Mapping[str, tuple[int, int | None]] = {
     "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463),
 }
-"""They fail as on a file system without attributes. One of these attributes is an access list, which defines who may read a
-file."""
+"""These calls fail as on a file system without attributes. One of these attributes is an access control list, which defines who
+may read a file."""
 _ABSENT: Mapping[str, tuple[int, int | None]] = {
     "clone3": (435, 435), "openat2": (437, 437), "epoll_create": (213, None), "epoll_create1": (291, 20),
 }
-"""They fail as on a kernel that does not have them. The flags of the first two are behind a pointer, which a filter cannot
-follow; callers fall back to `clone`, `openat` and `poll`."""
+"""These calls fail as on a kernel that does not have them. The flags of the first two calls are behind a pointer, which a filter
+cannot follow; callers fall back to `clone`, `openat` and `poll`."""
 # fmt: on
 
 
 def _column(table: Mapping[str, tuple[int, int | None]], column: int) -> dict[str, int]:
-    """Return the calls of the architecture in a column."""
+    """Return the calls of the architecture in the given column."""
     numbers = ((name, row[column]) for name, row in table.items())
     return {name: number for name, number in numbers if number is not None}
 
 
 _MODES = {"creat": 1, "chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "mknod": 1, "mknodat": 2}
-"""The argument that is the mode of a file."""
+"""The index of the argument that is the mode of a file."""
 _MACHINES = {
     machine: _Machine(
         audit,
@@ -155,7 +159,7 @@ _MACHINES = {
 
 
 def refused_calls(machine: str | None = None) -> Mapping[str, int]:
-    """Return the names and numbers of the calls that fail with EPERM, empty for an unknown architecture."""
+    """Return the names and numbers of the calls that fail with EPERM; empty for an unknown architecture."""
     found = _MACHINES.get(machine or platform.machine())
     return found.refused if found else {}
 
@@ -163,12 +167,12 @@ def refused_calls(machine: str | None = None) -> Mapping[str, int]:
 def filter_program(
     machine: str | None = None, *, children_counted: bool = True, loopback: bool = False
 ) -> bytes | None:
-    """Return the filter for an architecture (by default this machine's); None if its numbers are unknown.
+    """Return the filter for an architecture (by default this machine's); None if the architecture's call numbers are unknown.
 
-    With `loopback` programs have TCP, in a separate network, and epoll, because many clients and servers do not start without it.
+    With `loopback`, programs may use TCP, in a separate network, and epoll, because many clients and servers do not start without it.
 
-    Without `children_counted` SIGCHLD keeps its meaning: the CPU time of children that are never waited for is lost unless it was
-    counted while they lived.
+    Without `children_counted`, programs cannot change the handling of SIGCHLD, because the CPU time of children that are never
+    waited for would be lost.
     """
     known = _MACHINES.get(machine or platform.machine())
     if known is None:
@@ -199,10 +203,10 @@ def filter_program(
 
 
 def _rules(direct: int) -> dict[str, bytes]:
-    """Return the rules of each call whose arguments matter."""
+    """Return the rules for each call whose arguments matter."""
     socket = _stream_sockets(AF_UNIX)
     return {
-        # The locks of a process that shares its descriptors remain after it ends, and then appear in no list.
+        # The locks of a process that shares its descriptors remain after the process ends, and then appear in no list.
         "clone": _step(_LOAD, _ARGUMENTS[0])
         + _when(_ANY_BIT, NEW_NAMESPACES, errno.EPERM)
         + _step(_AND, CLONE_FILES | CLONE_THREAD)
@@ -216,7 +220,7 @@ def _rules(direct: int) -> dict[str, bytes]:
         "setsockopt": _only_if(_EQUAL, _ARGUMENTS[1], SOL_SOCKET)
         + _step(_LOAD, _ARGUMENTS[2])
         + _refuse_each(SO_SNDBUF, SO_SNDBUFFORCE, SO_ATTACH_FILTER),
-        # No huge pages, and only as much shared anonymous memory as is counted for one mapping.
+        # Huge pages are denied, and a shared anonymous mapping may only be as large as the size that is counted for it.
         "mmap": _step(_LOAD, _ARGUMENTS[3])
         + _when(_ANY_BIT, MAP_HUGETLB, errno.EPERM)
         + _only_if(_ANY_BIT, _ARGUMENTS[3], MAP_ANONYMOUS)
@@ -225,7 +229,7 @@ def _rules(direct: int) -> dict[str, bytes]:
         + _unless(0, errno.ENOMEM)
         + _step(_LOAD, _ARGUMENTS[1])
         + _when(_ABOVE, SHARED_ANONYMOUS_BYTES, errno.ENOMEM),
-        # The error of a kernel without huge pages; one mapped page keeps a whole huge page, which is not counted.
+        # The error is that of a kernel without huge pages. One mapped page keeps an entire huge page, which is not counted.
         "madvise": _step(_LOAD, _ARGUMENTS[2])
         + _refuse_each(
             *(MADV_MERGEABLE, MADV_HUGEPAGE, MADV_COLD, MADV_PAGEOUT, MADV_COLLAPSE), error=errno.EINVAL
@@ -235,7 +239,7 @@ def _rules(direct: int) -> dict[str, bytes]:
         + _only_if(_EQUAL, _ARGUMENTS[1], F_SETFL)
         + _step(_LOAD, _ARGUMENTS[2])
         + _when(_ANY_BIT, direct, errno.EINVAL),
-        # Without the page cache, every read reaches the host's disks.
+        # With O_DIRECT, every read bypasses the page cache and reaches the host's disks.
         "open": _step(_LOAD, _ARGUMENTS[1]) + _when(_ANY_BIT, direct, errno.EINVAL) + _readable(2),
         "openat": _step(_LOAD, _ARGUMENTS[2]) + _when(_ANY_BIT, direct, errno.EINVAL) + _readable(3),
         **{name: _readable(place) for name, place in _MODES.items()},
@@ -263,7 +267,7 @@ def _stream_sockets(*families: int) -> bytes:
 
 
 def _readable(place: int) -> bytes:
-    """Reject a mode (the argument at this place) with which the owner may run a file but not read it.
+    """Reject a mode (the argument with index `place`) with which the owner may run a file but not read it.
 
     A program that runs from such a file loses the clock that counts its time, and thus the only evidence that it did anything.
     """
@@ -292,7 +296,7 @@ def _unless_one_of(operands: Sequence[int], error: int) -> bytes:
 
 
 def _only_if(test: int, argument: int, operand: int) -> bytes:
-    """Load an argument and allow the call unless the test holds."""
+    """Load an argument and allow the call unless the test is true."""
     return _step(_LOAD, argument) + _step(test, operand, 1, 0) + _step(_RETURN, _ALLOW)
 
 
@@ -301,6 +305,6 @@ def _refuse_each(*operands: int, error: int = errno.EPERM) -> bytes:
 
 
 def _within(number: int, rules: bytes) -> bytes:
-    """Return the rules of one call; it is allowed if no rule denies it."""
+    """Return the rules for one call, which is allowed if no rule denies it."""
     body = rules + _step(_RETURN, _ALLOW)
     return _step(_EQUAL, number, 0, len(body) // 8) + body

@@ -1,6 +1,6 @@
-"""Supervises one run: copies bounded input and output, measures its use, and ends all of its processes.
+"""Supervises one run: copies input and bounded output, measures resource use, and ends all processes of the run.
 
-It works the same for every backend; the backend's `ProcessGroup` watches and kills the processes of a run.
+The supervision is the same for every backend; the backend's `ProcessGroup` watches and kills the processes of a run.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from kapelle.environments.sandbox.usage import Usage
 from kapelle.errors import SandboxError
 from kapelle.runtime.clock import SuspendAwareClock
 
-# -------- The last protection of the weak mode: kernel memory that the machine loses while a run is in the kernel
+# -------- The last protection of the weak mode: it watches memory that the machine loses to its kernel during a run
 #
 # Limits and sums cover every known kind of memory. Memory that they miss (a table behind a new option of a system call, a leak)
-# is still missing from the machine. So the machine's own counters are read a few times a second. The memory that the kernel
-# holds beyond everything that the counters attribute is compared with the time that each run spends in the kernel: a run that is
-# not in the kernel takes no memory from it. Memory of processes, files and page tables is not part of the comparison, so other
-# programs may use any amount of it.
+# is still missing from the machine. Therefore, the machine's own counters are read a few times a second. The memory that the
+# kernel holds beyond what the counters attribute is compared with the time that each run spends in the kernel, because a run
+# takes memory from the kernel only while it is in the kernel. Memory of processes, files and page tables is not part of the
+# comparison, so other programs may use any amount of it.
 
 NET_EVERY_S = 0.2
 """Seconds between two readings of the machine's counters during runs."""
 _FASTEST = 8 * 1024**3
-"""Bytes that a run can make the kernel take in a second of system time; zeroed pages take longer."""
+"""Maximum number of bytes that a run can make the kernel take in a second of system time; zeroing pages takes longer."""
 _TICK_S = 0.01
-"""Delay of the kernel's accounts of system time."""
+"""Delay in seconds with which the kernel accounts for system time."""
 _SETTLE_S = 2.0
-"""How long no other run is suspected after one: during this time the kernel frees the memory that the first one held."""
+"""Seconds after one run is suspected in which no other run is suspected, because the kernel is freeing the first run's memory."""
 _RETURN_WITHIN_S = 1.0
-"""How long the kernel may take to free the memory of a dead run; it does so after a grace period."""
+"""Seconds that the kernel may take to free the memory of a dead run, which it does after a grace period."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MEMINFO = Path("/proc/meminfo")
 _ZONEINFO = Path("/proc/zoneinfo")
 _ATTRIBUTED = (
     *(b"MemFree", b"Buffers", b"Cached", b"SwapCached", b"AnonPages", b"KReclaimable", b"Hugetlb"),
-    # The sum over a run includes the page tables of each process, and the number of threads is limited.
+    # The sum over a run already includes the page tables of each process, and the number of threads is limited.
     *(b"PageTables", b"SecPageTables", b"KernelStack"),
-    # Memory that the host of a virtual machine has taken back.
+    # Memory that the host has taken back from this virtual machine.
     b"Balloon",
 )
 
@@ -63,7 +63,7 @@ def unattributed_bytes(meminfo: Path = _MEMINFO, zoneinfo: Path = _ZONEINFO) -> 
             name: int(value.split()[0]) * 1024
             for name, _, value in (line.partition(b":") for line in meminfo.read_bytes().splitlines())
         }
-        # Free pages that a core keeps for its next use are not in MemFree: hundreds of megabytes, after a large process.
+        # MemFree does not include free pages that a core keeps for later use, which are hundreds of megabytes after a large process.
         spare = sum(map(int, re.findall(rb"^ +count: +([0-9]+)", zoneinfo.read_bytes(), re.MULTILINE)))
         pages = spare * _PAGE_BYTES
         return held[b"MemTotal"] - sum(held.get(name, 0) for name in _ATTRIBUTED) - pages
@@ -72,7 +72,7 @@ def unattributed_bytes(meminfo: Path = _MEMINFO, zoneinfo: Path = _ZONEINFO) -> 
 
 
 def came_back(held: int, wanted: int) -> bool:
-    """Return whether the kernel soon frees this many of the bytes that it `held`."""
+    """Return whether the kernel soon frees `wanted` of the bytes that it `held`."""
     until = time.monotonic() + _RETURN_WITHIN_S
     while True:
         left = unattributed_bytes()
@@ -92,11 +92,11 @@ class Net:
         self._next = self._quiet_until = 0.0
 
     def rest(self) -> None:
-        """Forget the last reading: while there are no runs, changes until the next reading are charged to none."""
+        """Forget the last reading, so that changes while there are no runs are not charged to a later run."""
         self._before, self._next = None, 0.0
 
     def look(self, runs: Iterable[Session], now: float, held: int | None = None) -> None:
-        """Read the counters, if it is time. Of the runs that may hold too much, suspect the one longest in the kernel."""
+        """Read the counters when it is time. Of the runs that may hold too much, suspect the one that was longest in the kernel."""
         if now < self._next:
             return
         self._next = now + NET_EVERY_S
@@ -127,9 +127,9 @@ class _Account:
         self._cpu_s, self._kernel_s, self._meanwhile_s = 0.0, 0.0, 0.0
 
     def charge(self, grown: int, held: int, cpu_s: float, kernel_s: float) -> tuple[int, float]:
-        """Add the growth of the kernel's memory, as far as the run had time to cause it.
+        """Add the growth of the kernel's memory that the run can have caused in its time.
 
-        Return the sum, and the seconds that the run was in the kernel during this growth.
+        Return the sum, and the seconds that the run spent in the kernel during this growth.
         """
         ran, in_kernel = cpu_s > self._cpu_s, max(kernel_s - self._kernel_s, 0.0)
         self._cpu_s, self._kernel_s = cpu_s, kernel_s
@@ -137,23 +137,23 @@ class _Account:
         if ran and grown > 0:
             self._waiting += grown
         if in_kernel and self._waiting:
-            # The kernel updates its accounts in ticks: the growth waits for the next tick.
+            # The kernel updates its accounts in ticks, so the growth waits for the next tick.
             self._charged += min(self._waiting, int((in_kernel + _TICK_S) * _FASTEST))
             self._meanwhile_s += in_kernel
             self._waiting = 0
-        # At most the memory that is missing now, so fluctuations do not add up.
+        # Charge at most the memory that is missing now, so that fluctuations do not add up.
         self._charged = max(min(self._charged, held - self._least), 0)
         return self._charged, self._meanwhile_s
 
 
-# -------- Measures runs while no call waits for them: a program may continue between two calls
+# -------- Measures runs while no call waits for them, because a program may continue between two calls
 
 LOOK_EVERY_S = 0.05
 """Seconds between two measurements of a run while no call waits for it."""
 
 
 class _Watcher:
-    """One thread for all runs of a process; it sleeps while there are none."""
+    """One thread for all runs of a process; the thread sleeps while there are no runs."""
 
     def __init__(self) -> None:
         self._runs: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -178,7 +178,7 @@ class _Watcher:
                 self._change.wait_for(lambda: len(self._runs) > 0)
                 runs = list(self._runs)
             for run in runs:
-                # The run has ended, or this process has no descriptors left: the next measurement or call reports it.
+                # The run has ended, or this process has no descriptors left; the next measurement or call reports this.
                 with contextlib.suppress(OSError):
                     run.look()
             net.look(runs, time.monotonic())
@@ -195,58 +195,58 @@ def _watcher(process: int) -> _Watcher:
 WATCH_EVERY_S = 0.02
 """Seconds between two measurements of a run."""
 WATCH_CLOSELY_S = 0.004
-"""The same for a run that grows so fast that it would exceed its memory by then."""
+"""Minimum number of seconds between two measurements of a run that grows so fast that it would soon exceed its memory limit."""
 BEGIN_WITHIN_S = 30.0
-"""How long a sandbox may take to unpack before the program's own clock begins."""
+"""Seconds that a sandbox may take to unpack its files before the program's clock starts."""
 LEAST_GRANTED_S = 0.05
-"""Shorter waits for a core are not compensated: every program waits a little."""
+"""Minimum wait for a core in seconds that is compensated; every program waits a little."""
 KILL_WITHIN_S = 0.4
 """Seconds to wait for killed processes to end."""
 _CHUNK = 65536
 
 
 class ProcessGroup:
-    """All processes of one run, as its backend sees them. This base class measures nothing and kills only the first process."""
+    """All processes of one run, as the backend sees them. This base class measures nothing and kills only the first process."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 
     def begin(self, within_s: float) -> None:
-        """Start counting use; called right before the program starts."""
+        """Start counting the resource use; called right before the program starts."""
 
     def usage(self) -> Usage | None:
-        """Return their use now; None if it is unknown."""
+        """Return the current resource use of the processes; None if it is unknown."""
         return None
 
     def waited_s(self) -> float:
-        """Return the longest time that one of their threads has waited for a core; 0 if it is unknown."""
+        """Return the longest time that a thread of the processes has waited for a core; 0 if it is unknown."""
         return 0.0
 
     def kernel_s(self) -> tuple[float, float] | None:
-        """Return their CPU seconds, and how many of them were spent in the kernel; None if a cgroup counts all their memory."""
+        """Return the CPU seconds of the processes, in total and in the kernel; None if a cgroup counts all their memory."""
         return None
 
     def kill(self, within_s: float) -> None:
-        """Kill all of them and wait until they are gone; may be called again."""
+        """Kill all processes and wait until they have ended; may be called more than once."""
         self._process.kill()
 
     def close(self) -> None:
-        """Free the resources that the backend holds for the run: descriptors, directories, names."""
+        """Free the resources that the backend holds for the run, such as descriptors, directories and names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The messages before the program starts."""
+    """The messages that are exchanged before the program starts."""
 
     message: bytes
     """The first input of the waiting sandbox."""
     greeting: bytes
-    """What it writes to standard output when everything is ready and the program starts next. Output before it does not come
-    from the program, and a run without it never began."""
+    """What the sandbox writes to standard output when everything is ready and the program starts next. Output before the greeting
+    does not come from the program, and a run without a greeting never began."""
 
 
 class Session:
-    """One active run with bounded output. Closed by `finish`."""
+    """One active run with bounded output. `finish` closes it."""
 
     def __init__(
         self,
@@ -274,7 +274,7 @@ class Session:
         self._limit: LimitName | None = None
         self._memory, self._peak_memory, self._seen_cpu_s = 0, 0, 0.0
         self._granted_s = 0.0
-        # Counts the time that passes while this process waits for the program, and no time while this process is stopped.
+        # This clock counts the time while this process waits for the program, but not while this process is stopped.
         self._clock = SuspendAwareClock()
         self._started = self._clock.now()
         self._looked = self._started
@@ -294,7 +294,7 @@ class Session:
         self.ended = False
         """Whether the program has ended by itself."""
         self.suspected = False
-        """Whether the machine is missing memory and this run is the main suspect: the next measurement then ends the run."""
+        """Whether the machine is missing memory and this run is the main suspect; if so, the next measurement ends the run."""
         self._lost_by_others = False
         self._result: Result | None = None
         for fd in (self._stdin, *self._output):
@@ -303,23 +303,23 @@ class Session:
         _watcher(os.getpid()).add(self)
 
     def kernel_s(self) -> tuple[float, float] | None:
-        """Return its CPU seconds, and how many of them were spent in the kernel; None before its program begins."""
+        """Return the run's CPU seconds, in total and in the kernel; None before the program starts."""
         return None if self._waiting else self._group.kernel_s()
 
     @property
     def limit(self) -> LimitName | None:
-        """The limit that ended it; None without one."""
+        """The limit that ended the run; None if no limit did."""
         return self._limit
 
     def send(self, data: bytes) -> None:
-        """Write to the program's standard input; input for a dead program is dropped."""
+        """Write to the program's standard input; input for a program that has ended is dropped."""
         with self._turn:
             self._input += data
             self._pump(lambda: not self._input, math.inf)
             self._check_begun()
 
     def look(self) -> None:
-        """End the run if it is above its limits; do nothing during a call, which checks the limits itself."""
+        """End the run if it exceeds its limits; do nothing during a call, which checks the limits itself."""
         if not self._turn.acquire(blocking=False):
             return
         try:
@@ -332,7 +332,7 @@ class Session:
             self._turn.release()
 
     def receive(self, timeout_s: float) -> bytes | None:
-        """Return the next line of standard output without its end; None if no line comes in time."""
+        """Return the next line of standard output without its line break; None if no line arrives in time."""
         output = self._output[self._stdout]
         with self._turn:
             self._pump(lambda: not self._waiting, math.inf)
@@ -346,9 +346,9 @@ class Session:
             return line
 
     def finish(self, *, kill: bool = False) -> Result:
-        """Close the input, wait for the end within the limits (or end the run) and free everything.
+        """Close the input, wait until the run ends within the limits (with `kill`, end it now) and free everything.
 
-        May be called again, and then returns the same result.
+        If it is called again, it returns the same result.
         """
         with self._turn:
             if self._result is not None:
@@ -363,7 +363,7 @@ class Session:
                 wall_s = self._clock.now() - self._started
                 status, cpu_s = _wait(self._process, KILL_WITHIN_S)
                 cpu_s = max(cpu_s, self._seen_cpu_s)
-                # The signal of a program is either its own negative status, or a status above 128 from the shell that waits for
+                # A program that was ended by a signal has a negative status, or a status above 128 from the shell that waits for
                 # it.
                 by_signal = None
                 if status is not None and (status < 0 or status > 128):
@@ -396,7 +396,7 @@ class Session:
                 self._group.close()
 
     def _kill(self) -> None:
-        """Kill all of the run. If it was suspected, check whether the machine then has its memory back."""
+        """Kill all processes of the run. If the run was suspected, check whether the machine then gets its memory back."""
         suspected, self.suspected = self.suspected and self._limit == "memory", False
         held = unattributed_bytes() if suspected else None
         self._group.kill(KILL_WITHIN_S)
@@ -404,12 +404,12 @@ class Session:
             self._lost_by_others = not came_back(held, self.limits.unexplained_bytes // 2)
 
     def _check_own_fault(self) -> None:
-        """Raise SandboxError for a run that was ended because of the memory of others: the program is not at fault."""
+        """Raise SandboxError if the run was ended for memory that others hold, so that the program is not at fault."""
         if self._lost_by_others:
             raise SandboxError(
                 f"The machine lost more than {self.limits.unexplained_bytes:,} bytes of memory to its kernel while a program "
-                "ran in a sandbox. The program was ended and they did not come back, so something else took them: look at "
-                "Slab and VmallocUsed in /proc/meminfo, or raise `unexplained_bytes` of the sandbox's limits."
+                "ran in a sandbox. The program was ended, but the kernel did not free the memory, so something else holds it. "
+                "Look at Slab and VmallocUsed in /proc/meminfo, or raise `unexplained_bytes` in the sandbox's limits."
             )
 
     @property
@@ -417,18 +417,16 @@ class Session:
         return self._started + (BEGIN_WITHIN_S if self._waiting else self.limits.wall_s + self._granted_s)
 
     def _check_begun(self) -> None:
-        """Raise SandboxError for a run that ended before its program began: the program is not at fault."""
+        """Raise SandboxError if the run ended before its program started, so that the program is not at fault."""
         if self._waiting and (self.ended or self._limit is not None):
             result = self.finish(kill=True)
-            late = (
-                f"it was not ready within {BEGIN_WITHIN_S:g} s; this machine may be short of memory or time"
-            )
+            late = f"it was not ready within {BEGIN_WITHIN_S:g} s; this machine may be overloaded or short of memory"
             why = late if self._limit == "wall" else "no reason was given"
             said = result.stderr.decode(errors="replace").strip()[-400:]
             raise SandboxError(f"The sandbox could not start the program: {said or why}.")
 
     def _pump(self, done: Callable[[], bool], until: float) -> None:
-        """Move bytes until `done`, the end of the program, a limit, or a deadline, which time granted meanwhile extends."""
+        """Move bytes until `done`, the end of the program, a limit, or a deadline, which is extended by time granted meanwhile."""
         granted_before = self._granted_s
         while not done() and not self.ended and self._limit is None:
             now = self._clock.now()
@@ -446,7 +444,7 @@ class Session:
             self._move(max(min(stop, self._next_watch) - now, 0.0))
 
     def _grant(self) -> bool:
-        """Extend the time limit by the seconds that the program waited for a core; return whether there were any."""
+        """Extend the time limit by the time that the program waited for a core; return whether it was extended."""
         if self._waiting or not self.limits.patience:
             return False
         most_s = self.limits.wall_s * self.limits.patience
@@ -485,7 +483,7 @@ class Session:
 
     def _end(self) -> None:
         self.ended = True
-        # Its last output may have come after the pipes were last read, and its last use after the last measurement.
+        # The program's last output may have come after the last reading of the pipes, and its last use after the last measurement.
         self._drain()
         if self._limit is None:
             self._is_above_a_limit()
@@ -515,7 +513,7 @@ class Session:
         return bool(data)
 
     def _drain(self) -> None:
-        """Read the rest of the pipes. All writers have ended, so it is at most the size of the pipes."""
+        """Read the rest of the pipes. All writers have ended, so the rest is at most the size of the pipes."""
         for fd in tuple(self._open):
             while self._read(fd) and self._limit != "output":
                 pass
@@ -525,7 +523,7 @@ class Session:
         if self.suspected:
             self._limit = "memory"
             return True
-        # Before the greeting the mounts may still be those of the host, and the use is not that of the program.
+        # Before the greeting, the mounts may still be those of the host, and the resource use is not that of the program.
         usage = None if self._waiting else self._group.usage()
         if usage is None:
             return False
@@ -544,16 +542,16 @@ class Session:
 
 
 def look_again_s(grown: int, in_s: float, room: int) -> float:
-    """Return when to measure a run again that has grown by some bytes in some seconds and may grow by `room` more.
+    """Return the seconds until the next measurement of a run that has `grown` bytes in `in_s` seconds and has `room` left.
 
-    A run that would reach its limit by the next measurement, if it grew twice as fast, is measured twice before that.
+    If the run would reach its limit by the next measurement at twice this speed, it is measured twice before that.
     """
     full_s = math.inf if grown <= 0 else room * in_s / grown
     return WATCH_EVERY_S if full_s > 2 * WATCH_EVERY_S else max(full_s / 4, WATCH_CLOSELY_S)
 
 
 def _wait(process: subprocess.Popen[bytes], within_s: float) -> tuple[int | None, float]:
-    """Reap a child; return its status, and the CPU time of it and of its reaped descendants."""
+    """Reap a child; return its status, and the CPU time of the child and of its reaped descendants."""
     clock = SuspendAwareClock()
     while True:
         pid, status, used = os.wait4(process.pid, os.WNOHANG)
@@ -587,16 +585,16 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """The name by which it is selected."""
+        """The name by which the backend is selected."""
         ...
 
     @property
     def python(self) -> str:
-        """Path, inside the sandbox, of a Python interpreter that the program may use."""
+        """The path, inside the sandbox, of a Python interpreter that the program may use."""
         ...
 
     def layers(self) -> tuple[Layer, ...]:
-        """Return each layer of protection and whether this machine provides it; cheap after the first call."""
+        """Return the layers of protection and whether this machine provides each of them; cheap after the first call."""
         ...
 
     def prepare(self, limits: Limits) -> Prepared:
@@ -611,9 +609,9 @@ def run(
     stdin: bytes = b"",
     limits: Limits | None = None,
 ) -> Result:
-    """Run a command on files (path below the work directory → content) and return what happened.
+    """Run a command on files (a mapping from paths below the work directory to contents) and return the result.
 
-    Raises SandboxError if the machine cannot provide the sandbox, or the files do not fit into it.
+    Raises SandboxError if the machine cannot provide the sandbox or the files do not fit into it.
     """
     session = start(backend, files, command, limits or Limits())
     try:

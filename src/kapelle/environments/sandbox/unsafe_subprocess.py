@@ -1,7 +1,7 @@
-"""Runs programs as plain child processes without containment: only for code that you would run by hand.
+"""Runs programs as ordinary child processes without containment; use it only for code that you would run by hand.
 
-It must be chosen by name, and gives a warning. Wall time and output are limited and the process group is killed, so honest
-mistakes end. A hostile program can read, write and send whatever its user may, and can leave its group.
+This backend must be chosen by name and issues a warning. Wall time and output are limited and the process group is killed, which
+ends programs with honest mistakes. A hostile program can read, write and send whatever its user may, and can leave its group.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class UnsafeSubprocess:
 
     @property
     def python(self) -> str:
-        """This process's own interpreter."""
+        """The interpreter of this process."""
         return sys.executable
 
     def layers(self) -> tuple[Layer, ...]:
-        """Return its protection: limits of time and output, and a process group that programs can leave."""
+        """Return the layers of protection: limits on time and output, and a process group, which programs can leave."""
         return (
-            Layer("wall time, output bound", True, True, "by the supervisor"),
-            Layer("group kill", True, True, "of the process group, which a program can leave"),
+            Layer("wall time, output bound", True, True, "enforced by the supervisor"),
+            Layer("group kill", True, True, "kills the process group, which a program can leave"),
             *(
                 Layer(f"{name} namespace", False, False, "none in this backend")
                 for name in ("user", "mount", "pid", "network")
@@ -48,9 +48,9 @@ class UnsafeSubprocess:
         )
 
     def prepare(self, limits: Limits) -> PreparedSubprocess:
-        """Make a work directory, and warn."""
+        """Make a work directory, and issue a warning."""
         warnings.warn(
-            "The sandbox `unsafe_subprocess` contains nothing: programs run with your rights. Use `bubblewrap`.",
+            "The sandbox `unsafe_subprocess` contains nothing: programs run with your permissions. Use `bubblewrap`.",
             UnsafeSandboxWarning,
             stacklevel=2,
         )
@@ -58,7 +58,7 @@ class UnsafeSubprocess:
 
 
 class PreparedSubprocess:
-    """A temporary work directory of the host."""
+    """A temporary work directory on the host."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -72,7 +72,7 @@ class PreparedSubprocess:
             target = self._work / path
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
-        # A shell sets the limits that every POSIX shell knows, and then becomes the command.
+        # A shell sets the limits that every POSIX shell supports, and then replaces itself with the command.
         blocks, seconds = max(1, self._limits.file_bytes // 512), max(1, int(self._limits.cpu_s + 0.999))
         bounded = f"ulimit -c 0; ulimit -S -t {seconds}; ulimit -H -t {seconds + 1}; ulimit -f {blocks}"
         process = subprocess.Popen(
@@ -101,7 +101,7 @@ class PreparedSubprocess:
 
 
 class UnsafeProcessGroup(ProcessGroup):
-    """A process group and its work directory; the processes of the run cannot be distinguished from others of the host."""
+    """A process group and its work directory; the processes of the run cannot be distinguished from the host's other processes."""
 
     def __init__(self, process: subprocess.Popen[bytes], work: Path) -> None:
         super().__init__(process)
@@ -112,7 +112,7 @@ class UnsafeProcessGroup(ProcessGroup):
         return longest_wait_s(self._process.pid)
 
     def kill(self, within_s: float) -> None:
-        """Kill the group. Its leader is reaped later, so its process id is still valid."""
+        """Kill the group. The group's leader is reaped later, so its process id is still valid."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 

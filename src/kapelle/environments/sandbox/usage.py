@@ -1,8 +1,8 @@
-"""Measures the processes of a sandbox: summed from /proc without trusting their contents, or reported by a cgroup.
+"""Measures the resource use of a sandbox's processes, either as a sum over /proc or as reported by a cgroup.
 
-The kernel's resource limits apply to single processes. This module sums over all processes of a run, so that many small ones
-cannot do what one large one may not. A quantity that /proc does not report is counted at its maximum: a pipe or a socket as
-full, shared anonymous memory as touched.
+The kernel's resource limits apply to single processes. This module sums over all processes of a run, so that many small processes
+cannot do what a single large process may not. A quantity that /proc does not report is counted at its maximum: pipes and sockets
+count as full, and shared anonymous memory as touched.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ _PIPE_BYTES = 65536
 _LIBC = ctypes.CDLL(None)
 _KCMP, _KCMP_VM = {"x86_64": 312, "aarch64": 272}, 1
 _MAPPINGS_BYTES = 1 << 19
-"""For /proc/<pid>/maps: about ten thousand mappings, a hundred times as many as Python with libraries has."""
+"""Maximum size of /proc/<pid>/maps: about ten thousand mappings, a hundred times as many as Python with libraries has."""
 _LOCK_BYTES = 256
-"""At least the kernel memory of one record lock; the kernel does not limit their number."""
+"""Upper bound on the kernel memory of one record lock; the kernel does not limit the number of locks."""
 _LOCKS_BYTES = 1 << 17
-"""For /proc/locks: about two thousand locks; a database has a few."""
+"""Maximum size of /proc/locks: about two thousand locks; a database has a few."""
 _LOCKED = re.compile(rb" ([0-9a-f]+:[0-9a-f]+:[0-9]+) ")
-"""In a line of /proc/locks, the device (hexadecimal) and the inode."""
+"""The device (hexadecimal) and the inode in a line of /proc/locks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The resources that one run uses at one moment."""
+    """The resources that a run uses at one moment."""
 
     cpu_s: float
     memory_bytes: int
     files: int
     countable: bool = True
-    """False if there is something that no honest program has: more mappings or locks than are read, a lock on a file of the
-    host, or something that may not be read."""
+    """False if the run has something that no honest program has: more mappings or locks than are read, a lock on a file of the
+    host, or something that cannot be read."""
 
 
 def usage_of(init_pid: int, mounts: tuple[str, ...], memory_limit: int) -> Usage:
-    """Return the use of a process and all its descendants, with the tmpfs `mounts` that they see.
+    """Return the resource use of a process and all its descendants, including the tmpfs `mounts` that they see.
 
     A process that ends while it is read counts as zero. Memory that several processes share is divided among them only if the
-    plain sum is above the limit, because the divided values are slower to read.
+    simple sum is above the limit, because the divided values are slower to read.
     """
     locked = lock_bytes(init_pid, mounts)
     cpu_ticks, countable = 0, locked is not None
@@ -84,7 +84,7 @@ def usage_of(init_pid: int, mounts: tuple[str, ...], memory_limit: int) -> Usage
     kept = len(shared) * SHARED_ANONYMOUS_BYTES + _socket_bytes(init_pid) + written + (locked or 0)
     private = sum(size for _, size in held)
     if private + kept + descriptors * _PIPE_BYTES > memory_limit:
-        # Only then read each one: there may be thousands.
+        # Each pipe is read only in this case, because there may be thousands.
         kept += _pipe_bytes(holders)
     if private + kept > memory_limit:
         private = _divided(held, memory_limit - kept)
@@ -94,7 +94,7 @@ def usage_of(init_pid: int, mounts: tuple[str, ...], memory_limit: int) -> Usage
 def longest_wait_s(init_pid: int) -> float:
     """Return the longest time that any thread of a process and its descendants has waited for a core.
 
-    Only living threads count; 0 if the kernel does not report it.
+    Only living threads count. The result is 0 if the kernel does not report the time.
     """
     waited, waiting = 0, [init_pid]
     while waiting:
@@ -108,11 +108,11 @@ def longest_wait_s(init_pid: int) -> float:
 
 
 def times_of(init_pid: int) -> tuple[float, float]:
-    """Return the CPU seconds of a process and all its descendants, and how many of them were spent in the kernel."""
+    """Return the CPU seconds of a process and all its descendants, and how many of these seconds were spent in the kernel."""
     everywhere, in_kernel, waiting = 0, 0, [init_pid]
     while waiting:
         pid = waiting.pop()
-        with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended
+        with contextlib.suppress(OSError, ValueError, IndexError):  # the process has ended
             waiting += _children(_threads(pid))
             ticks = [int(field) for field in _stat(Path(f"/proc/{pid}"))[11:15]]
             everywhere, in_kernel = everywhere + sum(ticks), in_kernel + ticks[1] + ticks[3]
@@ -120,11 +120,11 @@ def times_of(init_pid: int) -> tuple[float, float]:
 
 
 def written_by(init_pid: int, mounts: tuple[str, ...]) -> tuple[int, int]:
-    """Return the number of files in the tmpfs `mounts` that a process sees, and their bytes."""
+    """Return the number of files in the tmpfs `mounts` that a process sees, and their size in bytes."""
     files, size = 0, 0
     for mount in mounts:
         try:
-            # The mount point itself cannot be renamed or replaced from within.
+            # The mount point itself cannot be renamed or replaced from inside the sandbox.
             status = os.statvfs(f"/proc/{init_pid}/root{mount}")
         except OSError:
             continue
@@ -142,7 +142,7 @@ def parent_of(pid: int) -> int:
 
 
 def _stat(process: Path) -> list[bytes]:
-    # The name is in parentheses and may contain any byte, also parentheses and spaces.
+    # The name is in parentheses and may contain any byte, including parentheses and spaces.
     return (process / "stat").read_bytes().rpartition(b")")[2].split()
 
 
@@ -153,7 +153,7 @@ def _threads(pid: int) -> list[Path]:
 def _children(threads: list[Path]) -> list[int]:
     found: list[int] = []
     for thread in threads:
-        # Some threads may end during the reading: the others and their children are still counted.
+        # Some threads may end during the reading; the other threads and their children are still counted.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             found += map(int, (thread / "children").read_bytes().split())
     return found
@@ -167,9 +167,9 @@ def _has_memory(pid: int) -> bool:
 
 
 def _private_bytes(pid: int, threads: list[Path]) -> tuple[Path, int] | None:
-    """Return a process's anonymous memory (shared with forks included), its page tables, and the file that was read.
+    """Return the path that was read, and the bytes of a process's anonymous memory (including memory shared with forks) and page tables.
 
-    Any living thread reports it: the first one may have ended, and then it does not.
+    Any living thread reports these numbers; the first thread does not report them after it has ended.
     """
     for place in (Path(f"/proc/{pid}"), *threads):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -180,7 +180,7 @@ def _private_bytes(pid: int, threads: list[Path]) -> tuple[Path, int] | None:
 
 
 def _each_once(held: list[tuple[Path, int]]) -> list[tuple[Path, int]]:
-    """Return one process for each memory: a child of `vfork` shares its parent's memory until it starts its program."""
+    """Return one process for each address space: a child of `vfork` shares its parent's memory until it starts its program."""
     found: list[tuple[Path, int]] = []
     for place, size in held:
         if not any(_is_one_memory(place, other) for other, _ in found):
@@ -195,16 +195,16 @@ def _is_one_memory(place: Path, other: Path) -> bool:
 
 
 def _divided(held: list[tuple[Path, int]], room: int) -> int:
-    """Return the sum with shared memory divided, or a partial sum that is above `room`: they grow while they are read."""
+    """Return the sum with shared memory divided, or a partial sum above `room`, because the processes grow while they are read."""
     total = 0
     for place, size in sorted(_each_once(held), key=lambda one: -one[1]):
         try:
-            # The kernel divides what several processes share by their number.
+            # The kernel divides memory that several processes share by the number of these processes.
             divided = _sum_of(place / "smaps_rollup", (b"Pss_Anon:", b"SwapPss:"))
             tables = _sum_of(place / "status", (b"VmPTE:",)) or 0
             total += size if divided is None else min(divided + tables, size)
         except OSError:
-            # It is not readable, or has ended and has no memory.
+            # The process is not readable, or it has ended and has no memory.
             total += size if _has_memory(int(place.parts[2])) else 0
         if total > room:
             break
@@ -217,7 +217,7 @@ def _sum_of(file: Path, names: tuple[bytes, ...]) -> int | None:
 
 
 def _shared_anonymous(thread: Path) -> set[bytes]:
-    """Return names of the pieces of shared anonymous memory that a process maps, or the start of one.
+    """Return the names of the pieces of shared anonymous memory that a process maps.
 
     Raises OverflowError if there are too many mappings to read.
     """
@@ -230,7 +230,7 @@ def _shared_anonymous(thread: Path) -> set[bytes]:
 
 
 def _all_of(file: Path, most: int) -> bytearray:
-    """Read a file of the kernel. Raises OverflowError if it has more bytes than `most`."""
+    """Read a kernel file. Raises OverflowError if it has more than `most` bytes."""
     text = bytearray()
     with file.open("rb", buffering=0) as source:
         while chunk := source.read(65536):
@@ -243,17 +243,17 @@ def _all_of(file: Path, most: int) -> bytearray:
 def lock_bytes(init_pid: int, mounts: tuple[str, ...]) -> int | None:
     """Return the kernel memory of the run's record locks.
 
-    None if there are more than are read, or if one is on a file outside the tmpfs `mounts` of the run: the host, or another run,
-    may wait for that lock.
+    The result is None if there are more locks than are read, or if a lock is on a file outside the tmpfs `mounts` of the run,
+    because the host or another run may wait for that lock.
     """
     try:
-        # Read in the run's own /proc, which has only its own locks.
+        # The run's own /proc lists only the locks of the run.
         lines = _all_of(Path(f"/proc/{init_pid}/root", "proc/locks"), _LOCKS_BYTES).splitlines()
-        # Whether a process has the pid namespace of this process, as in a sandbox that is rejected for that reason.
+        # The second condition is true if the process shares this process's pid namespace; such a sandbox is rejected elsewhere.
         if not lines or Path(f"/proc/{init_pid}/ns/pid").readlink() == Path("/proc/self/ns/pid").readlink():
             return 0
         devices = (os.stat(f"/proc/{init_pid}/root{mount}").st_dev for mount in mounts)  # noqa: PTH116
-        # As /proc/locks writes them.
+        # The format of /proc/locks.
         own = {f"{os.major(device):02x}:{os.minor(device):02x}".encode() for device in devices}
     except OverflowError:
         return None
@@ -265,9 +265,9 @@ def lock_bytes(init_pid: int, mounts: tuple[str, ...]) -> int | None:
 
 
 def _pipe_bytes(threads: list[Path]) -> int:
-    """Return the maximum that the pipes with open descriptors can hold; each thread may have its own descriptors."""
+    """Return the maximum number of bytes in pipes with open descriptors; each thread may have its own descriptors."""
     pipes = set[tuple[int, int]]()
-    with contextlib.suppress(OSError):  # no descriptors left: the next measurement reports it
+    with contextlib.suppress(OSError):  # no descriptors are left; the next measurement reports this
         for folder in (thread / "fd" for thread in threads):
             for name in _names(folder):
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
@@ -280,12 +280,12 @@ def _pipe_bytes(threads: list[Path]) -> int:
 
 def _names(folder: Path) -> list[str]:
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return os.listdir(folder)  # noqa: PTH208 (many, every few milliseconds)
+        return os.listdir(folder)  # noqa: PTH208 (many names, every few milliseconds)
     return []
 
 
 def _socket_bytes(init_pid: int) -> int:
-    """Return the maximum that all Unix sockets of the run can hold, including sockets in transit and in queues."""
+    """Return the maximum number of bytes in all Unix sockets of the run, including sockets in transit and in queues."""
     try:
         sockets = Path(f"/proc/{init_pid}/net/unix").read_bytes().count(b"\n") - 1
     except OSError:
@@ -312,12 +312,12 @@ def tcp_bytes(init_pid: int) -> int:
 
 # -------- The CPU time of a process and all its descendants, including those that ended and were never waited for
 #
-# /proc adds the time of a child to its parent when the parent waits for it. A parent that ignores SIGCHLD never waits, and the
-# time of such children is lost. A performance counter that children inherit keeps it (perf_event_open(2)).
+# /proc adds the time of a child to its parent when the parent waits for the child. A parent that ignores SIGCHLD never waits, so
+# the time of its children is lost. A performance counter that children inherit keeps this time (perf_event_open(2)).
 
 _PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
 _SIZE = 64
-"""Bytes of the first published `struct perf_event_attr`, which every kernel takes."""
+"""Bytes of the first published `struct perf_event_attr`, which every kernel accepts."""
 _SOFTWARE, _TASK_CLOCK = 1, 1
 _INHERIT, _EXCLUDE_KERNEL, _EXCLUDE_HYPERVISOR = 1 << 1, 1 << 5, 1 << 6
 _CLOSE_ON_EXEC = 8
@@ -325,7 +325,7 @@ _CLOSE_ON_EXEC = 8
 
 @functools.cache
 def task_clock_works() -> bool:
-    """Return whether this process may use performance counters: containers and `kernel.perf_event_paranoid` above 2 forbid them."""
+    """Return whether this process may use performance counters; containers and `kernel.perf_event_paranoid` above 2 forbid them."""
     try:
         os.close(open_clock(0))
     except OSError:
@@ -334,13 +334,13 @@ def task_clock_works() -> bool:
 
 
 def open_clock(pid: int) -> int:
-    """Return a descriptor of a clock that counts from now on for a process (0: this one) and the processes that it will start.
+    """Return the descriptor of a clock that counts the CPU time of a process (0: this one) and of the processes that it will start.
 
-    Raises OSError if that is not allowed.
+    Raises OSError if this is not allowed.
     """
     number = _PERF_EVENT_OPEN.get(platform.machine())
     if number is None:
-        raise OSError(f"the number of perf_event_open on {platform.machine()} is not known")
+        raise OSError(f"the system call number of perf_event_open on {platform.machine()} is not known")
     flags = _INHERIT | _EXCLUDE_KERNEL | _EXCLUDE_HYPERVISOR
     wanted = ctypes.create_string_buffer(
         struct.pack("=IIQ24xQ16x", _SOFTWARE, _SIZE, _TASK_CLOCK, flags), _SIZE
@@ -358,20 +358,21 @@ def read_clock(fd: int) -> float:
     return int.from_bytes(os.read(fd, 8), "little") / 1e9
 
 
-# -------- The strong mode: a cgroup for each run, in which the kernel limits memory and processes, counts CPU, and kills all
+# -------- The strong mode: a cgroup for each run, in which the kernel limits memory and processes, counts CPU time, and kills all
+# processes
 #
-# This needs cgroup v2 and a folder of it that this process may use: one that systemd has delegated
-# (`systemd-run --user --scope --property=Delegate=yes kapelle train …`), or one with `memory` and `pids` in its
-# `cgroup.subtree_control`, if this process is in its child `kapelle`.
+# This mode needs cgroup v2 and a cgroup folder that this process may use: either a folder that systemd has delegated
+# (`systemd-run --user --scope --property=Delegate=yes kapelle train …`), or a folder with `memory` and `pids` in its
+# `cgroup.subtree_control`, if this process is in the folder's child `kapelle`.
 
 LEAF = "kapelle"
-"""The cgroup of this process itself: a cgroup with processes may not have children with controllers."""
+"""The cgroup of this process itself, because a cgroup with processes may not have children with controllers."""
 _ROOT = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 _CONTROLLERS = ("memory", "pids")
 _RUN = "run-"
 _OVERHEAD = 4
-"""Processes beside the program's: bubblewrap, and the shell that waits for it."""
+"""Number of processes in addition to the program's, such as bubblewrap and the shell that waits for the program."""
 _GONE_WITHIN_S = 0.4
 
 
@@ -386,44 +387,46 @@ class RunCgroup:
             self._write("memory.max", limits.memory_bytes)
             self._write("memory.oom.group", 1)
             self._write("pids.max", limits.processes + _OVERHEAD)
-            with contextlib.suppress(FileNotFoundError):  # a kernel without swap accounting
+            with contextlib.suppress(FileNotFoundError):  # the kernel has no swap accounting
                 self._write("memory.swap.max", 0)
         except OSError as error:
             self.close()
             raise SandboxError(f"No cgroup can be made in {parent}: {error.strerror}.") from error
 
     def add(self, pid: int) -> None:
-        """Move a process into it; its later children are in it too. Raises SandboxError."""
+        """Move a process into the cgroup; the children that it starts later are in the cgroup too. Raises SandboxError."""
         try:
             self._write("cgroup.procs", pid)
         except OSError as error:
-            raise SandboxError(f"A sandbox cannot be moved to {self._folder}: {error.strerror}.") from error
+            raise SandboxError(
+                f"A sandbox cannot be moved to the cgroup {self._folder}: {error.strerror}."
+            ) from error
 
     def cpu_s(self) -> float:
-        """Return the CPU seconds of all processes that ever ran in it."""
+        """Return the CPU seconds of all processes that have ever run in the cgroup."""
         return self._numbers("cpu.stat").get("usage_usec", 0) / 1e6
 
     def memory_bytes(self) -> int:
-        """Return its memory that the kernel cannot drop: everything except pages of files that are also on disk."""
+        """Return the cgroup's memory that the kernel cannot drop: everything except pages of files that are also on disk."""
         held = self._numbers("memory.stat")
         return int((self._folder / "memory.current").read_text()) - held.get("file", 0) + held.get("shmem", 0)
 
     def ran_out_of_memory(self) -> bool:
-        """Return whether the kernel has killed a process in it because it was full."""
+        """Return whether the kernel has killed a process in the cgroup because the cgroup's memory was full."""
         return self._numbers("memory.events").get("oom_kill", 0) > 0
 
     def kill(self) -> None:
-        """Kill everything in it at once."""
+        """Kill all processes in the cgroup at once."""
         with contextlib.suppress(OSError):
             self._write("cgroup.kill", 1)
 
     def close(self) -> None:
-        """Remove it once its killed processes have ended. If they take long, the next cgroup that is closed removes it."""
+        """Remove the cgroup once its killed processes have ended. If they take long, closing another cgroup later removes it."""
         until = time.monotonic() + _GONE_WITHIN_S
         _left.add(self._folder)
         while True:
             for folder in tuple(_left):
-                with contextlib.suppress(OSError):  # the dead are still there
+                with contextlib.suppress(OSError):  # some killed processes have not ended yet
                     with contextlib.suppress(FileNotFoundError):
                         folder.rmdir()
                     _left.discard(folder)
@@ -443,12 +446,12 @@ class RunCgroup:
 
 
 _left: set[Path] = set()
-"""Cgroups of ended runs whose killed processes had not ended yet."""
+"""Cgroups of finished runs whose killed processes had not ended yet."""
 
 
 @functools.cache
 def strong_or_why_not() -> Path | str:
-    """Return the folder in which cgroups of runs can be made, or the reason why there is none."""
+    """Return the folder in which cgroups of runs can be made, or the reason why there is no such folder."""
     try:
         return find_folder(_ROOT, _OWN)
     except SandboxError as error:
@@ -456,13 +459,13 @@ def strong_or_why_not() -> Path | str:
 
 
 def find_folder(root: Path, own: Path) -> Path:
-    """Return the folder in which cgroups of runs can be made, for a file system and a file like /proc/self/cgroup.
+    """Return the folder in which cgroups of runs can be made, given a cgroup file system and a file like /proc/self/cgroup.
 
-    Raises SandboxError with the reason why there is none.
+    Raises SandboxError with the reason if there is no such folder.
     """
     paths = [line.removeprefix("0::/") for line in own.read_text().splitlines() if line.startswith("0::/")]
     if not paths or not (root / "cgroup.controllers").is_file():
-        raise SandboxError("cgroup v2 is not mounted as the one hierarchy")
+        raise SandboxError("cgroup v2 is not mounted as the only cgroup hierarchy")
     here = root / paths[0]
     folder = here.parent if here.name == LEAF else here
     missing = [
@@ -473,18 +476,18 @@ def find_folder(root: Path, own: Path) -> Path:
     if not os.access(folder, os.W_OK):
         raise SandboxError(f"{folder} is not delegated to this user")
     if here == folder:
-        # systemd marks a cgroup that its processes may divide.
+        # systemd marks a cgroup in which processes may create child cgroups.
         marks = []
         for name in ("user.delegate", "trusted.delegate"):
             with contextlib.suppress(OSError):
                 marks.append(os.getxattr(folder, name))
         if b"1" not in marks:
             raise SandboxError(
-                f"{folder} is not delegated; start with `systemd-run --user --scope --property=Delegate=yes`"
+                f"{folder} is not delegated; start kapelle with `systemd-run --user --scope --property=Delegate=yes`"
             )
     try:
         if here == folder:
-            # A cgroup with processes has no controllers in its children: move the processes into its child `kapelle`.
+            # The children of a cgroup with processes have no controllers, so move the processes into the child `kapelle`.
             (folder / LEAF).mkdir(exist_ok=True)
             for pid in (folder / "cgroup.procs").read_text().split():
                 with contextlib.suppress(ProcessLookupError):
@@ -494,10 +497,12 @@ def find_folder(root: Path, own: Path) -> Path:
         if not_yet:
             control.write_text(" ".join(f"+{name}" for name in not_yet))
     except OSError as error:
-        raise SandboxError(f"{folder} passes no controllers on: {error.strerror}") from error
+        raise SandboxError(
+            f"{folder} cannot pass its controllers to child cgroups: {error.strerror}"
+        ) from error
     if not (folder / LEAF / "cgroup.kill").is_file():
-        raise SandboxError("this kernel has no cgroup.kill; Linux 5.14 has")
-    # Remove the cgroups of runs whose trainer was killed; the kernel keeps those with living processes.
+        raise SandboxError("this kernel has no cgroup.kill; upgrade to Linux 5.14 or newer")
+    # Remove the cgroups of runs whose trainer was killed; the kernel keeps cgroups with living processes.
     for left in folder.glob(f"{_RUN}*"):
         if not Path("/proc", left.name.removeprefix(_RUN).partition("-")[0]).exists():
             with contextlib.suppress(OSError):

@@ -1,1 +1,1 @@
-"""Task folders in the forms of Harbor and terminal-bench, with the folder's tests as reward."""
+"""Task folders in the formats of Harbor and terminal-bench; the folder's tests give the reward."""

@@ -2,9 +2,9 @@
 
     files of the task ─▶ Workplace: the agent's programs ─▶ entries (limited, checked) ─▶ grade: tests ─▶ report ─▶ reward
 
-The agent's sandbox ends before that of the tests begins. Only files, folders and links inside the task's folders are passed on, as
-data. The tests' files are read-only in their sandbox. Its process 1, which no program can reach, reports their result after it has
-killed all other processes.
+The agent's sandbox ends before the tests' sandbox begins. Only files, folders and links inside the task's folders are passed on, as
+data. The tests' files are read-only in the tests' sandbox. Process 1 of this sandbox, which no program can reach, reports the result
+of the tests after it has killed all other processes.
 """
 
 from __future__ import annotations
@@ -38,52 +38,52 @@ from kapelle.types import Json
 DRIVER = "/kapelle/driver.py"
 OUTPUT = f"{VERIFIER}/test-stdout.txt"
 REWARDS = ("reward.json", "reward.txt")
-"""Files that a test script writes; Harbor reads the first one if both exist."""
+"""Files that a test script writes; Harbor reads the first file if both exist."""
 SETUP_S = 30.0
-"""Seconds beyond a task's own time limits, to copy files."""
+"""Additional seconds beyond a task's own time limits for copying files."""
 LEAST_MB = 256
 """Minimum memory in mebibytes, which is needed to unpack a task's files."""
 SAID_BYTES = 256 << 10
 """Maximum number of bytes of the tests' output that are kept."""
 Entries = list[list[Any]]
-"""The files of `driver`: lists of path, kind, mode and content."""
+"""Files in the format of `driver`: lists of path, kind, mode and content."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The limits of the sandboxes and what they contain."""
+    """The limits and contents of the sandboxes."""
 
     memory_mb: int
-    """Mebibytes of all programs and files."""
+    """Maximum memory of all programs and files, in mebibytes."""
     disk_mb: int
-    """Mebibytes of files in one folder."""
+    """Maximum size of the files in one folder, in mebibytes."""
     left_mb: int
-    """Maximum size of the files at the end, in mebibytes."""
+    """Maximum size of the files at the end of an episode, in mebibytes."""
     processes: int
     packages: tuple[str, ...]
     """Python packages of this installation, with their requirements."""
     visible: tuple[str, ...] = ()
-    """More files and folders of this machine for the agent's programs."""
+    """Additional files and folders of this machine that the agent's programs may read."""
     files: tuple[str, ...] = ()
-    """Files of the agent's programs, copied to `AGENT`."""
+    """Files of the agent's programs, which are copied to `AGENT`."""
     socket: str | None = None
     """A Unix socket of this machine for calls to the policy."""
     address_mb: int | None = None
-    """Mebibytes of address space of each program; None is `memory_mb`."""
+    """Address space of each program in mebibytes; None means `memory_mb`."""
 
 
 MOST_FILES = 4096
-"""Maximum number of files at the end."""
+"""Maximum number of files at the end of an episode."""
 PORT = 8000
 """Port of the relay in the sandbox."""
 SOCKET = "/run/policy"
 AGENT = "/agent"
 INSTRUCTION = f"{AGENT}/instruction.md"
-"""The file with the task's instruction."""
+"""The file that contains the task's instruction."""
 
 
 class WorkspaceClosed(Exception):
-    """The agent's sandbox has ended; the text has the reason."""
+    """The agent's sandbox has ended; the message gives the reason."""
 
 
 class Workplace:
@@ -101,7 +101,7 @@ class Workplace:
             self._ask("put", SETUP_S, entries=entries)
 
     def run(self, command: Sequence[str], seconds: float, most: int) -> tuple[int | None, str]:
-        """Run a command in the working directory; return its exit code (None: it took too long) and output.
+        """Run a command in the working directory; return its exit code (None if it took too long) and output.
 
         Raises WorkspaceClosed if the sandbox has ended.
         """
@@ -119,9 +119,9 @@ class Workplace:
         waits: Callable[[], bool],
         stop: threading.Event,
     ) -> tuple[int | None, str]:
-        """Run an agent's program for at most `seconds`, without the time in which it `waits` for answers.
+        """Run an agent's program for at most `seconds`, excluding the time in which it `waits` for responses.
 
-        Return its exit code (None: it took too long) and output; raise WorkspaceClosed if the sandbox has ended or `stop` is set.
+        Returns the exit code (None if it took too long) and output; raises WorkspaceClosed if the sandbox has ended or `stop` is set.
         """
         with self._lock:
             self._ask("launch", SETUP_S, **self._command(command, env, 1e9, most))
@@ -129,13 +129,13 @@ class Workplace:
             while used < seconds:
                 if stop.is_set():
                     self.close()
-                    raise WorkspaceClosed("the episode is over")
+                    raise WorkspaceClosed("the episode has ended")
                 reply = self._ask("look", SETUP_S, seconds=0.1)
                 if "running" not in reply:
                     return _code(reply)
                 now = time.monotonic()
                 used, before = used + (0.0 if waits() else now - before), now
-        return None, f"(it was ended after {seconds:g} s)"
+        return None, f"(the program was ended after {seconds:g} s)"
 
     def _command(
         self, command: Sequence[str], env: Mapping[str, str], seconds: float, most: int
@@ -154,7 +154,7 @@ class Workplace:
         with self._lock:
             try:
                 if self._over:
-                    return [], "the sandbox had ended before"
+                    return [], "the sandbox had already ended"
                 if self._session is None:
                     return [*built(self.task, self._room).entries], None
                 most = self._room.left_mb << 20
@@ -191,8 +191,8 @@ class Workplace:
         if self._session is None:
             self._begin()
         session = self._session
-        assert session is not None, "begun above"
-        # Random, so that a program cannot have written the reply in advance.
+        assert session is not None, "`_begin` has started it"
+        # The number is random, so that a program cannot write the reply in advance.
         number = secrets.token_hex(16).encode()
         session.send(number + b" " + json.dumps({"do": what, **given}).encode() + b"\n")
         line = session.receive(within_s)
@@ -244,13 +244,13 @@ class BuiltTask:
 _built: dict[int, tuple[TaskFolder, BuiltTask]] = {}
 _building = threading.RLock()
 BUILD_S = 120.0
-"""Seconds of one RUN line."""
+"""Time limit of one RUN line in seconds."""
 
 
 def built(task: TaskFolder, room: Room) -> BuiltTask:
     """Return a task's files after its RUN lines, which run once per process.
 
-    Raises SandboxError if there is no sandbox, or the lines create too many files.
+    Raises SandboxError if there is no sandbox or the lines create too many files.
     """
     workdir: Entries = [[task.workdir, "folder", 0o755, ""]] if task.workdir.count("/") > 1 else []
     files = [_entry(file.path, file.mode, file.content) for file in task.files]
@@ -290,24 +290,24 @@ class TaskRunResult:
     reward: float
     why: str
     said: str = ""
-    """The end of their output."""
+    """The end of the tests' output."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """The numbers of `reward.json`."""
+    """The numbers in `reward.json`."""
 
 
 def grade(
     task: TaskFolder, entries: Entries, room: Room, rewards: tuple[float, float] = (0.0, 1.0)
 ) -> TaskRunResult:
-    """Run a task's tests on an agent's files, and block until they end. Raises SandboxError if there is no sandbox.
+    """Run a task's tests on an agent's files, and block until the tests end. Raises SandboxError if there is no sandbox.
 
-    A result that is unclear gives the smaller of `rewards`.
+    If the result is unclear, the reward is the smaller one of `rewards`.
     """
     named = [name for name in REWARDS if any(name.encode() in content for _, content in task.tests)]
     reported = [f"{VERIFIER}/{name}" for name in (named or REWARDS)]
     summary = bool(task.expected) or task.form == "terminal-bench"
     layout = _layout(task, room, files=task.tests, report=(OUTPUT,) if summary else (OUTPUT, *reported))
     box = Bubblewrap(layout)
-    # The only output is the report of process 1.
+    # The sandbox's only output is the report of process 1.
     limits = _limits(task, room, task.tests_s + SETUP_S, output_bytes=8 << 20)
     session = start(box, {}, [box.python, "-I", "-B", DRIVER, "grade"], limits)
     request = {
@@ -330,7 +330,7 @@ def grade(
     lines = done.stdout.split(b"\n")
     texts = [base64.b64decode(line).decode("utf-8", "replace") for line in lines[: len(layout.report)]]
     output, files = texts[0], dict(zip(reported, texts[1:], strict=False))
-    # Remove durations, so that equal files give an equal record.
+    # Remove durations, so that equal files give equal records.
     tail = re.sub(r" in [0-9.]+s\b", "", output)[-2000:]
     if summary:
         reward, why = summary_passed(output, task.expected)
@@ -342,14 +342,16 @@ def grade(
                 return TaskRunResult(rewards[0], found, tail)
             if not rewards[0] <= found["reward"] <= rewards[1]:
                 return TaskRunResult(
-                    rewards[0], f"{path} contains {found['reward']}, outside of `rewards`.", tail
+                    rewards[0],
+                    f"{path} contains {found['reward']}, which is outside the range `rewards`.",
+                    tail,
                 )
             return TaskRunResult(found["reward"], f"{path} contains {found['reward']}.", tail, found)
     return TaskRunResult(rewards[0], f"The tests wrote no {' or '.join(reported)}.", tail)
 
 
 def read_reward(name: str, text: str) -> dict[str, float] | str:
-    """Return the numbers of a reward file, `reward` included, or why it has none."""
+    """Return the numbers in a reward file, including `reward`, or why there is no reward."""
     if name == "reward.txt":
         try:
             number = float(text) if len(text) < 64 else math.nan
@@ -359,7 +361,7 @@ def read_reward(name: str, text: str) -> dict[str, float] | str:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
-        return f"{name} is not JSON."
+        return f"{name} is not valid JSON."
     if not isinstance(values, dict):
         return f"{name} is not a JSON object."
     found = {
@@ -372,7 +374,7 @@ def read_reward(name: str, text: str) -> dict[str, float] | str:
     return found if "reward" in found else f"{name} has no number `reward`."
 
 
-# -------- The content of a sandbox
+# -------- The contents of a sandbox
 
 
 def _layout(
@@ -424,7 +426,7 @@ def _tests_command(task: TaskFolder) -> list[str]:
     if task.script is not None:
         return ["bash", task.script]
     chosen = [path for path, _ in task.tests if re.search(r"/(test_[^/]*|[^/]*_test)\.py$", path)]
-    # Isolated from settings, plugins and modules in the agent's folders.
+    # pytest is isolated from settings, plugins and modules in the agent's folders.
     begin = "import sys, os; sys.path[:0] = os.environ['PYTHONPATH'].split(':'); import pytest; sys.exit(pytest.main(sys.argv[1:]))"
     options = ["-rA", "-p", "no:cacheprovider", "-c", "/dev/null", f"--rootdir={TESTS}"]
     return ["python3", "-I", "-c", begin, *options, *chosen]
@@ -432,7 +434,7 @@ def _tests_command(task: TaskFolder) -> list[str]:
 
 @cache
 def package_paths(names: tuple[str, ...]) -> tuple[Path, ...]:
-    """Return the files and folders of installed packages and their requirements; raise ConfigError for a missing one."""
+    """Return the files and folders of installed packages and their requirements; raise ConfigError for a missing package."""
     from packaging.requirements import Requirement
 
     found, waiting, seen = dict[Path, None](), list(names), set[str]()
@@ -445,7 +447,7 @@ def package_paths(names: tuple[str, ...]) -> tuple[Path, ...]:
             package = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
             raise ConfigError(
-                f"`environment.packages` names {name}, which is not installed. Install it, or remove it from the setting."
+                f"`environment.packages` requires the package {name}, which is not installed. Install it, or change the setting."
             ) from None
         for each in package.requires or ():
             need = Requirement(each)
@@ -459,7 +461,7 @@ def package_paths(names: tuple[str, ...]) -> tuple[Path, ...]:
 
 
 def _check_python(shown: str, visible: Sequence[str]) -> None:
-    """Raise ConfigError for a virtual environment if its Python is outside the sandbox, such as one of pyenv, conda or uv."""
+    """Raise ConfigError for a virtual environment whose Python (such as that of pyenv, conda or uv) is outside the sandbox."""
     started = Path(shown, "bin", "python")
     found = started.resolve()
     if started.is_symlink() and not any(
@@ -467,8 +469,8 @@ def _check_python(shown: str, visible: Sequence[str]) -> None:
         for each in ("/usr", *visible, *reachable_interpreter().needs)
     ):
         raise ConfigError(
-            f"`environment.visible` names the virtual environment {shown}, whose Python {found} is not in the sandbox. Create it with "
-            f"`/usr/bin/python3 -m venv {shown}`, or also name the folder of that Python."
+            f"`environment.visible` contains the virtual environment {shown}, but its Python {found} is not in the sandbox. Create the "
+            f"environment with `/usr/bin/python3 -m venv {shown}`, or add the folder of that Python to `environment.visible`."
         )
 
 
@@ -478,15 +480,15 @@ def check_room(room: Room) -> None:
     own = f"python{sys.version_info.major}.{sys.version_info.minor}"
     if room.packages and python != Path(sys.executable).resolve() and python.name != own:
         raise ConfigError(
-            f"`environment.packages` are for {own}, but the sandbox's user can only start {python}. Install {own} for all users, or set "
-            "`environment.packages: []`."
+            f"`environment.packages` are installed for {own}, but the sandbox's user can only start {python}. Install {own} for all "
+            "users, or set `environment.packages: []`."
         )
     for path in package_paths(room.packages):
         check_reachable(str(path))
     for shown in room.visible:
         if not shown.startswith("/") or posixpath.normpath(shown) != shown:
             raise ConfigError(
-                f"`environment.visible` names {shown}. Give absolute paths, such as /opt/agent."
+                f"`environment.visible` contains {shown}, which is not a normalised absolute path. Give paths such as /opt/agent."
             )
         check_reachable(shown)
         _check_python(shown, room.visible)
@@ -494,11 +496,11 @@ def check_room(room: Room) -> None:
     for file in room.files:
         if not Path(file).expanduser().is_file():
             raise ConfigError(
-                f"`environment.files` names {file}, which is not a file. Name folders in `environment.visible`."
+                f"`environment.files` contains {file}, which is not a file. List folders in `environment.visible` instead."
             )
         if names.count(Path(file).name) > 1 or f"{AGENT}/{Path(file).name}" == INSTRUCTION:
             raise ConfigError(
-                f"`environment.files` has several {Path(file).name}. Give them different names."
+                f"The name {Path(file).name} in `environment.files` is used more than once or reserved. Rename the file."
             )
 
 
@@ -510,16 +512,16 @@ def _entry(path: str, mode: int, content: bytes) -> list[Any]:
 
 
 def checked(entries: object, folders: Sequence[str], most_bytes: int, most_files: int) -> Entries:
-    """Return entries inside the folders and the limits; raise ValueError for others."""
+    """Return the entries if they are inside the folders and within the limits; otherwise raise ValueError."""
     if not isinstance(entries, list) or len(entries) > most_files:
-        raise ValueError("no list of entries")
+        raise ValueError("not a list of entries, or too many entries")
     size, kept = 0, Entries()
     for entry in entries:
         if not isinstance(entry, list) or len(entry) != 4:
-            raise ValueError("an entry is not a list of four")
+            raise ValueError("an entry is not a list of four items")
         path, kind, mode, content = entry
         if not (isinstance(path, str) and isinstance(content, str) and type(mode) is int):
-            raise ValueError("an entry has a wrong type")
+            raise ValueError("an entry has items of the wrong type")
         inside = any(path.startswith(f"{folder}/") for folder in folders)
         if (
             not inside
@@ -527,12 +529,12 @@ def checked(entries: object, folders: Sequence[str], most_bytes: int, most_files
             or posixpath.normpath(path) != path
             or kind not in ("file", "folder", "link")
         ):
-            raise ValueError("an entry has a wrong path or kind")
+            raise ValueError("an entry has an invalid path or kind")
         if kind == "file":
             try:
                 size += len(base64.b64decode(content, validate=True))
             except (binascii.Error, ValueError):
-                raise ValueError("a file's content is no base64") from None
+                raise ValueError("a file's content is not valid base64") from None
         if size > most_bytes:
             raise ValueError("too many bytes")
         kept.append([path, kind, mode & 0o777, content])

@@ -1,9 +1,9 @@
-"""Task folders for an existing coding agent: a command-line program, which runs unchanged in the sandbox.
+"""Task folders for an existing coding agent, a command-line program that runs unchanged in the sandbox.
 
     the agent ── HTTP ─▶ relay of the sandbox ── Unix socket ─▶ policy server ─▶ the episode's agents (workflow `external`)
 
-The program calls `OPENAI_BASE_URL` and can reach nothing else: the sandbox has no network, and the socket only gives answers of
-the agents. When the program ends or its time is over, the task's tests run.
+The program calls `OPENAI_BASE_URL` and can reach nothing else: the sandbox has no network, and the socket only returns responses of
+the agents. The task's tests run when the program ends or its time limit is reached.
 """
 
 from __future__ import annotations
@@ -39,33 +39,34 @@ from kapelle.settings.base import FROM_HERE_ON
 from kapelle.types import Split, Task
 
 MODEL = "team"
-"""The policy server's name of a team in training; its agents are `team/NAME`."""
+"""The name of a team in training on the policy server; the team's agents are `team/NAME`."""
 ADDRESS_MB = 128 << 10
-"""Mebibytes of address space of an agent's programs. Node's `fetch` reserves 10 GiB for a WebAssembly module; `memory_mb` limits
-what is used of it."""
+"""Address space of each of an agent's programs in mebibytes. Node's `fetch` reserves 10 GiB for a WebAssembly module; `memory_mb`
+limits how much of the reserved space is used."""
 
 
 class CodingAgent(FolderSettings, WithTeacher, DrivenByPrograms, Scripted):
     """A command-line coding agent works on task folders in a sandbox and calls the team; the tests give the reward.
 
-    Each episode starts it once, in the task's folder. Its calls become turns of the agents, which it names as models: `team/NAME`.
+    Each episode starts the coding agent once, in the task's folder. Its calls become turns of the agents, which it addresses as the
+    models `team/NAME`.
     """
 
     name: Literal["coding_agent"] = "coding_agent"
     command: Annotated[tuple[str, ...], FROM_HERE_ON] = Field(min_length=1)
-    """The program with its arguments; `{instruction}` is the task's text and `{model}` the first agent's model."""
+    """The program with its arguments; `{instruction}` stands for the task's text and `{model}` for the first agent's model."""
     files: tuple[str, ...] = ()
-    """Files of the program; they are `/agent/NAME` in the sandbox."""
+    """Files of the program, which are copied to `/agent/NAME` in the sandbox."""
     visible: tuple[str, ...] = ()
-    """Folders and files of this machine that the sandbox has, read-only, at the same path, such as a virtual environment."""
+    """Folders and files of this machine that are visible (read-only) in the sandbox at the same path, such as a virtual environment."""
     env: Mapping[str, str] = Field(default={})
-    """More environment variables of the program."""
+    """Additional environment variables for the program."""
     time_limit: float | None = Field(default=None, gt=0.0)
-    """Seconds of the program, without the time in which it waits for answers; null is the task's limit."""
+    """Time limit of the program in seconds, excluding the time in which it waits for responses; null uses the task's limit."""
     programs: Annotated[int, FROM_HERE_ON] = Field(default=4, ge=1)
     """Maximum number of programs that run at once."""
     tool_form: Form | None = None
-    """Form in which agents call the program's tools; null is that of their chat template, or else `hermes`."""
+    """Format in which agents call the program's tools; null uses the format of their chat template, or `hermes` if it has none."""
 
     @property
     def sources(self) -> Mapping[Split, str]:
@@ -78,19 +79,21 @@ class CodingAgent(FolderSettings, WithTeacher, DrivenByPrograms, Scripted):
 
     @property
     def alive(self) -> Sequence[str]:
-        """The program; its episodes cannot be repeated."""
+        """The external program, whose episodes cannot be repeated."""
         return ("the coding agent",)
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read every task; raise DataError, ConfigError or SandboxError for anything unusable on this machine."""
+        """Read every task; raise DataError, ConfigError or SandboxError for anything that cannot be used on this machine."""
         self._server().check(agents)
         for name in self.env:
             if name in ("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY"):
-                raise ConfigError(f"`environment.env` sets {name}, which kapelle sets. Remove it.")
+                raise ConfigError(
+                    f"`environment.env` sets {name}, but kapelle sets this variable itself. Remove it."
+                )
         self.check_folders(self._room(None))
 
     def descriptors(self, agents: int) -> int:
-        """Return the file descriptors of one sandbox and the connections of its program."""
+        """Return the number of file descriptors of one sandbox and the connections of its program."""
         return 12 + agents
 
     @property
@@ -99,13 +102,15 @@ class CodingAgent(FolderSettings, WithTeacher, DrivenByPrograms, Scripted):
         return self.teacher is not None
 
     def check_server(self, processes: int = 1) -> None:
-        """Accept any number of processes: each serves its own episodes."""
+        """Accept any number of processes, because each process serves its own episodes."""
 
     @contextmanager
     def serve(self, setup: Any, say: Callable[[str, str], None]) -> Iterator[None]:
         """Run the server for programs, with a socket for sandboxes, while the block runs."""
         with tempfile.TemporaryDirectory(prefix="kapelle-") as folder:
-            Path(folder).chmod(0o711)  # the socket has a random name; sandboxes receive it from kapelle alone
+            Path(folder).chmod(
+                0o711
+            )  # the socket has a random name, which sandboxes receive only from kapelle
             door = Path(folder) / secrets.token_hex(8)
             served: AbstractContextManager[None] = find_object(SERVER, "server")(
                 self._server(), setup, say, key=self.key, door=door
@@ -114,7 +119,7 @@ class CodingAgent(FolderSettings, WithTeacher, DrivenByPrograms, Scripted):
                 yield
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> ExternalState:
-        """Create the state of one episode; raise EpisodeError if no server runs."""
+        """Create the state of one episode; raise EpisodeError if no server is running."""
         board, folder = board_of(self.key), self.folder_of(task)
         place = Workplace(folder, self._room(board.door))
         seconds = self.time_limit or folder.agent_s
@@ -141,7 +146,7 @@ class CodingAgent(FolderSettings, WithTeacher, DrivenByPrograms, Scripted):
         return self.model_dump_json()
 
     def _server(self) -> External:
-        """Return the settings of the server for programs: a free port, on this machine only."""
+        """Return the settings of the server for programs, which uses a free port on this machine only."""
         return External(
             command=self.command,
             port=0,
@@ -157,12 +162,12 @@ class CodingAgent(FolderSettings, WithTeacher, DrivenByPrograms, Scripted):
 
 
 def _filled(word: str, values: Mapping[str, str]) -> str:
-    # In one pass, because an instruction may itself contain such braces.
+    # All placeholders are replaced in one pass, because an instruction may itself contain such placeholders.
     return re.sub("|".join(map(re.escape, values)), lambda found: values[found[0]], word)
 
 
 class RunningAgent:
-    """A coding agent in its sandbox and then the tests, in one thread, which ends with the episode."""
+    """Runs a coding agent in its sandbox and then the tests, in one thread, which ends with the episode."""
 
     timed = True
 
@@ -179,16 +184,16 @@ class RunningAgent:
         self._place, self._room, self._command, self._env = place, room, command, env
         self._seconds, self._episode, self._waits = seconds, episode, waits
         self._stop = threading.Event()
-        # A sandbox ends with the thread that started it, so it has its own.
+        # A sandbox ends with the thread that started it, so each agent has its own thread.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kapelle-coding-agent")
         self._over = asyncio.get_running_loop().run_in_executor(self._thread, self._play)
 
     async def ended(self) -> Outcome | EpisodeError:
-        """Wait for the tests, and return their reward for all agents that were called."""
+        """Wait for the tests, and return the reward for all agents that were called."""
         return await asyncio.shield(self._over)
 
     async def end(self) -> None:
-        """End it with its sandbox; running tests are waited for."""
+        """End the coding agent and its sandbox; wait for tests that are already running."""
         self._stop.set()
         await asyncio.wait((self._over,))
         self._thread.shutdown()
@@ -201,15 +206,15 @@ class RunningAgent:
         except WorkspaceClosed as over:
             code, output = None, str(over)
         except SandboxError as error:
-            return EpisodeError(f"The coding agent has no sandbox: {error}")
+            return EpisodeError(f"The sandbox of the coding agent could not be used: {error}")
         last = " ".join(output.split())[-SHOWN:]
         if self._stop.is_set():
-            return EpisodeError("The episode is over.")
+            return EpisodeError("The episode has ended.")
         if not self._episode.answering:
             self._place.close()
             return EpisodeError(
-                f"The coding agent ended with code {code} without an answer of an agent. Check that it calls `OPENAI_BASE_URL` and finds its "
-                f"files (`environment.files`, `visible`, `packages`). Its output: {last or '(nothing)'}"
+                f"The coding agent ended with code {code} before any agent had responded. Check that it calls `OPENAI_BASE_URL` and finds "
+                f"its files (`environment.files`, `visible`, `packages`). Its output: {last or '(nothing)'}"
             )
         try:
             verdict = finish(self._place, self._room)

@@ -1,8 +1,8 @@
-"""Runs inside a task's sandbox: unpacks files, runs commands, relays calls to the policy, returns the files.
+"""Runs inside a task's sandbox: unpacks files, runs commands, relays calls to the policy and returns the files.
 
-`serve` answers requests, each a line with a number and JSON, by a line with the same number and JSON. `grade` runs a task's tests
-once without output, because process 1 reports the result. The caller trusts nothing from here: the agent's programs have the same
-user. Only the standard library is imported, because sandboxes read this file.
+`serve` answers requests: each request and each reply is a line with a number and JSON, and a reply has the number of its request.
+`grade` runs a task's tests once without output, because process 1 reports the result. The caller trusts nothing that this file
+returns, because the agent's programs run as the same user. Only the standard library is imported, because sandboxes read this file.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 SYSTEM = ("/usr/", "/bin/", "/lib/", "/lib64/", "/kapelle/")
-"""Read-only folders to which links may lead, besides the task's own."""
+"""Read-only folders to which links may lead, in addition to the task's folders."""
 VERIFIER = "/logs/verifier"
 OUTPUT = f"{VERIFIER}/test-stdout.txt"
 
-# -------- Files as entries [path, kind, mode, content]; the content of a `file` is base64, of a `link` its target, of a `folder` empty
+# -------- Files as entries [path, kind, mode, content]; the content is base64 for a `file`, the target for a `link`, and empty for a
+# `folder`
 
 
 def put(entries: list[list[Any]]) -> None:
-    """Write entries, links last, so that no file is written through a link; skip entries that conflict."""
+    """Write entries, with links last so that no file is written through a link; skip entries that conflict."""
     for path, kind, mode, content in sorted(entries, key=lambda entry: bool(entry[1] == "link")):
         with contextlib.suppress(OSError):
             place = Path(path)
@@ -50,7 +51,7 @@ def put(entries: list[list[Any]]) -> None:
 
 
 def take(folders: list[str], most_bytes: int, most_files: int) -> dict[str, Any]:
-    """Kill every other process and return the entries below some folders, or the limit that they exceed (`refused`).
+    """Kill every other process and return the entries below the folders, or the limit that they exceed (`refused`).
 
     Devices, pipes, sockets and unreadable files are skipped.
     """
@@ -103,7 +104,7 @@ def kill_others() -> None:
 
 
 def remove_links_out(folders: list[str]) -> None:
-    """Remove links that lead outside some folders and the system, until none is left, because links may form chains."""
+    """Remove links that lead outside the folders and the system, until no such link is left, because links may form chains."""
     inside = tuple(f"{os.path.realpath(folder)}/" for folder in folders) + SYSTEM
     removed = True
     while removed:
@@ -121,12 +122,12 @@ def remove_links_out(folders: list[str]) -> None:
 
 
 def run(command: list[str], cwd: str, env: dict[str, str], seconds: float, most: int) -> dict[str, Any]:
-    """Run a command; return its exit code (null: it took too long) and the beginning and end of its output.
+    """Run a command; return its exit code (None if it took too long) and the beginning and end of its output.
 
     Background processes continue, unless the command takes too long.
     """
     try:
-        process = subprocess.Popen(  # noqa: S603 - inside the sandbox, which is for that
+        process = subprocess.Popen(  # noqa: S603 - this runs inside the sandbox
             command,
             cwd=cwd,
             env={**os.environ, **env},
@@ -170,34 +171,34 @@ _result: dict[str, Any] = {}
 
 
 def launch(**arguments: Any) -> None:
-    """Begin to `run` the only background command; `look` reports its end."""
+    """Start to `run` the only background command; `look` reports its end."""
     _launched.append(threading.Thread(target=lambda: _result.update(run(**arguments)), daemon=True))
     _launched[0].start()
 
 
 def look(seconds: float) -> dict[str, Any]:
-    """Wait up to `seconds` for the launched command; return the result of `run`, or that it is `running`."""
+    """Wait up to `seconds` for the launched command; return the result of `run`, or `running` if it has not ended."""
     _launched[0].join(seconds)
     return {"running": True} if _launched[0].is_alive() else _result
 
 
 def grade(request: dict[str, Any]) -> None:
-    """Unpack an agent's files, then run the tests once; write their output to a file."""
+    """Unpack an agent's files, then run the tests once and write their output to a file."""
     put(request["entries"])
     remove_links_out(request["folders"])
     Path(VERIFIER).mkdir(parents=True, exist_ok=True)
     done = run(request["command"], request["cwd"], request["env"], request["seconds"], request["most"])
-    kill_others()  # so that no process overwrites the tests' files
+    kill_others()  # so that no process overwrites the files that the tests wrote
     fd = os.open(OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(fd, "wb") as file:
         file.write(done["said"].encode())
 
 
-# -------- The relay: connections to a port of the sandbox leave by the only socket to the outside
+# -------- The relay: connections to a port in the sandbox leave through the only socket to the outside
 
 
 def relay(port: int, out: str) -> None:
-    """Listen at a loopback port, and relay each connection to a Unix socket."""
+    """Listen on a loopback port, and relay each connection to a Unix socket."""
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listening.bind(("127.0.0.1", port))

@@ -1,4 +1,4 @@
-"""Task folders for kapelle's own agents: a shell tool in the task's folder, and the task's tests as reward."""
+"""Task folders for kapelle's own agents, which use a shell tool in the task's folder; the task's tests give the reward."""
 
 from __future__ import annotations
 
@@ -42,30 +42,30 @@ class FolderSettings(Settings, Reads, Reporting):
     """Settings of both environments with task folders: the tasks and the limits of the sandbox."""
 
     path: str
-    """A folder of task folders, in Harbor's form (`task.toml`) or terminal-bench's (`task.yaml`)."""
+    """A folder of task folders in the format of Harbor (`task.toml`) or terminal-bench (`task.yaml`)."""
     test_path: str | None = None
-    """Another folder with the test tasks; null tests on every fifth task of `path`, by a hash of its name."""
+    """Another folder with the test tasks; null holds out every fifth task of `path`, chosen by a hash of its name."""
     tests: Runner = "script"
-    """The tests: the task's own script, or `pytest` on its files `test_….py`, which must all pass."""
+    """How tests run: `script` is the task's own script, `pytest` runs its files `test_….py`, which must all pass."""
     run_lines: RunLines = "refuse"
-    """RUN lines of a Dockerfile: an error (`refuse`), skipped (`skip`), or run in the sandbox without network and root (`run`).
-    `kapelle validate` names skipped and failed lines."""
+    """RUN lines of a Dockerfile raise an error (`refuse`), are skipped (`skip`), or run in the sandbox without network and root
+    (`run`). `kapelle validate` lists the lines that were skipped or failed."""
     unplayable: Literal["refuse", "leave_out"] = "refuse"
-    """An unsupported task stops the run before it begins (`refuse`), or is excluded and named (`leave_out`)."""
+    """An unsupported task stops the run before it begins (`refuse`), or is excluded and reported (`leave_out`)."""
     packages: tuple[str, ...] = ("pytest",)
-    """Python packages of this installation in the sandbox, with their requirements."""
+    """Python packages of this installation that the sandbox contains, with their requirements."""
     memory_mb: Annotated[int, FROM_HERE_ON] = Field(default=1024, ge=64)
-    """Maximum memory for all programs and files of an episode, in mebibytes; a task may set less."""
+    """Maximum memory for all programs and files of an episode, in mebibytes; a task may set a lower limit."""
     disk_mb: Annotated[int, FROM_HERE_ON] = Field(default=128, ge=1)
     """Maximum size of the files in one folder of the sandbox, in mebibytes."""
     left_mb: int = Field(default=32, ge=1)
-    """Maximum size of the files at the end, in mebibytes; larger files give the smallest reward."""
+    """Maximum size of the files at the end of an episode, in mebibytes; larger files give the smallest reward."""
     processes: Annotated[int, FROM_HERE_ON] = Field(default=64, ge=8)
-    """Maximum number of processes and threads of an episode."""
+    """Maximum number of processes and threads in an episode."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """From 0 to 1."""
+        """The range from 0 to 1."""
         return (0.0, 1.0)
 
     def room(self) -> Room:
@@ -73,7 +73,7 @@ class FolderSettings(Settings, Reads, Reporting):
         return Room(self.memory_mb, self.disk_mb, self.left_mb, self.processes, self.packages)
 
     def folders(self, split: Split) -> tuple[TaskFolder, ...]:
-        """Return the tasks of a split; raise DataError for an invalid or unsupported one."""
+        """Return the tasks of a split; raise DataError for an invalid or unsupported task."""
         return self._split(split).tasks
 
     def _split(self, split: Split) -> FolderSplit:
@@ -81,7 +81,7 @@ class FolderSettings(Settings, Reads, Reporting):
         return _splits(self.path, self.test_path, self.tests, self.run_lines, leave_out)[split]
 
     def skipped(self) -> Mapping[Split, str]:
-        """Return by split how many folders are excluded, and why the first one is."""
+        """Return for each split how many folders are excluded, and why the first of them is excluded."""
         splits: tuple[Split, ...] = ("train", "test")
         found = {split: self._split(split).excluded for split in splits}
         return {split: f"{len(why)} task folders; the first: {why[0]}" for split, why in found.items() if why}
@@ -91,7 +91,7 @@ class FolderSettings(Settings, Reads, Reporting):
         return len(self.folders(split))
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the task at an index, sorted by name."""
+        """Return the task at an index of the tasks sorted by name."""
         folder = self.folders(split)[index]
         return Task(f"{split}-{folder.name}", folder.instruction, {"split": split, "index": index})
 
@@ -105,8 +105,8 @@ class FolderSettings(Settings, Reads, Reporting):
             if not self.folders(split):
                 why = self.skipped().get(split)
                 raise ConfigError(
-                    f"`environment.path` ({self.path}) has too few tasks for a test split. Add tasks, or name a folder of test tasks in "
-                    f"`environment.test_path`.{f' Excluded are {why}' if why else ''}"
+                    f"`environment.path` ({self.path}) has too few tasks for a test split. Add tasks, or set `environment.test_path` to a "
+                    f"folder of test tasks.{f' Excluded: {why}' if why else ''}"
                 )
         require(backend("bubblewrap"))
         check_room(room)
@@ -120,18 +120,18 @@ class FolderSettings(Settings, Reads, Reporting):
         return found
 
     def doubts(self) -> Sequence[str]:
-        """Return a message about training on a benchmark, and one per task with skipped or failed RUN lines."""
+        """Return a message about training on a benchmark, and a message for each task with skipped or failed RUN lines."""
         benchmarks = [folder.name for folder in self.folders("train") if folder.benchmark]
         message = (
-            f"{len(benchmarks)} training tasks are marked as a benchmark's, which should never be trained on ({', '.join(benchmarks[:3])}). Name "
-            "them in `environment.test_path`."
+            f"{len(benchmarks)} training tasks are marked as part of a benchmark, on which models should never be trained "
+            f"({', '.join(benchmarks[:3])}). Move them to the folder `environment.test_path`."
         )
         every = (*self.folders("train"), *self.folders("test"))
         failed = [(folder.name, line) for folder in every for line in built(folder, self.room()).failed]
         return [
             *[message] * bool(benchmarks),
             *(
-                f"The task {name} is used although this line of its Dockerfile failed: RUN {line[:60]}"
+                f"The task {name} is used although a line of its Dockerfile failed: RUN {line[:60]}"
                 for name, line in failed
             ),
             *(
@@ -163,7 +163,7 @@ def _splits(
             except DataError as error:
                 if not leave_out:
                     raise DataError(
-                        f"{error} `environment.unplayable: leave_out` excludes such tasks."
+                        f"{error} To exclude such tasks, set `environment.unplayable: leave_out`."
                     ) from None
                 why.append(str(error))
         return FolderSplit(tuple(tasks), tuple(why))
@@ -171,7 +171,9 @@ def _splits(
     places = task_folders(path)
     if test_path is not None:
         if Path(test_path).resolve() == Path(path).resolve():
-            raise ConfigError("`environment.path` and `environment.test_path` are the same folder.")
+            raise ConfigError(
+                "`environment.path` and `environment.test_path` are the same folder. Use different folders, or omit `test_path`."
+            )
         return {"train": read(places), "test": read(task_folders(test_path))}
     order = sorted(places, key=lambda place: hashlib.sha256(place.name.encode()).hexdigest())
     held = set(order[: -(-len(order) // HELD_OUT)]) if len(order) > 1 else set()
@@ -185,13 +187,13 @@ def _splits(
 
 
 class TaskFolders(CallSettings, FolderSettings, Scripted):
-    """Shell tasks: agents run commands in a copy of the task's folder, and its tests give all of them the same reward."""
+    """Shell tasks: agents run commands in a copy of the task's folder, and the task's tests give all agents the same reward."""
 
     name: Literal["task_folders"] = "task_folders"
     max_turns: int = Field(default=16, ge=1)
-    """Maximum number of turns of an agent; without a final text by then, the reward is 0."""
+    """Maximum number of turns of an agent; if there is no final message by then, the reward is 0."""
     call_s: Annotated[float, FREE] = Field(default=60.0, gt=0.0)
-    """Seconds of one command."""
+    """Time limit of one command in seconds."""
 
     @property
     def sources(self) -> Mapping[Split, str]:
@@ -200,11 +202,11 @@ class TaskFolders(CallSettings, FolderSettings, Scripted):
         return {"train": f"task folders of {self.path}", "test": f"task folders: {test}"}
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read every task; raise DataError for an unsupported one, SandboxError if there is no sandbox."""
+        """Read every task; raise DataError for an unsupported task, SandboxError if there is no sandbox."""
         self.check_folders(self.room())
 
     def descriptors(self, agents: int) -> int:
-        """Return the file descriptors of one sandbox."""
+        """Return the number of file descriptors of one sandbox."""
         return 8
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> ToolsState:
@@ -213,22 +215,22 @@ class TaskFolders(CallSettings, FolderSettings, Scripted):
         place = Workplace(folder, self.room())
         boxes = {agent: [Shell(place, self.call_s, self.max_characters)] for agent in agents}
         schemas = [tool.schema for tool in boxes[agents[0]][0].tools]
-        # A command has its own limit, and those of other agents may come first.
+        # A command has its own time limit, but the commands of other agents may run first.
         waiting = self.model_copy(update={"call_s": (self.call_s + 60.0) * len(agents)})
         return ToolsState(FolderState(task, agents, place, self.room()), boxes, schemas, waiting)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the task's solution as one command, then a final text; raise ConfigError if it has none."""
+        """Return the task's solution as one command, then a final message; raise ConfigError if the task has no solution."""
         solution = self.folder_of(task).solution
         if solution is None:
-            raise ConfigError(f"The task {task.id} has no solution. Add solution/solve.sh.")
+            raise ConfigError(f"The task {task.id} has no solution. Add the file solution/solve.sh.")
         if messages and not messages[-1].content.endswith(task.question):
             return "Done."
         return write_calls([ReadCall("shell", {"command": solution})], self.form)
 
 
 class Shell(Toolbox):
-    """The tool `shell`: a command in the team's folder."""
+    """The tool `shell`, which runs a command in the team's folder."""
 
     def __init__(self, place: Workplace, call_s: float, most: int) -> None:
         self._place, self._call_s, self._most = place, call_s, most
@@ -241,7 +243,9 @@ class Shell(Toolbox):
         """Run `command`; raise ToolFault if the sandbox has ended."""
         command = arguments["command"]
         if "\0" in command or len(command) > 100_000:
-            raise ToolFault("A command has no NUL and at most 100,000 characters.")
+            raise ToolFault(
+                "A command must not contain NUL characters and must not exceed 100,000 characters."
+            )
         try:
             code, output = self._place.run(["bash", "-c", command], self._call_s, 4 * self._most)
         except WorkspaceClosed as ended:
@@ -259,7 +263,7 @@ class Shell(Toolbox):
 
 
 class FolderState(BaseState):
-    """The state of one episode: the tests run after the team's final texts."""
+    """The state of one episode; the tests run after the team's final messages."""
 
     def __init__(self, task: Task, agents: Sequence[str], place: Workplace, room: Room) -> None:
         super().__init__(task, agents)
@@ -269,7 +273,7 @@ class FolderState(BaseState):
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Run the tests on the team's files."""
         require_agents(actions, self.agents, "answered")
-        resume_deadline = pause_deadline()  # tests have their own limit
+        resume_deadline = pause_deadline()  # tests have their own time limit
         try:
             self._verdict = await asyncio.to_thread(finish, self._place, self._room)
         finally:
@@ -300,5 +304,5 @@ def finish(place: Workplace, room: Room) -> TaskRunResult:
 
 
 def verdict_info(verdict: TaskRunResult) -> dict[str, Json]:
-    """Return a verdict for the episode's record."""
+    """Return a verdict in the form for the episode's record."""
     return {"tests": verdict.why, "tests_said": verdict.said, "rewards": dict(verdict.parts)}

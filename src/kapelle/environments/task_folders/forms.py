@@ -1,4 +1,4 @@
-"""Reads task folders in Harbor's form (`task.toml`) and terminal-bench's (`task.yaml`).
+"""Reads task folders in the formats of Harbor (`task.toml`) and terminal-bench (`task.yaml`).
 
     Harbor                              terminal-bench
     task.toml, instruction.md           task.yaml (`instruction`, limits, parser)
@@ -6,8 +6,8 @@
     tests/test.sh → reward.txt or json  run-tests.sh, tests/ → pytest's summary
     solution/solve.sh                   solution.sh
 
-No image is built. A Dockerfile gives the files, working directories and variables; the system is this machine's. An error names the
-line of anything else that a task needs.
+No image is built. A Dockerfile provides the files, working directories and variables; the system is that of this machine. If a task
+needs anything else, an error names the line.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _CLOSED = frozenset([
     "bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys", "usr",
     "box", "kapelle", "logs", "oracle", "solution", "tests", "tmp",
 ])  # fmt: skip
-"""Top folders that a task cannot have: those of the system, the sandbox and the tests."""
+"""Top-level folders that a task cannot have, because they belong to the system, the sandbox or the tests."""
 _DOWNLOADS = re.compile(
     r"\b(?:apt(?:-get)?\s+(?:-\S+\s+)*install|apk\s+add|(?:yum|dnf)\s+install|pip3?\s+install|npm\s+(?:i|ci|install)\b|git\s+clone|"
     r"uvx?\s+\S|conda\s+install|(?:curl|wget)\s[^|;&]*https?://(?!localhost|127\.))"
 )
-"""Commands of a script that download."""
+"""Commands in a script that download files."""
 _NAMED = re.compile(r"(?<![\w.~/-])/([A-Za-z_][\w-]*)/")
-"""The top folder of a path in an instruction or a RUN line; such a folder is writable even without files."""
+"""The top-level folder of a path in an instruction or a RUN line; such a folder is writable even if it has no files."""
 _CANARY = b"terminal-bench-canary"
 Runner = Literal["script", "pytest"]
 RunLines = Literal["refuse", "skip", "run"]
@@ -60,12 +60,12 @@ class FolderFile:
 
 @dataclass(frozen=True, slots=True)
 class RunLine:
-    """A RUN line of a Dockerfile, for the sandbox."""
+    """A RUN line of a Dockerfile that runs in the sandbox."""
 
     command: str
     workdir: str
     after: int
-    """Number of the task's files that are copied before it."""
+    """Number of the task's files that are copied before the line runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +73,18 @@ class TaskFolder:
     """One task."""
 
     name: str
-    """The name of its folder."""
+    """The name of the task's folder."""
     form: Literal["harbor", "terminal-bench"]
     instruction: str
     workdir: str
     """Working directory of the agent and the tests."""
     folders: tuple[str, ...]
-    """Folders with the task's files, which the agent may change."""
+    """Folders that contain the task's files and that the agent may change."""
     files: tuple[FolderFile, ...]
     env: Mapping[str, str]
-    """Environment variables of the agent's programs and the tests."""
+    """Environment variables for the agent's programs and the tests."""
     tests: tuple[tuple[str, bytes], ...]
-    """Paths and contents of files that only the tests' sandbox has."""
+    """Paths and contents of files that only the tests' sandbox contains."""
     script: str | None
     """Path of the script that runs the tests; None for pytest on all test files."""
     tests_env: Mapping[str, str]
@@ -94,26 +94,28 @@ class TaskFolder:
     solution: str | None
     """A script that solves the task."""
     expected: tuple[str, ...] = ()
-    """Tests that pytest must report as passed; empty if a reward file decides."""
+    """Tests that pytest must report as passed; empty if a reward file gives the result."""
     without: tuple[str, ...] = field(default=())
-    """Skipped lines (`run_lines: skip`)."""
+    """RUN lines that are skipped (`run_lines: skip`)."""
     run: tuple[RunLine, ...] = ()
-    """Lines that are run before the first agent (`run_lines: run`)."""
+    """RUN lines that run before the first agent starts (`run_lines: run`)."""
     benchmark: bool = False
-    """Whether its files are marked as a benchmark's, which must not be trained on."""
+    """Whether the task's files are marked as part of a benchmark, on which models must not be trained."""
 
 
 def task_folders(path: str) -> tuple[Path, ...]:
-    """Return a task folder, or the task folders inside a folder by name; raise DataError if there are none."""
+    """Return the path if it is a task folder, otherwise the task folders inside it, sorted by name; raise DataError if none exist."""
     place = Path(path).expanduser()
     if not place.is_dir():
-        raise DataError(f"There is no folder {place}. Name a task folder, or a folder of task folders.")
+        raise DataError(
+            f"The folder {place} does not exist. Give a task folder, or a folder that contains task folders."
+        )
     if _is_task(place):
         return (place,)
     found = tuple(sorted(each for each in place.iterdir() if each.is_dir() and _is_task(each)))
     if not found:
         raise DataError(
-            f"{place} contains no task folder: none of its folders has a `task.toml` (Harbor) or a `task.yaml` (terminal-bench)."
+            f"{place} contains no task folder. A task folder contains a `task.toml` (Harbor) or a `task.yaml` (terminal-bench)."
         )
     return found
 
@@ -123,12 +125,12 @@ def _is_task(folder: Path) -> bool:
 
 
 def read_task(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFolder:
-    """Read one task; raise DataError, which names file and line, for anything invalid or unsupported."""
+    """Read one task; raise DataError, which names the file and line, for anything invalid or unsupported."""
     read = _harbor if (folder / "task.toml").is_file() else _terminal_bench
     return read(folder, runner, run_lines)
 
 
-# -------- The two forms
+# -------- The two formats
 
 
 def _harbor(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFolder:
@@ -136,17 +138,19 @@ def _harbor(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFolder:
     try:
         settings: dict[str, Any] = tomllib.loads(_text(where))
     except tomllib.TOMLDecodeError as error:
-        raise DataError(f"{where} is not TOML: {error}.") from None
+        raise DataError(f"{where} is not valid TOML: {error}.") from None
     environment, agent, verifier = (
         _table(settings, name, where) for name in ("environment", "agent", "verifier")
     )
     if settings.get("steps"):
-        raise _unsupported(where, "[[steps]]", "a task has one instruction and one set of tests")
+        raise _unsupported(
+            where, "[[steps]]", "a task must have exactly one instruction and one set of tests"
+        )
     for name in ("mcp_servers", "healthcheck", "skills_dir", "gpus"):
         if environment.get(name):
-            raise _unsupported(where, f"environment.{name}", "the sandbox has none")
+            raise _unsupported(where, f"environment.{name}", "the sandbox does not provide it")
     if environment.get("os", "linux") != "linux":
-        raise _unsupported(where, "environment.os", "the sandbox is Linux")
+        raise _unsupported(where, "environment.os", "the sandbox runs Linux")
     if verifier.get("environment_mode", "shared") != "shared" or verifier.get("collect"):
         raise _unsupported(
             where, "verifier.environment_mode or collect", "tests run on a copy of the agent's folders"
@@ -154,16 +158,16 @@ def _harbor(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFolder:
     place = folder / "environment"
     for name in ("docker-compose.yaml", "docker-compose.yml"):
         if (place / name).exists():
-            raise _unsupported(place / name, "services", "a task has one sandbox")
+            raise _unsupported(place / name, "services", "a task has only one sandbox")
     if (folder / "tests" / "Dockerfile").exists():
         raise _unsupported(
-            folder / "tests" / "Dockerfile", "an image of the tests", "kapelle builds no images"
+            folder / "tests" / "Dockerfile", "an image for the tests", "kapelle does not build images"
         )
     dockerfile = place / "Dockerfile"
     if not dockerfile.is_file():
         raise DataError(
-            f"{dockerfile} is missing, so the files of the task's image ({environment.get('docker_image', 'none named')}) are unknown. Add "
-            "a Dockerfile that copies them."
+            f"{dockerfile} is missing, so the files of the task's image ({environment.get('docker_image', 'unnamed')}) are unknown. "
+            "Add a Dockerfile that copies them."
         )
     image = _read_dockerfile(dockerfile, place, frozenset(), run_lines)
     tests = _tests(folder / "tests")
@@ -195,9 +199,9 @@ def _terminal_bench(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFo
     try:
         settings = parse_yaml(_text(where))
     except ValueError as error:
-        raise DataError(f"{where} is not YAML: {error}.") from None
+        raise DataError(f"{where} is not valid YAML: {error}.") from None
     if not isinstance(settings, dict) or not isinstance(settings.get("instruction"), str):
-        raise DataError(f"{where} has no `instruction`. Add it as a text.")
+        raise DataError(f"{where} has no `instruction`. Add it as a string.")
     if settings.get("parser_name", "pytest") != "pytest":
         raise _unsupported(where, f"parser_name: {settings['parser_name']}", "only pytest's summary is read")
     if settings.get("run_tests_in_same_shell"):
@@ -207,9 +211,11 @@ def _terminal_bench(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFo
         try:
             services = (parse_yaml(_text(compose)) or {}).get("services", {})
         except (ValueError, AttributeError):
-            raise DataError(f"{compose} is not YAML of services.") from None
+            raise DataError(f"{compose} is not a valid YAML file with `services`.") from None
         if len(services) > 1:
-            raise _unsupported(compose, f"services {', '.join(sorted(services))}", "a task has one sandbox")
+            raise _unsupported(
+                compose, f"services {', '.join(sorted(services))}", "a task has only one sandbox"
+            )
     hidden = frozenset([
         "tests", "run-tests.sh", "solution.sh", "solution.yaml", "solution", "task.yaml", "docker-compose.yaml",
     ])  # fmt: skip
@@ -255,15 +261,15 @@ def _task(
         for number, line in enumerate(_text(script[0]).splitlines(), 1):
             if not line.lstrip().startswith("#") and (found := _DOWNLOADS.search(line)):
                 raise DataError(
-                    f"{script[0]}, line {number}, downloads ({found[0][:40].strip()}), and sandboxes have no network. Set `environment.tests: "
-                    "pytest` to run the test files with `environment.packages`."
+                    f"{script[0]}, line {number}, downloads files ({found[0][:40].strip()}), but sandboxes have no network. Set "
+                    "`environment.tests: pytest` to run the test files with `environment.packages`."
                 )
     names = tuple(
         name for path, content in tests if path.endswith(".py") for name in _test_names(path, content)
     )
     if script is None and not names:
         raise DataError(
-            f"{folder / 'tests'} has no function `test_…` in a file `test_….py` for pytest. Add one."
+            f"{folder / 'tests'} has no test for pytest. Add a function `test_…` to a file `test_….py`."
         )
     roots = {f"/{path.split('/')[1]}" for path in (image.workdir, *(file.path for file in image.files))}
     named = (instruction, *(f"{line.command}/" for line in image.run))
@@ -294,19 +300,19 @@ def _task(
 
 def _tests(folder: Path) -> tuple[tuple[str, bytes], ...]:
     if not folder.is_dir():
-        raise DataError(f"{folder} is missing. Add tests, which give the reward.")
+        raise DataError(f"{folder} is missing. Add tests, because they give the reward.")
     return tuple((f"{TESTS}/{name}", content) for name, _, content in _files_below(folder, frozenset()))
 
 
 def _test_names(path: str, content: bytes) -> Iterator[str]:
-    """Yield the names of the test functions of a file that pytest collects."""
+    """Yield the names of the test functions that pytest collects from a file."""
     name = posixpath.basename(path)
     if not (name.startswith("test_") or name.endswith("_test.py")):
         return
     try:
         tree = ast.parse(content)
     except (SyntaxError, ValueError) as error:
-        raise DataError(f"{path.removeprefix('/')} of the task is not Python: {error}.") from None
+        raise DataError(f"The task's file {path.removeprefix('/')} is not valid Python: {error}.") from None
     for node in tree.body:
         inner = node.body if isinstance(node, ast.ClassDef) and node.name.startswith("Test") else [node]
         for each in inner:
@@ -315,7 +321,7 @@ def _test_names(path: str, content: bytes) -> Iterator[str]:
 
 
 def summary_passed(output: str, expected: Sequence[str]) -> tuple[float, str]:
-    """Return 1 if pytest's short summary (`-rA`) has all expected tests and no failure, else 0, and the reason.
+    """Return 1 if pytest's short summary (`-rA`) lists all expected tests and no failure, otherwise 0, and the reason.
 
     Skipped tests and expected failures count as passed, as in terminal-bench.
     """
@@ -328,7 +334,7 @@ def summary_passed(output: str, expected: Sequence[str]) -> tuple[float, str]:
         parts = re.split(r"::|\[| - ", rest.strip())
         if status in ("PASSED", "XFAIL"):
             passed.add(next((part for part in parts[1:] if part.startswith("test")), parts[0]))
-        elif status == "SKIPPED":  # the summary has only their number
+        elif status == "SKIPPED":  # the summary gives only the number of skipped tests
             found = re.match(r"\[(\d+)\]", rest)
             skipped += int(found[1]) if found else 1
         elif status in ("FAILED", "ERROR", "XPASS"):
@@ -337,7 +343,7 @@ def summary_passed(output: str, expected: Sequence[str]) -> tuple[float, str]:
         return 0.0, f"Failed: {'; '.join(failed[:3])}"
     missing = [name for name in expected if name not in passed]
     if len(missing) > skipped or not passed:
-        return 0.0, f"There is no result of {missing[0] if missing else 'any test'}."
+        return 0.0, f"The summary has no result for {missing[0] if missing else 'any test'}."
     return 1.0, "All tests passed."
 
 
@@ -357,7 +363,7 @@ _IGNORED = frozenset([
     "USER", "CMD", "ENTRYPOINT", "LABEL", "EXPOSE", "SHELL", "STOPSIGNAL", "MAINTAINER", "VOLUME",
     "HEALTHCHECK",
 ])  # fmt: skip
-"""Instructions without effect here: every program runs as one unprivileged user."""
+"""Instructions that are ignored; for example, all programs run as the same unprivileged user."""
 
 
 def _read_dockerfile(path: Path, context: Path, hidden: frozenset[str], run_lines: RunLines) -> _Image:
@@ -387,15 +393,15 @@ def _read_dockerfile(path: Path, context: Path, hidden: frozenset[str], run_line
             image.files += _copied(line, _filled(rest, variables), image, context, hidden)
         elif keyword == "RUN" and run_lines == "refuse":
             raise DataError(
-                f"{line} {rest[:60]} changes the image, but kapelle builds none. `environment.run_lines: run` runs such lines in the sandbox, "
-                "without network and root; `skip` skips them."
+                f"{line} {rest[:60]} changes the image, but kapelle does not build images. Set `environment.run_lines: run` to run "
+                "such lines in the sandbox, without network and root, or `skip` to skip them."
             )
         elif keyword == "RUN" and run_lines == "run":
             image.run.append(RunLine(rest, image.workdir, len(image.files)))
         elif keyword == "RUN":
             image.without.append(f"{keyword} {rest}")
         elif keyword not in _IGNORED:
-            raise DataError(f"{line} is not supported. Remove it, or write it as COPY, WORKDIR or ENV.")
+            raise DataError(f"{line} is not supported. Remove the line, or use COPY, WORKDIR or ENV instead.")
     if image.workdir == "/":
         image.workdir = "/app"
     for place in (image.workdir, *(file.path for file in image.files)):
@@ -407,7 +413,7 @@ def _read_dockerfile(path: Path, context: Path, hidden: frozenset[str], run_line
 
 
 def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
-    """Yield line number, keyword and rest of each instruction, with continued lines joined."""
+    """Yield the line number, keyword and rest of each instruction; continued lines are joined."""
     begun, held, here = 0, "", ""
     for number, line in enumerate(text.splitlines(), 1):
         if here:  # inside a here-document
@@ -438,12 +444,16 @@ def _copied(
     assert flags is not None
     for flag in flags[0].split():
         if not flag.startswith(("--chown=", "--chmod=", "--link")):
-            raise DataError(f"{line} {flag} is not supported. Put the files beside the Dockerfile.")
+            raise DataError(
+                f"{line} {flag} is not supported. Put the files into the folder of the Dockerfile."
+            )
     chmod = re.search(r"--chmod=([0-7]{3,4})\b", flags[0])
     rest = rest[flags.end() :]
     words = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
     if len(words) < 2 or any(word.startswith("<<") or "://" in word for word in words):
-        raise DataError(f"{line} {rest[:60]} must copy files beside the Dockerfile.")
+        raise DataError(
+            f"{line} {rest[:60]} is not supported. Copy only files from the folder of the Dockerfile."
+        )
     *sources, target = words
     into = posixpath.normpath(posixpath.join(image.workdir, target))
     there = (f"{image.workdir}/", *(file.path for file in image.files))
@@ -454,9 +464,9 @@ def _copied(
             [context] if plain == "." else sorted(context.glob(plain)) if not plain.startswith("..") else []
         )
         if not found:
-            raise DataError(f"{line}: there is no {source} below {context}.")
+            raise DataError(f"{line}: there is no {source} in {context}. Add the file, or correct the line.")
         if plain.split("/")[0] in hidden:
-            raise DataError(f"{line} would show {source} to the agent. Remove the line.")
+            raise DataError(f"{line} would make {source} visible to the agent. Remove the line.")
         for each in found:
             if each.is_dir():
                 for name, mode, content in _files_below(each, hidden if each == context else frozenset()):
@@ -482,7 +492,7 @@ def _filled(text: str, variables: Mapping[str, str]) -> str:
 
 
 def _files_below(folder: Path, hidden: frozenset[str]) -> Iterator[tuple[str, int, bytes]]:
-    """Yield name, mode and content of the files below a folder, except those in `hidden`."""
+    """Yield the name, mode and content of the files below a folder, except files in `hidden`."""
     size = 0
     for place, names, files in os.walk(folder):
         names.sort()
@@ -495,7 +505,7 @@ def _files_below(folder: Path, hidden: frozenset[str]) -> Iterator[tuple[str, in
             size += len(content)
             if size > MOST_FOLDER_BYTES:
                 raise DataError(
-                    f"{folder} has more than {MOST_FOLDER_BYTES:,} bytes, too many for a sandbox."
+                    f"{folder} has more than {MOST_FOLDER_BYTES:,} bytes, which is too large for a sandbox. Remove files."
                 )
             yield relative, path.stat().st_mode & 0o777, content
 
@@ -515,7 +525,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise DataError(f"{path} is missing. Every task folder has one.") from None
+        raise DataError(f"{path} is missing. Every task folder must have this file.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as text: {error}.") from None
 
@@ -535,7 +545,7 @@ def _seconds(table: Mapping[str, Any], name: str, default: float, where: Path) -
     value = table.get(name)
     value = default if value is None else value
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise DataError(f"{where}: `{name}` is {value!r}. Give seconds above 0.")
+        raise DataError(f"{where}: `{name}` is {value!r}. Give a number of seconds greater than 0.")
     return float(value)
 
 
@@ -546,16 +556,18 @@ def _megabytes(table: Mapping[str, Any], where: Path) -> int:
     ):
         value = int(float(found[1]) * {"G": 1024.0, "M": 1.0, "K": 1 / 1024}[found[2]])
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise DataError(f"{where}: `memory_mb` is {value!r}. Give whole mebibytes.")
+        raise DataError(f"{where}: `memory_mb` is {value!r}. Give a whole number of mebibytes.")
     return value
 
 
 def _env(table: Mapping[str, Any], where: str) -> dict[str, str]:
-    """Return environment variables; raise DataError for one with a value from this machine."""
+    """Return environment variables; raise DataError if the value of one comes from this machine."""
     env = table.get("env", {})
     if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
-        raise DataError(f"{where} is not a table of texts.")
+        raise DataError(f"{where} is not a table of strings.")
     for name, value in env.items():
         if re.search(r"\$\{\w+\}", value):
-            raise DataError(f"{where}.{name} is {value}, a variable of this machine. Write the value itself.")
+            raise DataError(
+                f"{where}.{name} refers to {value}, a variable of this machine. Write the value itself."
+            )
     return {name: _filled(value, {}) for name, value in env.items()}

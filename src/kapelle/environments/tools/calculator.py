@@ -1,4 +1,4 @@
-"""The tool `calculator`: arithmetic with powers and roots by a bounded parser, exact for fractions; no code is executed."""
+"""The tool `calculator`: arithmetic with powers and roots. It is exact for fractions, its parser is bounded, and it executes no code."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Calculator(ToolSettings):
 
 
 def calculate(arguments: Mapping[str, Json]) -> str:
-    """Return the value of `expression` as a finite decimal or a fraction; an irrational root has twelve digits."""
+    """Return the value of `expression` as a finite decimal or a fraction; irrational roots are given to twelve digits."""
     text = arguments["expression"]
     expression = parse_expression(text, powers=True)
     if expression is None:

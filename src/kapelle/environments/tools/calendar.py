@@ -1,6 +1,6 @@
 """Calendar tools: list, create, move and delete the events of one episode, at a fixed time.
 
-Two events never overlap; the error names the conflicting event. The machine's clock is not read, so episodes repeat.
+Events cannot overlap; the error names the conflicting event. The machine's clock is not read, so episodes are reproducible.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kapelle.settings.base import Settings
 from kapelle.types import Json
 
 MAX_EVENTS = 200
-"""Maximum number of events of a calendar."""
+"""Maximum number of events in a calendar."""
 MAX_TITLE = 120
 """Maximum number of characters of a title."""
 LONGEST = 7 * 24 * 60
@@ -74,11 +74,11 @@ class EventSettings(Settings):
     """An event at the beginning of an episode."""
 
     title: str = Field(min_length=1, max_length=MAX_TITLE)
-    """Its title."""
+    """The title of the event."""
     start: Moment
-    """`YYYY-MM-DD HH:MM`."""
+    """The start of the event, `YYYY-MM-DD HH:MM`."""
     minutes: int = Field(ge=1, le=LONGEST)
-    """Its length."""
+    """The length of the event in minutes."""
 
 
 class Calendar(ToolSettings):
@@ -105,7 +105,7 @@ class Event:
 
     @property
     def end(self) -> datetime:
-        """Its end (exclusive)."""
+        """The end of the event (exclusive)."""
         return self.start + timedelta(minutes=self.minutes)
 
     def line(self) -> str:
@@ -138,7 +138,7 @@ class Events(Toolbox):
         return [[event.title, event.start.strftime(_FORM), event.minutes] for event in held]
 
     def list_events(self, arguments: Mapping[str, Json]) -> str:
-        """Return the time and the events of a day, or all of them, by their starts."""
+        """Return the time and the events of a day, or all events, in the order of their starts."""
         day = arguments.get("day")
         if day is not None:
             day = _read(f"{day} 00:00").date()
@@ -151,7 +151,7 @@ class Events(Toolbox):
         return "\n".join([f"It is {self._now:%A} {self._now.strftime(_FORM)}.", *(shown or ["No events."])])
 
     def create_event(self, arguments: Mapping[str, Json]) -> str:
-        """Create an event; raise ToolFault if it overlaps another or there are too many."""
+        """Create an event; raise ToolFault if it overlaps another event or there are too many events."""
         title = " ".join(str(arguments["title"]).split())
         if not 1 <= len(title) <= MAX_TITLE:
             raise ToolFault(f"A title has 1 to {MAX_TITLE} characters, and this one has {len(title):,}.")
@@ -163,7 +163,7 @@ class Events(Toolbox):
         return f"Created [{number}] {event.line()}."
 
     def move_event(self, arguments: Mapping[str, Json]) -> str:
-        """Move an event; raise ToolFault, without a change, if it would overlap another."""
+        """Move an event; raise ToolFault and leave it unchanged if it would overlap another event."""
         number = arguments["number"]
         event = self._event(number)
         minutes = int(arguments.get("minutes", event.minutes))

@@ -1,4 +1,4 @@
-"""The contract of a tool: a name, a schema, and a function from arguments to a text."""
+"""The interface of a tool: a name, a schema, and a function from arguments to a string."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from kapelle.types import Json
 
 
 class ToolFault(Exception):
-    """A failed call; the agent reads the text."""
+    """Raised if a call fails; the agent reads the message."""
 
 
 class Lost(ToolFault):
-    """The connection to a tool's server is lost; only the user reads `stderr`."""
+    """Raised if the connection to a tool's server is lost; only the user reads `stderr`."""
 
     def __init__(self, why: str, stderr: str = "") -> None:
         super().__init__(why)
@@ -30,7 +30,7 @@ class Lost(ToolFault):
 
 @dataclass(frozen=True, slots=True)
 class ToolSchema:
-    """A tool as agents read it."""
+    """The description of a tool that agents read."""
 
     name: str
     description: str
@@ -38,12 +38,12 @@ class ToolSchema:
     """JSON schema of an object: `{"type": "object", "properties": {…}, "required": […]}`."""
 
     def as_json(self) -> Json:
-        """Return the form that models know from training."""
+        """Return the schema in the format that models know from training."""
         return {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
 
 
 def one_text(name: str, description: str, argument: str, meaning: str | None = None) -> ToolSchema:
-    """Return the schema of a tool with one text argument."""
+    """Return the schema of a tool with one string argument."""
     description_of = {} if meaning is None else {"description": meaning}
     properties: Json = {argument: {"type": "string", **description_of}}
     return ToolSchema(name, description, {"type": "object", "properties": properties, "required": [argument]})
@@ -55,7 +55,7 @@ class Tool:
 
     schema: ToolSchema
     call: Callable[[Mapping[str, Json]], str]
-    """Takes arguments that fit the schema, in a thread; may block; raises ToolFault for the agent."""
+    """Function of arguments that fit the schema. It runs in a thread and may block; for a message to the agent it raises ToolFault."""
 
 
 class Toolbox:
@@ -69,7 +69,7 @@ class Toolbox:
 
 
 class ToolSettings(Settings):
-    """Base of the entries of `environment.tools`."""
+    """Base class of the entries in `environment.tools`."""
 
     def check(self) -> None:
         """Raise ConfigError, DataError or SandboxError if the tools are unavailable on this machine."""
@@ -80,12 +80,12 @@ class ToolSettings(Settings):
 
     @abstractmethod
     def open(self) -> Toolbox:
-        """Return the tools of one agent in one episode; costly resources start with the first call."""
+        """Return the tools of one agent in one episode; expensive resources start with the first call."""
 
 
 # -------- Arguments of a call, checked against the tool's JSON schema before the call
 #
-# Checked are `type`, `enum`, `properties`, `required`, `additionalProperties` and `items`. The tool checks the rest.
+# This checks `type`, `enum`, `properties`, `required`, `additionalProperties` and `items`. The tool checks everything else.
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "string": (str,),
@@ -101,7 +101,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 def fit_arguments(arguments: Mapping[str, Json], schema: Mapping[str, Json]) -> dict[str, Json]:
     """Return arguments as plain JSON values; raise ToolFault for arguments that violate the schema."""
     fitted = _fit(dict(arguments), {"type": "object", **schema}, "the arguments")
-    assert isinstance(fitted, dict), "an object stays one"
+    assert isinstance(fitted, dict), "an object stays an object"
     return fitted
 
 
@@ -109,7 +109,7 @@ def _fit(value: Any, schema: Mapping[str, Json], where: str) -> Json:
     kinds = schema.get("type")
     kinds = [kinds] if isinstance(kinds, str) else kinds
     if isinstance(value, Decimal):
-        # Calls are parsed exactly. A tool expects a float, or an integer that a float represents exactly.
+        # Numbers in calls are parsed exactly. A tool expects a float, or an integer that a float represents exactly.
         whole = value == value.to_integral_value() and abs(value) < 2**53
         value = int(value) if whole and "integer" in list(kinds or ()) else float(value)
     if kinds and not any(_is(value, kind) for kind in kinds):
@@ -139,13 +139,13 @@ def _sub(schema: Json) -> Mapping[str, Json]:
 
 
 def _is(value: object, kind: str) -> bool:
-    # In Python True is an int, in JSON it is not.
+    # In Python, True is an int; in JSON, it is not.
     if isinstance(value, bool):
         return kind == "boolean"
     return isinstance(value, _TYPES.get(kind, (object,)))
 
 
-# -------- The prompt about tools: their schemas, and the form of a call
+# -------- The prompt about tools: their schemas, and the format of a call
 
 _HOW: Mapping[Form, str] = {
     "hermes": "Write each call on lines of its own, and nothing but calls when you make one:",

@@ -1,6 +1,6 @@
-"""File tools beneath one folder: each part of a path is opened from the one before, and links are never followed.
+"""File tools for one folder: each part of a path is opened relative to the previous part, and links are never followed.
 
-An opened file is therefore always beneath the root, even if another process changes the folder at the same time.
+An opened file is therefore always inside the root, even if another process changes the folder at the same time.
 """
 
 from __future__ import annotations
@@ -62,20 +62,24 @@ class Files(ToolSettings, Reads):
 
     tool: Literal["files"] = "files"
     root: str | None = None
-    """The folder; paths outside it are rejected. Null with `write: true` gives each episode an empty folder for notes."""
+    """The folder; paths outside it are rejected. If it is null and `write` is true, each episode has an empty folder for notes."""
     write: bool = False
-    """True: each agent gets a writable copy of the folder for the episode."""
+    """True: each agent has a writable copy of the folder for the episode."""
     files: int = Field(default=200, ge=1)
     """Maximum number of files that an agent writes in an episode."""
     texts: Mapping[str, str] = Field(default_factory=dict)
-    """Path → text of the files in a new folder, if there is no `root`."""
+    """Path → text of the files in the new folder, if there is no `root`."""
 
     @model_validator(mode="after")
     def _check_folder(self) -> Files:
         if self.root is None and not self.write:
-            raise ValueError("The tool `files` has no `root`. Name a folder, or set `write: true` for notes.")
+            raise ValueError(
+                "The tool `files` has no `root`. Set `root` to a folder, or set `write: true` for notes."
+            )
         if self.root is not None and self.texts:
-            raise ValueError("`texts` are for a new folder. Remove `root`, or put the files into it.")
+            raise ValueError(
+                "`texts` are the files of a new folder, but `root` is set. Remove `root`, or put the files into `root`."
+            )
         for path, text in self.texts.items():
             try:
                 empty = not _parts(path)
@@ -86,7 +90,7 @@ class Files(ToolSettings, Reads):
             if any(
                 other != path and _parts(other)[: len(_parts(path))] == _parts(path) for other in self.texts
             ):
-                raise ValueError(f"`texts.{path}` is a file and a folder too. Rename one.")
+                raise ValueError(f"`texts.{path}` is both a file and a folder. Rename one of them.")
         return self
 
     def contents(self) -> Mapping[str, str]:
@@ -97,11 +101,11 @@ class Files(ToolSettings, Reads):
         """Raise DataError if the folder is missing."""
         if self.root is not None and not Path(self.root).expanduser().is_dir():
             raise DataError(
-                f"There is no folder '{self.root}'. Set `root` of the tool `files` to one that exists."
+                f"There is no folder '{self.root}'. Set `root` of the tool `files` to an existing folder."
             )
 
     def open(self) -> Folder:
-        """Return the folder; a copy is made at the first use."""
+        """Return the folder; if a copy is needed, it is made on first use."""
         root = None if self.root is None else Path(self.root).expanduser()
         return Folder(root, self.files if self.write else 0, self.texts)
 
@@ -123,7 +127,7 @@ class Folder(Toolbox):
             assert self._root is not None, "validated above"
             return self._root
         if self._copied is None:
-            # Python removes it with this object, at the latest when the process ends.
+            # Python removes the folder with this object, at the latest when the process ends.
             self._copied = tempfile.TemporaryDirectory(prefix="kapelle-files-", ignore_cleanup_errors=True)
             copied = Path(self._copied.name, "files")
             if self._root is not None:
@@ -136,7 +140,7 @@ class Folder(Toolbox):
         return Path(self._copied.name, "files")
 
     def state(self) -> dict[str, str]:
-        """Return path and text of every file at the end of the episode, sorted by path; links are excluded."""
+        """Return the path and text of every file at the end of the episode, sorted by path; links are excluded."""
         if self._copied is None and self._root is None:
             return dict(sorted(self._texts.items()))
         root = self._path()
@@ -149,21 +153,21 @@ class Folder(Toolbox):
         return dict(sorted(found.items()))
 
     def list_files(self, arguments: Mapping[str, Json]) -> str:
-        """Return the names in a folder, folders with a slash."""
+        """Return the names in a folder; names of folders end with a slash."""
         with self._folder(_parts(arguments.get("folder", "."))) as opened:
             names = sorted(os.listdir(opened))  # noqa: PTH208 (a descriptor, not a path)
             shown = []
             for name in names[:MAX_LISTED]:
                 try:
                     folder = stat.S_ISDIR(os.stat(name, dir_fd=opened, follow_symlinks=False).st_mode)
-                except OSError:  # it was removed meanwhile
+                except OSError:  # the entry was removed in the meantime
                     folder = False
                 shown.append(f"{name}/" if folder else name)
         more = len(names) - len(shown)
         return "\n".join([*shown, *([f"… and {more} more"] if more else [])]) or "(empty)"
 
     def read_file(self, arguments: Mapping[str, Json]) -> str:
-        """Return a file's text starting at a line, up to the limit of one call."""
+        """Return a file's text from a given line, up to the limit of one call."""
         parts = _parts(arguments["path"])
         if not parts:
             raise ToolFault("That is a folder. Use `list_files`.")
@@ -183,7 +187,7 @@ class Folder(Toolbox):
         return f"{shown}… go on with from_line {first + shown.count(chr(10))}"
 
     def write_file(self, arguments: Mapping[str, Json]) -> str:
-        """Write a file; raise ToolFault for too many files or too many bytes."""
+        """Write a file; raise ToolFault if there are too many files or too many bytes."""
         parts, data = _parts(arguments["path"]), str(arguments["text"]).encode("utf-8", errors="replace")
         if not parts:
             raise ToolFault("That is a folder. Name a file in it.")
@@ -203,7 +207,7 @@ class Folder(Toolbox):
 
     @contextmanager
     def _folder(self, parts: list[str], *, create: bool = False) -> Iterator[int]:
-        """Open a folder beneath the root, one step at a time."""
+        """Open a folder inside the root, one part of the path at a time."""
         opened = os.open(self._path(), os.O_RDONLY | os.O_DIRECTORY)
         try:
             for part in parts:
@@ -251,7 +255,7 @@ def _parts(path: str) -> list[str]:
 @contextmanager
 def _opened(name: str, flags: int, folder: int) -> Iterator[int]:
     with _faults(name):
-        # Non-blocking, because a FIFO would wait for its other end.
+        # Open without blocking, because a FIFO would wait for its other end.
         file = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):

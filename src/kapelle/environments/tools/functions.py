@@ -1,4 +1,4 @@
-"""Typed Python functions as tools: the signature gives the schema, the docstring the description."""
+"""Typed Python functions as tools: the signature gives the schema, and the docstring gives the description."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _NAMES: Mapping[object, str] = {
 
 
 class Functions(ToolSettings):
-    """Your own functions; they run in this process, with its rights."""
+    """Your own functions, which run in this process with its permissions."""
 
     tool: Literal["functions"] = "functions"
     functions: tuple[str, ...] = Field(min_length=1)
-    """Each as `module:function` or `path/file.py:function`. They are trusted code; an agent chooses only the arguments."""
+    """The functions, each as `module:function` or `path/file.py:function`. They are trusted code; an agent chooses only the arguments."""
     _held: Mapping[str, Callable[..., Any]] = PrivateAttr(default_factory=dict)
 
     @property
@@ -43,7 +43,7 @@ class Functions(ToolSettings):
         return [name.partition(":")[2] for name in self.functions if name.startswith(f"{IN_MEMORY}:")]
 
     def check(self) -> None:
-        """Import the functions; raise ConfigError for a missing one or an argument of an unknown type."""
+        """Import the functions; raise ConfigError if a function is missing or an argument has an unknown type."""
         self.schemas()
 
     def open(self) -> Toolbox:
@@ -55,7 +55,7 @@ class Functions(ToolSettings):
         return [function_tool(find_object(name, "tool", held=self._held)) for name in self.functions]
 
     def holding(self, held: Mapping[str, Callable[..., Any]]) -> Functions:
-        """Set the functions of `in-memory:name`, and return these settings."""
+        """Set the functions to which `in-memory:name` refers, and return these settings."""
         self._held = held
         return self
 
@@ -63,10 +63,13 @@ class Functions(ToolSettings):
 def function_tool(function: Callable[..., Any]) -> Tool:
     """Return a function as a tool; raise ConfigError if its signature gives no schema.
 
-    The first paragraph of the docstring describes the function, and its section `Args:` the arguments. A coroutine is awaited.
+    The first paragraph of the docstring describes the function, and its section `Args:` describes the arguments. A coroutine is
+    awaited.
     """
     if not inspect.isroutine(function):
-        raise ConfigError(f"The tool {function!r:.60} is not a function but {type(function).__name__}.")
+        raise ConfigError(
+            f"The tool {function!r:.60} is {type(function).__name__}, not a function. Use a function."
+        )
     try:
         hints = typing.get_type_hints(function)
     except (NameError, AttributeError) as error:
@@ -80,7 +83,7 @@ def function_tool(function: Callable[..., Any]) -> Tool:
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind not in {parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY}:
             raise ConfigError(
-                f"The tool '{function.__name__}' has the argument `{name}`, which cannot be passed by name. Make it a named argument."
+                f"The tool '{function.__name__}' has the argument `{name}`, which cannot be passed by name. Make it a keyword argument."
             )
         if name not in hints:
             raise ConfigError(f"The tool '{function.__name__}' has no type for `{name}`. Annotate it.")
@@ -127,7 +130,7 @@ def _schema(hint: object, function: str, name: str) -> dict[str, Json]:
             return {**more, "type": [kind["type"] for kind in kinds]}
     raise ConfigError(
         f"The tool '{function}' has an argument `{name}` of type {hint}, which is not supported. Use str, int, float, bool, "
-        "Literal, list, dict with text keys, or such a type or None."
+        "Literal, list, dict with string keys, or one of these types or None."
     )
 
 
@@ -138,7 +141,7 @@ def _call(function: Callable[..., Any], arguments: Mapping[str, Json]) -> str:
             result = asyncio.run(result)  # calls run in threads
     except ToolFault:
         raise
-    # The boundary to a tool's own code: any error becomes a text for the agent.
+    # This is the boundary to a tool's own code: any error becomes a message for the agent.
     except Exception as error:
         raise ToolFault(f"{type(error).__name__}: {error}") from error
     return result if isinstance(result, str) else repr(result)

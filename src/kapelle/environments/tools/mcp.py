@@ -1,7 +1,7 @@
-"""Tools of an MCP server (Model Context Protocol): a local program, or a server on the network.
+"""Tools of an MCP server (Model Context Protocol), which is a local program or a server on the network.
 
-`mcp_session` holds the connection, by the official package (the extra `mcp`). Resources, prompts and sampling are not supported.
-Messages have a size limit, and a server that misses its deadline is disconnected.
+`mcp_session` manages the connection with the official package (the extra `mcp`). Resources, prompts and sampling are not supported.
+Messages have a size limit, and a server that misses a deadline is disconnected.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _OURS = frozenset(
         "upgrade",
     ]
 )
-"""Headers of the protocol itself, like all headers that begin with `mcp-`."""
+"""Headers that the protocol itself uses, in addition to all headers that begin with `mcp-`."""
 
 
 class Mcp(ToolSettings, StartsProgram):
@@ -53,21 +53,21 @@ class Mcp(ToolSettings, StartsProgram):
 
     tool: Literal["mcp"] = "mcp"
     descriptors: ClassVar[int] = 3
-    """File descriptors of one server: two pipes and a file, or one connection."""
+    """Number of file descriptors of one server: two pipes and a file, or one connection."""
     command: tuple[str, ...] = ()
-    """The program with its arguments; it runs with this process's rights, outside the sandbox."""
+    """The program with its arguments; it runs with this process's permissions, outside the sandbox."""
     url: str | None = None
-    """Instead of a command: the address of a server with streamable HTTP."""
+    """The address of a server with streamable HTTP, which replaces the command."""
     local: bool = False
     """True: `url` may lead to this machine or its network."""
     key_env: Annotated[str | None, FREE] = None
     """Environment variable with a bearer token for `url`."""
     headers_env: Annotated[Mapping[str, str], FREE] = Field(default_factory=dict)
-    """More headers for `url`, each with the environment variable that holds it: `{X-API-Key: SEARCH_KEY}`."""
+    """Additional headers for `url`, each with the environment variable that holds its value: `{X-API-Key: SEARCH_KEY}`."""
     env: tuple[str, ...] = ()
-    """Environment variables for the program, besides PATH, HOME and LANG."""
+    """Environment variables that the program receives in addition to PATH, HOME and LANG."""
     call_s: Annotated[float, FREE] = Field(default=30.0, gt=0.0)
-    """Seconds for an answer."""
+    """Seconds that the server has to answer."""
 
     @model_validator(mode="after")
     def _check_server(self) -> Mcp:
@@ -76,13 +76,13 @@ class Mcp(ToolSettings, StartsProgram):
         secret = next((name for name in ("key_env", "headers_env") if getattr(self, name)), None)
         if secret is not None and self.url is None:
             raise ValueError(
-                f"`{secret}` of the tool `mcp` needs a `url`. A program gets the variables named in `env`"
+                f"`{secret}` of the tool `mcp` needs a `url`. To pass variables to a program, list them in `env`"
             )
         ours = _OURS | ({"authorization"} if self.key_env else set())
         for name in self.headers_env:
             if not _HEADER.fullmatch(name) or name.lower() in ours or name.lower().startswith("mcp-"):
                 raise ValueError(
-                    f"the header `{name[:80]}` in `headers_env` of the tool `mcp` is invalid, or kapelle sets it"
+                    f"the header `{name[:80]}` in `headers_env` of the tool `mcp` is invalid or set by kapelle. Remove it"
                 )
         if self.url is not None:
             open_address(self.url)
@@ -90,20 +90,23 @@ class Mcp(ToolSettings, StartsProgram):
 
     @property
     def server(self) -> str:
-        """The command or the address, for messages."""
+        """The command or the address, as it appears in messages."""
         return self.url or shlex.join(self.command)
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of every request to `url`; ConfigError for a variable that is not set or would be sent unencrypted."""
+        """The headers of every request to `url`; raises ConfigError if a variable is not set or would be sent unencrypted."""
         for variable in (self.key_env, *self.headers_env.values()):
             if variable is None:
                 continue
             if variable not in os.environ:
-                raise ConfigError(f"The environment variable {variable} of the tool `mcp` is not set.")
+                raise ConfigError(
+                    f"The environment variable {variable}, which the tool `mcp` needs, is not set. Set it."
+                )
             if not _VALUE.fullmatch(os.environ[variable]):
                 raise ConfigError(
-                    f"The environment variable {variable} of the tool `mcp` is not a value of a header: visible ASCII in one line."
+                    f"The environment variable {variable} of the tool `mcp` is not a valid header value. Use visible ASCII "
+                    "characters on one line."
                 )
             check_private(variable, self.url or "")
         own = {name: os.environ[variable] for name, variable in self.headers_env.items()}
@@ -147,7 +150,7 @@ def _written(fault: ToolFault) -> str:
 def connected(settings: Mcp) -> McpConnection:
     """Connect to the server; raise ConfigError if the package is missing."""
     if importlib.util.find_spec("mcp") is None:
-        raise AbsentPackage("The tool `mcp` needs an extra: pip install 'kapelle[mcp]'.")
+        raise AbsentPackage("The tool `mcp` needs an extra. Run: pip install 'kapelle[mcp]'.")
     from kapelle.environments.tools.mcp_session import McpConnection, McpProgram, Pipes, Requests
 
     if settings.url is None:
@@ -156,7 +159,7 @@ def connected(settings: Mcp) -> McpConnection:
 
 
 class McpTools(Toolbox):
-    """One process or session of a server; the first call opens it, and the next one after it was lost."""
+    """One process or session of a server. The first call opens it; if it is lost, the next call opens it again."""
 
     def __init__(self, settings: Mcp) -> None:
         self._settings = settings

@@ -1,8 +1,8 @@
-"""Connections to MCP servers: the official package's session over our own transports with size limits.
+"""Connections to MCP servers: the official package's session over custom transports with size limits.
 
-Only this module imports the package and its HTTP client. A server program gets only the named environment variables, its lines
-have a size limit, and its whole process group is killed. Tools are called from many threads, so all connections of a process
-share a thread with an event loop; each connection is a task there.
+Only this module imports the package and its HTTP client. A server program receives only the named environment variables, its lines
+have a size limit, and at the end its whole process group is killed. Tools are called from many threads, so all connections of a
+process share one thread with an event loop, in which each connection is a task.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ if TYPE_CHECKING:
 MAX_MESSAGE = 1 << 20
 """Maximum number of bytes of one message."""
 KEPT_ERRORS = 2_000
-"""Bytes of a server's standard error that are shown."""
+"""Maximum number of bytes of a server's standard error that are shown."""
 ENDED = "The server has ended."
-"""The default reason of a lost server."""
+"""The default reason if a server is lost."""
 
 
 class McpProgram:
-    """A running program with its pipes; any thread may start or kill it, one event loop reads and writes."""
+    """A running program with its pipes; any thread may start or kill it, and one event loop reads and writes."""
 
     def __init__(self, command: Sequence[str], env: Sequence[str]) -> None:
         """Start the program with PATH, HOME, LANG and the named variables; raise Lost if it fails to start."""
@@ -103,7 +103,7 @@ class McpProgram:
         return line
 
     async def write_line(self, data: bytes) -> None:
-        """Write a line as the program reads; raise Lost if it has ended."""
+        """Write a line as fast as the program reads it; raise Lost if the program has ended."""
         left = memoryview(data + b"\n")
         while left:
             try:
@@ -115,13 +115,13 @@ class McpProgram:
                 raise Lost(ENDED) from None
 
     def stderr(self) -> str:
-        """Return the end of its standard error."""
+        """Return the end of the program's standard error."""
         end = os.fstat(self._errors.fileno()).st_size
         tail = os.pread(self._errors.fileno(), KEPT_ERRORS, max(0, end - KEPT_ERRORS))
         return cleaned(tail.decode("utf-8", "replace").strip())
 
     def kill(self) -> None:
-        """Kill its process group; only once, because the process id may be reused."""
+        """Kill the program's process group, but only once, because the process id may be reused."""
         if self.process.returncode is not None:
             return
         try:
@@ -131,7 +131,7 @@ class McpProgram:
         self.process.wait()
 
     def close(self) -> None:
-        """Close its pipes."""
+        """Close the program's pipes."""
         for pipe in (self.process.stdin, self.process.stdout, self._errors):
             if pipe is not None:
                 try:
@@ -151,19 +151,19 @@ async def _until(
         remove(pipe)
 
 
-# -------- The HTTP transport to an MCP server on the network: limited answers, and checked addresses only (see `web`)
+# -------- The HTTP transport to an MCP server on the network: responses are limited, and addresses are checked (see `web`)
 #
-# The package follows redirects only within the server's origin; each is checked like the first request.
+# The package follows redirects only within the server's origin; each redirect is checked like the first request.
 
 GOODBYE_S = 2.0
-"""Seconds for a server to confirm the end of a session."""
+"""Seconds that a server has to confirm the end of a session."""
 MAX_STREAMS = 100
-"""How many times a connection opens the stream of the server's requests; the package reopens a broken stream."""
+"""How many times a connection may open the stream of the server's requests; the package reopens a broken stream."""
 _HEADERS = {"Accept-Encoding": "identity", "User-Agent": "kapelle"}
 
 
 class BoundedTransport(httpx2.AsyncBaseTransport):
-    """Sends requests to checked addresses; `fault` keeps the first failure."""
+    """Sends requests only to checked addresses; `fault` stores the first failure."""
 
     def __init__(self, allowed: Callable[[str], bool], resolve: Resolve = addresses_of) -> None:
         self.fault: str | None = None
@@ -172,7 +172,7 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         self._inner = httpx2.AsyncHTTPTransport(verify=tls_context(), trust_env=False)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Return the response; raise httpx2.TransportError for a failure or an answer that is not allowed."""
+        """Return the response; raise httpx2.TransportError if the request fails or the response is not allowed."""
         if request.method == "GET":
             return await self._optional_stream(request)
         in_session = "mcp-session-id" in request.headers
@@ -189,7 +189,7 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
             raise self.failed(str(fault)) from None
         except httpx2.HTTPError as error:
             raise self.failed(f"the request failed ({type(error).__name__})") from None
-        # Outside a session a 404 response may carry a message that there is no such method.
+        # Outside a session, a 404 response may contain the message that there is no such method.
         is_message = answer.headers.get("Content-Type", "").startswith("application/json") and not in_session
         if (
             answer.status_code in (401, 403)
@@ -202,7 +202,7 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
     async def _optional_stream(self, request: httpx2.Request) -> httpx2.Response:
         """Open the stream of a server's requests, so that the package can decline them.
 
-        A connection works without it: if it fails, breaks or is too long, it ends quietly.
+        A connection works without this stream: if the stream fails, breaks or is too long, it ends without an error.
         """
         self._streams += 1
         if self._streams <= MAX_STREAMS:
@@ -215,7 +215,7 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         return httpx2.Response(405)
 
     def failed(self, why: str) -> httpx2.TransportError:
-        """Keep the first failure, and return it as an error."""
+        """Store the first failure, and return it as an error."""
         self.fault = self.fault or f"The request to the server failed: {why}."
         return httpx2.TransportError(self.fault)
 
@@ -231,7 +231,7 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
 
 
 class _LimitedStream(httpx2.AsyncByteStream):
-    """A body that fails if it is too long; without `failed` it ends instead, also if it breaks."""
+    """A response body that fails if it is too long or breaks; if `failed` is None, it ends instead."""
 
     def __init__(
         self, stream: httpx2.AsyncByteStream, failed: Callable[[str], httpx2.TransportError] | None
@@ -256,7 +256,7 @@ class _LimitedStream(httpx2.AsyncByteStream):
 def _limited(
     answer: httpx2.Response, failed: Callable[[str], httpx2.TransportError] | None
 ) -> httpx2.Response:
-    assert isinstance(answer.stream, httpx2.AsyncByteStream), "of an asynchronous transport"
+    assert isinstance(answer.stream, httpx2.AsyncByteStream), "the transport is asynchronous"
     stream = _LimitedStream(answer.stream, failed)
     return httpx2.Response(
         answer.status_code, headers=answer.headers, stream=stream, extensions=answer.extensions
@@ -273,9 +273,9 @@ def client(transport: BoundedTransport, headers: Mapping[str, str] | None) -> ht
 # -------- The connection: the official package's session over the transports above
 
 MAX_PAGES = 16
-"""Maximum number of pages of a list of tools."""
+"""Maximum number of pages in a list of tools."""
 MAX_MESSAGES = 10_000
-"""Maximum number of messages of a server after each request: the answer, notifications and its own requests."""
+"""Maximum number of messages that a server may send after each request: the answer, notifications and its own requests."""
 CLOSE_S = 10.0
 """Maximum time to close a connection, in seconds."""
 _ANSWER = TypeVar("_ANSWER", bound=BaseModel)
@@ -284,22 +284,22 @@ _RESULT: TypeAdapter[types.CallToolResult | types.InputRequiredResult] = TypeAda
 )
 _CLIENT = types.Implementation(name="kapelle", version="0")
 for _name in ("mcp", "client"):
-    # The package logs a server's text; without a handler Python would print it.
+    # The package logs text from servers; without a handler, Python would print it.
     logging.getLogger(_name).addHandler(logging.NullHandler())
 LOG = logging.getLogger(__name__)
 _warned = set[str]()
-"""Programs with invalid lines that were logged."""
+"""Programs whose invalid lines have been logged."""
 
 
 class Pipes:
-    """The transport to a program; its notifications are dropped."""
+    """The transport to a program; the program's notifications are dropped."""
 
     def __init__(self, program: McpProgram) -> None:
         self.program = program
         self.fault: str | None = None
         """Why the transport has stopped; None while it works."""
         self._received = 0
-        """Messages since the last request."""
+        """Number of messages since the last request."""
         self.cut, self.close, self.stderr = program.kill, program.close, program.stderr
 
     @asynccontextmanager
@@ -308,7 +308,7 @@ class Pipes:
     ) -> AsyncIterator[
         tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
     ]:
-        """Carry messages while the block lasts, or until the program is lost."""
+        """Transfer messages while the block runs, or until the program is lost."""
         incoming, to_session = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         from_session, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
         async with incoming, to_session, from_session, outgoing, anyio.create_task_group() as tasks:
@@ -341,7 +341,7 @@ class Pipes:
             self.fault = self.fault or why
 
     def _log_invalid(self, line: bytes) -> None:
-        """Log a line of standard output that is not a message; once per program, because episodes start it often."""
+        """Log a line of standard output that is not a message, but only once per program, because episodes start it often."""
         if self.program.name not in _warned:
             _warned.add(self.program.name)
             shown = cleaned(line.decode("utf-8", "replace")[:200])
@@ -365,14 +365,14 @@ class Requests:
     """The transport to a server on the network: streamable HTTP."""
 
     def __init__(self, url: str, headers: Mapping[str, str], *, local: bool) -> None:
-        """Send requests to public addresses, or to any if the server is `local`."""
+        """Send requests to public addresses, or to any address if the server is `local`."""
         self._url, self._headers = url, headers
         self._transport = BoundedTransport(any_address if local else is_public)
         self._ended: str | None = None
 
     @property
     def fault(self) -> str | None:
-        """The transport's first failure, or what else ended the connection."""
+        """The transport's first failure, or another reason why the connection ended."""
         return self._transport.fault or self._ended
 
     @fault.setter
@@ -381,7 +381,7 @@ class Requests:
 
     @asynccontextmanager
     async def streams(self) -> AsyncIterator[TransportStreams]:
-        """Carry messages while the block lasts."""
+        """Transfer messages while the block runs."""
         async with (
             client(self._transport, self._headers) as http,
             streamable_http_client(self._url, http_client=http, max_sse_event_size=MAX_MESSAGE) as streams,
@@ -389,21 +389,21 @@ class Requests:
             yield streams
 
     def stderr(self) -> str:
-        """Return an empty text: the server's process runs elsewhere."""
+        """Return an empty string, because the server's process runs elsewhere."""
         return ""
 
     def cut(self) -> None:
-        """Do nothing: the server's process runs elsewhere."""
+        """Do nothing, because the server's process runs elsewhere."""
 
     def close(self) -> None:
-        """Do nothing: the end of the block has closed the connections."""
+        """Do nothing, because the end of the block has closed the connections."""
 
 
 class McpConnection:
-    """A connection to a server; its calls block, and any thread may make them."""
+    """A connection to a server; calls block, and any thread may make them."""
 
     def __init__(self, transport: Pipes | Requests, limit_s: float) -> None:
-        """Open a session; `limit_s` limits this and each call. Raises Lost if the server does not answer."""
+        """Open a session; `limit_s` limits the time to open it and the time of each call. Raises Lost if the server does not answer."""
         self._limit_s, self._transport = limit_s, transport
         self._loop = _loop_of(os.getpid())
         self._listed = False
@@ -431,8 +431,8 @@ class McpConnection:
                     self._opened.set_exception(self._lost("The server's answer to `initialize` is invalid."))
                     return
                 self._opened.set_result(session)
-                await asyncio.Event().wait()  # until it is cancelled
-        except Exception as error:  # noqa: BLE001 (any end of the transport; `fault` has the reason)
+                await asyncio.Event().wait()  # until the task is cancelled
+        except Exception as error:  # noqa: BLE001 (the transport can end in any way; `fault` has the reason)
             self._transport.fault = (
                 self._transport.fault or f"The connection has ended: {type(error).__name__}."
             )
@@ -445,15 +445,15 @@ class McpConnection:
         return Lost(why, self._transport.stderr())
 
     async def _within(self, request: Awaitable[_ANSWER]) -> _ANSWER:
-        """Return the answer to a request; raise Lost without one in time, ToolFault if the server rejects the request."""
+        """Return the answer to a request; raise Lost if it does not arrive in time, and ToolFault if the server rejects the request."""
         answer = asyncio.ensure_future(request)
-        # Retrieve an error after the caller has left; otherwise Python would print it.
+        # Retrieve an error that occurs after the caller has left; otherwise Python would print it.
         answer.add_done_callback(lambda done: None if done.cancelled() else done.exception())
         try:
             async with suspend_aware_timeout(self._limit_s):
                 return await asyncio.shield(answer)
         except TimeoutError:
-            self._transport.cut()  # the package would wait for a server that reads nothing
+            self._transport.cut()  # the package would wait forever for a server that does not read
             raise self._lost(f"The server did not answer within {self._limit_s:g} s.") from None
         except MCPError as error:
             if self._transport.fault is not None or self._ended.is_set():
@@ -490,12 +490,12 @@ class McpConnection:
         return tuple(found)
 
     def call(self, name: str, arguments: Mapping[str, Json]) -> str:
-        """Return the text of a tool's result; raise ToolFault for a failure, Lost if there is no answer.
+        """Return the text of a tool's result; raise ToolFault if the call fails, and Lost if there is no answer.
 
         The tool's `outputSchema` is ignored, because a server could make that check take arbitrarily long.
         """
         if self._session.discover_result is not None and not self._listed:
-            self.tools()  # without `initialize` a tool's schema defines the headers of its calls
+            self.tools()  # for servers without `initialize`, a tool's schema defines the headers of its calls
         plain = json.loads(json.dumps(dict(arguments), default=str))
         request = types.CallToolRequest(params=types.CallToolRequestParams(name=name, arguments=plain))
         try:
@@ -515,7 +515,7 @@ class McpConnection:
         return text
 
     def close(self) -> None:
-        """End the connection, and a program with its process group."""
+        """End the connection, and kill the process group of a program."""
         self._transport.cut()
         self._life.cancel()
         self._ended.wait(CLOSE_S)
@@ -527,7 +527,7 @@ _loops: dict[int, asyncio.AbstractEventLoop] = {}
 
 
 def _loop_of(process: int) -> asyncio.AbstractEventLoop:
-    """Return the event loop of this process's connections; a fork gets its own."""
+    """Return the event loop for this process's connections; a forked process has its own loop."""
     with _LOCK:
         if process not in _loops:
             _loops[process] = asyncio.new_event_loop()
@@ -540,7 +540,7 @@ _UNKNOWN = frozenset([types.METHOD_NOT_FOUND, types.INVALID_PARAMS, types.UNSUPP
 
 
 async def _initialize(session: ClientSession) -> types.InitializeResult | types.DiscoverResult:
-    """Open the session with `initialize`, or with `server/discover` for versions of the protocol without it."""
+    """Open the session with `initialize`, or with `server/discover` for protocol versions without `initialize`."""
     try:
         return await session.initialize()
     except (MCPError, RuntimeError) as error:
@@ -553,7 +553,7 @@ async def _initialize(session: ClientSession) -> types.InitializeResult | types.
 
 
 def text_of(result: types.CallToolResult) -> str:
-    """Return a result as text: its texts, and a note about any other content.
+    """Return a result as text: its text parts, and a note about any other content.
 
     Structured content becomes JSON if the result has no text.
     """

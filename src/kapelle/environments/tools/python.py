@@ -25,7 +25,7 @@ _SCHEMA = one_text(
 )
 _BEGIN = "import sys; sys.path.insert(0, ''); from interpreter import serve; serve()"
 EPISODE_S = 24 * 3600.0
-"""Seconds that an interpreter may exist, including the agent's turns."""
+"""Seconds that an interpreter may run, including the agent's turns."""
 
 
 class Python(ToolSettings):
@@ -33,9 +33,9 @@ class Python(ToolSettings):
 
     tool: Literal["python"] = "python"
     descriptors: ClassVar[int] = 7
-    """File descriptors of one interpreter: three pipes and those of its sandbox."""
+    """Number of file descriptors of one interpreter: three pipes and the descriptors of its sandbox."""
     sandbox: Annotated[str, FROM_HERE_ON] = "bubblewrap"
-    """The sandbox: `bubblewrap`, `docker`, or `unsafe_subprocess`, which isolates nothing."""
+    """The sandbox: `bubblewrap`, `docker`, or `unsafe_subprocess`, which provides no isolation."""
     call_s: Annotated[float, FREE] = Field(default=10.0, gt=0.0)
     """Time limit of one program in seconds (wall time)."""
     cpu_s: Annotated[float, FREE] = Field(default=30.0, gt=0.0)
@@ -54,7 +54,7 @@ class Python(ToolSettings):
 
 
 class Interpreter(Toolbox):
-    """One interpreter in one sandbox; after a failure a new one starts without variables."""
+    """One interpreter in one sandbox; after a failure, a new interpreter starts without variables."""
 
     def __init__(self, sandbox: Backend, limits: Limits, call_s: float) -> None:
         self._sandbox = sandbox
@@ -64,12 +64,12 @@ class Interpreter(Toolbox):
         super().__init__(Tool(_SCHEMA, self.run))
 
     def run(self, arguments: Mapping[str, Json]) -> str:
-        """Run `program` and return its output; raise ToolFault if that ended the interpreter."""
+        """Run `program` and return its output; raise ToolFault if the program ended the interpreter."""
         if self._session is None:
             command = [self._sandbox.python, "-I", "-B", "-c", _BEGIN]
             driver = Path(str(tool_python_driver.__file__)).read_bytes()
             self._session = start(self._sandbox, {"interpreter.py": driver}, command, self._limits)
-        # Random, so that an earlier program cannot have written the reply in advance.
+        # The number is random, so that an earlier program cannot have written the reply in advance.
         number = secrets.token_hex(16).encode()
         self._session.send(number + b" " + json.dumps(arguments["program"]).encode() + b"\n")
         line = self._session.receive(self._call_s)

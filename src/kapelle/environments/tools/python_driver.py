@@ -2,8 +2,8 @@
 
 A request is one line: a number, a space, and the JSON text of a program. The reply is one line: the same number, a space, and the
 JSON text of the program's output. Each request has a new random number, so that a program cannot write a later reply in advance.
-The caller trusts nothing else: the program shares this process. Only the standard library is imported, because this file is
-copied into sandboxes.
+The caller trusts nothing else, because the program shares this process. Only the standard library is imported, because this file
+is copied into sandboxes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def serve() -> None:
 
 
 def run(interpreter: code.InteractiveInterpreter, program: str) -> str:
-    """Run a program; return its output with the value of a last expression and tracebacks."""
+    """Run a program; return its output with tracebacks and the value of a final expression."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         try:
@@ -51,7 +51,7 @@ def run(interpreter: code.InteractiveInterpreter, program: str) -> str:
 
 
 def split_off_value(program: str) -> tuple[str, str]:
-    """Return a program without its last expression, and that expression; raise SyntaxError for an invalid program."""
+    """Return a program without its final expression, and that expression; raise SyntaxError for an invalid program."""
     body = ast.parse(program).body
     if not body or not isinstance(body[-1], ast.Expr):
         return program, ""

@@ -26,7 +26,7 @@ from kapelle.settings.base import FREE, open_address
 from kapelle.types import Json
 
 MAX_WORDS = 32
-"""Maximum number of words of a query; more are dropped."""
+"""Maximum number of words in a query; further words are dropped."""
 MAX_PASSAGE = 600
 """Maximum number of characters of one result."""
 
@@ -44,7 +44,7 @@ class Passage:
 
 
 Find = Callable[[str, int], Sequence[Passage]]
-"""Query and number of results → the results, best first; raises ToolFault for the agent."""
+"""Query and number of results → the results, best first; raises ToolFault with a message for the agent."""
 
 
 class Search(ToolSettings, Reads):
@@ -52,22 +52,23 @@ class Search(ToolSettings, Reads):
 
     tool: Literal["search"] = "search"
     corpus: str | None = None
-    """A file of rows with `title` and `text` (JSON lines or array, also gzipped; parquet), or a folder of .txt and .md files."""
+    """A file of rows with `title` and `text` (JSON lines or a JSON array, optionally gzipped, or parquet), or a folder of .txt and .md
+    files."""
     url: str | None = None
-    """Instead of a corpus: an address with `{query}`, which answers with a JSON list of `title` and `text`."""
+    """The address of a search server, which replaces the corpus. It contains `{query}` and returns a JSON list of `title` and `text`."""
     local: bool = False
     """True: `url` may lead to this machine or its network, for your own retrieval server."""
     key_env: Annotated[str | None, FREE] = None
     """Environment variable with a bearer token for `url`."""
     results: int = Field(default=3, ge=1, le=20)
-    """Passages per call."""
+    """Number of passages per call."""
 
     @model_validator(mode="after")
     def _corpus_or_url(self) -> Search:
         if (self.corpus is None) == (self.url is None):
             raise ValueError("The tool `search` needs either a `corpus` or a `url`.")
         if self.url is not None and "{query}" not in self.url:
-            raise ValueError("`url` has no `{query}`. Put it where the query goes.")
+            raise ValueError("`url` does not contain `{query}`. Insert `{query}` at the place of the query.")
         if self.url is not None:
             open_address(self.url)
         return self
@@ -80,9 +81,11 @@ class Search(ToolSettings, Reads):
         return {self.corpus: folder_content(place, _is_text) if place.is_dir() else content_or_fault(place)}
 
     def check(self) -> None:
-        """Build the index; raise DataError for a missing corpus, ConfigError for a missing token."""
+        """Build the index; raise DataError if the corpus is missing, and ConfigError if the token is missing."""
         if self.key_env is not None and self.key_env not in os.environ:
-            raise ConfigError(f"The environment variable {self.key_env} of the tool `search` is not set.")
+            raise ConfigError(
+                f"The environment variable {self.key_env}, which the tool `search` needs, is not set. Set it."
+            )
         bearer(self.key_env, self.url or "")
         self._find()
 
@@ -93,16 +96,16 @@ class Search(ToolSettings, Reads):
         return corpus_index(self.corpus).search
 
     def schemas(self) -> tuple[ToolSchema, ...]:
-        """Return the schema, without an index."""
+        """Return the schema without building an index."""
         return (_SCHEMA,)
 
     def open(self) -> Toolbox:
-        """Return the tool; the whole process shares one index."""
+        """Return the tool; all tools in a process share one index."""
         return search_toolbox(self._find(), self.results)
 
 
 def search_toolbox(find: Find, results: int) -> Toolbox:
-    """Return the tool `search` by a function that finds passages."""
+    """Return the tool `search` that uses a function to find passages."""
 
     def search(arguments: Mapping[str, Json]) -> str:
         found = [
@@ -115,7 +118,7 @@ def search_toolbox(find: Find, results: int) -> Toolbox:
 
 
 class CorpusIndex:
-    """A full-text index in memory (SQLite's FTS5, ranked by BM25), for any thread."""
+    """A full-text index in memory (SQLite's FTS5, ranked by BM25) that any thread can use."""
 
     def __init__(self, passages: Sequence[Passage]) -> None:
         self._lock = threading.Lock()
@@ -127,13 +130,13 @@ class CorpusIndex:
             )
         except sqlite3.OperationalError as error:
             raise ConfigError(
-                f"This Python's SQLite has no full-text search ({error}). Set `url` instead."
+                f"The SQLite of this Python has no full-text search ({error}). Set `url` instead of `corpus`."
             ) from error
         with self._index:
             self._index.executemany("INSERT INTO texts VALUES (?, ?)", ((p.title, p.text) for p in passages))
 
     def search(self, query: str, count: int) -> Sequence[Passage]:
-        """Return the best passages by BM25; raise ToolFault for a query without a word."""
+        """Return the best passages by BM25; raise ToolFault if the query contains no word."""
         words = re.findall(r"\w+", query[:1000])[:MAX_WORDS]
         if not words:
             raise ToolFault("The query holds no word.")
@@ -154,7 +157,7 @@ def _is_text(file: Path) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def corpus_index(corpus: str) -> CorpusIndex:
-    """Return the index of a corpus, built once; raise DataError for a missing or empty corpus."""
+    """Return the index of a corpus, which is built once; raise DataError if the corpus is missing or empty."""
     place = Path(corpus).expanduser()
     if place.is_dir():
         files = sorted(file for file in place.rglob("*") if _is_text(file) and file.is_file())
@@ -167,16 +170,16 @@ def corpus_index(corpus: str) -> CorpusIndex:
         ]
     else:
         raise DataError(
-            f"There is no corpus '{corpus}'. Set `corpus` of the tool `search` to a folder of texts or a file "
-            f"ending in {', '.join(SUFFIXES)}."
+            f"There is no corpus '{corpus}'. Set `corpus` of the tool `search` to a folder of text files or a file "
+            f"with one of the endings {', '.join(SUFFIXES)}."
         )
     if not passages:
-        raise DataError(f"The corpus '{corpus}' contains no text.")
+        raise DataError(f"The corpus '{corpus}' contains no text. Add texts, or set another `corpus`.")
     return CorpusIndex(passages)
 
 
 def query_server(url: str, local: bool, key_env: str | None, query: str, count: int) -> Sequence[Passage]:
-    """Return the passages of a search server; raise ToolFault for a failure or an invalid answer."""
+    """Return the passages from a search server; raise ToolFault if the request fails or the response is invalid."""
     from kapelle.environments.tools.web import WebFault, any_address, fetch_json, is_public
 
     address = url.replace("{query}", quote(query[:1000], safe=""))

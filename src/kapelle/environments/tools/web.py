@@ -1,7 +1,7 @@
-"""Requests to servers on behalf of an agent: limited in bytes and seconds, and to public addresses only.
+"""Requests to servers on behalf of an agent: they are limited in bytes and seconds, and go only to public addresses.
 
-A name is resolved once, all its addresses are checked, and the connection goes to a checked address. A change of the address
-between the check and the connection therefore has no effect.
+A name is resolved once, all its addresses are checked, and the connection goes to a checked address. If the address of the name
+changes between the check and the connection, this has no effect.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Resolve = Callable[[str, int], Sequence[str]]
 
 
 class WebFault(Exception):
-    """A request that is not allowed, or that failed."""
+    """Raised if a request is not allowed or fails."""
 
 
 def is_public(address: str) -> bool:
-    """Return whether an address belongs to the public internet, embedded IPv4 addresses included."""
+    """Return whether an address belongs to the public internet; embedded IPv4 addresses are checked too."""
     found: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address):
         inner = found.ipv4_mapped or found.sixtofour or (found.teredo or (None, None))[1]
@@ -48,18 +48,18 @@ def is_public(address: str) -> bool:
 _INSIDE = tuple(
     map(ipaddress.ip_network, ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24", "3fff::/20"))
 )
-"""Internal addresses of clouds (Azure's platform, Oracle's metadata), and networks that some versions of Python call global:
-protocol assignments, 6to4 relays, documentation."""
+"""Internal addresses of cloud providers (Azure's platform, Oracle's metadata), and networks that some versions of Python classify as
+global: protocol assignments, 6to4 relays, documentation."""
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def any_address(_address: str) -> bool:
-    """Allow every address, for servers that the user has named as local."""
+    """Allow every address, for servers that the user has declared as local."""
     return True
 
 
 def addresses_of(host: str, port: int) -> Sequence[str]:
-    """Return the current addresses of a name; raise WebFault for an unknown one."""
+    """Return the current addresses of a name; raise WebFault if the name is unknown."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -76,7 +76,7 @@ async def send_pinned(
 ) -> Any:
     """Send a request of httpx (or its fork httpx2) to a checked address of its host, and return the response.
 
-    Raises WebFault unless all addresses are allowed. The next address is tried if one is `unreachable`.
+    Raises WebFault unless all addresses are allowed. If an address raises `unreachable`, the next address is tried.
     """
     host, port = request.url.host, request.url.port or (443 if request.url.scheme == "https" else 80)
     addresses = await asyncio.to_thread(resolve, host, port)
@@ -103,14 +103,14 @@ tls_context = functools.cache(ssl.create_default_context)
 
 
 class PinnedTransport(httpx.AsyncBaseTransport):
-    """Sends requests to checked addresses."""
+    """Sends requests only to checked addresses."""
 
     def __init__(self, allowed: Callable[[str], bool], resolve: Resolve = addresses_of) -> None:
         self._allowed, self._resolve = allowed, resolve
         self._inner = httpx.AsyncHTTPTransport(verify=tls_context(), trust_env=False)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Return the response; raise WebFault for an address that is not allowed."""
+        """Return the response; raise WebFault if the address is not allowed."""
         response: httpx.Response = await send_pinned(
             request, self._inner, httpx.ConnectError, self._allowed, self._resolve
         )
@@ -129,9 +129,9 @@ def fetch_json(
     resolve: Resolve = addresses_of,
     timeout_s: float = TIMEOUT_S,
 ) -> Json:
-    """Return the JSON at an address; raise WebFault if it is not allowed, too large, late, or not JSON.
+    """Return the JSON at an address; raise WebFault if the address is not allowed, or the response is too large, too late or not JSON.
 
-    Redirects are not followed. Call it in a thread without an event loop.
+    Redirects are not followed. Call this function in a thread without an event loop.
     """
     transport = PinnedTransport(allowed, resolve)
     try:

@@ -1,1 +1,1 @@
-"""Rollouts ahead of the update: samples of older weights, sampling in another process, groups that a later step finishes."""
+"""Rollouts ahead of the update: samples of older weights, sampling in another process, and groups that a later step finishes."""

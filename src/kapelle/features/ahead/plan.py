@@ -15,7 +15,7 @@ class AheadPlan(FeaturePlan[AheadSettings]):
     """The checks of older samples, of another sampling process and of unfinished groups."""
 
     def check(self, run: RunToCheck) -> Iterator[str]:
-        """Yield why episodes cannot be collected by the settings."""
+        """Yield why episodes cannot be collected with these settings."""
         algorithm = run.algorithm
         exchanges = any(hook.moves_weights for hook in algorithm.after_update)
         if self.settings.max_staleness and (exchanges or not algorithm.collects_episodes):
@@ -32,7 +32,7 @@ class AheadPlan(FeaturePlan[AheadSettings]):
             names = ", ".join(environment.in_memory)
             yield f"`training.overlap` samples in another process, which cannot access {names} in memory. Set it to false."
         if offers(environment, DrivenByPrograms):
-            yield "`training.overlap` samples in another process, which outside programs cannot follow. Set it to false."
+            yield "`training.overlap` samples in another process, which external programs cannot follow. Set it to false."
 
     def _partial(self, run: RunToCheck) -> Iterator[str]:
         config, algorithm = run.config, run.algorithm
@@ -40,19 +40,19 @@ class AheadPlan(FeaturePlan[AheadSettings]):
         partial = "`training.partial_rollouts` continues unfinished episodes in the next step"
         if not self.settings.max_staleness:
             yield (
-                f"{partial}, with samples that are older than its weights. Set `training.max_staleness` to 1 or more."
+                f"{partial}, whose samples are then older than that step's weights. Set `training.max_staleness` to 1 or more."
             )
         if config.training.tasks_per_step < 2:
             yield (
-                f"{partial}, and each step waits for one group at least. Set `training.tasks_per_step` to 2 or more."
+                f"{partial}, but each step waits for at least one group. Set `training.tasks_per_step` to 2 or more."
             )
         if data.redraw or data.tree or data.widths or data.interventions:
-            yield f"{partial}, and `{algorithm.name}` needs whole episodes. Set `training.partial_rollouts` to 0."
+            yield f"{partial}, but `{algorithm.name}` needs whole episodes. Set `training.partial_rollouts` to 0."
         if not isinstance(config.engine, AllowsInterrupts):
             yield (
-                f"{partial}, and the engine `{config.engine.name}` cannot return unfinished completions. Set `engine.name: local`."
+                f"{partial}, but the engine `{config.engine.name}` cannot return unfinished completions. Set `engine.name: local`."
             )
         if offers(environment, DrivenByPrograms):
-            yield f"{partial}, which outside programs cannot follow. Set it to 0."
+            yield f"{partial}, which external programs cannot follow. Set it to 0."
         if offers(environment, RewardsEpisodes) and environment.compared:
-            yield f"{partial}, and {environment.compared[0]} compares the episodes of a group. Set it to 0."
+            yield f"{partial}, but {environment.compared[0]} compares the episodes of a group. Set it to 0."

@@ -1,10 +1,10 @@
 """A second process that samples during the update (`training.overlap`).
 
 It builds the same team from the same settings and reads bases from the disk; adapters and trained weights are in shared memory. Its
-samples depend only on the settings, the number of the step and the weights, so a run is bitwise the same without it. If it dies, a
-new process repeats the step; if that dies too, the run stops.
+samples depend only on the settings, the number of the step and the weights, so the results of a run are bitwise identical without it. If it dies,
+a new process repeats the step; if that process dies too, the run stops.
 
-`server.py` is the other side.
+`server.py` contains the other side.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class SamplingProcess:
     ) -> None:
         """Start the process, which loads its models in the background.
 
-        `bases` are the paths of the team's bases, by name, `hashes` those of their weights; `engine` has all policies. Each of `ranks`
-        has a process for its share.
+        `bases` are the paths of the team's bases, by name, and `hashes` the hashes of their weights; `engine` has all policies. Each of
+        the `ranks` has a process for its share.
         """
         self._ranks, self._meeting = ranks, ranks.meeting()
         own = {name: engine.weights(name) for name, policy in team.policies.items() if moves(policy)}
@@ -101,15 +101,15 @@ class SamplingProcess:
         return {name: self._shared[name] for name in self._versions}
 
     def load(self, policy: str, weights: Mapping[str, Tensor], version: int) -> None:
-        """Take new weights of a policy for the next steps."""
+        """Load new weights of a policy for the next steps."""
         copy_weights(self._shared[policy], weights, f"'{policy}'")
         self._versions[policy] = version
 
     def begin(self, number: int, left: Sequence[PartialGroup] = (), roles: Roles | None = None) -> Pending:
-        """Begin to collect step `number`; see `Sampler`.
+        """Begin collecting step `number`; see `Sampler`.
 
         The returned function leaves the global random generators as if this process had collected the episodes. It raises EngineError if
-        the process is lost twice, or has read other weights from the disk than this one.
+        the process is lost twice, or if the weights that it read from the disk differ from those of this process.
         """
         if self._busy:  # its step was interrupted and is not needed
             self._end()
@@ -138,13 +138,13 @@ class SamplingProcess:
             answer = self._answer()
             if answer is None:
                 raise EngineError(
-                    f"The sampling process was lost twice at step {request[0]}: {how}, then {self._died()}. Look above for what "
-                    "it wrote, check the machine's memory, or set `training.overlap: false`."
+                    f"The sampling process was lost twice at step {request[0]}: {how}, then {self._died()}. See its output "
+                    "above, check the machine's memory, or set `training.overlap: false`."
                 )
         for base, found in answer["hashes"].items():
             if found != self._hashes[base]:
                 raise EngineError(
-                    f"The weights in '{self._bases[base]}' have changed: the sampling process read {found} and this one "
+                    f"The weights in '{self._bases[base]}' have changed: the sampling process read {found}, but this process read "
                     f"{self._hashes[base]}. Resume the run, or set `training.overlap: false`."
                 )
         self.seconds = answer["seconds"]
@@ -182,11 +182,11 @@ class SamplingProcess:
         return answer
 
     def _died(self) -> str:
-        """Return how the process ended; the next request starts another one."""
+        """Return how the process ended; the next request starts a new process."""
         process, still = self.process, self._still
         assert process is not None
         self._end()
-        how = how_it_ended(process.returncode) if still is None else f"stood still: {still}"
+        how = how_it_ended(process.returncode) if still is None else f"stopped responding: {still}"
         return f"process {process.pid} {how}"
 
     def _start(self) -> None:
@@ -222,7 +222,7 @@ class SamplingWorkers:
     """Lets the rollout workers of a cluster collect steps during the update."""
 
     def __init__(self, run: StartedRun, engine: CollectsGroups) -> None:
-        """Take a run; these workers are its rollout engine."""
+        """Set the run; these workers are its rollout engine."""
         setup, self._engine = replace(run.setup, data=run.algorithm.data), engine
         self._collector = Collector(run.config, run.algorithm, setup, tasks_of(run.setup, run.config))
         self._busy = False
@@ -233,10 +233,10 @@ class SamplingWorkers:
         return self._engine.weights
 
     def load(self, policy: str, weights: Mapping[str, Tensor], version: int) -> None:
-        """Do nothing: the workers are the run's rollout engine and have them."""
+        """Do nothing: the workers are the run's rollout engine and already have the weights."""
 
     def begin(self, number: int, left: Sequence[PartialGroup] = (), roles: Roles | None = None) -> Pending:
-        """Let the workers begin with step `number`; see `Sampler`."""
+        """Let the workers begin step `number`; see `Sampler`."""
         setup = replace(self._collector.setup, timeline=Timeline())
         collector, meeting = replace(self._collector, setup=setup), setup.ranks.meeting()
         meeting.begin()
@@ -257,7 +257,7 @@ class SamplingWorkers:
 def rollouts_ahead(
     run: StartedRun, acting: RolloutSetup, loaded: PreparedRun, closing: ExitStack, *, own_engine: bool
 ) -> Rollouts:
-    """Return what collects the episodes of a run ahead of its updates; arguments as in `make_rollouts`.
+    """Return the object that collects the episodes of a run ahead of its updates; the arguments are as in `make_rollouts`.
 
     Raises ConfigError for an engine that cannot return unfinished completions, or that another process cannot build.
     """
@@ -267,7 +267,7 @@ def rollouts_ahead(
     if config.training.partial_rollouts and not isinstance(player, Interruptible | CollectsGroups):
         raise ConfigError(
             f"`training.partial_rollouts` leaves episodes unfinished, but the engine {type(player).__name__} cannot return "
-            "unfinished completions. Let it inherit from `Interruptible`, or set it to 0."
+            "unfinished completions. Make it inherit from `Interruptible`, or set `training.partial_rollouts: 0`."
         )
     sampler: Sampler | None = None
     if config.training.overlap:
@@ -278,12 +278,12 @@ def rollouts_ahead(
             if passed:
                 raise ConfigError(
                     f"`training.overlap` samples in another process, which reads models from the disk, but the model "
-                    f"'{passed[0]}' is in this process's memory. Save it and name its folder as `model.path`, or set "
+                    f"'{passed[0]}' is in this process's memory. Save it and set `model.path` to its folder, or set "
                     "`training.overlap: false`."
                 )
             if own_engine:
                 raise ConfigError(
-                    "`training.overlap` samples in another process, but a rollout engine was passed to it. Name the engine in the "
+                    "`training.overlap` samples in another process, which cannot use the rollout engine that was passed. Set the engine in the "
                     "recipe (`engine`), or set `training.overlap: false`."
                 )
             ranks = run.setup.ranks

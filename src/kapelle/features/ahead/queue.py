@@ -1,9 +1,9 @@
 """Rollouts ahead of the update: a bounded queue of collected steps that wait for their update.
 
-With a `max_staleness` of k, a step trains on episodes that were sampled by the weights of k steps before. With
+With a `max_staleness` of k, a step trains on episodes that were sampled with the weights of k steps earlier. With
 `partial_rollouts` a step may leave groups unfinished, which the next collected step continues with its own weights. Queue and
-unfinished groups are part of the checkpoint, because episodes of old weights cannot be resampled. With `overlap` another process
-collects the last step of the queue while this one trains on the first.
+unfinished groups are part of the checkpoint, because episodes of old weights cannot be resampled. With `overlap`, another process
+collects the last step of the queue while this process trains on the first.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from kapelle.types import Group
 # -------- The episodes of one step, some of which may stay unfinished
 
 Left = Sequence[PartialGroup]
-"""Unfinished groups of the steps before."""
+"""Unfinished groups of earlier steps."""
 
 
 def begin_step(collector: Collector, number: int, left: Left, meeting: Meeting) -> Callable[[], StepShare]:
-    """Begin with this process's share of step `number` and of the groups that are `left`; see `Collector.begin`."""
+    """Begin this process's share of step `number` and of the groups that are `left`; see `Collector.begin`."""
     config, setup = collector.config, collector.setup
     if not config.training.partial_rollouts:
         return collector.begin(number, meeting)
@@ -65,7 +65,7 @@ def begin_step(collector: Collector, number: int, left: Left, meeting: Meeting) 
 def _collect(
     setup: RolloutSetup, groups: Sequence[PartialGroup], enough: EndOfStep, meeting: Meeting
 ) -> dict[int, PartialGroup]:
-    """Collect this process's share of groups until the others may stay unfinished; return all of them by place."""
+    """Collect this process's share of groups until the remaining groups may stay unfinished; return all of them by place."""
     own = range(meeting.rank, len(groups), meeting.size)
     collected = run_async(lambda: collect_groups(setup, [groups[place] for place in own], enough, meeting))
     return dict(zip(own, collected, strict=True))
@@ -80,13 +80,13 @@ def _as_share(collected: Callable[[], Mapping[int, PartialGroup]]) -> StepShare:
 def steps_ahead(training: AheadSettings) -> int:
     """Return how many steps ahead of the trained one are collected.
 
-    This is the number that `max_staleness` allows, but at most one with `partial_rollouts`: the others are for unfinished groups.
+    This is the number that `max_staleness` allows, but at most one with `partial_rollouts`, which needs the rest for unfinished groups.
     """
     return min(1, training.max_staleness - 1) if training.partial_rollouts else training.max_staleness
 
 
 def enough_for(training: TrainingConfig, number: int, groups: Sequence[PartialGroup]) -> EndOfStep:
-    """Return when step `number` may end: at most a share `partial_rollouts` of its groups is left for a later step."""
+    """Return when step `number` may end: at most the share `partial_rollouts` of its groups is left for a later step."""
     most = min(training.tasks_per_step - 1, max(1, int(training.partial_rollouts * training.tasks_per_step)))
     oldest = number - (training.max_staleness - steps_ahead(training))
     return EndOfStep(tuple(place for place, group in enumerate(groups) if group.number <= oldest), most)
@@ -99,12 +99,12 @@ Pending = Callable[[], StepShare]
 
 
 class Sampler(LoadsWeights, Protocol):
-    """Collects steps somewhere else while this process learns."""
+    """Collects steps elsewhere while this process updates."""
 
     def begin(self, number: int, left: Left, roles: Roles | None = None) -> Pending:
-        """Begin to collect step `number` with the weights of the last `load`; return what waits for its episodes.
+        """Begin collecting step `number` with the weights of the last `load`; return a function that waits for its episodes.
 
-        `left` are unfinished groups of the step before, `roles` the roles that other policies have in each task.
+        `left` are unfinished groups of the previous step, and `roles` the roles that other policies take in each task.
         """
         ...
 
@@ -118,7 +118,7 @@ class RolloutQueue:
     """Collected steps, oldest first, and the versions of each policy that may have sampled them."""
 
     def __init__(self, most: int, oldest: int | None = None) -> None:
-        """Hold at most `most` steps between two updates. Weights may be `oldest` versions old; None is `most`."""
+        """Hold at most `most` steps between two updates. Weights may be `oldest` versions old; None means `most`."""
         self._most = most
         self._oldest = most if oldest is None else oldest
         self._queue: deque[list[Group]] = deque()
@@ -134,10 +134,10 @@ class RolloutQueue:
         collect: Callable[[int, Left], StepShare],
         begin: Callable[[int, Left], Pending] | None = None,
     ) -> list[Group]:
-        """Return the groups of step `number`; `collect` steps until the queue is full.
+        """Return the groups of step `number`, and `collect` steps until the queue is full.
 
-        `versions` are those of the current weights. With `begin`, the step that fills the queue is only begun unless it is the one
-        that is returned; `settle` waits for it. Raises ParityError if other weights sampled.
+        `versions` are those of the current weights. With `begin`, the step that fills the queue is only begun unless it is the step
+        that is returned; `settle` waits for it. Raises ParityError if unexpected weights sampled.
         """
         assert self._pending is None, "`settle` is called between two steps"
         self._versions.append(dict(versions))
@@ -153,7 +153,7 @@ class RolloutQueue:
     def settle(self) -> tuple[StepShare, Mapping[str, int]] | None:
         """Wait for the step that was begun; return it with the versions that sampled it, or None if no step was begun.
 
-        Raises ParityError if other weights sampled than the current ones at its beginning.
+        Raises ParityError if it was sampled by weights other than those that were current at its beginning.
         """
         if self._pending is None:
             return None
@@ -199,7 +199,7 @@ class RolloutQueue:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore the state that `state` returned."""
         self._pending = None  # of a step that failed
         self._queue = deque(
             load_groups([json.loads(line) for line in text.splitlines()]) for text in state["queue"]
@@ -209,7 +209,7 @@ class RolloutQueue:
 
 
 class RolloutsAhead(Rollouts):
-    """Collects episodes ahead of the update, here or in a `Sampler`."""
+    """Collects episodes ahead of the update, in this process or in a `Sampler`."""
 
     def __init__(self, run: StartedRun, setup: RolloutSetup, sampler: Sampler | None) -> None:
         self._config, self._algorithm, self._engine = run.config, run.algorithm, run.engine
@@ -243,7 +243,7 @@ class RolloutsAhead(Rollouts):
             share = self._begin(number, left)()
         if not self.on_policy:
             self._compare(step, share, dict(self._engine.versions))
-            setup.engine.release_caches()  # as in a sampling process; otherwise the next step would read these caches
+            setup.engine.release_caches()  # as in a sampling process; otherwise the next step would use these caches
         return share
 
     def _compare(
@@ -259,7 +259,7 @@ class RolloutsAhead(Rollouts):
         compare_turns(self._engine, step, turns, only, weights)
 
     def settle(self, step: StepInProgress) -> None:
-        """Wait for the step that the sampler collects; compare it with the weights that sampled it."""
+        """Wait for the step that the sampler collects, and compare its log-probs with those of the weights that sampled it."""
         settled = self.queue.settle()
         if settled is not None and self.sampler is not None:
             self._compare(step, *settled, self.sampler.weights)

@@ -1,6 +1,6 @@
-"""The process that samples for another one, which starts it (`process.py`).
+"""The process that samples for the process that started it (`process.py`).
 
-It reads from a socket first what to build, and then one request after another. It ends with the other process, even within a step.
+It first reads from a socket what to build, and then one request after another. It ends with the other process, even during a step.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main(descriptor: int, pulse: int, parent: int) -> None:
 
 
 def _listen(pipe: Connection, requests: queue.SimpleQueue[Any]) -> None:
-    """Queue requests; end this process when the other one has closed the socket."""
+    """Queue requests; end this process when the other process has closed the socket."""
     while True:
         try:
             requests.put(json.loads(pipe.recv_bytes()))
@@ -93,8 +93,8 @@ class _Sampler:
     ) -> dict[str, Any]:
         """Collect this rank's share of a step and of unfinished groups (JSON lines).
 
-        `place` is the number of the call at the meeting; `roles` has the policy and the name of the player in an agent's role in each
-        task. Returns the share (`dump_share`) and its seconds.
+        `place` is the number of the call at the meeting; for each task, `roles` contains the policy and the player's name in an agent's
+        role. Returns the share (`dump_share`) and its seconds.
         """
         from kapelle.features.ahead.queue import begin_step
         from kapelle.rollout.partial import load_partial

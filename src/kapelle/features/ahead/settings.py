@@ -10,11 +10,11 @@ from kapelle.settings.base import FREE
 from kapelle.settings.feature import FeatureSettings
 
 PARTIAL = 0.25
-"""Share of groups that `partial_rollouts: true` stands for."""
+"""Share of groups that `partial_rollouts: true` means."""
 
 
 class AheadSettings(FeatureSettings):
-    """When episodes are collected before the update that precedes their step."""
+    """Settings for collecting episodes before the update that precedes their step."""
 
     plan: ClassVar[str] = "kapelle.features.ahead.plan:AheadPlan"
 
@@ -22,12 +22,12 @@ class AheadSettings(FeatureSettings):
     """Steps by which rollouts may run ahead of the update; 0 is on-policy. Above 0, every step except the first ones
     trains on samples of older weights: see `algorithm.loss.importance_cap` and `algorithm.gae.vtrace`."""
     overlap: Annotated[bool, FREE] = False
-    """Whether a second process samples during the update. It takes a second copy of the base models, and saves time with a
-    `max_staleness` of 1 or more. The results are bitwise the same."""
+    """Whether a second process samples during the update. It needs a second copy of the base models, and saves time with a
+    `max_staleness` of 1 or more. The results are bitwise identical."""
     partial_rollouts: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Largest share of a step's groups that may be unfinished when it ends; `true` is a quarter. The next step continues them with
-    its weights, so that no step waits for its longest episodes. If `max_staleness` is 2 or more, one of its steps is for running
-    ahead and the others are for unfinished groups: no token is older than `max_staleness`."""
+    """Maximum share of a step's groups that may be unfinished when the step ends; `true` means a quarter. The next step continues
+    them with its weights, so that no step waits for its longest episodes. If `max_staleness` is 2 or more, one of its steps is used
+    for running ahead and the others for unfinished groups; no token is older than `max_staleness`."""
 
     @field_validator("partial_rollouts", mode="before")
     @classmethod

@@ -14,6 +14,6 @@ class CompactionPlan(FeaturePlan[CompactionConfig]):
     """The check of compaction."""
 
     def check(self, run: RunToCheck) -> Iterator[str]:
-        """Yield that an outside program keeps its own conversations."""
+        """Yield a message if an external program keeps its own conversations."""
         if offers(run.config.environment, DrivenByPrograms):
-            yield "`episode.compaction` shortens conversations of kapelle, and an outside program keeps its own. Remove it."
+            yield "`episode.compaction` shortens only conversations that kapelle keeps, but an external program keeps its own. Remove it."

@@ -10,17 +10,17 @@ from kapelle.settings.feature import FeatureSettings
 
 
 class CompactionConfig(FeatureSettings):
-    """Which messages stay in a conversation that no longer fits the context. `rollout/compaction.py` applies it in each turn."""
+    """Which messages are kept in a conversation that no longer fits the context. `rollout/compaction.py` applies this in each turn."""
 
     plan: ClassVar[str] = "kapelle.features.compaction.plan:CompactionPlan"
 
     over: int | None = Field(default=None, ge=1)
-    """Prompt length in tokens above which messages are dropped; null is the length above which the answer
+    """Prompt length in tokens above which messages are dropped; null means the length above which the answer
     (`sampling.max_tokens`) would not fit."""
     keep_first: int = Field(default=1, ge=0)
-    """Messages that stay from the beginning, after the system message."""
+    """Number of messages that are kept at the beginning, after the system message."""
     keep_last: int = Field(default=8, ge=1)
-    """Maximum number of messages that stay from the end; fewer if they do not fit."""
+    """Maximum number of messages that are kept at the end; fewer if they do not fit."""
     note: str = "[{dropped} messages are omitted here.]"
     """Text in place of the dropped messages, with `{dropped}` for their number; empty for none."""
 
@@ -30,5 +30,5 @@ class CompactionConfig(FeatureSettings):
         try:
             value.format(dropped=1)
         except (KeyError, IndexError, ValueError, AttributeError):
-            raise ValueError("takes `{dropped}` alone; write a brace as {{ or }}") from None
+            raise ValueError("only `{dropped}` is allowed as a field; write a brace as {{ or }}") from None
         return value

@@ -1,1 +1,1 @@
-"""Difficulty and curriculum: which tasks a run learns from by how hard they are, and in which order."""
+"""Difficulty and curriculum: which tasks a run is trained on according to their difficulty, and in which order."""

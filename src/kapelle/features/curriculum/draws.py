@@ -1,4 +1,4 @@
-"""The tasks of steps by difficulty: those within the wanted solve rates; in a curriculum, easy ones first."""
+"""The tasks of steps by difficulty: those within the wanted solve rates, with easy tasks first in a curriculum."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 LOOKED_AT = 512
 """Number of tasks of an infinite split that are compared by difficulty."""
 SOLVE_RATE = "solve_rate"
-"""Word in place of a field: the measured solve rate (`tasks.difficulty`)."""
+"""Word in place of a field name that selects the measured solve rate (`tasks.difficulty`)."""
 _LAST_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?=\D*$)")
 
 
 def hardness(task: Task, field: str) -> float:
     """Return the difficulty of a task: the number in a field of its data, or the last number in its text.
 
-    Tasks without a number have infinite difficulty, and come last. Raises ConfigError for a field that does not exist.
+    Tasks without a number have infinite difficulty and come last. Raises ConfigError for a field that does not exist.
     """
     if field not in task.data:
         known = ", ".join(sorted(task.data)) or "none"
         raise ConfigError(
-            f"`tasks.curriculum.by: {field}` is not a field of task {task.id} (its fields: {known}). Name one, or `{SOLVE_RATE}`."
+            f"`tasks.curriculum.by: {field}` is not a field of task {task.id} (its fields: {known}). Use one of these, or `{SOLVE_RATE}`."
         )
     value = task.data[field]
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -43,7 +43,7 @@ def hardness(task: Task, field: str) -> float:
 
 
 class DrawsByDifficulty:
-    """Draws the tasks of steps: during a curriculum from the easiest share of the tasks, later as `EpochDraws`."""
+    """Draws the tasks of steps: from the easiest share of the tasks during a curriculum, and later as in `EpochDraws`."""
 
     def __init__(self, epochs: EpochDraws) -> None:
         self._epochs, self._config, self._environment = epochs, epochs.config, epochs.environment
@@ -65,16 +65,16 @@ class DrawsByDifficulty:
         return self._epochs.fitting
 
     def use(self, rates: Mapping[int, float]) -> None:
-        """Exclude tasks by their measured solve rates; raises ConfigError if this excludes all."""
+        """Exclude tasks by their measured solve rates; raises ConfigError if this excludes all tasks."""
         wanted = self._config.tasks.difficulty
-        assert wanted is not None, "only then are rates measured"
+        assert wanted is not None, "rates are measured only with this section"
         self.rates, self._levels = rates, None
         left = [k for k in self.measured if k not in rates or wanted.low <= rates[k] <= wanted.high]
         if not left:
             known = [rates[k] for k in self.measured if k in rates]
             raise ConfigError(
-                f"`tasks.difficulty` excludes all {len(known)} tasks: their solve rates are {min(known):.0%} to {max(known):.0%}, and "
-                f"`low` and `high` are {wanted.low:.0%} and {wanted.high:.0%}. Widen them."
+                f"`tasks.difficulty` excludes all {len(known)} tasks: their solve rates are {min(known):.0%} to {max(known):.0%}, but "
+                f"`low` and `high` are {wanted.low:.0%} and {wanted.high:.0%}. Widen this range."
             )
         self._epochs.fitting = left
 

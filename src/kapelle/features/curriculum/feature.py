@@ -19,16 +19,16 @@ PLAYED = 256
 
 
 class MeasuredDifficulty(Feature):
-    """Gives measured solve rates to the draws of tasks; a checkpoint keeps them."""
+    """Passes measured solve rates to the draws of tasks; a checkpoint stores them."""
 
     def __init__(self, settings: DifficultyConfig, run: StartedRun) -> None:
         self._samples, self._seed = settings.samples, run.config.seed
         self._rates: Mapping[int, float] | None = None
 
     def before_rollouts(self, step: StepInProgress) -> None:
-        """Measure the rates before the first step, exclude tasks by them, and add metrics of the others."""
+        """Measure the rates before the first step, exclude tasks by them, and add metrics of the remaining tasks."""
         draws = step.tasks.draws
-        assert isinstance(draws, DrawsByDifficulty), "the section names it"
+        assert isinstance(draws, DrawsByDifficulty), "the section selects it"
         if self._rates is None:
             self._rates = self._measured(step.setup, draws.measured)
         if draws.rates is not self._rates:
@@ -38,7 +38,7 @@ class MeasuredDifficulty(Feature):
         step.metrics["tasks_solve_rate"] = sum(solved) / len(solved) if solved else 0.0
 
     def _measured(self, setup: RolloutSetup, indices: Sequence[int]) -> dict[int, float]:
-        doing("measuring how hard the tasks are")
+        doing("measuring the difficulty of the tasks")
         drawn = capture_random()  # a resumed run skips the measurement and must draw the same afterwards
         rates: dict[int, float] = {}
         for begin in range(0, len(indices), PLAYED):
@@ -57,6 +57,6 @@ class MeasuredDifficulty(Feature):
         return {"rates": None if self._rates is None else list(self._rates.items())}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore the state that `state` returned."""
         rates = state["rates"]
         self._rates = None if rates is None else dict(rates)

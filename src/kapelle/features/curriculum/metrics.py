@@ -8,14 +8,14 @@ METRICS = (
     Metric(
         "tasks_left",
         "tasks",
-        "Training tasks that `tasks.difficulty` leaves; with that setting only.",
-        "Few: the same tasks come again and again; widen `low` and `high`.",
+        "Number of training tasks that remain after `tasks.difficulty`; only with that setting.",
+        "Few: the same tasks recur often; widen `low` and `high`.",
         known_as="tasks after filtering",
     ),
     Metric(
         "tasks_solve_rate",
         "share",
-        "How often the first weights solved those tasks, as it was measured before the first step.",
+        "How often the initial weights solved those tasks, as measured before the first step.",
         "Near 0 or 1: groups have no variance to learn from.",
         known_as="pass rate before training",
     ),

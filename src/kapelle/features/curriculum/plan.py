@@ -19,9 +19,9 @@ class DifficultyPlan(FeaturePlan[DifficultyConfig]):
         """Yield why the solve rates of the tasks cannot be measured."""
         environment, training = run.config.environment, run.config.training
         if environment.size("train") is None:
-            yield f"`tasks.difficulty` measures every training task, and `{environment.name}` generates them. Remove it."
+            yield f"`tasks.difficulty` measures every training task, but `{environment.name}` generates tasks without end. Remove it."
         if not run.algorithm.collects_episodes:
-            yield f"`tasks.difficulty` measures the team, and `{run.algorithm.name}` collects no episodes. Remove it."
+            yield f"`tasks.difficulty` measures the team's episodes, but `{run.algorithm.name}` collects none. Remove it."
         if training.overlap:
             yield "`tasks.difficulty` is measured by this process. Set `training.overlap: false`."
         if training.epochs is not None:
@@ -32,9 +32,9 @@ class CurriculumPlan(FeaturePlan[CurriculumConfig]):
     """The checks of a curriculum."""
 
     def check(self, run: RunToCheck) -> Iterator[str]:
-        """Yield that nothing measures solve rates; raise ConfigError if the tasks lack the field."""
+        """Yield a message if solve rates are needed but not measured; raise ConfigError if the tasks lack the field."""
         if self.settings.by != SOLVE_RATE:
             with noting(run.absent):
                 hardness(task_of(run.config.environment, "train", 0), self.settings.by)
         elif run.config.tasks.difficulty is None:
-            yield "`tasks.curriculum` needs solve rates, which nothing measures. Set `tasks.difficulty: {}` too."
+            yield "`tasks.curriculum` needs solve rates, which are not measured. Set `tasks.difficulty: {}` too."

@@ -12,7 +12,7 @@ DRAWS = "kapelle.features.curriculum.draws:DrawsByDifficulty"
 
 
 class DifficultyConfig(FeatureSettings):
-    """Filter for tasks of a finite train split by the team's solve rate, measured before the first step."""
+    """Filters the tasks of a finite train split by the team's solve rate, measured before the first step."""
 
     plan: ClassVar[str] = "kapelle.features.curriculum.plan:DifficultyPlan"
     feature: ClassVar[str] = "kapelle.features.curriculum.feature:MeasuredDifficulty"
@@ -33,14 +33,14 @@ class DifficultyConfig(FeatureSettings):
 
 
 class CurriculumConfig(FeatureSettings):
-    """Easy tasks first: each step draws from the easiest share of the tasks, which grows to all."""
+    """Easy tasks first: each step draws from the easiest share of the tasks, which grows until it includes all."""
 
     plan: ClassVar[str] = "kapelle.features.curriculum.plan:CurriculumPlan"
     draws: ClassVar[str] = DRAWS
 
     by: str = "solve_rate"
-    """The difficulty of a task: `solve_rate`, as `tasks.difficulty` measures it; or a field of the tasks' data that is a number or
-    ends in one (`Level 3`), where larger is harder."""
+    """The difficulty of a task: `solve_rate`, as measured by `tasks.difficulty`, or a field of the tasks' data that is a number or
+    ends in a number (`Level 3`), where larger means harder."""
     start: float = Field(default=0.25, gt=0.0, le=1.0)
     """Share of the tasks that the first step draws from."""
     steps: int = Field(default=100, ge=1)

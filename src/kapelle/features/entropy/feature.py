@@ -17,7 +17,7 @@ from kapelle.rows import Sample, Sampled, TurnKey
 from kapelle.training.feature import Feature, StartedRun, StepInProgress
 
 BONUS = "entropy_bonus"
-"""Column of the samples: the weight of the bonus at each token, per nat."""
+"""Column of the samples that holds the weight of the bonus at each token, per nat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class WithBonus:
 
 
 class EntropyBonus(Feature):
-    """Gives each token of an agent the weight that its schedule has reached."""
+    """Gives each token of an agent the current weight of the agent's schedule."""
 
     def __init__(self, settings: EntropyConfig, run: StartedRun) -> None:
         self._settings, self._steps = settings, run.config.training.steps

@@ -14,7 +14,7 @@ class EntropyPlan(FeaturePlan[EntropyConfig]):
     """The checks of the entropy bonus."""
 
     def check(self, run: RunToCheck) -> Iterator[str]:
-        """Yield agents that do not exist or are not trained, and algorithms that sample nothing."""
+        """Yield messages about agents that do not exist or are not trained, and about algorithms that do not sample."""
         names = run.team.names
         for agent in self.settings.agents:
             if agent not in names:
@@ -22,4 +22,4 @@ class EntropyPlan(FeaturePlan[EntropyConfig]):
             elif not run.team.policy(agent).trained:
                 yield f"`entropy.agents` names '{agent}', which is not trained. Remove it."
         if not run.algorithm.collects_episodes:
-            yield f"`entropy` rewards varied samples, and `{run.algorithm.name}` samples none. Remove it."
+            yield f"`entropy` rewards varied samples, but `{run.algorithm.name}` does not sample. Remove it."

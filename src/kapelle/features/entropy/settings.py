@@ -20,10 +20,10 @@ class BonusConfig(Settings):
 
 
 class EntropyConfig(FeatureSettings):
-    """An entropy bonus for single agents, in addition to that of the algorithm's loss."""
+    """An entropy bonus for individual agents, in addition to the bonus in the algorithm's loss."""
 
     plan: ClassVar[str] = "kapelle.features.entropy.plan:EntropyPlan"
     feature: ClassVar[str] = "kapelle.features.entropy.feature:EntropyBonus"
 
     agents: dict[str, BonusConfig] = Field(min_length=1)
-    """Agent → its bonus; the others have none: `{coder: {start: 0.02}}`."""
+    """Agent → its bonus, such as `{coder: {start: 0.02}}`; other agents have none."""

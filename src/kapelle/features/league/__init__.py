@@ -1,1 +1,1 @@
-"""A league: a pool of opponents or partners, which of them are drawn, and which roles they play. It holds no models."""
+"""A league: a pool of opponents or partners, how they are drawn, and which roles they play. It does not hold models."""

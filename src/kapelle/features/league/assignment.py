@@ -1,6 +1,6 @@
-"""The assignment of members to roles: the probability of each member, which ones are loaded, and the roles of each task.
+"""The assignment of members to roles: the probability of each member, which members are loaded, and the roles in each task.
 
-All episodes of a task have the same opponent, so that a group is compared within one opponent.
+All episodes of a task have the same opponent, so that a group's episodes are comparable.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Chances = Mapping[str, float]
 def chances(
     settings: LeagueConfig, pool: MemberPool, learner: str, strategy: Chances | None = None
 ) -> Chances:
-    """Return the probability that a learner meets each member; empty without members.
+    """Return the probability that a learner meets each member; empty if there are no members.
 
     `strategy` is the meta-strategy of `psro`; only its members are drawn.
     """
@@ -48,8 +48,8 @@ def chances(
 def sampled_for_slots(drawn: Chances, past: Sequence[str], slots: int, seed: int) -> dict[str, float]:
     """Return the members that are loaded, with their probabilities; at most `slots` of the `past` ones.
 
-    If there are more, systematic sampling chooses among them, and the chosen ones share the probability of all: on average over
-    steps, each one is met with its own probability.
+    If there are more, systematic sampling chooses among them, and the chosen members share the probability of all of them. On average
+    over steps, each member is met with its own probability.
     """
     wanted = {name: chance for name, chance in drawn.items() if chance > 0.0}
     own = [name for name in wanted if name in past]
@@ -68,7 +68,7 @@ def sampled_for_slots(drawn: Chances, past: Sequence[str], slots: int, seed: int
 
 @dataclass(frozen=True, slots=True)
 class OpponentEntry:
-    """A member that may be met, and the policies that play for it."""
+    """A possible opponent, and the policies that play for it."""
 
     member: str
     chances: Mapping[str, float]
@@ -80,7 +80,7 @@ class OpponentEntry:
 
 @dataclass(frozen=True, slots=True)
 class Follower:
-    """A further learner of a line (pipeline PSRO)."""
+    """An additional learner of a line (pipeline PSRO)."""
 
     learner: str
     policies: Mapping[str, str]
@@ -93,26 +93,26 @@ class Assignments:
     """How roles are assigned in the tasks of the next steps."""
 
     homes: tuple[str, ...]
-    """The learning agents; each has its own role in equally many tasks."""
+    """The learning agents; each has its own role in the same number of tasks."""
     opponents: tuple[OpponentEntry, ...]
     share: float
-    """Share of the tasks against the pool."""
+    """Share of the tasks that are played against the pool."""
     agents: tuple[str, ...]
     exploiters: Mapping[str, str]
-    """Agent → the exploiter's policy; empty without one."""
+    """Agent → the exploiter's policy; empty if there is no exploiter."""
     exploited: float = 0.0
     """Share of the tasks in which the exploiter plays against the learners."""
     partners: tuple[Mapping[str, str], ...] = ()
-    """Partners that learn first by self-play: agent → policy for each of them."""
+    """Partners that learn first, by self-play; for each of them, agent → policy."""
     partners_until: int = 0
-    """The last step in which they learn."""
+    """The last step in which the partners learn."""
     followers: tuple[Follower, ...] = ()
-    """Further learners; each one has as many tasks as the learners of the team map."""
+    """Additional learners; each one has as many tasks as the learners of the team map."""
 
     def casts(self, seed: int, step: int, count: int) -> list[dict[str, Cast]]:
-        """Return, for each of a step's `count` tasks, the roles that other policies or players have, by agent.
+        """Return, for each of a step's `count` tasks, the roles that other policies or players take, by agent.
 
-        A step follows shares and probabilities as exactly as `count` allows.
+        The assignment follows shares and probabilities as exactly as `count` allows.
         """
         if step <= self.partners_until:
             before = (step - 1) * count
@@ -166,9 +166,9 @@ class Pairing:
 
     learner: str
     home: str
-    """The agent that the learner acts as."""
+    """The agent whose role the learner takes."""
     opponent: str
-    """A member, or a player of the environment by its `player`."""
+    """The name of a member, or of a player of the environment."""
     speaks: bool = True
     """Whether the opponent is a policy."""
 

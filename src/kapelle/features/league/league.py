@@ -1,8 +1,8 @@
-"""The league in a run: past selves in the slots of the adapter bank, results of games, entries, and exact values of small games.
+"""The league in a run: past selves in slots of the adapter bank, results of games, entries, and exact values of small games.
 
 Slots are policies of the team map without an agent, which are not trained; the members in them change from step to step. A
 learner therefore plays against many opponents in one batch, and `league.slots` limits the memory. The weights of other members
-are in the machine's memory or in the run's folder `league`.
+are in main memory or in the run's folder `league`.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ from kapelle.types import Cast, Group
 Weights = Mapping[str, Mapping[str, Tensor]]
 """Policy → its weights by name."""
 Load = Callable[[str, Mapping[str, Tensor], int], None]
-"""Loads a policy's weights with their version into something that samples."""
+"""Loads a policy's weights with their version into a sampler."""
 Save = Callable[[Path, str, Mapping[str, Tensor]], None]
 """Writes the adapter of a policy as a PEFT folder."""
 SMALL = 1e-12
-"""Added to the weights of a mixture, which is undefined if the meta-strategy draws only members that are not tables."""
+"""Added to the weights of a mixture, which would be undefined if the meta-strategy drew only members that are not tables."""
 START = "start"
-"""Name of the snapshot of all learners at the start, for those that restart."""
+"""Name of the snapshot of all learners at the start, for learners that restart."""
 COMPARED = 16
 """Number of turns of each member that are compared with the train engine in each step."""
 
@@ -101,7 +101,7 @@ class SnapshotStore:
     """The weights of snapshots: the most recently used in memory, all of them in the folder if there is one."""
 
     def __init__(self, folder: Path | None, most: int, ranks: Ranks, save: Save) -> None:
-        """Keep at most `most` in memory if there is a folder, which all `ranks` can read and the first one writes."""
+        """Keep at most `most` snapshots in memory if there is a folder, which all `ranks` can read and the first one writes."""
         self._folder, self._most, self._ranks, self._save = folder, most, ranks, save
         self._held: dict[str, Weights] = {}
         """Snapshots in memory; the most recently used one is last."""
@@ -144,7 +144,7 @@ class SnapshotStore:
 
     @property
     def kept(self) -> list[str]:
-        """Names of the snapshots in the folder; a killed process may have left some without a member."""
+        """Names of the snapshots in the folder; a killed process may have left some that belong to no member."""
         return [] if self._folder is None else sorted(each.name for each in self._folder.glob("*@*"))
 
     def forget(self, name: str) -> None:
@@ -178,14 +178,14 @@ class League(Feature):
         self.learners: dict[str, dict[str, str]] = {
             MAIN: {team.policy_of[agent]: team.policy_of[agent] for agent in self._homes}
         }
-        """Learner → policy of the team map → the learner's policy in its place."""
+        """Learner → policy of the team map → the learner's policy that replaces it."""
         own = tuple(self.learners[MAIN])
         self.learners |= {
             learner: {policy: named(policy) for policy in own}
             for learner, named in added_learners(self._settings).items()
         }
         self.line = [name for name in self.learners if name == MAIN or name.startswith(FOLLOWER)]
-        """The next learner to enter, and those behind it. Each one meets the members and the drafts of the learners before it."""
+        """The next learner to enter, and those behind it. Each learner meets the members and the drafts of the learners ahead of it."""
         self._spread()
         self.pool = MemberPool(self._settings, fixed_members(self._settings, team))
         self._players = {member.player: member.name for member in self.pool.members if member.player}
@@ -197,14 +197,14 @@ class League(Feature):
         """Current members → the meta-strategy of their table, by learning agent."""
         self._begun = False
         self.restarted = False
-        """Whether a learner restarted after the last step, so that samples collected ahead are of other weights."""
+        """Whether a learner restarted after the last step, so that samples collected ahead have outdated weights."""
         self._step = 0
         """The last step whose games were counted."""
         self._exact = _tabulated(setup, self._settings.exact)
         if self.has_pair_games and len(run.players) > 1 and isinstance(setup.engine, CollectsGroups):
             raise ConfigError(
-                "`league` plays games for its table of payoffs, and with `training.overlap` the cluster's workers play the next step at that "
-                "time. Set `training.overlap: false`."
+                "`league` plays games for its table of payoffs, but with `training.overlap` the cluster's workers collect the next step at "
+                "that time. Set `training.overlap: false`."
             )
 
     def _spread(self) -> None:
@@ -231,7 +231,7 @@ class League(Feature):
         step.tasks.assign = lambda number, count: assignments.casts(self._seed, number, count)
 
     def after_rollouts(self, step: StepInProgress) -> None:
-        """Compare the log-probs of members' turns with the train engine's: no update would notice incorrect weights of a member."""
+        """Compare the log-probs of members' turns with the train engine's, because no update would notice incorrect weights of a member."""
         gaps = self._engine.check_parity(self.parity_samples(step.groups, COMPARED))
         step.metrics |= {"league/parity": gaps["parity/max"]} if gaps else {}
 
@@ -246,7 +246,7 @@ class League(Feature):
         """Load members into the slots, and return how roles are assigned in the next steps, of which `number` is the first."""
         if not self._begun:
             self._begin()
-        if not self._kept:  # without a run directory there are no checkpoints that need them
+        if not self._kept:  # without a run directory, no checkpoint needs them
             self.pruned(())
         drawn: list[Mapping[str, Chances]] = [
             {home: self.chances(home, level) for home in self._homes} for level in range(len(self.line))
@@ -321,7 +321,7 @@ class League(Feature):
     def _begin(self) -> None:
         """Keep a snapshot of the learners at the start, and make it the first member."""
         self.snapshots.put(START, self._weights_now(*self.learners))
-        # It is already a member if a game of the table failed before.
+        # It is already a member if a game for the table failed earlier.
         if self._settings.enter is not None and self._settings.start and not self.pool.past:
             self._enter(MAIN, 0)
         self._redraft(0)
@@ -361,7 +361,7 @@ class League(Feature):
     # -------- After a step
 
     def parity_samples(self, groups: Sequence[Group], most: int) -> list[Sample]:
-        """Return up to `most` turns of each member's policy with their log-probs of sampling.
+        """Return up to `most` turns of each member's policy with their sampling log-probs.
 
         Turns of members that are no longer loaded, and of endpoints, which return no log-probs, are excluded.
         """
@@ -399,13 +399,13 @@ class League(Feature):
             for episode in group.valid:
                 totals = [episode.total(agent) for agent in team.names]
                 alike = alike and math.isclose(min(totals), max(totals), abs_tol=SMALL)
-                rewarded = rewarded or any(totals)  # in a zero-sum game only draws are equal
+                rewarded = rewarded or any(totals)  # in a zero-sum game, only draws have equal returns
                 if isinstance(made := episode.info.get("invalid"), Mapping):
                     own = [agent for agent in made if any(turn.trained for turn in episode.by(agent))]
                     invalid += sum(float(made[agent]) for agent in own)
                     turns += sum(len(episode.by(agent)) for agent in own)
                 if met is None:
-                    if not group.task.cast:  # partners of fictitious co-play have assigned roles
+                    if not group.task.cast:  # in fictitious co-play, partners have assigned roles
                         among_selves.append(fmean(totals))
                     continue
                 own_return = episode.total(met.home)
@@ -465,13 +465,13 @@ class League(Feature):
         return row
 
     def _take_snapshot(self, member: LeagueMember, learner: str) -> None:
-        """Keep a learner's weights for a member, by the policies that it can replace."""
+        """Store a learner's weights for a member, keyed by the policies that it can replace."""
         self.pool.gone.pop(member.name, None)  # a failed step may have left weights of this name
         own = self.learners[learner]
         self.snapshots.put(member.name, {policy: self._engine.weights(mine) for policy, mine in own.items()})
 
     def _restart(self, learner: str, *, last: bool) -> None:
-        """Move a learner that has entered to the end of its line, and restore its first weights if the settings require it.
+        """Move a learner that has entered to the end of its line, and restore its initial weights if the settings require it.
 
         After the `last` step it keeps its current weights, which are the result of the run.
         """
@@ -486,7 +486,7 @@ class League(Feature):
                 self._engine.load_weights(mine, self._placed(mine, start[mine]))
 
     def _redraft(self, number: int) -> None:
-        """Make new drafts of all learners of the line except the last, and fill the table for the learners behind them."""
+        """Create new drafts of all learners of the line except the last, and fill the table for the learners behind them."""
         if len(self.line) == 1:
             return
         for draft in self.pool.drafts:
@@ -496,7 +496,7 @@ class League(Feature):
         self._fill_payoffs(self._everybody)
 
     def pruned(self, steps: Collection[int]) -> None:
-        """Delete the weights of former members that no checkpoint needs; without checkpoints, of all."""
+        """Delete the weights of former members that no checkpoint needs; without checkpoints, those of all former members."""
         last = max(steps, default=math.inf)
         for name, (taken, left) in list(self.pool.gone.items()):
             if left <= last and not any(taken <= step < left for step in steps):
@@ -506,10 +506,10 @@ class League(Feature):
     def _placed(self, policy: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {key: weights[key].to(own.device) for key, own in self._engine.weights(policy).items()}
 
-    # -------- The table of all pairs, and what follows from it
+    # -------- The table of all pairs, and values computed from it
 
     def _fill_payoffs(self, members: Sequence[LeagueMember]) -> None:
-        """Compute, or find by games, the missing entries of these members' table of payoffs."""
+        """Compute the missing entries of these members' table of payoffs, or estimate them from games."""
         for home in self._homes:
             for one in members:
                 for other in members:
@@ -520,7 +520,7 @@ class League(Feature):
                         )
 
     def _mean_return(self, home: str, one: LeagueMember, other: LeagueMember) -> tuple[float, int]:
-        """Return the mean return of one member in an agent's role, with another in all other roles, and the number of games.
+        """Return the mean return of one member in an agent's role, with another member in all other roles, and the number of games.
 
         The number is 0 for an exact value.
         """
@@ -557,13 +557,15 @@ class League(Feature):
             reason = next(
                 (episode.error for group in groups for episode in group.episodes if episode.error), ""
             )
-            raise EpisodeError(f"All games of '{one.name}' against '{other.name}' failed: {reason}")
+            raise EpisodeError(
+                f"All games of '{one.name}' against '{other.name}' failed. The reason: {reason}"
+            )
         return fmean(found), len(found)
 
     def _strategy(self, level: int = 0) -> Mapping[str, Chances]:
         """Return, by learning agent, the meta-strategy of its opponents; empty without a table.
 
-        A learner with `level` learners before it meets their drafts too.
+        A learner with `level` learners ahead of it also meets their drafts.
         """
         own = tuple(member.name for member in self.pool.before(level))
         if own not in self.strategies:
@@ -579,7 +581,7 @@ class League(Feature):
         self._fill_payoffs(members)
         names, homes = [member.name for member in members], self._homes
         if len(homes) == len({self._setup.team.policy_of[home] for home in homes}) == 2:
-            # Rows are the first agent's members, columns the second's.
+            # Rows are members in the first agent's role, columns members in the second's.
             first, second = (np.array(self._payoffs(home, names)) for home in homes)
             one, other = meta_strategy([first, second.T], population.by)
             return dict(zip(homes, (_by_name(names, other), _by_name(names, one)), strict=True))
@@ -592,7 +594,7 @@ class League(Feature):
         return [[self.pool.payoffs[home, one, other] for other in names] for one in names]
 
     def _payoff_table(self, members: Sequence[LeagueMember]) -> NDArray[np.float64]:
-        """Return the payoffs of each member (rows) against each (columns), averaged over the learning agents' roles."""
+        """Return the payoffs of each member (rows) against each member (columns), averaged over the learning agents' roles."""
         names = [member.name for member in members]
         table: NDArray[np.float64] = np.array([self._payoffs(home, names) for home in self._homes]).mean(
             axis=0
@@ -616,7 +618,7 @@ class League(Feature):
         return self.pool.past if paired and len(self._homes) > 1 else []
 
     def _ratings(self) -> dict[str, tuple[float, float, float]]:
-        """Return the members' ratings with their 95 % intervals; 0 is the first member that games link to the newest one.
+        """Return the members' ratings with their 95 % intervals; 0 is the rating of the first member that games link to the newest one.
 
         The games of one task are dependent, so each counts as a fraction of an independent game.
         """
@@ -685,7 +687,7 @@ class League(Feature):
         tables = [self.table(member) for member in past]
         mixed = average(game, tables)
         if strategies := self._strategy():
-            # Each role is mixed by the strategy to which its opponents respond.
+            # Each role is mixed according to the strategy to which its opponents respond.
             roles = {
                 self._setup.team.names.index(agent): next((o for o in self._homes if o != agent), agent)
                 for agent in self._homes
@@ -711,7 +713,7 @@ class League(Feature):
         }
 
     def state(self) -> dict[str, Any]:
-        """Return everything but the weights of snapshots, which are in the run's folder."""
+        """Return the state except the weights of snapshots, which are in the run's folder."""
         return {
             "pool": self.pool.state(),
             "begun": self._begun,
@@ -720,9 +722,9 @@ class League(Feature):
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore the state that `state` returned."""
         self.pool.load_state(state["pool"])
-        # Games since the checkpoint are repeated and may differ, so a name may refer to another snapshot.
+        # Games since the checkpoint are repeated and may differ, so a name may refer to a different snapshot.
         for slots in (self.in_slot, *(player.holds for player in self.players_of_steps)):
             slots.clear()
         self.tables.clear()

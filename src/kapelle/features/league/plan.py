@@ -34,14 +34,14 @@ from kapelle.workflows.play import PlayWorkflow
 
 
 def members(league: LeagueConfig, run: RunToCheck) -> Iterator[str]:
-    """Yield the faults of the named members."""
+    """Yield the faults of the members in the settings."""
     environment = run.config.environment
     players: dict[str, str] = {}
     for member, weights in league.members.items():
         if member in {MAIN, EXPLOITER} or member.startswith((PARTNER, FOLLOWER, DRAFT)):
             yield (
-                f"`league.members.{member}` has a name that a learner of the league has (`{MAIN}`, `{EXPLOITER}`, `{PARTNER}…`, "
-                f"`{FOLLOWER}…`, `{DRAFT}…`). Give the member another one."
+                f"`league.members.{member}` has the name of a learner of the league (`{MAIN}`, `{EXPLOITER}`, `{PARTNER}…`, "
+                f"`{FOLLOWER}…`, `{DRAFT}…`). Rename the member."
             )
         if isinstance(weights, PastAdapter) and names_a_run(weights.past):
             where = f"`league.members.{member}.past: {weights.past}`"
@@ -50,11 +50,11 @@ def members(league: LeagueConfig, run: RunToCheck) -> Iterator[str]:
             continue
         where = f"`league.members.{member}: {weights}`"
         if players.setdefault(weights, member) != member:
-            yield f"{where} is the same player as `league.members.{players[weights]}`. Name it once."
+            yield f"{where} is the same player as `league.members.{players[weights]}`. Remove one of them."
         elif not offers(environment, HasPlayers):
             yield (
-                f"{where} is a player of the environment, and `{environment.name}` has none. Name a past self (`{{past: RUN@10}}`), a "
-                "model, an endpoint or `frozen`; OpenSpiel's games have players."
+                f"{where} is a player of the environment, but `{environment.name}` has none. Use a past self (`{{past: RUN@10}}`), a "
+                "model, an endpoint or `frozen`; OpenSpiel games have players."
             )
         else:
             try:
@@ -64,7 +64,7 @@ def members(league: LeagueConfig, run: RunToCheck) -> Iterator[str]:
 
 
 def _other_game(config: RunConfig, where: str, run: Path) -> Iterator[str]:
-    """Yield a message if a past self learned another game; in a mixture, one common game is enough."""
+    """Yield a message if a past self learned a different game; in a mixture, one common game is enough."""
     read = parse_yaml(read_config(run))
     learned = read.get("environment") if isinstance(read, Mapping) else None
     if not isinstance(learned, Mapping):
@@ -74,27 +74,27 @@ def _other_game(config: RunConfig, where: str, run: Path) -> Iterator[str]:
         " ".join(str(each[key]) for key in ("name", "game") if key in each) for each in (learned, now)
     )
     if there != here and "mixture" not in (learned.get("name"), now.get("name")):
-        yield f"{where} learned {there}, and this run plays {here}. Name a run of the same game."
+        yield f"{where} learned {there}, but this run plays {here}. Use a run of the same game."
 
 
 def games(league: LeagueConfig, run: RunToCheck) -> Iterator[str]:
     """Yield why no games against members can be played or trained on."""
     config, algorithm, team = run.config, run.algorithm, run.team
     if len(team.names) < 2:
-        yield "`league`: the team has one agent, so there is no opponent's role. Name two agents."
+        yield "`league`: the team has one agent, so there is no role for an opponent. Define two agents."
     if not algorithm.collects_episodes:
-        yield f"`league`: `{algorithm.name}` collects no episodes. Name an algorithm that does, for example `grpo`."
+        yield f"`league`: `{algorithm.name}` collects no episodes. Use an algorithm that does, for example `grpo`."
     if league.enter is None and not league.members and league.population.name != "self_play":
-        yield "`league` has no members and none enter. Set `league.enter`, or name `league.members`."
+        yield "`league` has no members, and none can enter. Set `league.enter` or `league.members`."
     if team.turns_of:
         yield (
-            f"`league`: agents '{', '.join(team.turns_of)}' have weights per turn, and a past self has one adapter. Give them "
+            f"`league`: agents '{', '.join(team.turns_of)}' have weights per turn, but a past self has one adapter. Give them "
             "`weights: lora`."
         )
     if config.training.partial_rollouts:
         yield "`league`: `training.partial_rollouts` would continue an episode with other members. Set it to 0."
     if offers(config.environment, DrivenByPrograms):
-        yield "`league`: outside programs choose their agents themselves. Leave `league` out."
+        yield "`league`: external programs choose their agents themselves. Remove `league`."
 
 
 def population(league: LeagueConfig, run: RunToCheck) -> Iterator[str]:
@@ -113,8 +113,8 @@ def population(league: LeagueConfig, run: RunToCheck) -> Iterator[str]:
             yield f"`league`: with `psro` each of two adapters has its own mixture of members. {two_slots}"
         if len(homes) == 1:
             yield (
-                "`league`: `psro` compares members in opposite roles, and past selves of one agent have no role but its own. Let "
-                "several agents learn, by one adapter if they are to be one player."
+                "`league`: `psro` compares members in opposite roles, but past selves of a single agent have only its role. Train "
+                "several agents, with one shared adapter if they are to be one player."
             )
     elif league.pair_games and one_slot and not exact:
         yield f"`league`: `pair_games` plays pairs of members. {two_slots}"
@@ -123,25 +123,25 @@ def population(league: LeagueConfig, run: RunToCheck) -> Iterator[str]:
     if isinstance(drawn, FcpPopulation):
         if league.enter is None:
             yield (
-                "`league`: `fcp` lets partners enter. Set `league.enter`, or take `fictitious` with `league.members`."
+                "`league`: with `fcp`, partners enter the pool. Set `league.enter`, or use `fictitious` with `league.members`."
             )
         if league.exploiter is not None:
-            yield "`league`: `fcp` trains partners and no exploiter. Leave `league.exploiter` out."
+            yield "`league`: `fcp` trains partners but no exploiter. Remove `league.exploiter`."
         if league.leaves == "weakest":
             yield (
-                "`league`: partners of `fcp` meet no member, so the weakest is unknown. Set `league.leaves` to oldest or thinned."
+                "`league`: partners of `fcp` play no games against members, so the weakest member is unknown. Set `league.leaves` to oldest or thinned."
             )
     if league.exploiter is not None or partners_of(league) or followers_of(league):
-        beside = "exploiters, partners and further `learners`"
+        beside = "exploiters, partners and additional `learners`"
         if algorithm.update.order.sequential:
             yield (
-                f"`league`: `{algorithm.name}` updates one agent after another, and {beside} are no agents. Leave them out, or "
-                "name an algorithm that updates all at once."
+                f"`league`: `{algorithm.name}` updates one agent after another, but {beside} are not agents. Remove them, or "
+                "use an algorithm that updates all agents at once."
             )
         if algorithm.critic is not None:
             yield (
-                f"`league`: `{algorithm.name}` has critics, which would value the turns of {beside} as the agent's. Leave them out, "
-                "or name an algorithm without critics."
+                f"`league`: `{algorithm.name}` has critics, which would evaluate the turns of {beside} as if they were the agent's. Remove them, "
+                "or use an algorithm without critics."
             )
 
 
@@ -153,23 +153,23 @@ def _line(league: LeagueConfig, run: RunToCheck) -> Iterator[str]:
             f"{learners}."
         )
     if league.enter is None:
-        yield "`league`: with several `learners` past selves enter. Set `league.enter`."
+        yield "`league`: with several `learners`, past selves must enter the pool. Set `league.enter`."
     if league.slots < league.keep:
         yield (
             "`league`: several `learners` need all past selves in memory. Set `league.slots` to at least `league.keep` "
             f"({league.keep})."
         )
     if league.exploiter is not None:
-        yield "`league`: several `learners` train without an exploiter. Leave `league.exploiter` out."
+        yield "`league`: several `learners` cannot be combined with an exploiter. Remove `league.exploiter`."
 
 
 class LeaguePlan(FeaturePlan[LeagueConfig]):
-    """Policies and checks of a league."""
+    """The policies and checks of a league."""
 
     def policies(
         self, config: RunConfig, learners: Mapping[str, Policy], bases: Bases
     ) -> Mapping[str, Policy]:
-        """Return the policies of members, of slots for past selves and of further learners."""
+        """Return the policies of members, of slots for past selves and of additional learners."""
         return added_policies(self.settings, config, learners, bases)
 
     def check(self, run: RunToCheck) -> Iterator[str]:
@@ -194,9 +194,11 @@ class LeaguePlan(FeaturePlan[LeagueConfig]):
         machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if (selves + learners) * one > machine:
             more = (
-                f", and {learners} further {'learner' if learners == 1 else 'learners'}," if learners else ""
+                f", and {learners} additional {'learner' if learners == 1 else 'learners'},"
+                if learners
+                else ""
             )
             yield (
-                f"`league.slots` and `league.in_memory` keep {selves} past selves{more} of {one / 2**30:.1f} GiB each, and this machine has "
+                f"`league.slots` and `league.in_memory` keep {selves} past selves{more} of {one / 2**30:.1f} GiB each, but this machine has "
                 f"{machine / 2**30:.0f} GiB. Lower them, the learners of `league.population`, or `team.lora.rank`."
             )

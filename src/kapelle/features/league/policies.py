@@ -1,4 +1,4 @@
-"""The policies of a league: permanent members, slots for past selves, and learners beside the team."""
+"""The policies of a league: permanent members, slots for past selves, and learners in addition to the team."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ MOST_ADAPTERS = 10_000
 
 
 def slot_name(slot: int, policy: str) -> str:
-    """Return the name of the policy that plays a past self of `policy` from a slot of the league."""
+    """Return the name of the policy that plays as a past self of `policy` in a slot of the league."""
     return f"league:{slot}:{policy}"
 
 
 def added_learners(league: LeagueConfig) -> dict[str, Callable[[str], str]]:
-    """Return the learners beside the team, each with the name of its policy in place of a policy of the team."""
+    """Return the additional learners, each with a function from a team policy's name to the name of the learner's policy."""
     names = [EXPLOITER] if league.exploiter is not None else []
     names += [f"{PARTNER}{k}" for k in range(partners_of(league))]
     names += [f"{FOLLOWER}{k}" for k in range(followers_of(league))]
@@ -39,27 +39,29 @@ def _member_name(member: str, policy: str) -> str:
 def added_policies(
     league: LeagueConfig, config: RunConfig, learners: Mapping[str, Policy], bases: Bases
 ) -> dict[str, Policy]:
-    """Return the policies that a league adds to the team: members, slots for past selves, further learners.
+    """Return the policies that a league adds to the team: members, slots for past selves, and additional learners.
 
     Raises ConfigError for learners without an adapter, and for more than `MOST_ADAPTERS` adapters.
     """
     for name, policy in learners.items():
         if policy.lora is None:
             raise ConfigError(
-                f"`league` keeps past selves as adapters, and '{name}' trains all weights of its model. Set `team.sharing: lora`, or give "
+                f"`league` keeps past selves as adapters, but '{name}' trains all weights of its model. Set `team.sharing: lora`, or give "
                 "agents that share weights one adapter: `weights: {adapter: player}`."
             )
     found: dict[str, Policy] = {}
     followers = followers_of(league)
     slots = min(league.slots, league.keep) if league.enter is not None else 0
-    # Checked before the adapters are made, because making them would fill the machine's memory.
+    # Checked before the adapters are created, because creating them would fill the machine's memory.
     count = (slots + partners_of(league) + 2 * followers + (league.exploiter is not None)) * len(learners)
     if count > MOST_ADAPTERS:
         raise ConfigError(
-            f"`league` has {count} adapters in memory, more than {MOST_ADAPTERS}. Lower `league.slots`, whose other past selves are on the "
-            "disk, or the partners or learners of `league.population`."
+            f"`league` has {count} adapters in memory, more than {MOST_ADAPTERS}. Lower `league.slots` (other past selves are on the "
+            "disk), or the partners or learners of `league.population`."
         )
-    for slot in range(slots + followers):  # the draft of each learner that another one follows has a slot
+    for slot in range(
+        slots + followers
+    ):  # the draft of each learner that is followed by another one has a slot
         found |= {
             slot_name(slot, name): replace(policy, name=slot_name(slot, name), trained=False, rate=Rate())
             for name, policy in learners.items()

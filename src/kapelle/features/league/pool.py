@@ -1,7 +1,7 @@
 """The pool of a league: its members, the learners' results against them, and the table of payoffs.
 
-A member is a snapshot of the learners after some step, or a permanent one: a frozen model, an endpoint, a player of the
-environment. `league.py` keeps the weights of snapshots; here they are names.
+A member is either a snapshot of the learners after some step, or permanent: a frozen model, an endpoint or a player of the
+environment. `league.py` keeps the weights of snapshots; this module only knows their names.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from kapelle.functional.statistics import t_quantile, wilson_interval
 MAIN = "self"
 """The learners of the team map."""
 EXPLOITER = "exploiter"
-"""The learner with only the learners of the team map as opponents (`league.exploiter`)."""
+"""The learner whose only opponents are the learners of the team map (`league.exploiter`)."""
 PARTNER = "partner_"
-"""Prefix of learners that learn first, each by self-play (`fcp`)."""
+"""Prefix of learners that are trained first, each by self-play (`fcp`)."""
 FOLLOWER = "follower_"
-"""Prefix of further learners of a line (`psro` with `learners`)."""
+"""Prefix of additional learners of a line (`psro` with `learners`)."""
 DRAFT = "draft-"
-"""Prefix of drafts: snapshots of learners of a line, which are not members."""
+"""Prefix of drafts, which are snapshots of learners of a line and not members."""
 
 
 def partners_of(league: LeagueConfig) -> int:
-    """Return the number of partners that learn before the learner does."""
+    """Return the number of partners that are trained before the learner."""
     return league.population.partners if isinstance(league.population, FcpPopulation) else 0
 
 
@@ -42,13 +42,13 @@ class LeagueMember:
     """A member of the pool."""
 
     name: str
-    """`self@20`: the learners after step 20; `draft-self@25`: their draft; or the name in `league.members`."""
+    """`self@20` for the learners after step 20, `draft-self@25` for their draft, or the name in `league.members`."""
     step: int = 0
     """The step after which it entered; 0 for a permanent member."""
     serial: int = 0
-    """Its number among all snapshots of the run, from 1: the version of its weights."""
+    """Its number among all snapshots of the run, from 1; this is the version of its weights."""
     kind: Literal["past", "policy", "player"] = "past"
-    """A snapshot; a policy of the team map; a player of the environment."""
+    """Whether it is a snapshot, a policy of the team map or a player of the environment."""
     player: str = ""
     """The player of the environment."""
     policies: Mapping[str, str] = field(default_factory=dict)
@@ -63,18 +63,18 @@ class MatchScore:
     draws: float = 0.0
     losses: float = 0.0
     groups: float = 0.0
-    """Groups of games of one task, usually on one deal: the independent units."""
+    """Number of groups of games, each on one task and usually on one deal; groups are the independent units."""
     squares: float = 0.0
     """Sum over groups of the square of their share of points."""
 
     @property
     def games(self) -> float:
-        """The number of games, by their weights."""
+        """The weighted number of games."""
         return self.wins + self.draws + self.losses
 
     @property
     def points(self) -> float:
-        """Share of points, where a draw is half a point. Half a win and half a loss are added, so it is one half without games."""
+        """Share of points, where a draw is half a point. Half a win and half a loss are added, so that it is one half without games."""
         return (self.wins + self.draws / 2 + 0.5) / (self.games + 1.0)
 
     def times(self, factor: float) -> MatchScore:
@@ -82,7 +82,7 @@ class MatchScore:
         return MatchScore(*(value * factor for value in astuple(self)))
 
     def __add__(self, other: MatchScore) -> MatchScore:
-        """Return the score of the games of both."""
+        """Return the score of both sets of games together."""
         return MatchScore(*map(add, astuple(self), astuple(other)))
 
     @classmethod
@@ -96,8 +96,8 @@ class MatchScore:
 def dependence(scores: Iterable[MatchScore]) -> float:
     """Return how many games of these pairs carry the information of one independent game: from 1 to the games of a task.
 
-    It is the design effect (Kish 1965) over all pairs: the variance of the tasks' shares of points divided by that of independent
-    games, corrected by Student's quantile for few tasks. Without variance a task counts as one game.
+    This is the design effect (Kish 1965) over all pairs: the variance of the tasks' shares of points divided by that of independent
+    games, corrected by Student's quantile for few tasks. Without variance, a task counts as one game.
     """
     measured = [score for score in scores if score.groups >= 2.0]
     groups, games = sum(score.groups for score in measured), sum(score.games for score in measured)
@@ -125,18 +125,18 @@ class MemberPool:
         self._settings = settings
         self.members: list[LeagueMember] = list(fixed)
         self.drafts: list[LeagueMember] = []
-        """Snapshots of the learners of a line, in its order. Only later learners of the line meet a draft."""
+        """Snapshots of the learners of a line, in the order of the line. Only later learners of the line meet a draft."""
         self.scores: dict[Pair, MatchScore] = {}
         """(Learner, member) → recent results, from which opponents are drawn."""
         self.met: dict[Pair, MatchScore] = {}
         """(Entrant, member) → all games of the learner before it entered, for ratings; `LEARNER@now` for the next entrant."""
         self.payoffs: dict[tuple[str, str, str], float] = {}
-        """(Agent, its member, the others' member) → the agent's expected return: the table of PSRO."""
+        """The table of PSRO: (agent, member in its role, member in the other roles) → the agent's expected return."""
         self.payoff_games: dict[tuple[str, str, str], int] = {}
-        """The same → games of this mean; 0 for an exact value."""
+        """The same keys → number of games in this mean; 0 for an exact value."""
         self.gone: dict[str, tuple[int, float]] = {}
-        """Former members with stored weights → the steps after which each entered and left. It is not part of a checkpoint: it follows
-        from the checkpoints on disk."""
+        """Former members with stored weights → the steps after which each entered and left. It is not part of a checkpoint, because it
+        follows from the checkpoints on disk."""
         self.since: dict[str, int] = {}
         """Learner → the step of its last entry."""
         self.entered = 0
@@ -153,11 +153,11 @@ class MemberPool:
         return [member for member in self.members if member.kind == "past"]
 
     def before(self, level: int) -> list[LeagueMember]:
-        """Return the opponents of the learner at this place of the line: the members, and drafts of the learners before it."""
+        """Return the opponents of the learner at this place of the line: the members, and drafts of the learners ahead of it."""
         return [*self.members, *self.drafts[:level]]
 
     def played(self, learner: str, member: str, ahead: Sequence[float]) -> None:
-        """Add the games of one task between a learner and a member, or the exploiter and the learner, by the learner's leads.
+        """Add the games of one task between a learner and a member, or the exploiter and the learner, given the learner's leads.
 
         Games against drafts and former members are not counted.
         """
@@ -182,7 +182,7 @@ class MemberPool:
 
     def _beats(self, learner: str, share: float, confidence: float) -> bool:
         own = [score for (one, _), score in self.met.items() if one == f"{learner}@now"]
-        # A one-sided test with as many games as are independent: the lower end of a two-sided interval.
+        # A one-sided test with the number of independent games, which uses the lower end of a two-sided interval.
         each = dependence(own)
         games = int(sum(score.games for score in own) / each)
         points = int(sum(score.wins + score.draws / 2 for score in own) / each)
@@ -190,7 +190,7 @@ class MemberPool:
         return low > share
 
     def enter(self, learner: str, step: int) -> tuple[LeagueMember, LeagueMember | None]:
-        """Let a learner enter after a step; return the new member, and the member that leaves in exchange or None."""
+        """Let a learner enter after a step; return the new member, and the member that leaves in exchange, or None."""
         self.entered += 1
         member = LeagueMember(f"{learner}@{step}", step, self.entered)
         now = f"{learner}@now"
@@ -207,7 +207,7 @@ class MemberPool:
         return member, former
 
     def redraft(self, learners: Sequence[str], step: int) -> list[LeagueMember]:
-        """Replace all drafts by new ones of these learners after a step, and return them."""
+        """Replace all drafts with new drafts of these learners after a step, and return the new drafts."""
         for draft in self.drafts:
             self._remove(draft, step)
         self.drafts = []
@@ -240,7 +240,7 @@ class MemberPool:
                 return past[0]
 
     def state(self) -> dict[str, Any]:
-        """Return everything as plain values, for a checkpoint."""
+        """Return the state as plain values, for a checkpoint."""
         return {
             "members": [asdict(member) for member in self.members],
             "drafts": [asdict(draft) for draft in self.drafts],
@@ -253,7 +253,7 @@ class MemberPool:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore the state that `state` returned."""
         self.members = [LeagueMember(**each) for each in state["members"]]
         self.drafts = [LeagueMember(**each) for each in state["drafts"]]
         self.scores = {(one, other): MatchScore(*rest) for one, other, *rest in state["scores"]}

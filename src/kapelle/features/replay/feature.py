@@ -1,4 +1,4 @@
-"""Groups of earlier steps for replay: which of them are kept, and which of them a step draws."""
+"""Groups of earlier steps for replay: which groups are kept, and which of them a step draws."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Kept = tuple[tuple[int, Group], ...]
 
 
 def replayed(kept: Kept, settings: ReplayConfig, step: int, seed: int, fresh: Sequence[Group]) -> Kept:
-    """Return the past groups that a step trains on beside its new groups `fresh`: a seeded draw from other tasks."""
+    """Return the past groups that a step trains on in addition to its new groups `fresh`: a seeded draw from other tasks."""
     now = {group.task.id for group in fresh}
     free = [
         (when, group) for when, group in kept if group.task.id not in now and _young(settings, step, when)
@@ -32,7 +32,7 @@ def replayed(kept: Kept, settings: ReplayConfig, step: int, seed: int, fresh: Se
 
 
 def remembered(kept: Kept, settings: ReplayConfig, step: int, fresh: Sequence[Group]) -> Kept:
-    """Return the kept groups after a step: its groups with both successes and failures are added, and the oldest are dropped."""
+    """Return the kept groups after a step: its groups with both successes and failures are added, and the oldest groups dropped."""
     mixed = []
     for group in fresh:
         scored = [each.success >= 1.0 for each in group.valid if each.success is not None]
@@ -84,6 +84,6 @@ class EpisodeReplay(Feature):
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore the state that `state` returned."""
         groups = [load_groups(map(json.loads, text.splitlines()))[0] for text in state["groups"]]
         self.kept = tuple(zip(state["steps"], groups, strict=True))

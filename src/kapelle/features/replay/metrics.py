@@ -8,8 +8,8 @@ METRICS = (
     Metric(
         "replay_groups",
         "groups",
-        "Past groups that the step learned from beside its own (`tasks.replay`).",
-        "0 for long: no group has both success and failure.",
+        "Number of past groups that the step learned from in addition to its own (`tasks.replay`).",
+        "0 for many steps: no group has both success and failure.",
         known_as="replayed groups",
     ),
     Metric(
@@ -23,7 +23,7 @@ METRICS = (
         "replay_log_ratio",
         "nats",
         "Mean of |log π(token) − log π_then(token)| over their tokens, before the update.",
-        "Above the clip range's logarithm most of their tokens teach nothing: they are too old.",
+        "Above the logarithm of the clip range: most of their tokens are too old to contribute a gradient.",
         known_as="mean absolute log ratio",
     ),
 )

@@ -16,11 +16,11 @@ class ReplayPlan(FeaturePlan[ReplayConfig]):
         """Yield why past episodes cannot be trained on."""
         algorithm = run.algorithm
         if not algorithm.collects_episodes:
-            yield f"`tasks.replay` learns from past episodes of the team, and `{algorithm.name}` collects none. Remove it."
+            yield f"`tasks.replay` learns from past episodes of the team, but `{algorithm.name}` collects none. Remove it."
         if any(hook.moves_weights for hook in algorithm.after_update):
-            yield f"`tasks.replay` compares with the weights that sampled, and `{algorithm.name}` exchanges weights. Remove it."
+            yield f"`tasks.replay` compares policies with the weights that sampled, but `{algorithm.name}` exchanges weights. Remove it."
         if algorithm.data.tree is not None or algorithm.data.widths:
             yield (
-                f"`tasks.replay` repeats whole episodes, and those of `{algorithm.name}` branch. Remove it, or set "
+                f"`tasks.replay` repeats whole episodes, but those of `{algorithm.name}` branch. Remove it, or set "
                 "`algorithm.tree: false`."
             )

@@ -12,7 +12,7 @@ from kapelle.settings.feature import FeatureSettings
 class ReplayConfig(FeatureSettings):
     """Replay of past groups in which some episodes succeeded and others did not.
 
-    Their ratios are relative to the weights that sampled them, as with `training.max_staleness`.
+    Their importance ratios are relative to the weights that sampled them, as with `training.max_staleness`.
     """
 
     plan: ClassVar[str] = "kapelle.features.replay.plan:ReplayPlan"
@@ -21,9 +21,9 @@ class ReplayConfig(FeatureSettings):
     groups: int = Field(default=1, ge=1)
     """Maximum number of past groups that a step trains on, in addition to its own."""
     capacity: int = Field(default=64, ge=1)
-    """Number of the newest such groups that are kept, one for each task."""
+    """Number of such groups that are kept: the newest, with one for each task."""
     max_age: int | None = Field(default=None, ge=1)
-    """Steps after which a group is dropped; null keeps it as long as there is room."""
+    """Number of steps after which a group is dropped; null keeps it as long as there is room."""
 
     @property
     def off_policy(self) -> bool:

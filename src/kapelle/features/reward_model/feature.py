@@ -1,9 +1,9 @@
 """A reward model used in training, and a verifier that is refreshed on graded answers of the team that it rewards.
 
-A fixed verifier was trained on answers of an earlier team. The team that it rewards moves to answers with high scores, correct or
-not (2210.10760). So after each step the environment grades a few of the team's answers, and the verifier trains on the remembered
-ones. Grades cost something, so they are counted. A step's `verifier_auc` is measured on its answers before the verifier trains on
-them. Answers of evaluations are never graded.
+A fixed verifier was trained on answers of an earlier team. The team that it rewards shifts to answers with high scores, correct or
+not (2210.10760). So after each step the environment grades a few of the team's answers, and the verifier is trained on the remembered
+answers. Grades have a cost, so they are counted. A step's `verifier_auc` is measured on its answers before the verifier is trained on
+them. Answers of evaluations are never graded for this purpose.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class RefreshedVerifier(Feature):
     def __init__(self, settings: RefreshConfig, run: StartedRun) -> None:
         self._settings, self._seed, self._engine = settings, run.config.seed, run.engine
         self._remembered: tuple[GradedAnswer, ...] = ()
-        """The oldest first."""
+        """Remembered answers, oldest first."""
         self._labels = 0
 
     def after_update(self, step: StepInProgress) -> None:
@@ -71,8 +71,8 @@ class RefreshedVerifier(Feature):
     def learn(self, number: int, groups: Sequence[Group]) -> dict[str, float]:
         """Grade some answers of step `number` and train the verifier; return metrics.
 
-        Correct and incorrect answers have equal weight in every update. There is no update while all remembered answers are of
-        one kind.
+        Correct and incorrect answers have equal weight in every update. There is no update while all remembered answers are
+        correct or all are incorrect.
         """
         settings = self._settings
         answers = turns_of(groups, trained_only=False)
@@ -114,7 +114,7 @@ class RefreshedVerifier(Feature):
         return {"remembered": remembered, "labels": self._labels}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore the state that `state` returned."""
         self._remembered = tuple(
             GradedAnswer(tuple(Message(r, c, structured=more) for r, c, more in messages), text, label)
             for messages, text, label in state["remembered"]

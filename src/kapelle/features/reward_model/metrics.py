@@ -8,8 +8,8 @@ METRICS = (
     Metric(
         "verifier_labels",
         "answers",
-        "Answers graded so far for a verifier that continues learning.",
-        "No growth: nothing grades this environment's turns.",
+        "Number of answers graded so far for a verifier that continues to be trained.",
+        "Does not grow: this environment's turns are not graded.",
         known_as="reward model labels",
     ),
 )

@@ -15,15 +15,15 @@ class RewardModelPlan(FeaturePlan[RewardModelConfig]):
     """Adds the reward model's scores to the algorithm."""
 
     def extend(self, row: Algorithm) -> Algorithm:
-        """Return the row with the scores as a signal; ConfigError if the algorithm does not learn from rewards of turns."""
+        """Return the row with the scores as a signal; raise ConfigError if the algorithm does not learn from turn rewards."""
         if row.need(VerifierScores) or (row.data.scores and row.returns is None):
             raise ConfigError(
-                f"`reward_model` is added to the environment's reward, but `{row.name}` is rewarded by a verifier's scores alone. "
+                f"`reward_model` is added to the environment's reward, but `{row.name}` is rewarded only by a verifier's scores. "
                 f"Remove it, and set `algorithm.verifier: {self.settings.path}`."
             )
         if row.returns is None or not row.collects_episodes:
             raise ConfigError(
-                f"`reward_model` is added to the reward of a turn, but `{row.name}` does not learn from such rewards. Remove it, or "
+                f"`reward_model` is added to the rewards of turns, but `{row.name}` does not learn from such rewards. Remove it, or "
                 "set an algorithm that does, for example "
                 "`algorithm.name: grpo`."
             )

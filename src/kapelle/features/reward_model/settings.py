@@ -12,24 +12,24 @@ from kapelle.settings.weights import DType
 
 
 class RefreshConfig(FeatureSettings):
-    """How a verifier continues to train while it scores the team, on new answers of the team that the environment grades."""
+    """How a verifier that scores the team continues to be trained, on new answers of the team that the environment grades."""
 
     feature: ClassVar[str] = "kapelle.features.reward_model.feature:RefreshedVerifier"
 
     share: float = Field(default=0.1, gt=0, le=1)
-    """Share of each step's answers, at least one, that is graded; a grade is a label that has to be supplied."""
+    """Share of each step's answers that is graded, which is at least one answer; a grade is a label that must be provided."""
     lr: float = Field(default=2e-4, gt=0)
-    """Constant learning rate. A rate that is too high for few grades makes the verifier forget earlier training."""
+    """Constant learning rate. If it is too high for the number of grades, the verifier forgets its earlier training."""
     updates: int = Field(default=4, ge=1)
     """Optimiser steps of the verifier after each step of training."""
     batch: int = Field(default=64, ge=2)
     """Graded answers in each of these steps, drawn from the remembered ones."""
     memory: int = Field(default=512, ge=2)
-    """Number of newest graded answers that are remembered."""
+    """Number of graded answers that are remembered, the newest ones."""
 
 
 class RewardModelConfig(FeatureSettings):
-    """A trained reward model: λ times its score of a turn's answer is added to the reward of the turn."""
+    """A trained reward model: λ times its score of a turn's answer is added to the turn's reward."""
 
     plan: ClassVar[str] = "kapelle.features.reward_model.plan:RewardModelPlan"
     feature: ClassVar[str] = "kapelle.features.reward_model.feature:ScoredRewards"

@@ -1,4 +1,4 @@
-"""The checks of a warm-up, before a model is loaded, and what its base depends on."""
+"""The checks of a warm-up, before a model is loaded, and the hash of what determines its base."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kapelle.setup.feature import FeaturePlan
 
 
 class WarmupPlan(FeaturePlan[WarmupConfig]):
-    """The checks of a warm-up, and what its base depends on."""
+    """The checks of a warm-up, and the hash of what determines its base."""
 
     def check(self, run: RunToCheck) -> Iterator[str]:
         """Yield a message if no script demonstrates the roles, or if the base is already in memory."""
@@ -22,11 +22,11 @@ class WarmupPlan(FeaturePlan[WarmupConfig]):
         if not demonstrates(environment):
             yield (
                 f"`warmup` needs the environment's script, but '{environment.name}' has none. Remove `warmup`."
-                + (" Or name one: `environment.teacher`." if offers(environment, Teachable) else "")
+                + (" Or set `environment.teacher`." if offers(environment, Teachable) else "")
             )
         if path in run.given:
             yield (
-                f"`warmup` trains a copy of the model in `model.path`, but '{path}' is in memory already. Remove `warmup`, or pass no "
+                f"`warmup` trains a copy of the model in `model.path`, but '{path}' is already in memory. Remove `warmup`, or do not pass a "
                 "model."
             )
 

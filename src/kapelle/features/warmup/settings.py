@@ -10,7 +10,7 @@ from kapelle.settings.feature import FeatureSettings
 
 
 class WarmupConfig(FeatureSettings):
-    """Supervised warm-up on scripted demonstrations of the roles, before everything else; cached."""
+    """Supervised warm-up on scripted demonstrations of the roles, which runs before all training; the result is cached."""
 
     plan: ClassVar[str] = "kapelle.features.warmup.plan:WarmupPlan"
     bases: ClassVar[str] = "kapelle.features.warmup.stage:warmed_bases"
@@ -18,7 +18,7 @@ class WarmupConfig(FeatureSettings):
     steps: int = Field(default=400, ge=1)
     """Optimiser steps."""
     demonstrations: int = Field(default=20_000, ge=1)
-    """Number of episodes that the script acts in, on the training split."""
+    """Number of episodes on the training split in which the script acts."""
     batch: int = Field(default=48, ge=1)
     """Sequences per step."""
     lr: float = Field(default=3e-3, gt=0)

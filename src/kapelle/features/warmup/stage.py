@@ -1,7 +1,7 @@
 """Supervised warm-up of a base model on demonstrations by the environment's script, cached by a hash of the settings.
 
-An untrained tiny model solves nothing, so reinforcement learning has no reward to learn from. The script makes intended mistakes,
-so something remains to learn. The files of a cached model have hashes, which are verified at every use.
+An untrained tiny model solves nothing, so reinforcement learning has no reward to learn from. The script makes deliberate mistakes,
+so that something remains to be learned. The files of a cached model have hashes, which are verified at every use.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ MADE = "made.json"
 def origin_note(folder: str) -> str:
     """Return how a cached model's threads, processor or versions differ from this machine's; empty if they are the same.
 
-    These change the order of sums, and after hundreds of steps the weights. A run that continues needs the cached model, so it
-    is used and the difference is reported.
+    These differences change the order of sums, and so, after hundreds of steps, the weights. A run that continues needs the cached
+    model, so that model is used and the difference is reported.
     """
     here = _here()
     try:
@@ -66,13 +66,13 @@ def origin_note(folder: str) -> str:
     if not differs:
         return ""
     return (
-        f"the warmed-up model in {folder} was trained under other conditions ({'; '.join(differs)}), so results differ from those of one "
-        "that is trained here. Set `KAPELLE_CACHE` to another folder to train one."
+        f"the warmed-up model in {folder} was trained under other conditions ({'; '.join(differs)}), so results differ from those of a model "
+        "trained here. Set `KAPELLE_CACHE` to another folder to train one here."
     )
 
 
 def _here() -> dict[str, Any]:
-    """Return the properties, besides the settings, on which a model's last bits depend."""
+    """Return the properties other than the settings on which a model's last bits depend."""
     found = machine()
     kernels = str(found.pop("processor features", "")).partition(":")[0]
     return {**found, "kernels": kernels, **{key: versions()[key] for key in ("torch", "transformers")}}
@@ -80,7 +80,7 @@ def _here() -> dict[str, Any]:
 
 # -------- The stage: `sft` on demonstrations, with one set of weights for all agents
 #
-# The training loop trains it. The script acts in a fixed number of episodes once, and each step samples turns of them.
+# The training loop trains it. The script acts once in a fixed number of episodes, and each step samples turns of these.
 
 
 def train_stage(
@@ -113,9 +113,9 @@ def train_stage(
 
 
 def demonstrations(setup: RolloutSetup, config: RunConfig, count: int) -> list[Group]:
-    """Return the script's valid episodes on `count` training tasks, one in each group; TrainingHalted if all failed.
+    """Return the script's valid episodes on `count` training tasks, one in each group; raise TrainingHalted if all failed.
 
-    An outside program sees the number of its task. On an endless split it therefore gets the numbers that training draws.
+    An external program can read the number of its task. On an infinite split, it therefore receives the numbers that training draws.
     """
     environment = setup.environment
     size = environment.size("train")
@@ -140,7 +140,7 @@ def demonstrations(setup: RolloutSetup, config: RunConfig, count: int) -> list[G
     valid = [group for group in groups if group.valid]
     if not valid:
         raise TrainingHalted(
-            f"All {len(groups)} demonstrations for the warm-up failed. The error of the first: {groups[0].episodes[0].error}"
+            f"All {len(groups)} demonstrations for the warm-up failed. The first error was: {groups[0].episodes[0].error}"
         )
     return valid
 
@@ -172,8 +172,8 @@ def warmed_up(
 ) -> Path:
     """Return the folder of the warmed-up model; train it unless it is cached and its files are intact.
 
-    If the disk has no room, the model goes into `hold` under the folder's path; without `hold` raises CheckpointError. `say` receives
-    a line about each problem.
+    If the disk has no room, the model is put into `hold` under the folder's path; without `hold`, CheckpointError is raised. `say`
+    receives a line about each problem.
     """
     assert config.warmup is not None
     folder = cache_folder() / "warmup" / warmup_key(config)
@@ -196,7 +196,7 @@ def warmed_up(
         except CheckpointError as error:
             if hold is None:
                 raise
-            say(f"{error} This run continues; the next one warms up again.")
+            say(f"{error} This run continues; the next run repeats the warm-up.")
             hold[str(folder)] = copy_language_model(model, str(folder))
     finally:
         shutil.rmtree(beside, ignore_errors=True)
@@ -212,10 +212,12 @@ def warmed_bases(
 ) -> Mapping[str, str]:
     """Return the path of every base of a team, with the warmed-up model in place of the original.
 
-    `hold` gets a model that the cache has no room for.
+    `hold` receives a model for which the cache has no room.
     """
     cached = warmup_is_cached(config)
-    report("warm-up", "cached" if cached else "teaching the tiny model its roles from scripts")
+    report(
+        "warm-up", "cached" if cached else "training the tiny model on scripted demonstrations of its roles"
+    )
     folder = str(warmed_up(config, progress, lambda line: report("warm-up", line), hold))
     if note := origin_note(folder):
         report("cache", note)
@@ -230,7 +232,7 @@ def _is_sound(folder: Path, report: Callable[[str], None]) -> bool:
     try:
         if not verify_folder(folder):
             shapes_of(folder)  # raises for truncated files
-            report("the cached model has no list of hashes; they are written now")
+            report("the cached model has no list of hashes; the list is written now")
             with suppress(OSError):  # the cache may be read-only
                 write_checksums(folder)
     except ModelError as error:

@@ -1,1 +1,1 @@
-"""Fast passes for common families, with the same numbers as the model's own pass."""
+"""Fast passes for common families, with the same results as the model's own pass."""

@@ -1,11 +1,11 @@
-"""Attention of flat tokens by a plan, which defines what attends to what, by the fastest method on each device.
+"""Attention of flat tokens by a plan, which defines what attends to what, with the fastest method on each device.
 
-Flat tokens are gathered into buckets of sequences of similar length. With autograd, every bucket would make a gradient of
-all tokens for queries, keys and values, mostly zeros, and add them up. Here each token's gradient is written once.
+Flat tokens are gathered into buckets of sequences of similar length. With autograd, every bucket would create gradients of
+queries, keys and values for all tokens, mostly zeros, and add them up. Here each token's gradient is written once.
 
-On a CPU, torch's fused attention is made for long sequences: in half precision its backward pass takes three to ten
+On a CPU, torch's fused attention is designed for long sequences: in half precision its backward pass takes three to ten
 times as long as the products that it replaces, and up to a few hundred keys its blocks are too coarse to skip masked
-keys. So attention to up to `PRODUCT_KEYS` keys is computed by batched products, a few queries at a time against
+keys. Attention to at most `PRODUCT_KEYS` keys is therefore computed by batched products, a few queries at a time against
 their visible keys, with a hand-written backward pass. Longer sequences and other devices use the fused kernel.
 
 On CUDA in half precision, one kernel computes all sequences of a pass without buckets, masks or repeated key heads.
@@ -29,10 +29,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from kapelle.models.fast import kernels
 
 WASTE = 0.1
-"""Greatest share of padding in a bucket."""
+"""Maximum share of padding in a bucket."""
 
 PRODUCT_KEYS = 512
-"""Most keys for products, which keep the weights of all pairs for the backward pass."""
+"""Maximum number of keys for products, which keep the attention weights of all pairs for the backward pass."""
 QUERY_STEP = 32
 """Queries per product; a product reads no key after its last query."""
 
@@ -41,9 +41,9 @@ class Bucket(NamedTuple):
     """A group of B sequences of similar length, with attention computed together."""
 
     query_BL: Tensor
-    """Flat place of each query token; padding at the end repeats a place."""
+    """Flat position of each query token; padding at the end repeats a position."""
     key_BM: Tensor | None
-    """Flat place of each key token; None if keys are the queries and attention is plain causal."""
+    """Flat position of each key token; None if keys belong to the query tokens and attention is plain causal."""
     mask_BLM: Tensor | None
     """True where a query may attend to a key; None if `key_BM` is None."""
 
@@ -54,25 +54,25 @@ class Span(NamedTuple):
     start: int
     length: int
     prefix: tuple[int, int] | None
-    """(start, length) of the prefix; None without one."""
+    """(start, length) of the prefix; None if there is no prefix."""
 
 
 class Runs(NamedTuple):
-    """S consecutive spans in the form of kernels for sequences of any length."""
+    """S consecutive spans in the form that kernels for sequences of any length need."""
 
     query_ends_S: Tensor
-    """Row after each span's last query, int32, with 0 before the first: S + 1 numbers."""
+    """Row after each span's last query, int32, preceded by 0: S + 1 numbers."""
     key_ends_S: Tensor
-    """Row after each span's last key, likewise."""
+    """Row after each span's last key, in the same form."""
     most_queries: int
-    """Of one span."""
+    """Maximum number of queries (and, below, of keys) in one span."""
     most_keys: int
     key_M: Tensor | None
-    """Flat place of each key, a span's prefix before its own tokens; None if keys are the queries."""
+    """Flat position of each key, with a span's prefix before its own tokens; None if keys belong to the query tokens."""
 
 
 class AttentionPlan:
-    """Which tokens attend to which, in the form that each kernel needs, made on first use."""
+    """Which tokens attend to which, in the form that each kernel needs, created on first use."""
 
     def __init__(
         self,
@@ -82,11 +82,11 @@ class AttentionPlan:
         idle_buckets: int = 0,
         window: int | None = None,
     ) -> None:
-        """Plan for spans that cover the flat tokens in order; tensors are made on this device.
+        """Plan for spans that cover the flat tokens in order; tensors are created on this device.
 
-        With a `window`, a token attends to this many tokens, the last of them itself.
-        `idle_buckets` further buckets recompute the first token, and their outputs are ignored. With them, processes
-        that must take every step of a pass together have equally many buckets.
+        With a `window`, a token attends to this many tokens, of which the last is the token itself.
+        `idle_buckets` additional buckets recompute the first token, and their outputs are ignored. With them, processes
+        that must take every step of a pass together have the same number of buckets.
         """
         self.spans = tuple(spans)
         self._device = device
@@ -107,12 +107,12 @@ class AttentionPlan:
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
-        """The spans by their lengths."""
+        """The spans, grouped by length."""
         return self._bucketed[0]
 
     @property
     def where_N(self) -> Tensor | None:  # noqa: N802 — the suffix is its shape
-        """Place of each flat token in the buckets' queries, one bucket after another; None if the order is the same."""
+        """Position of each flat token in the buckets' queries, one bucket after another; None if the order is the same."""
         return self._bucketed[1]
 
     @cached_property
@@ -128,7 +128,7 @@ class AttentionPlan:
 
     @cached_property
     def runs(self) -> Runs:
-        """The spans one after another."""
+        """The spans in sequence."""
         queries = [span.length for span in self.spans]
         keys = [span.length + (span.prefix[1] if span.prefix else 0) for span in self.spans]
         with torch.inference_mode(mode=False):
@@ -163,7 +163,7 @@ def plan_spans(spans: Sequence[Span], device: torch.device | str = "cpu") -> Att
 def _in_buckets(
     spans: Sequence[Span], device: torch.device | str, window: int | None
 ) -> tuple[tuple[Bucket, ...], Tensor | None]:
-    """Return buckets of spans, and the place of each flat token in them, None if the order is the same."""
+    """Return buckets of spans, and the position of each flat token in them; None if the order is the same."""
 
     def plain(query_BL: Tensor) -> Bucket:
         if window is None:
@@ -203,7 +203,7 @@ def _in_buckets(
 
 
 def _places(runs: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-    """Return the places of runs (start, length), padded by their last one, and which are real."""
+    """Return the positions of runs (start, length), padded with the last position, and a mask of the real ones."""
     start_B1 = torch.tensor([[start] for start, _ in runs])
     length_B1 = torch.tensor([[length] for _, length in runs])
     step_L = torch.arange(int(length_B1.max()))
@@ -265,10 +265,10 @@ def attend_by_buckets(
 
 
 def takes_runs(q_NHE: Tensor, key_heads: int, window: int | None = None) -> bool:
-    """Return whether torch's `varlen_attn` computes the attention of all spans here with the numbers of plain operations.
+    """Return whether torch's `varlen_attn` can be used here and its results agree with plain operations.
 
-    It is flash attention (2307.08691): half precision, from compute capability 8 on, heads of up to 256 that fill whole rows of
-    16 bytes. For heads above 192, only some GPUs have its backward pass.
+    It is flash attention (2307.08691), which needs half precision, compute capability 8 or higher, and heads of at most 256
+    features that fill whole rows of 16 bytes. For heads above 192, only some GPUs support its backward pass.
     """
     device, (_, heads, size) = q_NHE.device, q_NHE.shape
     if (
@@ -309,8 +309,8 @@ def attend_by_runs(
 ) -> Tensor:
     """Return attention outputs `_NHE` of flat tokens by torch's `varlen_attn`; query heads share key heads.
 
-    A query sees a span's keys up to its own, counted from the end: torch aligns queries and keys by their last tokens
-    (`torch.nn.attention.bias`, LOWER_RIGHT), so every query sees the whole prefix.
+    A query attends to a span's keys up to its own, counted from the end: torch aligns queries and keys by their last tokens
+    (`torch.nn.attention.bias`, LOWER_RIGHT), so every query attends to the whole prefix.
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -329,7 +329,7 @@ def attend_by_runs(
         window_size=(-1 if window is None else window - 1, 0),
         **shares,
     )
-    return cast("Tensor", out_NHE)  # a pair only with further options
+    return cast("Tensor", out_NHE)  # it is a pair only with further options
 
 
 @cache
@@ -341,7 +341,7 @@ def _has_gqa_option() -> bool:
 
 
 class _Repeated(torch.autograd.Function):
-    """Rows at some places, with repetitions; the gradients of one row are summed in at least float32."""
+    """Rows at given positions, with repetitions; the gradients of one row are summed in at least float32."""
 
     @staticmethod
     def forward(ctx: Any, x_NJE: Tensor, place_M: Tensor) -> Tensor:
@@ -358,7 +358,7 @@ class _Repeated(torch.autograd.Function):
 
 
 class _PlannedAttention(torch.autograd.Function):
-    """Attention by products, all buckets at once."""
+    """Computes attention by products, for all buckets at once."""
 
     @staticmethod
     def forward(
@@ -471,12 +471,12 @@ def attention(
 
 
 def by_products(q: Tensor, keys: int, cap: float | None) -> bool:
-    """Return whether products are faster for queries with this many keys, or needed: torch's kernels have no cap."""
+    """Return whether products are faster for queries with this many keys, or needed because torch's kernels have no cap."""
     return cap is not None or (q.device.type == "cpu" and keys <= PRODUCT_KEYS)
 
 
 def capped(scores: Tensor, cap: float | None) -> Tensor:
-    """Cap scores in place by cap · tanh(score / cap)."""
+    """Cap scores in place with cap · tanh(score / cap)."""
     return scores if cap is None else scores.div_(cap).tanh_().mul_(cap)
 
 
@@ -509,7 +509,7 @@ def repeats_keys(device: torch.device, dtype: torch.dtype, *, masked: bool) -> b
 
 
 class _AttentionByProducts(torch.autograd.Function):
-    """softmax(q·kᵀ)·v of one set of sequences."""
+    """Computes softmax(q·kᵀ)·v for one set of sequences."""
 
     @staticmethod
     def forward(
@@ -548,7 +548,7 @@ def forward_products(
     """
     heads, keys, length = k_BMJE.shape[2], k_BMJE.shape[1], q_BLHE.shape[1]
     k_PME, v_PME = _paired(k_BMJE, heads), _paired(v_BMJE, heads)
-    # −∞ where a query may not attend, to be added to the scores.
+    # −∞ where a query must not attend; this is added to the scores.
     if mask_BLM is None:
         hidden_BLM = torch.full((1, length, length), float("-inf"), dtype=q_BLHE.dtype, device=q_BLHE.device)
         hidden_BLM.triu_(1)
@@ -575,7 +575,7 @@ def backward_products(
     k_PME, v_PME, *steps = kept
     keys, heads = k_PME.shape[1], len(k_PME) // len(dout_BLHE)
     dk_PME, dv_PME = torch.empty_like(k_PME), torch.empty_like(v_PME)
-    # From the last queries, which attend to all keys, so that the first product fills every gradient.
+    # Start with the last queries, which attend to all keys, so that the first product fills every gradient.
     for number in reversed(range(len(steps) // 2)):
         q_PSE, weight_PSM = steps[2 * number : 2 * number + 2]
         rows, seen = slice(number * QUERY_STEP, (number + 1) * QUERY_STEP), weight_PSM.shape[2]

@@ -1,8 +1,8 @@
-"""Norms, rotation and gates between a layer's products, forward and backward, as plain operations or as compiled kernels.
+"""Norms, rotation and gates between a layer's matrix products, forward and backward, as plain operations or compiled kernels.
 
 Every piece is written once, in plain operations that compute in place to save memory. A CPU runs them unchanged. On a GPU each
-operation is a kernel that reads and writes all tokens, so `torch.compile` makes one or two kernels of a piece, for any number of
-tokens. Compiled pieces are tested before use (`kernels.py`); they round differently.
+operation is a kernel that reads and writes all tokens, so `torch.compile` turns a piece into one or two kernels, for any
+number of tokens. Compiled pieces are tested before use (`kernels.py`), because they round differently.
 
 Sources: RMSNorm 1910.07467 equation 4; SwiGLU 2002.05202; RoPE 2104.09864 in the half-split layout.
 
@@ -28,22 +28,22 @@ LEAST_WIDTH = 512
 
 
 VARIANTS = 32
-"""Most graphs of a piece; beyond them its plain operations run."""
+"""Maximum number of graphs of a piece; beyond it, its plain operations run."""
 
 
 def inverse_of(x: Tensor, eps: float) -> Tensor:
-    """Return 1 / root mean square over the last axis, which is kept."""
+    """Return 1 / root mean square over the last axis, which is kept as a dimension."""
     norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return norm.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
 
 
 def scaled(x_ND: Tensor, inverse_N1: Tensor, weight_D: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the norm of x, given its inverse root mean square, in the compute type."""
+    """Return the normalised x, given its inverse root mean square, in the compute type."""
     return (x_ND * inverse_N1).mul_(weight_D).to(dtype)
 
 
 def normed(x_ND: Tensor, weight_D: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the norm of x in the compute type, and the inverse root mean square `_N1`."""
+    """Return the normalised x in the compute type, and the inverse root mean square `_N1`."""
     inverse_N1 = inverse_of(x_ND, eps)
     return scaled(x_ND, inverse_N1, weight_D, dtype), inverse_N1
 
@@ -143,7 +143,7 @@ def gated_back(
 
 
 class LayerPieces(NamedTuple):
-    """The pieces, plain as above or compiled."""
+    """The pieces: the plain ones above, or compiled ones."""
 
     normed: Callable[[Tensor, Tensor, float, torch.dtype], tuple[Tensor, Tensor]] = normed
     scaled: Callable[[Tensor, Tensor, Tensor, torch.dtype], Tensor] = scaled
@@ -180,8 +180,8 @@ def _compiled(piece: Callable[..., Any]) -> Callable[..., Any]:
     made = compiler(piece, dynamic=True, **({"recompile_limit": VARIANTS} if known else {}))
 
     def computed(*given: Any) -> Any:
-        # Autocast, which is on only in forward passes, would double the number of graphs. Autograd's
-        # functions record history themselves; the compiler would inspect that of its arguments.
+        # Autocast, which is on only in forward passes, would double the number of graphs. Autograd functions record history
+        # themselves; the compiler would inspect the history of its arguments.
         with torch.autocast(given[0].device.type, enabled=False):
             return made(*(each.detach() if isinstance(each, Tensor) else each for each in given))
 
@@ -189,7 +189,7 @@ def _compiled(piece: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def pieces_for(x_ND: Tensor, dtype: torch.dtype, head_size: int) -> LayerPieces:
-    """Return the pieces of layers with a stream like x that compute in `dtype`: compiled on CUDA, if they pass the test."""
+    """Return the pieces for layers with a stream like x that compute in `dtype`: compiled ones on CUDA, if they pass the test."""
     device, width = x_ND.device, x_ND.shape[1]
     if device.type != "cuda" or torch.version.cuda is None or width < LEAST_WIDTH or not kernels.has_triton():
         return PLAIN

@@ -18,7 +18,7 @@ class Family(NamedTuple):
     capped: bool = False
     """Whether `attn_logit_softcapping` caps attention scores."""
     turned_by_kind: bool = False
-    """Whether layers with a sliding window have other rotary angles."""
+    """Whether layers with a sliding window have different rotary angles."""
 
 
 FAMILIES: Mapping[str, Family] = {

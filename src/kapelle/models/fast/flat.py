@@ -1,4 +1,4 @@
-"""A flat forward pass for the families of families.py: flat tokens, no padding, attention by plan.
+"""A forward pass for the families in families.py: flat tokens, no padding, attention by plan.
 
 `transformers` computes a layer in about forty calls and pads every sequence to the longest. Here tokens of
 all sequences are concatenated, so that linear layers have no padding and the LoRA bank routes
@@ -6,10 +6,11 @@ ranges of tokens. Only attention needs sequences: a *plan* defines which tokens 
 the `transformers` modules, which also compute every model that this file does not support.
 
 The halves of a layer are single steps of autograd, with hand-written backward passes. Autograd over a layer's thirty small
-operations stores an intermediate of each, and later reads and writes each one. Here a half computes in place, writes and sums
-products where the result is needed (elementwise.py has the operations between products). It stores only what its backward pass
-cannot recompute cheaply: the outputs of norms and gates, a fifth of an update's memory, are recomputed. Norms and rotation are
-computed in the type of the stream (float32), products in the compute type. The numbers are those of `transformers` (tested).
+operations stores an intermediate result of each, and later reads and writes each one. Here a half computes in place, and
+writes and sums products where the result is needed (elementwise.py contains the operations between products). It stores
+only what its backward pass cannot recompute cheaply: the outputs of norms and gates, which take a fifth of an update's
+memory, are recomputed. Norms and rotation are computed in the type of the stream (float32), products in the compute type.
+The results equal those of `transformers` (tested).
 
 Shapes: N flat tokens, D hidden size, F inner size, T heads of queries or of keys, H query heads, J key heads, E head size.
 """
@@ -38,14 +39,14 @@ from kapelle.models.fast.routed_linear import (
 from kapelle.models.lora_bank import computes_in, order_of
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, q_NHE, k_NJE, v_NJE) → attention outputs `_NHE`."""
+"""Function from (layer, q_NHE, k_NJE, v_NJE) to attention outputs `_NHE`."""
 
 
 class FlatModel:
     """The forward pass over a `transformers` model's own modules."""
 
     def __init__(self, model: Any, family: Family, *, kernels: bool = True) -> None:
-        """Wrap a model; with `kernels`, passes on CUDA use available kernels, else torch's plain operations."""
+        """Wrap a model; with `kernels`, passes on CUDA use available kernels, otherwise torch's plain operations."""
         config = model.config
         self.family = family
         self.kernels = kernels
@@ -65,11 +66,11 @@ class FlatModel:
         one = "sliding_attention" if config.model_type == "mistral" else "full_attention"
         kinds = getattr(config, "layer_types", None) or [one] * len(self.layers)
         self.windows = tuple(config.sliding_window if kind == "sliding_attention" else None for kind in kinds)
-        """How many tokens each layer attends to; None for all."""
+        """The number of tokens that each layer attends to; None for all."""
         self.cap: float | None = config.attn_logit_softcapping if family.capped else None
         """The soft cap of attention scores."""
         self._rotations = tuple(kind if family.turned_by_kind else None for kind in kinds)
-        """Which rotary angles each layer uses."""
+        """The kind of rotary angles that each layer uses."""
 
     def turns(self, x_ND: Tensor, positions_N: Tensor, layer: int = 0) -> Tensor:
         """Return the complex numbers `_N1e` that rotate the E / 2 pairs of a layer's heads by position."""
@@ -146,7 +147,7 @@ def flat_of(model: Any, *, kernels: bool = True) -> FlatModel | None:
     """Return the flat pass of a model; None if its architecture is not supported here."""
     family = family_of(model.config.to_dict())
     if family is None or not all(weight.is_floating_point() for weight in model.parameters()):
-        return None  # quantised weights are read by their layers only
+        return None  # only their own layers can read quantised weights
     return FlatModel(model, family, kernels=kernels)
 
 
@@ -154,7 +155,7 @@ class Heads(NamedTuple):
     """The first half of a layer: norm, queries, keys and values, norms of heads, rotation."""
 
     linears: tuple[Linear, Linear, Linear]
-    """Of queries, keys and values."""
+    """The linear layers of queries, keys and values."""
     heads: int
     key_heads: int
     eps: float
@@ -169,7 +170,7 @@ class Gated(NamedTuple):
     """The second half of a layer: norm, gate and up projection, down projection, sum."""
 
     linears: tuple[Linear, Linear, Linear]
-    """Of gate, up and down projection."""
+    """The linear layers of gate, up and down projection."""
     eps: float
     dtype: torch.dtype
     gelu: bool
@@ -242,11 +243,14 @@ class Project(torch.autograd.Function):
 
 
 class Mlp(torch.autograd.Function):
-    """x → x + down(act(gate(h)) · up(h)), h = norm(x), the first x only if the task `sums`; tensors are the norm's weight, then the linear layers'."""
+    """x → x + down(act(gate(h)) · up(h)) with h = norm(x).
+
+    The first x is added only if the task `sums`. Tensors are the norm's weight, then the linear layers'.
+    """
 
     @staticmethod
     def forward(ctx: Any, task: Gated, x_ND: Tensor, *tensors: Tensor) -> Tensor:
-        """Return the stream `_ND` after the layer, or what will be added to it."""
+        """Return the stream `_ND` after the layer, or the term that will be added to it."""
         gate, up, down = task.linears
         h_ND, inverse_N1 = task.pieces.normed(x_ND, tensors[0], task.eps, task.dtype)
         gate_NF, of_gate = forward_linear(gate, tensors, h_ND)
@@ -327,7 +331,7 @@ def _norm_backward(
     more_ND: Tensor | None,
     grads: Gradients,
 ) -> Tensor:
-    """Return the gradient of a norm's input, plus `more_ND`, and keep that of its weight; `dh_ND` is used up."""
+    """Return the gradient of a norm's input, plus `more_ND`, and keep that of its weight; `dh_ND` is overwritten."""
     dx_ND, dweight_D = pieces.normed_back(x_ND, weight_D, inverse_N1, dh_ND, more_ND, grads.wanted[0])
     if dweight_D is not None:
         grads.values[0] = dweight_D.to(weight_D.dtype)

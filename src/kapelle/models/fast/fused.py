@@ -1,11 +1,11 @@
 """A small model's pass for sampling: few prepared matrices and few in-place steps.
 
-Sampling reads the same frozen weights once per token. So each adapter's update is added to its
-own copy of the weights. Queries, keys and values become one matrix, gate and up projection another. The scale of
-the norms before them is part of these matrices, and half precision is rounded once. The output head is
-prepared likewise. Pairs that rotary attention rotates are adjacent, so that a rotation is one complex product: queries and
-keys have the same permutation, which leaves their products unchanged. The copies cost memory and a pass over the weights:
-`fused_of` makes them only for small models.
+Sampling reads the same frozen weights once per token. Each adapter's update is therefore added to a separate copy of the
+weights. Queries, keys and values become one matrix, gate and up projection another. The scale of the norms before them is
+part of these matrices, and half precision is rounded once. The output head is prepared in the same way. Pairs that rotary
+attention rotates are adjacent, so that a rotation is one complex product: queries and keys have the same permutation, which
+leaves their products unchanged. The copies cost memory and a pass over the weights: `fused_of` makes them only for small
+models.
 
 Shapes: N flat tokens, D hidden size, H query heads, J key heads, E head size, Q chosen tokens, V vocabulary, I and O
 features in and out.
@@ -27,13 +27,13 @@ from kapelle.models.fast.flat import Attend, FlatModel
 from kapelle.models.lora_bank import BankedLinear, Route, route_at
 
 LARGEST = 1 << 26
-"""Most weights of all copies together."""
+"""Maximum number of weights of all copies together."""
 
 LARGE = 1 << 17
-"""Weights of a float32 matrix from which the packed product is faster for any number of rows."""
+"""Number of weights of a float32 matrix from which the packed product is faster for any number of rows."""
 
 MANY = 256
-"""Rows from which the packed product is faster for every matrix."""
+"""Number of rows from which the packed product is faster for every matrix."""
 
 
 class _Matrix:
@@ -43,7 +43,7 @@ class _Matrix:
         self._bias_O = bias_O
         self._large = weight_OI.numel() >= LARGE or weight_OI.dtype != torch.float32
         packs = weight_OI.device.type == "cpu" and torch.backends.mkldnn.is_available()
-        # Not every processor has packed products of half precision.
+        # Not every processor supports packed products in half precision.
         if packs and weight_OI.dtype == torch.float16:
             packs = bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())  # noqa: SLF001 — no public name
         elif packs and weight_OI.dtype == torch.bfloat16:
@@ -99,7 +99,7 @@ class FusedPass:
         }
 
     def forget(self, adapter: str | None) -> None:
-        """Drop the copies of an adapter with new weights; all copies for the bare base."""
+        """Drop the copies of an adapter with new weights; for the bare base, drop all copies."""
         if adapter is None:
             self._layers.clear()
             self._head = None
@@ -115,7 +115,8 @@ class FusedPass:
     ) -> Tensor:
         """Return logits `_NV` in float32, or only those of the tokens at `last_Q`.
 
-        `attend` computes attention; its queries are already scaled. In the last layer it gets only the queries of chosen tokens.
+        `attend` computes attention; its queries are already scaled. In the last layer it gets only the queries of selected
+        tokens.
         """
         flat = self._flat
         x_ND = flat.body.embed_tokens(tokens_N).float()
@@ -165,7 +166,7 @@ class FusedPass:
     def _layer(self, layer: Any, adapter: str | None) -> _Layer:
         a, mlp = layer.self_attn, layer.mlp
         q, k, v = (_linear(part, adapter) for part in (a.q_proj, a.k_proj, a.v_proj))
-        # With normed heads the scale of attention is part of the norm's.
+        # With normed heads, the scale of attention is part of the norm's scale.
         scale = 1.0 if self._flat.normed_heads else self._flat.scale
         q, k = self._paired(q, scale), self._paired(k, 1.0)
         scale_HE = None
@@ -203,7 +204,7 @@ class FusedPass:
 
 
 def fused_of(flat: FlatModel, adapters: int, dtype: torch.dtype) -> FusedPass | None:
-    """Return the fused pass, or None for a family unlike Llama, or if copies for this many adapters would be too large."""
+    """Return the fused pass; None if the family differs from Llama, or if copies for this many adapters would be too large."""
     if flat.family != Family():
         return None
     layers = sum(parameter.numel() for layer in flat.layers for parameter in layer.parameters())
@@ -212,7 +213,7 @@ def fused_of(flat: FlatModel, adapters: int, dtype: torch.dtype) -> FusedPass | 
 
 
 def _linear(layer: Any, adapter: str | None) -> tuple[Tensor, Tensor | None]:
-    """Return a layer's weight and bias in float32 for every type of the base: they are rounded once, at the end."""
+    """Return a layer's weight and bias in float32 for any type of the base, so that they are rounded once, at the end."""
     banked = isinstance(layer, BankedLinear)
     bias_O = layer.base.bias if banked else layer.bias
     weight_OI = layer.merged(adapter) if banked else layer.weight
@@ -226,14 +227,14 @@ def _scale(norm: Any) -> Tensor:
 
 
 def _product(spans: Sequence[tuple[_Matrix, int, int]], x_NI: Tensor) -> Tensor:
-    """Return each span of rows times its own matrix."""
+    """Return the product of each span of rows and its own matrix."""
     if len(spans) == 1:
         return spans[0][0].times(x_NI)
     return torch.cat([matrix.times(x_NI[first:last]) for matrix, first, last in spans])
 
 
 def _add_product(spans: Sequence[tuple[_Matrix, int, int]], x_NI: Tensor, y_NO: Tensor) -> None:
-    """Add each span of rows times its own matrix to `y_NO`, in place."""
+    """Add the product of each span of rows and its own matrix to `y_NO`, in place."""
     if len(spans) == 1:
         spans[0][0].add_times(x_NI, y_NO)
         return

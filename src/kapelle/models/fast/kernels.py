@@ -1,8 +1,8 @@
 """Test each GPU kernel against plain operations before its first use, and decide which are used.
 
-This code was written without a GPU. So each kernel of torch and Triton first computes a small problem of the same kind
-on the device, forward and backward, and is used only if its numbers agree with plain operations. Otherwise plain operations are
-used instead, and one message is logged.
+This code was written without a GPU. Each kernel of torch and Triton therefore first computes a small problem of the same kind
+on the device, forward and backward, and is used only if its results agree with plain operations. Otherwise plain operations
+are used, and one message is logged.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from torch import Tensor
 _log = logging.getLogger(__name__)
 
 Trial = Callable[[], Iterable[tuple[Tensor, Tensor]]]
-"""Computes a small problem; returns pairs of results, of the kernel and of plain operations."""
+"""Computes a small problem; returns pairs of results: those of the kernel and those of plain operations."""
 
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 5e-3}
-"""By type, the greatest difference as a share of the largest number: a few rounding errors."""
+"""By type, the maximum difference as a share of the largest number: a few rounding errors."""
 
 _found: dict[Hashable, bool] = {}
 
 
 def holds(kernel: str, where: tuple[Hashable, ...], trial: Trial) -> bool:
-    """Return whether a kernel's numbers agree with plain operations for its use (`where`: device, type, sizes).
+    """Return whether a kernel's results agree with plain operations for its use (`where`: device, type, sizes).
 
     The result is cached, so that a forward pass and its backward pass make the same choice.
     """

@@ -1,14 +1,15 @@
 """The KV cache of the rows in flight, attention of one new token per row over it, and the cache of finished rows.
 
-All rows share one cache, independent of their length and time of joining. A row's tokens are stored in three places:
+All rows share one cache, whatever their length and the time at which they join. A row's tokens are stored in three places:
 
-- its prompt, if rows share it, in blocks of `BLOCK` places that all these rows read (`_BlockPool`);
+- its prompt, if rows share it, in blocks of `BLOCK` token places that all these rows read (`_BlockPool`);
 - its own tokens, as far as they fill blocks, in its own blocks;
 - its newest tokens in its *tail* of at most `BLOCK + TAIL` places, in one tensor with the tails of other rows.
 
 Blocks are dense in a pool, in any order, and a step reads a whole pool in one batched product; tables map blocks to rows.
-So a step starts the same number of operations for any number of rows, and reads each place once. Tables change when rows join,
-leave, or fill a block, at most once in `TAIL / 2` steps; between two changes (a *window*) only tensors change, in place.
+A step therefore starts the same number of operations for any number of rows, and reads each place once. Tables change when
+rows join, leave, or fill a block, at most once in `TAIL / 2` steps; between two changes (a *window*) only tensors change,
+in place.
 
 If steps are recorded (engines/rollout/local/step_graphs.py), the cache is *steady*: sizes are rounded up and every table
 keeps its memory, so that one recording fits many windows. `KVCache.shape` identifies the recording.
@@ -32,16 +33,16 @@ from kapelle.models.fast.attention import attention, capped, fused_attention
 from kapelle.models.fast.flat import Attend, FlatModel
 
 BLOCK = 64
-"""Places of a block: a compromise between few products and little idle work."""
+"""Number of places in a block: a compromise between few products and little idle work."""
 
 TAIL = 16
-"""Places by which tails grow."""
+"""Number of places by which tails grow."""
 
 SHARED = 2
-"""Average rows per prompt from which a shared copy of the prompt is faster than one per row."""
+"""Average number of rows per prompt from which a shared copy of the prompt is faster than one copy per row."""
 
 Text = tuple[str | None, tuple[int, ...]]
-"""An adapter (None for the bare base) and the token ids that it read."""
+"""An adapter (None for the bare base) and the token ids that it has read."""
 
 
 class _Block:
@@ -65,13 +66,13 @@ class _SharedPrompt:
 class _CachedRow:
     prompt: _SharedPrompt | None
     blocks: list[_Block]
-    """Its own blocks, all full."""
+    """The row's own blocks, all of them full."""
     tail: int
-    """Tokens in its tail when the window began."""
+    """Number of tokens in the row's tail when the window began."""
 
     @property
     def length(self) -> int:
-        """Tokens that the row had read when the window began."""
+        """Number of tokens that the row had read when the window began."""
         shared = 0 if self.prompt is None else self.prompt.length
         return shared + BLOCK * len(self.blocks) + self.tail
 
@@ -80,7 +81,7 @@ class _BlockPool:
     """Blocks of keys and values `(L, 2, n, J, B, E)`, the used ones before the free ones."""
 
     def __init__(self, empty: Tensor) -> None:
-        """Hold no block; `empty` is of their shape, with n = 0."""
+        """Start without blocks; `empty` has the shape of blocks, with n = 0."""
         self.kv = empty
         self._blocks: list[_Block] = []
 
@@ -97,17 +98,17 @@ class _BlockPool:
         return taken
 
     def reserve(self, blocks: int) -> None:
-        """Allocate room for this many blocks."""
+        """Allocate memory for this many blocks."""
         held = self.kv.shape[2]
         if blocks > held:
             shape = (*self.kv.shape[:2], max(blocks, held + held // 4), *self.kv.shape[3:])
-            # Masked places have weight 0, and 0 times their content must be 0, so they must be finite.
+            # Masked places have weight 0, and 0 times their content must be 0, so the content must be finite.
             larger = self.kv.new_zeros(shape)
             larger[:, :, : len(self)] = self.kv[:, :, : len(self)]
             self.kv = larger
 
     def free(self, blocks: Sequence[_Block]) -> None:
-        """Free blocks; the last ones move to their places."""
+        """Free blocks; the last blocks move to the free places."""
         gone = {block.place for block in blocks}
         left = len(self._blocks) - len(gone)
         holes = sorted(place for place in gone if place < left)
@@ -127,16 +128,16 @@ class _BlockPool:
 
 
 class CacheShape(NamedTuple):
-    """Sizes of everything that a step uses; steps of equal shapes are the same operations on the same memory."""
+    """Sizes of everything that a step uses; steps of equal shape execute the same operations on the same memory."""
 
     slots: int
     tail: int
     most: int
     """Blocks of a row."""
     pools: tuple[tuple[int, int], ...]
-    """(blocks, readers of a block) of the pool of shared prompts and of the rows' own."""
+    """(blocks, readers of a block) of the pool of shared prompts and of the pool of the rows' own blocks."""
     memory: int
-    """How often tails or blocks got new memory."""
+    """The number of times that tails or blocks got new memory."""
 
 
 class _Tables:
@@ -146,7 +147,7 @@ class _Tables:
     """
 
     def __init__(self, shape: CacheShape, heads: int, empty: Tensor) -> None:
-        """Make room; `empty` `(L, 2, 0, J, B, E)` is on the device and in the compute type."""
+        """Allocate the tables; `empty` `(L, 2, 0, J, B, E)` is on the device and in the compute type."""
         key_heads, size = empty.shape[3], empty.shape[5]
         per_key, places = heads // key_heads, shape.most * BLOCK + shape.tail
         self._shape, self._per_key, self._key_heads = shape, per_key, key_heads
@@ -168,13 +169,13 @@ class _Tables:
         self.score_sUB = empty.new_zeros(items, per_key, BLOCK)
         """Buffer for the scores of all items, reused by each layer."""
         self.part_sUE = empty.new_zeros(items + 1, per_key, size)
-        """Buffer for the items' parts of their rows' outputs, and 0."""
+        """Buffer for the parts that items contribute to their rows' outputs, and a part of zeros."""
         self.mask_S1W = empty.new_zeros(shape.slots, 1, places)
-        """−∞ for places that hold no token of a row."""
+        """−∞ for places that contain no token of a row."""
         self.near_S1W = torch.zeros_like(self.mask_S1W)
-        """The same for places outside of a layer's window too."""
+        """The same, but also −∞ for places outside of a layer's window."""
         self.where_S1W = places_of(shape.slots, 1, places)
-        """The position of each place in its text."""
+        """The position of each place in the row's tokens."""
         self.place_S1 = places_of(shape.slots, 1)
         """Place of each row's next token in its tail."""
         self.tail_SJ = places_of(shape.slots, key_heads)
@@ -182,9 +183,9 @@ class _Tables:
         self.write_SJ = torch.zeros_like(self.tail_SJ)
         """The place of the newest token among them."""
         self.position_S = places_of(shape.slots)
-        """The position of the newest token in its text."""
+        """The position of the newest token in its row."""
         self.keys: list[list[Tensor]] = []
-        """Of each layer, those of each pool, `(n·J, E, B)`."""
+        """The keys of each pool by layer, `(n·J, E, B)`."""
         self.values: list[list[Tensor]] = []
 
     def fill(self, rows: Sequence[_CachedRow | None], entries: Sequence[Sequence[int]]) -> None:
@@ -261,18 +262,18 @@ class KVCache:
         self._heads, self._key_heads, self._size = flat.heads, flat.key_heads, flat.head_size
         self._windows, self._cap = flat.windows, flat.cap
         self._window = next((window for window in flat.windows if window is not None), None)
-        """Of all layers that have one."""
+        """The sliding window, which all layers with a window share."""
         layers = len(flat.layers)
         empty = torch.empty(layers, 2, 0, self._key_heads, BLOCK, self._size, device=device, dtype=dtype)
         self._shared, self._own = _BlockPool(empty), _BlockPool(empty)
         self._tail = empty[..., :0, :]
         """Keys and values `(L, 2, S, J, T, E)` of tails."""
         self._rows: list[_CachedRow | None] = []
-        """By slot; None for an idle place."""
+        """Rows by slot; None for an idle place."""
         self._left = self._taken = 0
-        """Steps left in the window, and steps taken."""
+        """Steps left in the window, and steps already taken in it."""
         self._addresses: tuple[int, ...] = ()
-        """Of tails and blocks."""
+        """The memory addresses of tails and blocks."""
         self._memory = 0
         self._tables: _Tables
         self._tables_of: dict[CacheShape, _Tables] = {}
@@ -281,7 +282,7 @@ class KVCache:
         self._room = self._tail
         """The memory of tails of a steady cache."""
         self.shape = CacheShape(0, 0, 0, (), 0)
-        """Of the window."""
+        """The shape of the current window."""
 
     @property
     def places(self) -> int:
@@ -291,7 +292,7 @@ class KVCache:
 
     @property
     def places_next(self) -> int:
-        """Token places in use after the next step; allocated memory is up to a quarter more."""
+        """Token places in use after the next step; the allocated memory is up to a quarter larger."""
         used = BLOCK * (len(self._shared) + len(self._own))
         if self._left:
             return used + self._tail.shape[2] * self._tail.shape[4]
@@ -306,7 +307,7 @@ class KVCache:
         return len(self._rows)
 
     def join(self, prompts: PromptBlock, prompt_R: Sequence[int]) -> None:
-        """Add rows after the others, on prompts that were read; `prompt_R` has each row's prompt."""
+        """Append rows for prompts that have been read; `prompt_R` contains each row's prompt."""
         self._end_window()
         if len(prompt_R) >= SHARED * len(prompts.lengths):
             counts = [-(-length // BLOCK) for length in prompts.lengths]
@@ -430,7 +431,7 @@ class KVCache:
         )
 
     def places_of(self, slot: int) -> int:
-        """Return the token places of a row, counting its whole prompt."""
+        """Return the number of token places of a row, including its whole prompt."""
         self._end_window()
         row = self._rows[slot]
         assert row is not None
@@ -485,7 +486,7 @@ class KVCache:
     def _look_up(self) -> None:
         """Fill tables for the window that begins."""
         read: dict[_Block, int] = {}
-        """The last reader's number for each block of a shared prompt."""
+        """The number of the last reader of each block of a shared prompt."""
         entries: list[tuple[int, int, int, int, int, int, int]] = []
         most = 0
         for slot, row in enumerate(self._rows):
@@ -534,7 +535,7 @@ class KVCache:
         self._tables = tables
 
     def _rounded(self, name: str, size: int, least: int) -> int:
-        """Return a size, rounded up in a steady cache; the former size is kept if it fits and is at most twice too large."""
+        """Return a size, rounded up in a steady cache; the former size is kept if it suffices and is at most twice as large."""
         if not self._steady or not size:
             return size
         step = max(least, 1 << max(0, size.bit_length() - 3))
@@ -556,7 +557,7 @@ class StoredRows:
     """Copies of finished rows' keys and values."""
 
     def __init__(self, blocks: Tensor, tails: Tensor, rows: Sequence[_KeptRow]) -> None:
-        """Hold blocks `(L, 2, n, J, B, E)`, tails `(L, 2, R, J, T, E)`, and the blocks of each row."""
+        """Take blocks `(L, 2, n, J, B, E)`, tails `(L, 2, R, J, T, E)`, and the blocks of each row."""
         self._blocks, self._tails, self._rows = blocks, tails, rows
 
     @property
@@ -604,7 +605,7 @@ class PromptBlock:
         self.lengths, self.longest = lengths, max(lengths)
         self._windows, self._cap = flat.windows, flat.cap
         shape = (len(flat.layers), 2, len(lengths), flat.key_heads, self.longest, flat.head_size)
-        # Masked places have weight 0, and 0 times their content must be 0, so they must be finite.
+        # Masked places have weight 0, and 0 times their content must be 0, so the content must be finite.
         make = torch.empty if min(lengths) == self.longest else torch.zeros
         self.kv = make(shape, device=device, dtype=dtype)
 
@@ -624,8 +625,8 @@ class PromptBlock:
     def attention(self, spans: Sequence[tuple[int, int, int]]) -> Attend:
         """Return an attention function that stores the last tokens of prompts and computes their attention to their prompts.
 
-        A span is (first prompt, prompt after the last, number of new tokens of each prompt). If
-        there is one query per prompt, it is that of the last token.
+        A span is (first prompt, prompt after the last, number of new tokens of each prompt). If there is one query per
+        prompt, it belongs to the last token.
         """
         masks = {window: [self._mask(*span, window) for span in spans] for window in set(self._windows)}
 
@@ -648,7 +649,7 @@ class PromptBlock:
                     k, v = self.kv[layer, :, first:last, :, self.longest - mask.shape[2] :].transpose(2, 3)
                     outputs.append(attention(q, k, v, mask, 1.0, self._cap).flatten(0, 1))
                     continue
-                # The queries are the last ones of prompts; they also attend to tokens that were read before.
+                # The queries belong to the last tokens of prompts; they also attend to tokens that were read earlier.
                 q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
                 looks = None if mask is None else mask[:, None, -queries:]
                 if looks is not None:
@@ -673,9 +674,9 @@ class PromptBlock:
         return (before & there[:, None]).to(self.kv.device)
 
     def blocks(self, prompts: Sequence[int], counts: Sequence[int]) -> Tensor:
-        """Return the first blocks `(L, 2, n, J, B, E)` of prompts, `counts[k]` of prompt k.
+        """Return the first blocks `(L, 2, n, J, B, E)` of prompts, `counts[k]` blocks of prompt k.
 
-        Places of a block after a prompt's last token hold some token of it.
+        Places of a block after a prompt's last token contain some token of the prompt.
         """
         starts = [BLOCK * block for count in counts for block in range(count)]
         return self._copied(
@@ -687,7 +688,7 @@ class PromptBlock:
         return self._copied(prompts, [self.lengths[q] // BLOCK * BLOCK for q in prompts], places)
 
     def _copied(self, prompts: Sequence[int], starts: Sequence[int], places: int) -> Tensor:
-        """Return this many places of prompts, beginning at these tokens."""
+        """Return this many places of each prompt, beginning at these tokens."""
         first_n = torch.tensor([self.longest - self.lengths[q] for q in prompts]) + torch.tensor(starts)
         place_nB = (first_n.long()[:, None] + torch.arange(places)).clamp_(max=self.longest - 1)
         prompt_n = torch.tensor(prompts, dtype=torch.long)
@@ -698,36 +699,36 @@ class PromptBlock:
 
 
 class Prefixes:
-    """KV caches of finished rows, kept for prompts that continue them and found by the beginning of a longer text.
+    """KV caches of finished rows, kept for prompts that continue them; a prompt is looked up by its beginnings.
 
-    An agent's next prompt is its last prompt, the ids that it sampled, and the messages since. Keys and values of the
-    first two exist already when the row ends. They are kept unchanged, many rows in one piece, and
-    copied only when a prompt needs them. The least recently used piece is dropped first.
+    An agent's next prompt is its last prompt, the ids that it sampled, and the messages since then. The keys and values of
+    the first two already exist when the row ends. They are kept unchanged, many rows in one piece, and copied only when a
+    prompt needs them. The least recently used piece is dropped first.
     """
 
     def __init__(self, most: int) -> None:
-        """Hold at most `most` token places; 0 keeps nothing."""
+        """Store at most `most` token places; 0 stores nothing."""
         self._most = most
         self._pieces: OrderedDict[int, tuple[StoredRows, Sequence[Text]]] = OrderedDict()
-        """Rows, and the text of each."""
+        """Rows, and the tokens of each."""
         self._where: dict[tuple[str | None, int], tuple[int, int]] = {}
-        """(adapter, hash of a text) → (piece, row); built on the first lookup."""
+        """(adapter, hash of a token sequence) → (piece, row); built on the first lookup."""
         self._made = 0
         self._indexed = 0
 
     @property
     def places(self) -> int:
-        """Token places that are held."""
+        """Token places that are stored."""
         return sum(rows.places for rows, _ in self._pieces.values())
 
     def shrink(self, most: int) -> None:
-        """Drop the least recently used pieces until at most this many token places are held."""
+        """Drop the least recently used pieces until at most this many token places are stored."""
         while self._pieces and self.places > most:
             dropped, _ = self._pieces.popitem(last=False)
             self._where = {text: place for text, place in self._where.items() if place[0] != dropped}
 
     def put(self, cache: KVCache, rows: Sequence[int], texts: Sequence[Text]) -> None:
-        """Keep rows (ascending) of a cache with these texts, as many as fit."""
+        """Keep rows (ascending) of a cache with these token sequences, as many as fit."""
         room = sum(1 for held in accumulate(map(cache.places_of, rows)) if held <= self._most)
         if room:
             self._keep(cache.kept(rows[:room]), texts[:room])
@@ -738,7 +739,7 @@ class Prefixes:
         self._made += 1
 
     def find(self, adapter: str | None, prompt: Sequence[int]) -> Tensor | None:
-        """Return keys and values `(L, 2, J, n, E)` of the longest text that a prompt continues."""
+        """Return keys and values `(L, 2, J, n, E)` of the longest token sequence that a prompt continues."""
         for number in range(self._indexed, self._made):
             _, texts = self._pieces.get(number, (None, ()))
             for row, (owner, ids) in enumerate(texts):
@@ -758,7 +759,7 @@ class Prefixes:
         return kept.row(row, len(texts[row][1]))
 
     def forget(self, adapter: str | None) -> None:
-        """Drop the rows of an adapter; all rows for the bare base, which all adapters use."""
+        """Drop the rows of an adapter; for the bare base, which all adapters use, drop all rows."""
         pieces = self._pieces.values()
         self._pieces, self._where = OrderedDict(), {}
         for kept, texts in pieces if adapter is not None else ():
@@ -768,6 +769,6 @@ class Prefixes:
 
 
 def _digests(ids: Sequence[int]) -> list[int]:
-    """Return a hash of every beginning of a text, shortest first."""
+    """Return a hash of every beginning of a token sequence, shortest first."""
     digest = 0
     return [digest := hash((digest, token)) for token in ids]

@@ -1,27 +1,27 @@
 """Linear layers with different adapters for the rows, with hand-written forward and backward passes.
 
 A *work order* (`Linear`) lists the tensors of a layer and the rows of each adapter; `forward_linear` and
-`backward_linear` execute it on plain tensors, inside the autograd functions of flat.py and lora_bank.py. Writing
-both passes by hand saves autograd's costs: split and joined activations and one sum per branch of a gradient.
+`backward_linear` execute it on plain tensors, inside the autograd functions of flat.py and lora_bank.py. Writing both
+passes by hand saves what autograd would add: splitting and joining activations, and one sum per branch of a gradient.
 
 Adapters are LoRA as in 2106.09685, y = Wx + (alpha / rank) · B·A·x. Rows use only their own adapter's tensors, so no gradient
 crosses from one adapter to another.
 
-Several adapters are one grouped product if there is a kernel for it, torch's `grouped_mm` or our own in Triton; else each has
-its own products, and their launches leave a GPU mostly idle. A grouped product computes all groups of rows in one kernel,
-forward, backward and for the gradient of each group's weight. If all groups have equally many rows, as in decoding, it is a
-batched product: grouped products suit many rows, and took 4.7 of the 9.3 ms of a step of 64 rows on an H100. The factors are
-stacked; smaller ranks are padded with zeros, which changes no number. Rows without an adapter are a group with zero factors,
-because rows outside all groups are not computed.
+Several adapters are computed as one grouped product if there is a kernel for it: torch's `grouped_mm`, or our own in
+Triton. Otherwise each adapter has separate products, and launching them leaves a GPU mostly idle. A grouped product
+computes all groups of rows in one kernel, forward, backward and for the gradient of each group's weight. If all groups have
+the same number of rows, as in decoding, it is a batched product, because grouped products suit many rows: they took 4.7 of
+the 9.3 ms of a step of 64 rows on an H100. The factors are stacked; smaller ranks are padded with zeros, which changes no
+result. Rows without an adapter are a group with zero factors, because rows outside all groups are not computed.
 
-The mask of dropout (1207.0580) is a function of each token, independent of the pass. A generator draws masks in
-the order of a pass, so another split into microbatches or processes would have other masks. Here a row has a key, a layer has a salt,
-and their hash (the finaliser of MurmurHash3) decides whether a feature passes. So a step is the same however its samples
-are split. Without keys, torch's generator draws.
+The mask of dropout (1207.0580) is a function of each token, independent of the pass. A random generator draws masks in the
+order of a pass, so a different split into microbatches or processes would give different masks. Here a row has a key, a
+layer has a salt, and their hash (the finaliser of MurmurHash3) decides whether a feature is kept. A step is therefore the
+same however its samples are split. Without keys, torch's generator draws the masks.
 
-On a CPU in float32, torch multiplies by its BLAS, which for the thousands of rows of an update reaches 60 to 90 % of what oneDNN
-reaches. So oneDNN is used for all numbers of rows, since two libraries would differ by rounding. Half
-precision uses oneDNN in torch already.
+On a CPU in float32, torch multiplies with its BLAS, which reaches 60 to 90 % of oneDNN's speed for the thousands of rows of
+an update. oneDNN is used for any number of rows, because results of two libraries would differ by rounding. In half
+precision, torch already uses oneDNN.
 
 Shapes: N rows, n rows of one leg or group, I and O features in and out, r rank (of a stack: the largest), G groups.
 """
@@ -43,20 +43,20 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from kapelle.models.fast import kernels
 
 LEAST_ADAPTERS = 2
-"""Adapters in a pass from which they are grouped: two need fewer kernels than separate products, three also if
+"""Number of adapters in a pass from which they are grouped: two need fewer kernels than separate products, three even if
 ranks are padded."""
 
 ARCHITECTURES = frozenset({9, 10})
-"""Major compute capabilities that torch has a kernel for; elsewhere its grouped product is a loop that waits for the GPU."""
+"""Major compute capabilities for which torch has a kernel; elsewhere its grouped product is a loop that waits for the GPU."""
 
 LEAST_CAPABILITY = (8, 0)
-"""Compute capability from which our grouped products use tensor cores in both half precisions."""
+"""Compute capability from which our grouped products use tensor cores in both half-precision types."""
 
 STACKS = 2
-"""Stacks of factors that a layer caches; other adapters, or another order of them, need another stack."""
+"""Stacks of factors that a layer caches; different adapters, or a different order of them, need another stack."""
 
 ALIGNMENT = 16
-"""Bytes; every row must be a multiple for the kernel."""
+"""Alignment in bytes: the size of every row must be a multiple of this for the kernel."""
 
 
 def product(x_NI: Tensor, weight_OI: Tensor, more_NO: Tensor | None = None) -> Tensor:
@@ -73,7 +73,7 @@ def product(x_NI: Tensor, weight_OI: Tensor, more_NO: Tensor | None = None) -> T
 
 
 def plain_product(x_NI: Tensor, weight_OI: Tensor, more_NO: Tensor | None = None) -> Tensor:
-    """Return `product` by torch's own product, bitwise identical to a linear layer of torch."""
+    """Return the same as `product`, computed by torch and bitwise identical to a linear layer of torch."""
     return torch.mm(x_NI, weight_OI.t()) if more_NO is None else more_NO.addmm_(x_NI, weight_OI.t())
 
 
@@ -91,7 +91,7 @@ class Leg(NamedTuple):
 
 
 class Linear(NamedTuple):
-    """One layer's work order; tensors are given by their index in a list."""
+    """One layer's work order; tensors are given as indices into a list."""
 
     weight_OI: int
     bias_O: int | None
@@ -103,18 +103,18 @@ class Linear(NamedTuple):
 
 
 class SavedForBackward(NamedTuple):
-    """Tensors that the backward pass needs, of one leg or of all grouped legs."""
+    """Tensors that the backward pass needs, for one leg or for all grouped legs."""
 
     low_nr: Tensor
     """A·x."""
     mask_nI: Tensor | None
-    """True where dropout kept x."""
+    """Mask that is True where dropout kept x."""
 
 
 Tensors = Sequence[Tensor]
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""(rows, weight, what to add) → rows times the transposed weight; see `product`."""
+"""Function from (rows, weight, term to add) to rows times the transposed weight; see `product`."""
 
 
 class Gradients:
@@ -218,7 +218,7 @@ def _backward_factors(
     dx_nI: Tensor | None,
     grads: Gradients,
 ) -> None:
-    """Add one leg's part to its rows' gradient `dx_nI`, and store the gradients of its factors."""
+    """Add one leg's contribution to its rows' gradient `dx_nI`, and store the gradients of its factors."""
     a_rI, b_Or = tensors[leg.a_rI], tensors[leg.b_Or]
     if dx_nI is None and not grads.wanted[leg.a_rI] and not grads.wanted[leg.b_Or]:
         return
@@ -262,7 +262,7 @@ class Factored(NamedTuple):
 
 
 def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether grouped products of a type are one kernel on a device: torch's, or ours in Triton."""
+    """Return whether grouped products of a type are one kernel on a device: torch's kernel, or ours in Triton."""
     return torch_has_kernel(device, dtype) or triton_has_kernel(device, dtype)
 
 
@@ -291,7 +291,7 @@ def triton_has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _trial(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the grouped products of four groups, one of them empty, with the products one by one."""
+    """Yield the grouped products of four groups, one of them empty, together with separate products."""
     from kapelle.models.fast import triton_products
 
     ends = (3, 3, 70, 150)
@@ -311,7 +311,7 @@ def _trial(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[Tensor, T
 
 
 def takes_groups(x_NI: Tensor, features_out: int, adapters: int) -> bool:
-    """Return whether the updates of this many adapters are grouped for an input: `LEAST_ADAPTERS`, and a kernel."""
+    """Return whether the updates of this many adapters are grouped for an input: at least `LEAST_ADAPTERS`, with a kernel."""
     if adapters < LEAST_ADAPTERS or not has_kernel(x_NI.device, x_NI.dtype):
         return False
     if triton_has_kernel(x_NI.device, x_NI.dtype):
@@ -326,11 +326,11 @@ class _Division(NamedTuple):
     ends_G: Tensor
     """The row after each group's last, int32."""
     each: int
-    """Rows of every group if all have equally many; else 0."""
+    """Rows of every group if all groups have the same number; otherwise 0."""
 
 
 def _grouped(x_NI: Tensor, weight_GIO: Tensor, division: _Division) -> Tensor:
-    """Return each group's rows times its own weight, `_NO`."""
+    """Return the product of each group's rows and its own weight, `_NO`."""
     if division.each:
         return torch.bmm(x_NI.unflatten(0, (-1, division.each)), weight_GIO).flatten(0, 1)
     ends_G = division.ends_G
@@ -342,7 +342,7 @@ def _grouped(x_NI: Tensor, weight_GIO: Tensor, division: _Division) -> Tensor:
 
 
 def _add_grouped(sum_NO: Tensor, x_NI: Tensor, weight_GIO: Tensor, division: _Division) -> None:
-    """Add each group's rows times its own weight to `sum_NO`."""
+    """Add the product of each group's rows and its own weight to `sum_NO`."""
     if division.each:
         own = (-1, division.each)
         sum_NO.unflatten(0, own).baddbmm_(x_NI.unflatten(0, own), weight_GIO)
@@ -366,12 +366,12 @@ def _grouped_outer(left_NI: Tensor, right_NO: Tensor, division: _Division) -> Te
 def add_updates(
     groups: Sequence[AdapterGroup], x_NI: Tensor, out_NO: Tensor, stacks: StoredStacks | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Add every group's update to `out_NO`; return A·x `_Nr` and the mask of dropout, None without it."""
+    """Add every group's update to `out_NO`; return A·x `_Nr` and the mask of dropout, or None without dropout."""
     stack, division = (stacks or StoredStacks()).of(groups, x_NI)
     mask_NI = None
     if any(group.dropout for group in groups):
         x_NI, mask_NI = x_NI.clone(), torch.ones_like(x_NI, dtype=torch.bool)
-        for group in groups:  # drawn in their order
+        for group in groups:  # masks are drawn in the groups' order
             if group.dropout:
                 rows = slice(group.first, group.last)
                 x_NI[rows], mask_NI[rows] = dropped(x_NI[rows], group.dropout, group.keys_n)
@@ -391,7 +391,7 @@ def backward_updates(
     factors: bool,
     stacks: StoredStacks | None = None,
 ) -> list[Factored]:
-    """Add the updates' part to `dx_NI`; return the gradients of each group's factors if `factors` are wanted."""
+    """Add the contribution of the updates to `dx_NI`; return the gradients of each group's factors if `factors` are wanted."""
     stack, division = (stacks or StoredStacks()).of(groups, x_NI)
     given_Nr = _grouped(given_NO, stack.up_GOr, division)
     if dx_NI is not None and mask_NI is None:
@@ -418,7 +418,7 @@ class _Stack(NamedTuple):
     down_GrI: Tensor
     up_GOr: Tensor
     places: tuple[int, ...]
-    """Index of each given group in the stack, which has groups of zeros for rows without an adapter."""
+    """Index of each given group in the stack, which also has groups of zeros for rows without an adapter."""
     sources: tuple[Tensor, ...]
     """The factors; holding them keeps their addresses unique."""
 
@@ -434,11 +434,11 @@ class StoredStacks:
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, tuple[list[int], _Stack]] = {}
-        """By adapters in order, with the versions of their factors; the most recently used stack is last."""
+        """Stacks by their adapters in order, with the versions of the factors; the most recently used stack is last."""
         self._steps = 0
-        """The value of `steps` when they were made."""
+        """The value of `steps` when the stacks were created."""
         self._recorded: deque[_Stack] = deque(maxlen=STACKS)
-        """Stacks that CUDA graphs read without holding them."""
+        """Stacks that CUDA graphs read without keeping references to them."""
 
     def of(self, groups: Sequence[AdapterGroup], x_NI: Tensor) -> tuple[_Stack, _Division]:
         """Return the stack in the type of `x_NI`, and the division of rows among its groups."""
@@ -460,7 +460,7 @@ class StoredStacks:
         self, groups: Sequence[AdapterGroup], order: Sequence[int | None], dtype: torch.dtype
     ) -> _Stack:
         factors = [tensor for group in groups for tensor in (group.a_rI, group.b_Or)]
-        if any(tensor.is_inference() for tensor in factors):  # they have no version
+        if any(tensor.is_inference() for tensor in factors):  # inference tensors have no version
             return stacked(groups, order, dtype)
         if self._steps != StoredStacks.steps:
             self._kept.clear()
@@ -486,8 +486,8 @@ register_optimizer_step_post_hook(_count_step)
 
 
 def stacked(groups: Sequence[AdapterGroup], order: Sequence[int | None], dtype: torch.dtype) -> _Stack:
-    """Return the adapters' factors, padded to one rank and joined, on groups in this order."""
-    # Training uses the stacks of sampling too.
+    """Return the adapters' factors, padded to one rank and joined, for groups in this order."""
+    # Training also uses the stacks of sampling.
     with torch.inference_mode(mode=False), torch.no_grad():
         step = ALIGNMENT // dtype.itemsize
         rank = -(-max(len(group.a_rI) for group in groups) // step) * step
@@ -518,13 +518,13 @@ def _scaled(groups: Sequence[AdapterGroup], tensors: list[Tensor]) -> Sequence[T
 
 @lru_cache(maxsize=64)
 def _ends(ends: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return the rows after each group's last; cached, because a copy for every layer would synchronise with the GPU."""
-    with torch.inference_mode(mode=False):  # training uses the tensors of sampling too
+    """Return the row after each group's last, cached because a copy for every layer would synchronise with the GPU."""
+    with torch.inference_mode(mode=False):  # training also uses the tensors of sampling
         return torch.tensor(ends, dtype=torch.int32, device=device)
 
 
 def _aligned(x_NI: Tensor) -> Tensor:
-    """Return rows with the alignment of the kernel."""
+    """Return rows with the alignment that the kernel needs."""
     step = ALIGNMENT // x_NI.element_size()
     fits = x_NI.stride(1) == 1 and x_NI.stride(0) % step == 0 == x_NI.storage_offset() % step
     return x_NI if fits else x_NI.clone(memory_format=torch.contiguous_format)
@@ -548,7 +548,7 @@ def salt_of(path: str) -> int:
 
 
 def dropped(x_nI: Tensor, share: float, keys_n: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return rows without about a `share` of their features, the others scaled up, and the mask of kept features."""
+    """Drop about a `share` of each row's features and scale up the others; return the rows and the mask of kept features."""
     if keys_n is None:
         return torch.native_dropout(x_nI, share, train=True)
     mask_nI = passed_features(keys_n, x_nI.shape[1], share)
@@ -556,7 +556,7 @@ def dropped(x_nI: Tensor, share: float, keys_n: Tensor | None) -> tuple[Tensor, 
 
 
 def passed_features(keys_n: Tensor, features: int, share: float) -> Tensor:
-    """Return the mask of kept features of rows with these keys (int32): all but about a `share`."""
+    """Return the mask of kept features for rows with these keys (int32); about a `share` of features is dropped."""
     hash_nI = keys_n[:, None] ^ _columns(features, keys_n.device)
     _finalise(hash_nI)
     # The hash is signed: −2³¹ … 2³¹ − 1.

@@ -1,10 +1,10 @@
-"""Grouped products in Triton, for CUDA devices and types without a kernel of torch.
+"""Grouped products in Triton, for CUDA devices and types for which torch has no kernel.
 
 torch's `grouped_mm` is one kernel in bfloat16 on compute capability 9 and 10. On an A100, an L40S or a 4090, and in float16 or
-float32, it is a loop that synchronises with the GPU. Here the product of all groups is one kernel: sums are float32, nothing
-waits for the device, and results are deterministic.
+float32, it is a loop that synchronises with the GPU. Here the product of all groups is one kernel: sums are float32, the
+host does not wait for the device, and results are deterministic.
 
-Tests run it on a CPU by Triton's interpreter (`TRITON_INTERPRET=1`).
+Tests run it on a CPU in Triton's interpreter (`TRITON_INTERPRET=1`).
 
 Shapes: N rows, G groups of consecutive rows, K features that are summed over, M features out, P and Q features of two sides.
 """
@@ -19,17 +19,17 @@ import triton.language as tl
 from torch import Tensor
 
 ROWS = 64
-"""Most rows of a tile."""
+"""Maximum rows of a tile."""
 
 WIDTH = 64
-"""Most features of a tile, either way; products need at least 16."""
+"""Maximum features of a tile in either dimension; products need at least 16."""
 
-# The interpreter multiplies by NumPy, which has no bfloat16.
+# The interpreter multiplies with NumPy, which has no bfloat16.
 INTERPRETED = triton.knobs.runtime.interpret
 
 
 def grouped(x_NK: Tensor, weight_GKM: Tensor, ends_G: Tensor) -> Tensor:
-    """Return `_NM`, each group's rows times its own weight; `ends_G` (int32) has the row after each group's last.
+    """Return `_NM`, the product of each group's rows and its own weight; `ends_G` (int32) is the row after each group's last.
 
     Groups are in the order of their rows and cover all of them; a group may be empty.
     """
@@ -69,7 +69,7 @@ def _on(device: torch.device) -> AbstractContextManager[object]:
 
 
 def _precision() -> str:
-    """Return how float32 is multiplied: as torch multiplies it."""
+    """Return the precision of float32 products, which is the one that torch uses."""
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
@@ -84,7 +84,7 @@ def _grouped_kernel(
     x_row, x_feature, weight_group, weight_in, weight_out, out_row, out_feature,
     ROWS: tl.constexpr, TILE_K: tl.constexpr, TILE_M: tl.constexpr, PRECISION: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of some group's rows; tiles are counted through all groups."""
+    """Compute a tile of one group's rows; tiles are numbered consecutively over all groups."""
     tile = tl.program_id(0)
     group, first, last = -1, 0, 0
     before, start = 0, 0  # tiles and rows of the groups before
@@ -132,7 +132,7 @@ def _outer_kernel(
     left_row, left_feature, right_row, right_feature, out_group, out_P, out_Q,
     ROWS: tl.constexpr, TILE_P: tl.constexpr, TILE_Q: tl.constexpr, PRECISION: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of one group's sum, over all rows of the group in their order."""
+    """Compute a tile of one group's sum over all rows of the group, in order."""
     group = tl.program_id(0)
     end = tl.load(ends_G + group)
     start = tl.load(ends_G + group - 1, mask=group > 0, other=0)

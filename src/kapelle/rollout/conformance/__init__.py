@@ -2,7 +2,7 @@
 
     findings = await conform(environment)
 
-Each finding names the check and its result. Episodes are rolled out with the environment's own script, with nonsense, and with texts
+Each finding names the check and its result. Episodes are rolled out with the environment's own script, with nonsense, and with answers
 that should get no reward.
 """
 
@@ -81,7 +81,7 @@ async def conform(
         return found
     try:
         teams = [tuple(f"agent_{k}" for k in range(size)) for size in range(1, 9)]
-        # If it accepts none of these, its own `check` below raises an error with the team it needs.
+        # If it accepts none of these, its own `check` below raises an error that describes the required team.
         roles = tuple(agents or next((names for names in teams if accepts(environment, names)), teams[0]))
         call_user_code("check", SECONDS, environment.check, roles)
         check_capabilities(environment, len(roles), SECONDS)
@@ -124,11 +124,11 @@ async def conform(
     return found
 
 
-# -------- Check what it declares, its settings and its tasks
+# -------- Check its declarations, its settings and its tasks
 
 
 def first_tasks(environment: Environment, split: Split, count: int) -> list[Task]:
-    """Return the first tasks of a split, at most `count`; Unfit for an invalid size or task."""
+    """Return the first tasks of a split, at most `count`; raise Unfit for an invalid size or task."""
     size = size_of(environment, split, SECONDS)
     return [
         task_of(environment, split, k, SECONDS) for k in range(count if size is None else min(count, size))
@@ -142,7 +142,7 @@ def declared(environment: Environment) -> Finding:
     for capability in had:
         for part in _parts_of(capability):
             if part not in OPTIONAL and getattr(kind, part, None) is vars(capability)[part]:
-                return Finding(name, "failed", f"it declares `{capability.__name__}` and has no `{part}`")
+                return Finding(name, "failed", f"it declares `{capability.__name__}` but has no `{part}`")
     own = [
         vars(cls)
         for cls in kind.__mro__
@@ -170,7 +170,7 @@ def _parts_of(capability: type) -> list[str]:
 
 
 def fingerprint(environment: Environment, count: int) -> list[list[str]]:
-    """Return id, question and data of the first tasks of both splits, as text."""
+    """Return the id, question and data of the first tasks of both splits, as strings."""
     return [_task_row(task) for split in SPLITS for task in first_tasks(environment, split, count)]
 
 
@@ -179,12 +179,12 @@ def _task_row(task: Task) -> list[str]:
 
 
 def settings_survive(environment: Environment) -> Finding:
-    """Return whether the settings are equal after they were written to a recipe and read."""
+    """Return whether the settings are the same after being written to a recipe and read back."""
     if not isinstance(environment, Settings):
         return Finding("settings", "not checked", "the environment is not a `kapelle.Settings`")
     if type(environment)(**environment.model_dump(mode="json")) != environment:
-        return Finding("settings", "failed", "written as JSON and read again, they have changed")
-    return Finding("settings", "ok", "they survive being written to a recipe")
+        return Finding("settings", "failed", "they change when written as JSON and read back")
+    return Finding("settings", "ok", "they are unchanged after being written to a recipe and read back")
 
 
 def same_tasks(environment: Environment, chosen: Mapping[Split, Sequence[Task]]) -> Finding:
@@ -197,14 +197,16 @@ def same_tasks(environment: Environment, chosen: Mapping[Split, Sequence[Task]])
                 return Finding(name, "failed", f"task {before.id} differs when it is requested again")
         ids = [task.id for task in tasks]
         if len(set(ids)) < len(ids):
-            return Finding(name, "failed", f"two tasks of the {split} split have one id")
+            return Finding(name, "failed", f"two tasks of the {split} split have the same id")
         for task in tasks:
             try:
                 if json.loads(json.dumps(task.data)) != task.data:
-                    return Finding(name, "failed", f"the data of task {task.id} change when written as JSON")
+                    return Finding(name, "failed", f"the data of task {task.id} changes when written as JSON")
             except (TypeError, ValueError, RecursionError) as error:
-                return Finding(name, "failed", f"the data of task {task.id} are not JSON: {error}")
-    return Finding(name, "ok", f"{sum(map(len, chosen.values()))} tasks, the same when requested again")
+                return Finding(name, "failed", f"the data of task {task.id} is not JSON: {error}")
+    return Finding(
+        name, "ok", f"{sum(map(len, chosen.values()))} tasks, which are the same when requested again"
+    )
 
 
 def same_in_another_process(environment: Environment, chosen: Mapping[Split, Sequence[Task]]) -> Finding:
@@ -214,7 +216,7 @@ def same_in_another_process(environment: Environment, chosen: Mapping[Split, Seq
         return Finding(name, "not checked", "the environment is not a `kapelle.Settings`")
     here = [_task_row(task) for split in SPLITS for task in chosen[split]]
     request = {"settings": environment.model_dump(mode="json"), "count": max(map(len, chosen.values()))}
-    # Another hash seed finds a dependence on the order of a set.
+    # Another hash seed reveals a dependence on the order of a set.
     ran = subprocess.run(
         [sys.executable, "-m", "kapelle.rollout.conformance"],
         input=json.dumps(request),
@@ -244,7 +246,7 @@ def splits_apart(environment: Environment, chosen: Mapping[Split, Sequence[Task]
         game = (
             "; in a game leave `Task.question` empty, and return the text from the episode state's `observe`"
         )
-        fix = game if len(questions["train"]) == 1 else ""  # a text that all tasks share is not a question
+        fix = game if len(questions["train"]) == 1 else ""  # a string that all tasks share is not a question
         return Finding("splits", "failed", f"train and test share the question {min(shared)[:60]!r}{fix}")
     if not questions["train"]:
         return Finding("splits", "not checked", "the tasks of a game have no questions")
@@ -255,7 +257,7 @@ def splits_apart(environment: Environment, chosen: Mapping[Split, Sequence[Task]
 
 
 async def same_states(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
-    """Return whether one seed and equal texts give equal episodes."""
+    """Return whether the same seed and messages give equal episodes."""
     name = "determinism"
     for task in tasks[:4]:
         for respond in (scripted(environment, task), always("?")):
@@ -266,15 +268,15 @@ async def same_states(environment: Environment, tasks: Sequence[Task], agents: S
                 return Finding(
                     name,
                     "failed",
-                    f"task {task.id}, differs between two episodes with the same seed and texts",
+                    f"task {task.id}, differs between two episodes with the same seed and messages",
                 )
-    return Finding(name, "ok", "one seed and the same texts give the same episode")
+    return Finding(name, "ok", "the same seed and messages give the same episode")
 
 
 async def private_views(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
-    """Return whether observations keep the state unchanged and contain no secret of another agent, at the start and after each step.
+    """Return whether observing leaves the state unchanged and reveals no secret of another agent, at the start and after each step.
 
-    Actions come from the script, or are nonsense. A secret that an agent wrote in its text counts as public from then on.
+    Actions come from the script, or are nonsense. A secret that an agent writes in its message counts as public from then on.
     """
     name = "private views"
     nonsense = always("?")
@@ -287,10 +289,10 @@ async def private_views(environment: Environment, tasks: Sequence[Task], agents:
             for owner in agents:
                 own: object = call_user_code("private", SECONDS, environment.private, task, owner, agents)
                 if isinstance(own, str) or not isinstance(own, Sequence):
-                    raise Unfit(f"`private` returns {own!r:.60}; return a tuple of texts.")
+                    raise Unfit(f"`private` returns {own!r:.60}. Return a tuple of strings.")
                 if wrong := [each for each in own if not isinstance(each, str) or not each]:
                     raise Unfit(
-                        f"`private` names the secret {wrong[0]!r:.60}; name texts that are not empty."
+                        f"`private` returns the secret {wrong[0]!r:.60}. Return only non-empty strings."
                     )
                 secrets += [(owner, each) for each in own]
         moves = dict.fromkeys(agents, 0)
@@ -303,7 +305,7 @@ async def private_views(environment: Environment, tasks: Sequence[Task], agents:
                     return Finding(
                         name,
                         "failed",
-                        f"what an agent sees of task {task.id} {when} depends on who looked before",
+                        f"an agent's observation of task {task.id} {when} depends on who observed before",
                     )
                 for (owner, secret), (agent, view) in itertools.product(secrets, views.items()):
                     if agent != owner and secret in view:
@@ -313,7 +315,7 @@ async def private_views(environment: Environment, tasks: Sequence[Task], agents:
                         return Finding(
                             name,
                             "failed",
-                            f"'{agent}' sees a secret of '{owner}' in task {task.id} {when}: {secret[:60]!r} in {shown[:200]!r}",
+                            f"'{agent}' observes a secret of '{owner}' in task {task.id} {when}: {secret[:60]!r} in {shown[:200]!r}",
                         )
                 movers = state.movers()
                 if not movers:
@@ -326,8 +328,8 @@ async def private_views(environment: Environment, tasks: Sequence[Task], agents:
             continue  # the checks "rewards" and "records" report failed episodes
         finally:
             await state.close()
-    note = "" if offers(environment, Private) else "; it names no secrets (`Private`) to look for"
-    return Finding(name, "ok", f"looking changes nothing{note}")
+    note = "" if offers(environment, Private) else "; it declares no secrets (`Private`) to look for"
+    return Finding(name, "ok", f"observing changes nothing{note}")
 
 
 async def rewards_in_range(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
@@ -344,19 +346,21 @@ async def rewards_in_range(environment: Environment, tasks: Sequence[Task], agen
             for agent, total in episode.returns.items():
                 if agent not in agents:
                     return Finding(
-                        name, "failed", f"task {task.id} rewards '{agent}', who is not in the team"
+                        name, "failed", f"task {task.id} rewards '{agent}', which is not in the team"
                     )
                 if not math.isfinite(total) or not low - slack <= total <= high + slack:
-                    return Finding(name, "failed", f"task {task.id} gives {total}, outside {[low, high]}")
+                    return Finding(
+                        name, "failed", f"task {task.id} gives a return of {total}, outside {[low, high]}"
+                    )
             success = episode.outcome.success
             if success is not None and not 0.0 <= success <= 1.0:
                 return Finding(name, "failed", f"task {task.id} reports success {success}, outside [0, 1]")
-    note = f"; {failed} texts made an episode fail" if failed else ""
-    return Finding(name, "ok", f"finite and within {[low, high]} for every text{note}")
+    note = f"; {failed} messages made an episode fail" if failed else ""
+    return Finding(name, "ok", f"finite and within {[low, high]} for every message{note}")
 
 
 async def outcomes_kept(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
-    """Return whether outcomes are equal after they were written and read."""
+    """Return whether outcomes are the same after being written and read back."""
     for task in tasks[:4]:
         driven = await drive_or_error(environment, task, agents, scripted(environment, task))
         if isinstance(driven, str):
@@ -375,12 +379,12 @@ async def outcomes_kept(environment: Environment, tasks: Sequence[Task], agents:
 
 
 async def roles_alike(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
-    """Return whether exchanging the texts of two symmetric roles exchanges their rewards."""
+    """Return whether exchanging the messages of two symmetric roles exchanges their rewards."""
     name = "symmetry"
     if offers(environment, TeamMoves):
         note = (
-            "all agents share one role, so they have the same observations and rewards. Let several work on each move with `workflow.name: chain`; "
-            "`play` and `tool_use` train one"
+            "all agents share one role, so they have the same observations and rewards. Set `workflow.name: chain` so that several agents work on each move; "
+            "`play` and `tool_use` train one agent"
         )
         return Finding(name, "not checked", note)
     if len(agents) < 2 and has_comparable_answers(environment):
@@ -403,20 +407,20 @@ async def roles_alike(environment: Environment, tasks: Sequence[Task], agents: S
             return Finding(
                 name,
                 "failed",
-                f"in task {task.id} exchanging the texts of two roles does not exchange their rewards",
+                f"in task {task.id} exchanging the messages of two roles does not exchange their rewards",
             )
-    return Finding(name, "ok", "exchanging the texts of two roles exchanges their rewards")
+    return Finding(name, "ok", "exchanging the messages of two roles exchanges their rewards")
 
 
 # -------- Check that only a correct answer gets the full reward
 
 
 async def gold_is_rewarded(environment: Environment, chosen: Mapping[Split, Sequence[Task]]) -> list[Finding]:
-    """Return whether the script's solution gets the full reward, and no other text does."""
+    """Return whether the script's solution, and no other answer, gets the full reward."""
     names = ("solver",)
     solvable = has_comparable_answers(environment) and offers(environment, Scripted)
     if offers(environment, Teachable) and environment.teacher is not None:
-        why = "`environment.teacher` gives its demonstrations, and may fit only one team's roles, or be incorrect"
+        why = "`environment.teacher` provides its demonstrations, which may fit only one team's roles or be incorrect"
         return [Finding("gold", "not checked", why), Finding("cheating", "not checked", why)]
     if not solvable or not accepts(environment, names):
         why = "it has no script that solves a question alone"
@@ -439,7 +443,7 @@ async def gold_is_rewarded(environment: Environment, chosen: Mapping[Split, Sequ
     for task in chosen["train"]:
         # Nonsense, the question, and solutions of other tasks with another answer.
         tasks = chosen["train"]
-        assert offers(environment, Answerable), "others have no solutions to try"
+        assert offers(environment, Answerable), "other environments have no solutions to try"
         gold = call_user_code(
             "extract", SECONDS, environment.extract, scripted(environment, task)("solver", task.question, 0)
         )

@@ -1,4 +1,4 @@
-"""Playing episodes with given texts in place of a model, with checks of every result of the environment."""
+"""Roll out episodes with given messages in place of a model, and check every result of the environment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kapelle.types import Message, Task
 T = TypeVar("T")
 
 LONGEST = 2_000
-"""Maximum steps of an episode; a longer episode is a fault."""
+"""Maximum steps of an episode; a longer episode counts as a fault."""
 SECONDS = 60.0
 """Time limit of a call during checks, if `environment.timeout` is longer."""
 
@@ -35,7 +35,7 @@ NOTHING = (
     "🙂" * 40,
     "9" * 5_000,
 )
-"""Texts without an answer; their reward must be in range and less than the maximum."""
+"""Messages without an answer; their reward must be in range and less than the maximum."""
 
 Speaker = Callable[[str, str, int], str]
 """(Agent, observation, number of its move) → text."""
@@ -52,7 +52,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class DrivenEpisode:
-    """One episode with given texts."""
+    """One episode with given messages."""
 
     seen: tuple[tuple[str, str], ...]
     """(agent, observation) in order."""
@@ -69,7 +69,7 @@ def patience(environment: Environment) -> Patience:
 
 
 def accepts(environment: Environment, names: Sequence[str]) -> bool:
-    """Return whether an environment accepts a team of these names; missing data raise."""
+    """Return whether an environment accepts a team of these names; raises an error if data is missing."""
     try:
         call_user_code("check", SECONDS, environment.check, names)
     except Unfit:
@@ -80,7 +80,7 @@ def accepts(environment: Environment, names: Sequence[str]) -> bool:
 
 
 class DrivenState:
-    """An episode state with time limits and checks of every result; Unfit describes an invalid one."""
+    """An episode state with time limits and checks of every result; raises Unfit for an invalid result."""
 
     def __init__(self, state: BoundedState | RemoteState, task: Task, agents: Sequence[str]) -> None:
         self._state, self._task, self._agents = state, task, agents
@@ -102,11 +102,11 @@ class DrivenState:
         found: object = self._now("movers", self._state.movers)
         if isinstance(found, str) or not isinstance(found, Sequence):
             raise Unfit(
-                f"`movers` returns {found!r:.60}; return a tuple of agents' names, empty when it is over."
+                f"`movers` returns {found!r:.60}. Return a tuple of agents' names, which is empty at the end of the episode."
             )
         for name in found:
             if name not in self._agents:
-                raise Unfit(f"`movers` names {name!r:.60}, who is not in the team {list(self._agents)}.")
+                raise Unfit(f"`movers` returns {name!r:.60}, which is not in the team {list(self._agents)}.")
         return tuple(found)
 
     async def step(self, actions: Mapping[str, str]) -> dict[str, float]:
@@ -119,16 +119,16 @@ class DrivenState:
         found: object = await _awaited("outcome", self._task, self._state.outcome())
         if not isinstance(found, Outcome):
             raise Unfit(
-                f"`outcome` returns {found!r:.60}, a {type(found).__name__}; return a kapelle.Outcome."
+                f"`outcome` returns {found!r:.60}, a {type(found).__name__}. Return a kapelle.Outcome."
             )
         for part in ("rewards", "roles", "info"):
             if not isinstance(getattr(found, part), Mapping):
                 raise Unfit(
-                    f"`outcome` returns an Outcome whose `{part}` is {getattr(found, part)!r:.60}, no mapping."
+                    f"`outcome` returns an Outcome whose `{part}` is {getattr(found, part)!r:.60}, which is not a mapping."
                 )
         success: object = found.success
         if success is not None and not (isinstance(success, int | float) or hasattr(success, "__float__")):
-            raise Unfit(f"`outcome` reports success {success!r:.60}; it is a number in [0, 1] or None.")
+            raise Unfit(f"`outcome` reports success {success!r:.60}. Return a number in [0, 1] or None.")
         return self._now("outcome", lambda: _plain(found, self._agents))
 
     async def close(self) -> None:
@@ -169,7 +169,7 @@ def _blame(method: str, task: Task, error: BaseException) -> str:
 
 def _plain(outcome: Outcome, agents: Sequence[str]) -> Outcome:
     rewards = checked_rewards(outcome.rewards, agents)
-    # A success outside [0, 1] is another finding.
+    # A success outside [0, 1] is reported by another check.
     kept = None if outcome.success is None else float(outcome.success)
     return Outcome(
         rewards,
@@ -216,7 +216,7 @@ async def drive(
 async def drive_or_error(
     environment: Environment, task: Task, agents: Sequence[str], say: Speaker, seed: int = 0
 ) -> DrivenEpisode | str:
-    """Roll out one episode, or return the text of its EpisodeError; other errors are Unfit."""
+    """Roll out one episode, or return the message of its EpisodeError; raise Unfit for other errors."""
     try:
         return await drive(environment, task, agents, say, seed)
     except EpisodeError as error:
@@ -224,17 +224,17 @@ async def drive_or_error(
 
 
 def always(text: str) -> Speaker:
-    """Return a speaker that always gives the same text."""
+    """Return a speaker that always gives the same message."""
     return lambda agent, view, move: text
 
 
 def by_agent(speakers: Mapping[str, Speaker], otherwise: Speaker) -> Speaker:
-    """Return a speaker with one of `speakers` for some agents and `otherwise` for the others."""
+    """Return a speaker that uses `speakers` for the agents in it and `otherwise` for all other agents."""
     return lambda agent, view, move: speakers.get(agent, otherwise)(agent, view, move)
 
 
 def scripted(environment: Environment, task: Task, role: str | None = None) -> Speaker:
-    """Return a speaker of the environment's script, in each agent's own role or in `role`; `?` without a script."""
+    """Return a speaker that follows the environment's script in each agent's own role or in `role`, or says `?` without a script."""
     if not offers(environment, Scripted):
         return always("?")
 
@@ -243,7 +243,7 @@ def scripted(environment: Environment, task: Task, role: str | None = None) -> S
             "script", SECONDS, environment.script, role or agent, task, [Message("user", view)], move
         )
         if not isinstance(text, str):
-            raise Unfit(f"`script` returns {text!r:.60}, a {type(text).__name__} and no text.")
+            raise Unfit(f"`script` returns {text!r:.60}, a {type(text).__name__}. Return a string.")
         return text
 
     return respond

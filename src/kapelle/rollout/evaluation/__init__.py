@@ -1,1 +1,1 @@
-"""Evaluations of a team, and the results with which they are compared."""
+"""Evaluations of a team, and the baselines to compare them with."""

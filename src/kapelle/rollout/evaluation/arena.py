@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 DEALS = 20
-"""From this number of deals on, intervals of ratings are between deals; with fewer, games count as independent."""
+"""Minimum number of deals for which rating intervals are computed over deals; with fewer, games count as independent."""
 CLOSE = 1e-9
 
 
@@ -61,7 +61,7 @@ class Contestant:
 Side = Annotated[int, Field(ge=0, le=1)]
 """A player of a pair."""
 Payoffs = tuple[FiniteFloat, FiniteFloat]
-"""Mean payoff of one player's roles, and of the other player's."""
+"""Mean payoff of one player's roles, and of the other player's roles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Encounter:
     turns: tuple[NonNegativeInt, NonNegativeInt]
     """Turns of each player."""
     invalid: tuple[NonNegativeInt | None, NonNegativeInt | None]
-    """Turns without a legal move; None if the environment does not count them, or moves by its own player."""
+    """Turns without a legal move; None if the environment does not count them, or if it moves itself."""
     tokens: tuple[NonNegativeInt, NonNegativeInt]
     """Tokens that each player sampled."""
     failed: NonNegativeInt = 0
@@ -85,12 +85,12 @@ class Encounter:
     """The most frequent reason for failed episodes."""
 
     def row(self) -> dict[str, Json]:
-        """Return it as plain JSON."""
+        """Return the encounter as plain JSON."""
         return asdict(self)
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Encounter:
-        """Return the encounter of a `row`; ValueError for anything else."""
+        """Return the encounter of a `row`; raise ValueError for anything else."""
         try:
             found = TypeAdapter(cls).validate_json(json.dumps(row), strict=True)
         except ValidationError as error:
@@ -102,11 +102,11 @@ class Encounter:
 
     @property
     def deals(self) -> tuple[Payoffs | None, ...]:
-        """Mean payoffs of each deal over its games; None if one of them failed."""
+        """Mean payoffs of each deal over its games; None if one of its games failed."""
         return tuple(_mean_over_roles(deal) for deal in self.games)
 
     def counts(self, deal: int | None = None) -> tuple[int, int, int]:
-        """Return how many deals `one` won, drew and lost over all assignments, as in duplicate bridge; for one deal or for all."""
+        """Return how many deals (or only the given one) `one` won, drew and lost over all assignments, as in duplicate bridge."""
         results = self.deals if deal is None else (_mean_over_roles(self.games[deal]),)
         ahead = [pair[0] - pair[1] for pair in results if pair is not None]
         wins, losses = sum(each > CLOSE for each in ahead), sum(each < -CLOSE for each in ahead)
@@ -127,7 +127,7 @@ def pairs_of(labels: Sequence[str], environment: Environment) -> list[tuple[str,
 
 
 def role_orders(roles: int, *, alone: bool) -> tuple[tuple[int, ...], ...]:
-    """Return every assignment of two players to the roles that gives each a role; `alone`, of one player to all roles."""
+    """Return every assignment of two players to the roles in which both have a role; with `alone`, one player has all roles."""
     if alone:
         return ((0,) * roles,)
     return tuple(each for each in product((0, 1), repeat=roles) if len(set(each)) == 2)
@@ -167,7 +167,7 @@ async def meet(
         for assignment in assignments:
             team, cast = assigned_team(names, pair, assignment)
             setups.append(replace(setup, team=team))
-            # One seed for all assignments of all pairs: they have the same cards, and each role has the same luck.
+            # One seed for all assignments of all pairs, so that they have the same cards and each role has the same random numbers.
             own_seed = derive_seed(seed, "arena", task.id)
             scheduled.append(ScheduledEpisode(replace(task, cast=cast), 0, own_seed))
 
@@ -215,8 +215,8 @@ async def meet(
 def payoffs(episode: Episode, names: Sequence[str], *, graded: bool) -> dict[str, float]:
     """Return the payoff of each agent in an episode.
 
-    If a question is `graded` and only the answering agents are rewarded, the others get the mean of their rewards: the team
-    shares the payoff.
+    If a question is `graded` and only the answering agents are rewarded, the other agents get the mean of those rewards, because the
+    team shares the payoff.
     """
     own = {name: payoff_of(episode, name) for name in names}
     rewards = [own[name] for name in names if name in episode.rewards]
@@ -248,7 +248,7 @@ class Payoff:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Payoff | None:
-        """Return the mean over the values of deals; None without any."""
+        """Return the mean over the values of deals; None if there are none."""
         if not values:
             return None
         low, high = mean_interval(values) or (None, None)
@@ -300,7 +300,7 @@ class Arena:
 
     @cached_property
     def together(self) -> bool:
-        """Whether all players have equal payoffs in every game: cross-play is then meaningful, and ratings are not."""
+        """Whether all players have equal payoffs in every game; then cross-play is meaningful, but ratings are not."""
         pairs = [
             pair for met in self.meetings.values() for deal in met.games for pair in deal if pair is not None
         ]
@@ -323,7 +323,7 @@ class Arena:
 
     @cached_property
     def elo(self) -> Mapping[str, tuple[float, float, float]]:
-        """Rating on Elo's scale with its 95 % interval, by label; empty if all play together or encounters are missing."""
+        """Rating on Elo's scale with its 95 % interval, by label; empty if all players have equal payoffs or encounters are missing."""
         if not self._rated:
             return {}
         deals = [self._results(deal) for deal in range(self.deals)] if self.deals >= DEALS else []
@@ -332,12 +332,12 @@ class Arena:
 
     @property
     def _rated(self) -> bool:
-        """Whether ratings are meaningful: not all play together, and every pair has results."""
+        """Whether ratings are meaningful: payoffs differ between players, and every pair has results."""
         pairs = len(self.labels) * (len(self.labels) - 1) // 2
         return not self.together and 0 < pairs == len(self.results)
 
     def _surely_ahead(self, k: int, n: int) -> float:
-        """Return a player's lead over another; 0 for a lead within its 95 % interval."""
+        """Return a player's lead over another; 0 if its 95 % interval contains 0."""
         lead = self.lead(self.labels[k], self.labels[n]) if k != n else None
         if lead is None or lead.low is None or lead.high is None or lead.low <= 0 <= lead.high:
             return 0.0
@@ -345,7 +345,7 @@ class Arena:
 
     @cached_property
     def cycle(self) -> tuple[str, ...]:
-        """Players of which each beats the next and the last the first, each time significantly (95 %); empty without a cycle."""
+        """A cycle of players in which each significantly (95 %) beats the next, and the last beats the first; empty if there is none."""
         places = range(len(self.labels))
         return tuple(
             self.labels[k]
@@ -354,11 +354,11 @@ class Arena:
 
     @cached_property
     def shares(self) -> Mapping[str, Mapping[str, float]]:
-        """`nash_average` and `alpha_rank` of each player, by label; empty as `elo` is, or without the packages."""
+        """`nash_average` and `alpha_rank` of each player, by label; empty if `elo` is, or if the packages are missing."""
         if not self._rated or not _installed("scipy"):
             return {}
         places = range(len(self.labels))
-        # Strong selection treats every lead as a certain win, so only significant ones count.
+        # Strong selection treats every lead as a certain win, so only significant leads count.
         leads = [[self._surely_ahead(k, n) for n in places] for k in places]
         average, _ = nash_averaging(log_odds(len(self.labels), self.results))
         return {
@@ -371,7 +371,7 @@ class Arena:
         return self.payoff(label, label)
 
     def cross_play(self, label: str) -> Payoff | None:
-        """Return the payoff of a player with the others, each deal averaged over them."""
+        """Return the payoff of a player with the other players, averaged over them in each deal."""
         own = [self.meeting(label, other) for other in self.labels if other != label]
         return Payoff.of(list(_by_deal([met for met in own if met is not None]).values()))
 
@@ -386,7 +386,7 @@ class Arena:
         return Payoff.of([own[deal] - others[deal] for deal in own if deal in others])
 
     def invalid(self, label: str) -> float | None:
-        """Return the share of a player's turns without a legal move; None where the environment does not count them."""
+        """Return the share of a player's turns without a legal move; None if the environment does not count them."""
         wrong, turns = self._invalid(label)
         return wrong / turns if turns else None
 
@@ -412,7 +412,7 @@ class Arena:
 
     @property
     def ranked(self) -> tuple[str, ...]:
-        """Labels, best first: by rating, or by cross-play if all play together."""
+        """Labels, best first: by rating, or by cross-play if all players have equal payoffs."""
 
         def place(label: str) -> float:
             if self.elo:
@@ -427,7 +427,7 @@ class Arena:
         return "\n".join(lines(self))
 
     def row(self) -> dict[str, Json]:
-        """Return everything as plain JSON; payoffs by the row's player, then the column's."""
+        """Return the results as plain JSON; payoffs by the row's player, then the column's."""
 
         def interval(rated: Mapping[str, tuple[float, float, float]], label: str) -> Json:
             if label not in rated:
@@ -515,7 +515,7 @@ def lines(result: Arena) -> list[str]:
     ]
     found += [*_players(result), "", *_matrix(result)]
     found.append(
-        "payoff of the row's player against the column's, over deals and all roles"
+        "payoff of the row's player against the column's player, over deals and all roles"
         + (
             ", with half its 95 % interval"
             if len(result.labels) <= WIDE
@@ -524,15 +524,15 @@ def lines(result: Arena) -> list[str]:
     )
     if result.gap is not None:
         found.append(
-            f"self-play minus cross-play: {_signed(result.gap)}, the gain from conventions that others do not share"
+            f"self-play minus cross-play: {_signed(result.gap)}, the gain from conventions that other players do not share"
         )
     if result.cycle:
         around = " beats ".join([*result.cycle, result.cycle[0]])
         found.append(
-            f"play cycles: {around}. No single line of ratings describes this; see Nash averaging and α-Rank."
+            f"players form a cycle: {around}. One rating per player cannot describe this; see Nash averaging and α-Rank."
         )
     elif result.elo and len(result.labels) > 2:
-        found.append("no significant cycle: one line of ratings describes the results")
+        found.append("no significant cycle: one rating per player describes the results")
     if not result.together and not result.shares and result.elo:
         found.append("α-Rank and Nash averaging need an extra: pip install 'kapelle[games]'")
     if result.failed:

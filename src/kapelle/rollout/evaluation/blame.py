@@ -5,15 +5,15 @@ and everything after them is sampled with the measured weights. The mean success
 at that moment,
 
     before turn t: this turn and all later ones are resampled; other turns of the moment are replayed
-    after turn t:  this turn and all of its moment are replayed; after the last moment it is the episode's own outcome
+    after turn t:  all turns of this turn's moment are replayed; after the last moment it is the episode's own outcome
     drop of turn t = before − after
 
-The probability after one moment is that before the next, so each moment is estimated once. If no two agents act at once, the drops
-of an episode sum to the probability at its beginning minus its outcome. Over all episodes the mean drop of every turn is 0: a
-drop in failed episodes is balanced by a gain in others. So drops compare agents on failed episodes, and solved ones are measured
-too.
+The probability after one moment equals the probability before the next, so each moment is estimated once. If no two agents act at once,
+the drops of an episode sum to the probability at its beginning minus its outcome. Over all episodes the mean drop of every turn is 0,
+because a drop in failed episodes is balanced by a gain in solved ones. So drops compare agents only on failed episodes; solved episodes
+are measured too.
 
-Continuations use the sampling of training, also for greedy episodes. The n-th continuations of one moment share their seed.
+Continuations use the sampling of training, even for greedy episodes. The n-th continuations of one moment share their seed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from kapelle.types import Episode, Group, Turn
 AT_ONCE = 512
 """Approximate number of continuations that are rolled out at once; the results of their episodes are saved together."""
 ALTERNATIVES = 8
-"""Maximum number of alternative texts that are kept for a turn."""
+"""Maximum number of alternative completions that are kept for a turn."""
 LONGEST = 4000
 """Maximum number of characters that are kept of a text."""
 SAY_EVERY = 5.0
@@ -67,13 +67,13 @@ Key = tuple[int, int | None]
 def check_repeatable(environment: Environment) -> None:
     """Raise ConfigError if the episodes of an environment cannot be replayed.
 
-    Outside programs are allowed: many repeat, and differences are noticed in their prompts.
+    External programs are allowed, because many repeat exactly, and differences show in their prompts.
     """
     alive = report_of(environment).alive
     if alive and not offers(environment, DrivenByPrograms):
         raise ConfigError(
             f"Blame replays episodes, but environment '{environment.name}' relies on answers that may differ the next time: "
-            f"{', '.join(alive)}. Remove that, or read the episodes with `kapelle view`."
+            f"{', '.join(alive)}. Remove it, or read the episodes with `kapelle view`."
         )
     if offers(environment, RewardsEpisodes) and environment.compared:
         raise ConfigError(
@@ -85,7 +85,7 @@ def check_repeatable(environment: Environment) -> None:
 def choose_episodes(groups: Sequence[Group], most: int) -> list[tuple[int, Episode]]:
     """Return the first `most` unsolved episodes and as many solved ones, each with its place in its group.
 
-    Episodes with an error or without a score are excluded. Raises ConfigError if none is unsolved or none is scored.
+    Episodes with an error or without a score are excluded. Raises ConfigError if all are solved or none is scored.
     """
     scored = [
         (k, episode)
@@ -98,15 +98,15 @@ def choose_episodes(groups: Sequence[Group], most: int) -> list[tuple[int, Episo
         why = (
             f": {errors.most_common(1)[0][0]}"
             if errors
-            else ", because the environment scores none (`success`; of `rewarded`, `environment.success=0.5` says which are solved)"
+            else ", because the environment scores none (`success`; with `rewarded`, set `environment.success=0.5` to define which are solved)"
         )
         raise ConfigError(
-            f"None of {sum(len(group.episodes) for group in groups)} episodes has a score{why}."
+            f"None of the {sum(len(group.episodes) for group in groups)} episodes has a score{why}."
         )
     failed = [(k, each) for k, each in scored if (each.success or 0.0) < 1.0][:most]
     if not failed:
         raise ConfigError(
-            f"All {len(scored)} episodes are solved. Use more (`evaluation.problems`), an earlier checkpoint (RUN@STEP) or harder tasks."
+            f"All {len(scored)} episodes are solved. Use more episodes (`evaluation.problems`), an earlier checkpoint (RUN@STEP) or harder tasks."
         )
     return failed + [(k, each) for k, each in scored if (each.success or 0.0) >= 1.0][: len(failed)]
 
@@ -124,10 +124,10 @@ def moments_of(turns: Sequence[Turn]) -> list[range]:
 
 
 def forks_of(episode: Episode, sample: int, seed: int) -> dict[Key, Fork]:
-    """Return the forks of an episode: each moment, resampled as a whole or one turn of it alone.
+    """Return the forks of an episode: for each moment, one that resamples all of it, and one for each turn that resamples only that turn.
 
-    All later turns are resampled, even if their prompts were fixed before. So the probability after one moment equals the probability
-    before the next.
+    All later turns are resampled, even if their prompts were fixed earlier. So the probability after one moment equals the probability
+    before the next one.
     """
     found: dict[Key, Fork] = {}
     for moment in moments_of(episode.turns):
@@ -147,10 +147,10 @@ def measure_blame(
     file: BlameFile | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Blame:
-    """Return the probability of success around each turn of these episodes, each given with its place in its group.
+    """Return the probability of success around each turn of these episodes; each is given with its place in its group.
 
-    `measured` has the settings (`samples`, `seed`, …). Results in `file` are reused, and new ones appended to it. `say` receives
-    the expected cost and the progress. Raises EpisodeError if no episode repeats.
+    `measured` has the settings (`samples`, `seed`, …). Results in `file` are reused, and new results are appended to it. `say` receives
+    the expected cost and the progress. Raises EpisodeError if no episode can be replayed exactly.
     """
     check_repeatable(setup.environment)
     samples, seed = int(measured["samples"]), int(measured["seed"])
@@ -172,7 +172,7 @@ def measure_blame(
     )
     solved = sum((episode.success or 0.0) >= 1.0 for _, episode in chosen)
     say(f"{len(chosen) - solved} failed and {solved} solved episodes: {total:,} continuations, about {tokens:,} tokens"
-        + (f"; {len(chosen) - len(left)} episodes are measured already" if len(left) < len(chosen) else ""))  # fmt: skip
+        + (f"; {len(chosen) - len(left)} episodes have already been measured" if len(left) < len(chosen) else ""))  # fmt: skip
 
     began = reported = time.monotonic()
     done = sampled = 0
@@ -208,7 +208,7 @@ def measure_blame(
             file.append(added)
         if not known:
             raise EpisodeError(
-                f"No episode of '{setup.environment.name}' repeats with the same seed and turns: {excluded.most_common(1)[0][0]}. Derive all "
+                f"No episode of '{setup.environment.name}' repeats exactly with the same seed and turns: {excluded.most_common(1)[0][0]}. Derive all "
                 "randomness of environment and workflow from their seeds."
             )
     return Blame(
@@ -236,7 +236,7 @@ def _batches(counts: Mapping[int, int]) -> Iterator[list[int]]:
 def _summed(
     key: tuple[str, int, int, str], episode: Episode, became: Mapping[Key, ContinuedFork]
 ) -> BlamedEpisode:
-    """Return the probabilities of an episode's turns from its continuations."""
+    """Return the probabilities around an episode's turns from its continuations."""
     successes = {
         which: [each.success for each in found.valid if each.success is not None]
         for which, found in became.items()
@@ -285,7 +285,7 @@ def _summed(
 
 
 def _instead(continuations: Sequence[Episode], which: tuple[str, int]) -> tuple[SampledInstead, ...]:
-    """Return the texts of the agent's turn of this number in these continuations, most frequent first."""
+    """Return the completions of the agent's turn of this number in these continuations, most frequent first."""
     ended: dict[str, list[float | None]] = {}
     for each in continuations:
         turn = dict(numbered(each.turns)).get(which)

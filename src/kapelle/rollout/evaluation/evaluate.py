@@ -29,7 +29,7 @@ Returns = Callable[[Episode], Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """How long an agent's completions are, in tokens; those of an endpoint as its server counts them."""
+    """How long an agent's completions are, in tokens; for an endpoint, as counted by its server."""
 
     answers: int
     mean: float
@@ -38,7 +38,7 @@ class Lengths:
     """95th percentile."""
     longest: int
     cut: float
-    """Share of the completions that ended at a limit of tokens."""
+    """Share of the completions that ended at a token limit."""
     read: float
     """Mean length of the prompts."""
 
@@ -54,7 +54,7 @@ class Evaluation:
     interval: tuple[float, float] | None
     """95 %: Wilson's for shares, Student's t for graded scores."""
     reward: Mapping[str, float]
-    """Mean undiscounted return of each agent over the scored episodes in which it acted; absent without any."""
+    """Mean undiscounted return of each agent over the scored episodes in which it acted; an agent without any is absent."""
     tokens: float
     """Mean completion tokens of the team per episode."""
     failed: int
@@ -64,7 +64,7 @@ class Evaluation:
     reason: str = ""
     """The most frequent reason why episodes failed or were not scored."""
     parts: Mapping[str, MeanScore] = field(default_factory=dict)
-    """Further rates by name: `seen` and `not seen` for every boolean in `info`; `pass@4` with several episodes per problem (`at_k`);
+    """Additional rates by name: `seen` and `not seen` for every boolean in `info`; `pass@4` with several episodes per problem (`at_k`);
     `aime` and `aime pass@4` for a set of `evaluation.sets`."""
     part_reward: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Part of a mixture → mean undiscounted return of each agent in it."""
@@ -73,9 +73,9 @@ class Evaluation:
     reward_functions: Mapping[str, float] = field(default_factory=dict)
     """Mean value of each reward function or judge of `rewarded`, before its weight, by its metric name."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Number of episodes behind these means: `info/NAME` and `reward_function/NAME`."""
+    """Number of episodes in each of these means: `info/NAME` and `reward_function/NAME`."""
     games: bool = False
-    """True if no task has a question: the score is then the share of the greatest reward."""
+    """True if no task has a question: the score is then the share of the maximum reward."""
     fewer: str = ""
     """Why fewer problems were evaluated than requested (`Rate.fewer`); empty if no problem is missing."""
     groups: tuple[Group, ...] = field(default=(), repr=False)
@@ -85,7 +85,7 @@ class Evaluation:
     judged: Mapping[str, Any] | None = None
     """How well the verifier that rewards the team judges these episodes (`training.held_out.Judgement`)."""
     stderr: float | None = None
-    """Standard error of `success` over problems; None for fewer than two scored ones."""
+    """Standard error of `success` over problems; None for fewer than two scored problems."""
     lengths: Mapping[str, Lengths] = field(default_factory=dict)
     """How long each agent's completions are."""
     cost: float | None = None
@@ -193,10 +193,10 @@ def why_fewer(environment: Environment, split: Split, requested: int, found: int
         return ""
     size, settings = environment.size(split), EvaluationConfig()
     if requested in (settings.problems, settings.problems_while_training):
-        return f"all of its {split} split" if size is not None else f"all different ones of its {split} split"
+        return f"all of its {split} split" if size is not None else f"all distinct tasks of its {split} split"
     if size is not None:
-        return f"{requested} requested, its {split} split has {size}"
-    return f"{requested} requested, and {20 * requested} draws of its {split} split gave no more that differ"
+        return f"{requested} requested, but its {split} split has {size}"
+    return f"{requested} requested, but {20 * requested} draws from its {split} split gave no more distinct tasks"
 
 
 def greedy_setup(setup: RolloutSetup) -> RolloutSetup:
@@ -248,10 +248,10 @@ def evaluate_held_out(
     returns: Returns = own_returns,
     fits: Callable[[Task], bool] | None = None,
 ) -> Evaluation:
-    """Roll out `problems` tasks of the environment's test split and of each further set, and summarise.
+    """Roll out `problems` tasks of the environment's test split and of each additional set, and summarise.
 
-    Rates of a set are parts of the result under the set's name, which is also the `part` of its tasks. Tasks for which `fits` is
-    false are excluded.
+    The rates of a set are part of the result under the set's name, which is also the `part` of its tasks. Tasks for which `fits`
+    returns False are excluded.
     """
     tasks = choose_tasks(setup.environment, "test", problems, fits=fits)
     result = evaluate_shared(decoded(setup, settings), tasks, seed, returns, settings.samples)
@@ -300,7 +300,7 @@ def tokens_of(turn: Turn) -> tuple[int, int]:
 
 
 def cost_of(groups: Sequence[Group], prices: Mapping[str, tuple[float, float]]) -> float:
-    """Return the mean cost of an episode, failed ones included, by prices per million tokens (`evaluation.prices`)."""
+    """Return the mean cost of an episode, including failed ones, by prices per million tokens (`evaluation.prices`)."""
     free = prices.get("default", (0.0, 0.0))
     episodes = [episode for group in groups for episode in group.episodes]
     spent = 0.0
@@ -311,7 +311,7 @@ def cost_of(groups: Sequence[Group], prices: Mapping[str, tuple[float, float]]) 
 
 
 def at_k(groups: Sequence[Group], samples: int, environment: Environment, seed: int) -> dict[str, MeanScore]:
-    """Return avg@k, pass@j for powers of two up to k and for k, and maj@k of groups of k = `samples` episodes.
+    """Return avg@k, pass@j (for j = k and powers of two up to k), and maj@k of groups of k = `samples` episodes.
 
     pass@j is the probability that one of j answers solves the problem. Its unbiased estimate from c solved of n scored answers is
     1 − C(n − c, j) / C(n, j) (2107.03374 §2.1); problems with n < j are excluded. Intervals are over problems, because answers to
@@ -399,12 +399,12 @@ def summarise(groups: Sequence[Group], returns: Returns = own_returns) -> Evalua
 
 
 def own_scores(groups: Sequence[Group]) -> dict[str, MeanScore]:
-    """Return the mean of each agent's own terminal rewards, as the metrics `reward/<agent>`; agents without any are absent."""
+    """Return the mean of each agent's own terminal rewards as metrics `reward/<agent>`; agents without such rewards are absent."""
     return _own(groups, lambda episode, agent: episode.rewards.get(agent, 0.0))
 
 
 def own_totals(groups: Sequence[Group]) -> dict[str, MeanScore]:
-    """Return the same for all rewards of an episode, for games that reward turns."""
+    """Return the same metrics for all rewards of an episode, for games that reward turns."""
     return _own(groups, lambda episode, agent: episode.total(agent))
 
 
@@ -442,12 +442,12 @@ def verifier_metrics(groups: Sequence[Group], score: Mapping[TurnKey, float]) ->
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A baseline with the team's tokens."""
+    """A baseline with the team's number of tokens."""
 
     agents: tuple[str, ...]
-    """The agent that answers alone; several names if their weights, system messages and sampling are equal."""
+    """The agent that answers alone; several names for agents with equal weights, system messages and sampling."""
     answers: int
-    """Answers per problem; with more than one, the majority counts."""
+    """Answers per problem; if there are several, the majority answer counts."""
     result: Evaluation
     """`result.tokens` counts the tokens of all answers."""
     failed_answers: int = 0
@@ -455,7 +455,7 @@ class Baseline:
 
 
 def soloists(setup: RolloutSetup) -> list[tuple[str, ...]]:
-    """Return the agents that can answer alone, equal ones together; empty for games.
+    """Return the agents that can answer alone, with equal agents grouped; empty for games.
 
     Agents of endpoints are excluded, because their tokens cannot be counted.
     """
@@ -474,9 +474,9 @@ def soloists(setup: RolloutSetup) -> list[tuple[str, ...]]:
 async def compute_matched(
     setup: RolloutSetup, tasks: Sequence[Task], tokens: float, seed: int
 ) -> list[Baseline]:
-    """Return every agent alone, then every vote of at least two answers, at `tokens` per problem.
+    """Return the baseline of every agent alone, then every vote of at least two answers, at `tokens` per problem.
 
-    A single answer has the team's sampling in `setup`. `seed` breaks ties of a vote. A team of one has no baseline.
+    A single answer has the team's sampling in `setup`. `seed` breaks ties in a vote. A team of one agent has no baseline.
     """
     found: list[Baseline] = []
     votes: list[Baseline] = []
@@ -503,7 +503,7 @@ async def answer_alone(
 async def vote(
     setup: RolloutSetup, tasks: Sequence[Task], agent: str, tokens: float, answers: int, seed: int
 ) -> Evaluation:
-    """Let one agent answer every task `answers` times at temperature 1 and score the majority's answer.
+    """Let one agent answer every task `answers` times at temperature 1 and score the majority answer.
 
     The answers share `tokens` equally. Failed answers have no vote; a problem fails if all its answers fail.
     """
@@ -525,9 +525,9 @@ async def _vote(
 
 
 def chosen_by_majority(environment: object, group: Group, seed: int) -> Episode:
-    """Return the episode of a group with the most frequent answer (`Episode.answer`) of the valid ones.
+    """Return the episode of a group whose answer (`Episode.answer`) is the most frequent among its valid episodes.
 
-    Answers are equal if `Answerable.extract` returns the same; `seed` and task break ties.
+    Answers are equal if `Answerable.extract` returns the same string; `seed` and the task break ties.
     """
     assert offers(environment, Answerable), "a vote needs answers that can be compared"
     voters = group.valid

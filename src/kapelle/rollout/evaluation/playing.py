@@ -18,10 +18,10 @@ from kapelle.setup.servers import check_endpoints
 from kapelle.setup.team_builder import agent_configs
 
 MAX_TOKENS = 512
-"""Default limit of a completion of a model that acts alone in an environment, in tokens."""
+"""Default token limit for completions of a model that acts alone in an environment."""
 
 ALONE = {"tools": "tool_use"}
-"""Environments in which a single agent uses another workflow than `solo` or `parallel`."""
+"""Environments in which a single agent uses a workflow other than `solo` or `parallel`."""
 
 
 def model_config(
@@ -36,7 +36,7 @@ def model_config(
 
     `model` is a model, or the folder of a PEFT adapter for every agent on the base that it names. `environment` is the name of an
     environment (built in, or `module:Class`) or of a recipe. A recipe's agents, except endpoints, use the model without warm-up. `real`
-    selects a recipe's values for a pretrained model; `report` receives a line for each that does not suit this model.
+    selects a recipe's values for a pretrained model; `report` receives a line for each value that does not suit this model.
     """
     path, adapter = named_base(model, settings)
     if names_environment(environment):
@@ -73,7 +73,7 @@ def model_config(
 def named_base(model: str, settings: tuple[str, ...] = ()) -> tuple[str, str | None]:
     """Return the path of a base model, and the folder of the PEFT adapter if `model` is one, else None.
 
-    The base is named by the adapter's `adapter_config.json`, or by a setting `model.path=…`. ModelError for an unknown base.
+    The adapter's `adapter_config.json` or a setting `model.path=…` specifies the base. Raises ModelError if the base is unknown.
     """
     given = [word.partition("=")[2] for word in settings if word.startswith("model.path=")]
     if given and (Path(model) / "adapter_config.json").is_file():

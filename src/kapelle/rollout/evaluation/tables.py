@@ -9,7 +9,7 @@ from kapelle.runs.findings import measured
 from kapelle.runs.model_card import eval_results
 
 FORMS = ("lm-eval", "hub")
-"""Names of the forms, as `kapelle eval --table` takes them."""
+"""Names of the forms that `kapelle eval --table` accepts."""
 
 
 def table_of(form: str, rows: Sequence[Mapping[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""Processes for environments (`episode.environment_workers`), and an episode state in one of them as seen from here."""
+"""Processes for environments (`episode.environment_workers`), and this process's view of an episode state in one of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from kapelle.types import Task
 # -------- A worker: requests, answers, and its end
 #
 # One thread (`WorkerReader`) reads from all workers, so that answers do not wait for the event loop and no wait outlives the worker.
-# `server.py` is the other side.
+# `server.py` contains the other side.
 
 SERVER = "kapelle.rollout.workers.server"
 """Module of the other process."""
@@ -42,7 +42,7 @@ LOOK = 0.5
 CLOSING = 7.0
 """Seconds in which a worker closes its episode states and ends; see `server.LEAVING`."""
 CHUNK = 1 << 18
-"""Bytes that are read at a time."""
+"""Maximum bytes per read."""
 
 Waiting = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", int]
 """The future of an answer with its event loop, and the session of the request."""
@@ -57,7 +57,7 @@ class Holder:
     """A description of the process for messages."""
 
     def signs(self) -> tuple[int, int]:
-        """Return the number of its signs of life, and the session that computed at the last one (0 for none)."""
+        """Return the number of its signs of life, and the session that was computing at the last one (0 for none)."""
         raise NotImplementedError
 
     def still(self, passed: float) -> str | None:
@@ -65,7 +65,7 @@ class Holder:
         return None
 
     def wait(self, seconds: float) -> None:
-        """Wait for its end, at most this long."""
+        """Wait for its end, for at most this many seconds."""
         raise NotImplementedError
 
     def end(self) -> str:
@@ -96,7 +96,7 @@ class HeldHere(Holder):
     def still(self, passed: float) -> str | None:
         """See `Holder`."""
         found = self._signs.look(passed)
-        return None if found is None else f"an environment worker stood still: {found}"
+        return None if found is None else f"an environment worker stopped responding: {found}"
 
     def wait(self, seconds: float) -> None:
         """See `Holder`."""
@@ -110,7 +110,7 @@ class HeldHere(Holder):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         code = self.process.returncode
-        # Episodes record this text, so it contains no process number: a repeated run has the same records.
+        # Episodes record this message, so it contains no process number: a repeated run must have the same records.
         if code >= 0:
             return f"an environment worker ended with exit code {code}"
         with suppress(ValueError):
@@ -130,7 +130,7 @@ class Worker:
     """One process with episode states."""
 
     def __init__(self, begin: bytes, holder: Holder) -> None:
-        """Take a process; `begin` is its first frame, request 0."""
+        """Use the process of `holder`; `begin` is its first frame, request 0."""
         self.holder = holder
         self.connection = holder.connection
         self.connection.setblocking(False)
@@ -152,7 +152,7 @@ class Worker:
         """The last sign of life, and the seconds since then with an open request."""
 
     def check(self, session: int) -> None:
-        """Raise EngineError if the worker could not start, WorkerLost if it has ended."""
+        """Raise EngineError if the worker could not start, or WorkerLost if it has ended."""
         if self.failure is not None:
             raise self.failure
         if self.lost is not None:
@@ -200,7 +200,7 @@ class WorkerReader:
         """End a worker that has an open request and gives no sign of life for `silence` seconds."""
         self._silence = silence
         self.deaths = 0
-        """Successive workers that ended before their first answer."""
+        """Number of successive workers that ended before their first answer."""
         self.workers: dict[Worker, None] = {}
         self._selector = selectors.DefaultSelector()
         self._ears, self._bell = socket.socketpair()
@@ -261,7 +261,7 @@ class WorkerReader:
                     loop.call_soon_threadsafe(partial(_deliver, given))
             now = time.monotonic()
             passed = now - looked
-            # A longer time between two checks is a pause of this process and counts as one interval.
+            # A longer time between two checks means that this process was paused, and counts as one interval.
             for worker in list(self.workers):
                 counted = min(passed, 2 * LOOK)
                 still = worker.holder.still(counted if worker.waiting else 0.0)
@@ -284,7 +284,7 @@ class WorkerReader:
             for answer in worker.frames.feed(data):
                 if answer["id"] == 0 and "error" in answer:
                     worker.failure = EngineError(
-                        f"An environment worker could not begin: {': '.join(answer['error'])} Set "
+                        f"An environment worker could not start: {': '.join(answer['error'])} Set "
                         "`episode.environment_workers: 0` to test the environment in this process."
                     )
                     data = b""  # no more answers
@@ -344,22 +344,22 @@ def _tell(left: list[Waiting], worker: Worker) -> None:
 
 
 DEATHS = 20
-"""Successive workers that may die before their first answer; then the run stops."""
+"""Number of successive workers that may die before their first answer before the run stops."""
 
 
 class EnvironmentWorkers(AbstractContextManager["EnvironmentWorkers"]):
-    """Opens episode states in worker processes, each in the one with the fewest, from any event loop.
+    """Opens episode states in worker processes, each in the process with the fewest states, from any event loop.
 
-    Processes start when they are first needed, and restart when they have died. They end when the pool is closed or collected, or with this
+    Processes start when they are first needed, and are restarted if they die. They end when the pool is closed or collected, or with this
     process.
     """
 
     def __init__(
         self, environment: Environment, size: int, patience: Patience, hold: Hold = HeldHere
     ) -> None:
-        """Take the environment, the number of processes, the time limits of calls, and what starts a process.
+        """Set the environment, the number of processes, the time limits of calls, and the function that starts a process.
 
-        Raises ConfigError for an environment that another process cannot make.
+        Raises ConfigError for an environment that cannot be created in another process.
         """
         assert size >= 1, "a pool has at least one process"
         self.size = size
@@ -408,7 +408,7 @@ class EnvironmentWorkers(AbstractContextManager["EnvironmentWorkers"]):
             if reader.deaths >= DEATHS:
                 lost = [worker.lost for worker in self.workers if worker is not None and worker.lost]
                 raise EngineError(
-                    f"{reader.deaths} environment workers in a row have died before they answered anything; the last one: "
+                    f"{reader.deaths} environment workers in a row died before their first answer; the last error was: "
                     f"{lost[0] if lost else 'it died'}. See their output above, check the machine's memory, or set "
                     "`episode.environment_workers: 0`."
                 )
@@ -425,7 +425,7 @@ class EnvironmentWorkers(AbstractContextManager["EnvironmentWorkers"]):
         return state
 
     async def ask(self, worker: Worker, session: int, request: Mapping[str, Any]) -> Any:
-        """Return a worker's answer, or raise its error; WorkerLost if it ended, EngineError if it could not start."""
+        """Return a worker's answer, or raise its error; raises WorkerLost if it has ended, or EngineError if it could not start."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         number = worker.put({**request, "session": session}, (loop, future, session))
@@ -438,24 +438,24 @@ class EnvironmentWorkers(AbstractContextManager["EnvironmentWorkers"]):
 
 
 def _end_own(reader: WorkerReader, owner: int) -> None:
-    # A fork of this process inherits the pool, but the workers are not its own.
+    # A fork of this process inherits the pool, but does not own the workers.
     if os.getpid() == owner:
         reader.close()
 
 
 class WorkerState(RemoteState):
-    """An episode state in a worker, which limits each call; here only the time limit of the episode applies."""
+    """An episode state in a worker, which limits each call; this process applies only the time limit of the episode."""
 
     def __init__(
         self, pool: EnvironmentWorkers, worker: Worker, session: int, name: str, patience: Patience
     ) -> None:
-        """Take its worker and the number of its session."""
+        """Set its worker and the number of its session."""
         super().__init__(name, patience)
         self._pool, self._worker, self._session = pool, worker, session
 
     @property
     def lost(self) -> WorkerLost | None:
-        """How it was lost with its worker; None while that runs."""
+        """How it was lost with its worker; None while the worker runs."""
         try:
             self._worker.check(self._session)
         except WorkerLost as lost:

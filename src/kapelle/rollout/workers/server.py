@@ -1,4 +1,4 @@
-"""The process with episode states for another process, which starts it (`pool.py`).
+"""The process that holds episode states for the process that started it (`pool.py`).
 
 It ends when the other side closes the socket or ends, after it has closed its open states.
 """
@@ -31,9 +31,9 @@ from kapelle.setup.environment_forms import environment_from
 BEAT = 0.5
 """Seconds between two signs of life."""
 LEAVING = 5.0
-"""Seconds in which episode states close after the end of the other process."""
+"""Seconds in which episode states must close after the other process has ended."""
 CHUNK = 1 << 16
-"""Bytes that are read at a time."""
+"""Maximum bytes per read."""
 
 
 def main(descriptor: int, pulse: int, parent: int) -> None:
@@ -57,7 +57,7 @@ class _Server:
         self._environment: Environment | None = None
         self._patience = Patience()
         self._left: float | None = None
-        """When the other side closed the socket."""
+        """Time at which the other side closed the socket."""
 
     def live(self) -> None:
         """Give signs of life; end this process if states do not close in time."""
@@ -106,7 +106,7 @@ class _Server:
         if call == "serve":
             if request["version"] != VERSION:
                 raise EpisodeError(
-                    f"it has version {VERSION} of the protocol, and the request has {request['version']}"
+                    f"it has version {VERSION} of the protocol, but the request has version {request['version']}"
                 )
             self._patience = Patience(**request["patience"])
             self._environment = environment_from(request["environment"])

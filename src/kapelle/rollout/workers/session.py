@@ -24,7 +24,7 @@ LARGEST = 1 << 30
 
 
 def pack(message: Mapping[str, Any]) -> bytes:
-    """Return a message as a frame; EpisodeError if it is too large or is not JSON."""
+    """Return a message as a frame; raise EpisodeError if it is too large or is not JSON."""
     body = to_text(message, LARGEST).encode("ascii")
     return len(body).to_bytes(LENGTH, "big") + body
 
@@ -36,12 +36,12 @@ class Frames:
         self._arrived = bytearray()
 
     def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
-        """Yield the messages that these bytes complete; ValueError for an invalid one."""
+        """Yield the messages that these bytes complete; raise ValueError for an invalid message."""
         self._arrived += data
         while len(self._arrived) >= LENGTH:
             end = LENGTH + int.from_bytes(self._arrived[:LENGTH], "big")
             if end > LARGEST + LENGTH:
-                raise ValueError(f"a frame of {end:,} bytes")
+                raise ValueError(f"a frame of {end:,} bytes exceeds the limit of {LARGEST:,}")
             if len(self._arrived) < end:
                 return
             body = bytes(self._arrived[LENGTH:end])
@@ -66,7 +66,7 @@ class WorkerSession:
     def __init__(
         self, opened: OpenState, environment: Environment, patience: Patience, agents: Sequence[str]
     ) -> None:
-        """Take what opens the state, its environment, the time limits of its calls, and the agents in order."""
+        """Set the function that opens the state, its environment, the time limits of its calls, and the agents in order."""
         self._opened, self.environment, self.patience, self._agents = opened, environment, patience, agents
         self._state: BoundedState | RemoteState | None = None
         self.shown: dict[str, Mapping[str, Any]] = {}
@@ -105,7 +105,7 @@ class WorkerSession:
             if question["call"] == "score":
                 agent = question["agent"]
                 score = await self.state.score(agent, question["text"])
-                return share(score, f"The environment's score of a text of '{agent}'")
+                return share(score, f"The environment's score of an answer of '{agent}'")
             found = await self.state.outcome()
             outcome = plain_outcome(found, checked_rewards(found.rewards, self._agents))
             return {field.name: getattr(outcome, field.name) for field in fields(outcome)}
@@ -153,7 +153,7 @@ class OpenSessions:
             raise
 
     async def answer(self, number: int, question: Mapping[str, Any]) -> Any:
-        """Answer a request to an open session; one that could not start is closed already."""
+        """Answer a request to an open session; a session that could not start is already closed."""
         if question["call"] == "close":
             session = self.open.pop(number, None)
             return None if session is None else await self._run(session.close)

@@ -4,7 +4,7 @@ Plain JSON stays as it is. A value that JSON lacks becomes an object with a tag 
 
     {"$tuple": [1, 2]}        a tuple
     {"$float": "nan"}         nan, inf or -inf
-    {"$items": [[1, "a"]]}    a mapping with a key that is not a text or starts with `$`
+    {"$items": [[1, "a"]]}    a mapping with a key that is not a string or starts with `$`
 
 Callers that store other types, such as tensors, add their own tags.
 """
@@ -18,7 +18,7 @@ from typing import Any
 from kapelle.types import Json
 
 Encode = Callable[[object, str], Json | None]
-"""Takes a value that JSON lacks and its place; returns its tagged form, or None for an unknown type."""
+"""Takes a value that JSON cannot represent, and its place; returns its tagged form, or None for an unknown type."""
 Decode = Callable[[str, Json], object]
 """Takes an unknown tag and its content; returns the value."""
 
@@ -26,7 +26,7 @@ Decode = Callable[[str, Json], object]
 def encode(value: object, place: str, foreign: Encode | None = None) -> Json:
     """Return a value as tagged JSON; `place` names it in errors (`info.answer`).
 
-    Raises TypeError, which names the place, for a value that has no form.
+    Raises TypeError, which names the place, for a value that cannot be encoded.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -42,7 +42,7 @@ def encode(value: object, place: str, foreign: Encode | None = None) -> Json:
         return {"$tuple": items} if isinstance(value, tuple) else items
     tagged = foreign(value, place) if foreign is not None else None
     if tagged is None:
-        raise TypeError(f"{place} is a {type(value).__name__}, which has no form in JSON")
+        raise TypeError(f"{place} is a {type(value).__name__}, which JSON cannot represent")
     return tagged
 
 

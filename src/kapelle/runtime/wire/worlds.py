@@ -17,7 +17,7 @@ An answer has the `id` of its request and one of: `value`; `error`, the class an
 `refused`, an HTTP status and a message.
 
 Two transports carry these messages. A process on this machine gets frames over a socket: four bytes of length, then JSON
-(`rollout/workers`). A server gets texts of JSON over a WebSocket (`services/environments`, `environments/remote`). Closing the
+(`rollout/workers`). A server gets JSON text over a WebSocket (`services/environments`, `environments/remote`). Closing the
 connection closes its sessions. The JSON is exact (`exact_json.py`) and carries no code.
 """
 
@@ -35,18 +35,18 @@ from kapelle.types import Cast, Json, Message, Split, Task
 VERSION = 1
 """Version of the protocol; both sides must have the same."""
 PATH = "/v1/worlds"
-"""Where a server accepts WebSockets."""
+"""Path at which a server accepts WebSockets."""
 LARGEST = 16 << 20
-"""Most bytes of one message to or from a server."""
+"""Maximum bytes of one message to or from a server."""
 
 
 def to_text(message: Mapping[str, Any], most: int) -> str:
-    """Return a message as JSON in ASCII; raise EpisodeError if JSON cannot hold it or it has more than `most` bytes."""
+    """Return a message as JSON in ASCII; raise EpisodeError if JSON cannot represent it or it has more than `most` bytes."""
     try:
         text = json.dumps(encode(message, "message"), separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         raise EpisodeError(
-            f"A message cannot be passed between processes: {error}. Let the environment put only text, numbers, lists and mappings into "
+            f"A message cannot be passed between processes: {error}. Change the environment to put only strings, numbers, lists and mappings into "
             "tasks and outcomes, or set `episode.environment_workers: 0`."
         ) from error
     if len(text) > most:
@@ -55,7 +55,7 @@ def to_text(message: Mapping[str, Any], most: int) -> str:
 
 
 def from_text(text: str | bytes) -> Any:
-    """Return the message of a JSON text; raise ValueError for any other text."""
+    """Return the message of a JSON string; raise ValueError for any other string."""
     try:
         return decode(json.loads(text, parse_constant=_no_constant))
     except (TypeError, RecursionError) as error:
@@ -105,7 +105,7 @@ class Description:
     name: str
     """Its name on the server."""
     version: int
-    """Starts at 1 and grows by 1 with each replacement."""
+    """Starts at 1 and increases by 1 with each replacement."""
     content: str
     """Hash of its class, its settings and the files it reads. Equal hashes give equal episodes."""
     kind: str
@@ -114,13 +114,13 @@ class Description:
     greatest_reward: float
     sources: Mapping[Split, str]
     sizes: Mapping[Split, int | None]
-    """Number of tasks by split; None if the supply is endless."""
+    """Number of tasks by split; None if it is unlimited."""
     skipped: Mapping[Split, str]
     """Which rows are excluded and why, for splits that exclude some."""
     answerable: bool
     """Whether its tasks are questions with comparable answers."""
     scripted: bool
-    """Whether it can demonstrate an agent's text."""
+    """Whether it can provide demonstrations of an agent's messages."""
     answers_per_task: int
     """Number of recorded answers per task; 0 if nothing is recorded."""
     constant_sum: bool

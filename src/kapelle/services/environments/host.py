@@ -1,4 +1,4 @@
-"""The environments of a server, and the answers to requests about them and their episodes (`wire/worlds.py`)."""
+"""The environments of a server, and the responses to requests about them and their episodes (`wire/worlds.py`)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from kapelle.types import Split, Task
 C = TypeVar("C")
 T = TypeVar("T")
 
-# -------- Environments by name, each with a version; open sessions keep the version that they began with
+# -------- Environments by name, each with a version; open sessions keep the version with which they began
 
 SPLITS: tuple[Split, ...] = ("train", "test")
 
@@ -56,18 +56,18 @@ class RegisteredEnvironment:
     environment: Environment
     description: Description
     workers: EnvironmentWorkers | None
-    """The processes that hold its episodes; None for this process."""
+    """The processes that run its episodes; None for this process."""
 
 
 class EnvironmentRegistry:
-    """Environments by name, for any thread."""
+    """Environments by name; thread-safe."""
 
     def __init__(
         self, environments: Mapping[str, Environment], processes: int = 0, call_seconds: float = 600.0
     ) -> None:
-        """Register environments, with `processes` processes for each one and at most `call_seconds` for a call.
+        """Register environments, with `processes` processes for each one and at most `call_seconds` per call.
 
-        Raises what reading their data raises, and ConfigError for an environment that another process cannot build.
+        Raises the errors of reading their data, and ConfigError for an environment that another process cannot build.
         """
         self._processes, self._patience = processes, Patience(environment=call_seconds)
         self._changing = Lock()
@@ -79,7 +79,7 @@ class EnvironmentRegistry:
             self.put(name, environment)
 
     def find(self, name: str) -> RegisteredEnvironment:
-        """Return an environment; an empty name means the only one. Raises RequestError for an unknown name."""
+        """Return an environment; an empty name means the only environment. Raises RequestError for an unknown name."""
         current = self.current
         if not name and len(current) == 1:
             return next(iter(current.values()))
@@ -89,9 +89,10 @@ class EnvironmentRegistry:
         return current[name]
 
     def put(self, name: str, environment: Environment) -> RegisteredEnvironment:
-        """Add an environment, or replace the one of that name.
+        """Add an environment, or replace the one with this name.
 
-        Raises RequestError if a replacement lacks what runs rely on: comparable answers or moves, a script, records, test tasks.
+        Raises RequestError if a replacement lacks a feature on which runs rely: comparable answers or moves, a script,
+        records, or test tasks.
         """
         with self._changing:
             old = self.current.get(name)
@@ -105,7 +106,8 @@ class EnvironmentRegistry:
                     or (had.sizes["test"] is not None and new.sizes["test"] is None)
                 ):
                     raise wrong(
-                        f"The new '{name}' lacks a feature of the environment that it would replace. Register it under another name."
+                        f"The new environment '{name}' lacks a feature of the one that it would replace. "
+                        "Register it under another name."
                     )
                 self.replaced.append(old)
             workers = None
@@ -123,10 +125,10 @@ class EnvironmentRegistry:
 
 
 def describe(name: str, environment: Environment, version: int) -> Description:
-    """Return an environment's description; raise what reading its data raises."""
+    """Return an environment's description; raises the errors of reading its data."""
     least, greatest = environment.reward_range
     members = environment.members if offers(environment, Mixed) else {}
-    # Its content: class, settings without the time limit, and the files that it declares.
+    # Its content consists of the class, the settings except the time limit, and the files that it declares.
     settings = (
         environment.model_dump(mode="json", exclude={"timeout"}) if isinstance(environment, Settings) else {}
     )
@@ -153,7 +155,7 @@ def describe(name: str, environment: Environment, version: int) -> Description:
     )
 
 
-# -------- The requests of callers, by `call`; fields are read strictly
+# -------- The requests of callers, by `call`; fields are validated strictly
 
 Agents = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=256)]
 Whole = Annotated[int, Field(ge=0, lt=1 << 63)]
@@ -189,17 +191,17 @@ class Register(Body):
 
     name: str = Field(min_length=1, max_length=128)
     settings: dict[str, Any]
-    """As in a recipe."""
+    """The environment's settings, as in a recipe."""
 
 
 class EnvironmentRequest(Body):
-    """A request about one environment; an empty name means the only one."""
+    """A request about one environment; an empty name means the only environment."""
 
     environment: str = ""
 
 
 class Check(EnvironmentRequest):
-    """Check whether the environment supports agents of these names."""
+    """Check whether the environment supports agents with these names."""
 
     agents: Agents
 
@@ -212,13 +214,13 @@ class GetTask(EnvironmentRequest):
 
 
 class Extract(EnvironmentRequest):
-    """Return the final answer of a text in a normal form."""
+    """Return the final answer in a text, in normal form."""
 
     text: str
 
 
 class Script(EnvironmentRequest):
-    """Return the text of the scripted expert."""
+    """Return the scripted expert's completion."""
 
     agent: str
     task: TaskForm
@@ -227,7 +229,7 @@ class Script(EnvironmentRequest):
 
 
 class RecordedText(EnvironmentRequest):
-    """Return a recorded agent's text of a turn, in one of the task's records."""
+    """Return a recorded agent's completion in a turn of one of the task's records."""
 
     agent: str
     task: TaskForm
@@ -255,7 +257,7 @@ class SessionRequest(Body):
 
 
 class Act(SessionRequest):
-    """Let agents move, all at once if several may."""
+    """Apply the moves of agents, which are simultaneous if several agents may move."""
 
     actions: dict[str, str]
     final: str | None = None
@@ -263,7 +265,7 @@ class Act(SessionRequest):
 
 
 class ScoreText(SessionRequest):
-    """Score a text as an agent's answer, without a move."""
+    """Score a text as if it were an agent's answer, without making a move."""
 
     agent: str
     text: str
@@ -287,7 +289,7 @@ REQUESTS: Mapping[str, type[Body]] = {
 }
 
 
-# -------- Answers
+# -------- Responses
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,15 +297,15 @@ class SessionLimits:
     """Limits of an environment server."""
 
     sessions: int = 4096
-    """Sessions open at once."""
+    """Maximum number of open sessions."""
     call_seconds: float = 600.0
-    """Most seconds of one call of an environment."""
+    """Maximum time of one call of an environment, in seconds."""
     connections: int = 4096
-    """WebSockets open at once."""
+    """Maximum number of open WebSockets."""
     unanswered: int = 8192
-    """Unanswered requests of one connection; a caller with more is disconnected."""
+    """Maximum number of unanswered requests of one connection; a caller with more requests is disconnected."""
     held_bytes: int = 256 << 20
-    """Bytes of a connection's unanswered requests and their answers; beyond that, its further requests wait."""
+    """Maximum number of bytes of a connection's unanswered requests and their responses; when it is reached, further requests wait."""
 
 
 @dataclass
@@ -320,7 +322,7 @@ def shutting_down() -> RequestError:
 
 
 class EnvironmentHost:
-    """Answers requests about environments and sessions; environments run on a thread with its own event loop."""
+    """Responds to requests about environments and sessions; environments run on a thread with its own event loop."""
 
     def __init__(
         self, registry: EnvironmentRegistry, loop: LoopThread, limits: SessionLimits, *, guarded: bool
@@ -335,7 +337,7 @@ class EnvironmentHost:
         self.ended = False
         """Whether all requests are rejected."""
         self.in_progress = 0
-        """Requests in progress."""
+        """Number of requests in progress."""
 
     @property
     def sessions(self) -> list[WorkerSession]:
@@ -343,14 +345,14 @@ class EnvironmentHost:
         return [session for each in list(self.connections) for session in list(each.open.values())]
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine of an environment on the environments' thread; raise Raised for what it raises."""
+        """Run a coroutine of an environment on the environments' thread; raises Raised if the coroutine raises an error."""
         try:
             return await self._loop.ask(work)
         except (RequestError, asyncio.CancelledError):
             raise
         except WorkerLost as lost:
             raise RequestError(410 if lost.blamed else 503, f"The episode is lost: {lost}") from None
-        except BaseException as error:  # noqa: BLE001 - the one boundary where an environment's error becomes an answer
+        except BaseException as error:  # noqa: BLE001 - the one boundary where an environment's error becomes a response
             raise Raised(error_form(error)) from None
 
     async def _call(self, environment: Environment, method: str, work: Callable[[], T]) -> T:
@@ -363,7 +365,7 @@ class EnvironmentHost:
         return await self.run(done)
 
     def close_later(self, session: WorkerSession) -> None:
-        """Begin to close a session; errors are dropped."""
+        """Begin to close a session; errors are ignored."""
         closing = self._loop.begin(session.close)
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
@@ -373,7 +375,7 @@ class EnvironmentHost:
         wait(list(self._closing), seconds)
 
     async def answer(self, name: str, fields: Any, sessions: OpenSessions) -> Any:
-        """Return the answer to a caller's request `name` as JSON values; raise RequestError or Raised."""
+        """Return the response to a caller's request `name` as JSON values; raises RequestError or Raised."""
         if name not in REQUESTS:
             raise wrong(f"`call` must be one of {', '.join(REQUESTS)}.", "call")
         request = read_body(REQUESTS[name], fields)
@@ -397,7 +399,7 @@ class EnvironmentHost:
             case GetTask(split=split, index=index):
                 return task_form(await self._task(registered, split, index))
             case Extract(text=text):
-                answerable = _offering(environment, Answerable, "answers to compare")
+                answerable = _offering(environment, Answerable, "comparable answers")
                 return await self._call(environment, name, lambda: answerable.extract(text))
             case Script(agent=agent, seed=seed):
                 scripted, task = _offering(environment, Scripted, "script"), request.task.task()
@@ -480,7 +482,7 @@ class EnvironmentHost:
     async def _in_session(self, name: str, request: SessionRequest, sessions: OpenSessions) -> Any:
         session = sessions.open.get(request.session)
         if name != "close" and (session is None or not session.begun):
-            message = "There is no such session: it was closed, or its `reset` has not been answered."
+            message = "There is no such session: it was closed, or its `reset` has not finished."
             raise RequestError(404, message, "session")
         if name == "score" and session is not None and not session.state.scorable:
             raise wrong("This environment cannot score a text before the episode ends.")

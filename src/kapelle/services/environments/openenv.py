@@ -1,12 +1,13 @@
-"""An environment of kapelle as a server of OpenEnv's protocol, for clients of openenv-core.
+"""Serves a kapelle environment over OpenEnv's protocol, for clients of openenv-core.
 
     with serve_openenv(Arithmetic(), ("solver",), Binding(port=8000)) as server:
         print(server.url)
 
     GenericEnvClient(base_url="http://127.0.0.1:8000"): reset(seed=3, split="test"), step({"message": "…"}), state()
 
-Each WebSocket (`/ws`) has its own episode. An observation is that of the next agent to move. With several agents, an action may
-name its `agent`. The texts of agents that move at once are collected one by one before the environment moves.
+Each WebSocket (`/ws`) has its own episode. Each observation is for the next agent to move. If there are several agents,
+an action may contain its `agent`. The completions of agents that move simultaneously are collected one by one before
+the environment applies them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from kapelle.services.sockets import SocketApplication, socket_server
 from kapelle.types import Json, Split
 
 SESSIONS = 1024
-"""Most WebSockets at once."""
+"""Maximum number of open WebSockets."""
 MOST_SEED = 2**53
 
 SCHEMA: Json = {
@@ -66,7 +67,7 @@ SCHEMA: Json = {
 
 
 class Invalid(Exception):
-    """An invalid message; the text is the reason."""
+    """An invalid message; the exception's text is the reason."""
 
 
 class OpenEnvEpisode:
@@ -76,28 +77,28 @@ class OpenEnvEpisode:
         self._environment, self._agents, self._patience = environment, agents, patience
         self._session: WorkerSession | None = None
         self._texts: dict[str, str] = {}
-        """Texts of this move, while other agents have yet to send theirs."""
+        """Completions for the current move, while those of other agents have not been received yet."""
         self._totals: dict[str, float] = {}
         self._reported: dict[str, float] = {}
-        """Each agent's total at the last answer to its own action."""
+        """Each agent's total reward in the last response to its own action."""
         self._done = False
         self._steps = 0
         self.state: dict[str, Json] = {"episode_id": None, "step_count": 0}
 
     async def reset(self, data: Mapping[str, Any]) -> Json:
-        """Begin an episode of the task at `index` (or `seed`) of `split`; raise Invalid for other values."""
+        """Begin an episode of the task at `index` (or `seed`) of `split`; raises Invalid for invalid values."""
         seed, split = data.get("seed"), data.get("split", "train")
         index = data.get("index", seed)
         for name, value in (("seed", seed), ("index", index)):
             if value is not None and (type(value) is not int or not 0 <= value < MOST_SEED):
-                raise Invalid(f"`{name}` must be a whole number from 0.")
+                raise Invalid(f"`{name}` must be an integer of at least 0.")
         if split not in ("train", "test"):
             raise Invalid("`split` must be train or test.")
         await self.close()
         chosen: Split = "train" if split == "train" else "test"
         size = size_of(self._environment, chosen)
         if size == 0:
-            raise Invalid(f"The {chosen} split has no task.")
+            raise Invalid(f"The {chosen} split has no tasks.")
         task = task_of(self._environment, chosen, (index or 0) % size if size else index or 0)
         session = WorkerSession(open_state, self._environment, self._patience, self._agents)
         await session.reset(task, seed or 0)
@@ -108,14 +109,14 @@ class OpenEnvEpisode:
         return await self._observation(session, None)
 
     async def step(self, data: Mapping[str, Any]) -> Json:
-        """Take the text of the next agent to move, or of a named one; raise Invalid for an invalid action."""
+        """Take the completion of the next agent to move, or of the given agent; raises Invalid for an invalid action."""
         session = self._session
         if session is None or self._done:
             raise Invalid("The episode has ended or has not begun. Send `reset` first.")
         message, agent = data.get("message"), data.get("agent")
         waiting = [name for name in session.state.movers() if name not in self._texts]
         if not isinstance(message, str):
-            raise Invalid("`message` must be a text.")
+            raise Invalid("`message` must be a string.")
         if agent is None:
             agent = waiting[0]
         if agent not in waiting:
@@ -174,7 +175,7 @@ class OpenEnvApplication(SocketApplication):
         loop: LoopThread,
         patience: Patience,
     ) -> None:
-        """Serve episodes of these agents, in the order of their roles, on the thread `loop`."""
+        """Serve episodes with these agents, in the order of their roles, on the thread `loop`."""
         self._new = partial(OpenEnvEpisode, environment, tuple(agents), patience)
         self._loop = loop
         about: Json = {
@@ -206,7 +207,7 @@ class OpenEnvApplication(SocketApplication):
                 await self._loop.ask(episode.close)
 
     async def _reply(self, episode: OpenEnvEpisode, text: str) -> Json | None:
-        """Return the answer to a message; None for `close`."""
+        """Return the response to a message; None for `close`."""
         try:
             message = json.loads(text)
         except (ValueError, RecursionError):
@@ -243,7 +244,7 @@ def _error(message: str, code: str) -> Json:
 def serve_openenv(
     environment: Environment, agents: Sequence[str], binding: Binding, call_seconds: float = 600.0
 ) -> Iterator[HttpServer]:
-    """Serve an environment for these agents, in the order of their roles, while the block runs; raise what `check` raises."""
+    """Serve an environment for these agents, in the order of their roles, while the block runs; raises the errors of `check`."""
     environment.check(agents)
     patience = Patience(environment=call_seconds, grader=call_seconds)
     with LoopThread() as loop:

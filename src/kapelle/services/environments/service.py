@@ -1,4 +1,4 @@
-"""The environment server: environments offered to runs on this and other machines, over the protocol of `wire/worlds.py`.
+"""The environment server provides environments to runs on this and other machines, over the protocol of `wire/worlds.py`.
 
     with serve_environments({"sums": Arithmetic()}, Binding(), SessionLimits()) as server:
         print(server.address)
@@ -36,7 +36,7 @@ from kapelle.services.sockets import SocketApplication, socket_server
 
 
 class Connection:
-    """The requests of one caller, answered as they finish, and its sessions, which are closed with it."""
+    """The requests of one caller, which are answered as they finish, and its sessions, which are closed with the connection."""
 
     def __init__(self, host: EnvironmentHost, socket: WebSocket) -> None:
         """Take the caller's socket."""
@@ -58,7 +58,7 @@ class Connection:
                 task = asyncio.create_task(self._one(text))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-            await self._socket.close(1008, f"{limits.unanswered:,} requests are not answered yet")
+            await self._socket.close(1008, f"{limits.unanswered:,} requests are still unanswered")
         finally:
             self._host.connections.discard(self._sessions)
             open_sessions, self._sessions.open = list(self._sessions.open.values()), {}
@@ -92,13 +92,13 @@ class Connection:
             return _error_text(number, error)
         except Raised as raised:
             return to_text({"id": number, "error": raised.form}, LARGEST)
-        except EpisodeError as error:  # the answer has no form in JSON or is too long
+        except EpisodeError as error:  # the response cannot be represented in JSON or is too long
             return to_text({"id": number, "error": error_form(error)}, LARGEST)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():  # the connection has ended
                 raise
-            return _error_text(number, RequestError(404, "The session was closed meanwhile."))
+            return _error_text(number, RequestError(404, "The session was closed in the meantime."))
         except Exception as error:
             log_failure("A request about an environment failed.", error)
             return _error_text(number, RequestError(500, "The service failed; see its log."))
@@ -111,7 +111,7 @@ def _read(text: str) -> dict[str, Any]:
         raise wrong(f"The message is not JSON: {str(error)[:200]}.") from None
     number = request.get("id") if isinstance(request, dict) else None
     if not isinstance(number, int) or isinstance(number, bool):
-        raise wrong("A request must be a JSON object whose `id` is a whole number.", "id")
+        raise wrong("A request must be a JSON object whose `id` is an integer.", "id")
     return dict(request)
 
 
@@ -122,7 +122,7 @@ def _error_text(number: int | None, error: RequestError) -> str:
 # -------- The server
 
 CLOSING_SECONDS = 5.0
-"""Seconds for sessions to close after the server has ended."""
+"""Time that sessions have to close after the server has ended, in seconds."""
 POLL_SECONDS = 0.05
 """Seconds between two checks while draining."""
 
@@ -136,7 +136,7 @@ class EnvironmentServer:
     http: HttpServer
 
     def drain(self, seconds: float) -> bool:
-        """Reject new sessions, wait up to half the time for open ones, and return whether all accepted calls were answered."""
+        """Reject new sessions, wait up to half the time for open sessions, and return whether all accepted calls were answered."""
         until = time.monotonic() + seconds
         self.host.draining = True
         _wait_until(lambda: not self.host.sessions, until - seconds / 2)
@@ -160,9 +160,9 @@ def serve_environments(
     limits: SessionLimits | None = None,
     processes: int = 0,
 ) -> Iterator[EnvironmentServer]:
-    """Serve environments by name while the block runs; their episodes run in `processes` processes, 0 for this one.
+    """Serve environments by name while the block runs; their episodes run in `processes` processes (0: in this process).
 
-    Raises ConfigError if the port is taken, DataError for data that cannot be read.
+    Raises ConfigError if the port is taken, and DataError for data that cannot be read.
     """
     limits = limits or SessionLimits()
     with ExitStack() as closing:

@@ -1,1 +1,1 @@
-"""The policy server: a trained team behind the routes of OpenAI's chat completions."""
+"""The policy server: a trained team behind OpenAI-compatible chat completion routes."""

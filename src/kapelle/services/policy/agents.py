@@ -1,4 +1,4 @@
-"""Answers of one agent, which the rollout engine samples in one batch with all other calls."""
+"""Completions of one agent, which the rollout engine samples in one batch with all other calls."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ class Decodes(Protocol):
     """A renderer that turns tokens into text."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return tokens as text, with special ones as they are written."""
+        """Return tokens as text, with special tokens spelled out."""
         ...
 
     def spoken(self, ids: Sequence[int]) -> str:
-        """Return tokens as an agent's text, without special ones."""
+        """Return tokens as an agent's text, without special tokens."""
         ...
 
 
@@ -75,33 +75,33 @@ class HasTemplate(Protocol):
     """A renderer with a chat template."""
 
     template: str
-    """Its text."""
+    """The template's text."""
 
     @property
     def takes_tools(self) -> bool:
-        """Whether it writes tools, calls and their results itself (`Message.structured`)."""
+        """Whether the template itself writes tools, calls and their results (`Message.structured`)."""
         ...
 
     def called(self, name: str, arguments: Mapping[str, Json]) -> str:
-        """Return how it writes an answer that makes this call; empty if unknown."""
+        """Return the text in which the template writes this call; empty if unknown."""
         ...
 
 
 ENDPOINT = MessageReader(structured=True, calls=None, is_endpoint=True)
-"""For endpoints, which read and return messages of OpenAI's form."""
+"""The reader for endpoints, which receive and return messages in OpenAI's format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt of one agent, and how its answers are sampled."""
+    """A prompt of one agent, and how its completions are sampled."""
 
     agent: str
     messages: tuple[Message, ...]
-    """Its whole conversation."""
+    """The whole conversation."""
     ids: tuple[int, ...]
     sampling: Sampling
     seeds: tuple[int, ...]
-    """One for each choice."""
+    """One seed for each choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,18 +121,18 @@ class Sampled:
     completion: Completion
     prompt_tokens: int
     turn: int | None = None
-    """Number of its turn in its episode; None without an episode."""
+    """Number of the turn in its episode; None if there is no episode."""
 
 
 Send = Callable[[Any], None]
-"""Passes an item on to whoever waits for it."""
+"""Passes an item on to the code that waits for it."""
 
 
 class Agents:
-    """The agents of a team, each of which answers by itself."""
+    """The agents of a team, each of which can be called on its own."""
 
     def __init__(self, setup: RolloutSetup, thread: LoopThread, form: Form | None = None) -> None:
-        """`form` is the form of tool calls; None detects it from the chat template."""
+        """`form` is the format of tool calls; None detects it from the chat template."""
         self.setup = setup
         self.thread = thread
         self._form = form
@@ -140,7 +140,7 @@ class Agents:
         self._readers: dict[str, MessageReader] = {}
         self._texts: dict[str, MarkedTexts | None] = {}
         self.metrics = ServiceMetrics()
-        """Tokens that the agents have read and written."""
+        """Counts of tokens that the agents have read and generated."""
 
     def warn_once(self, what: str) -> None:
         """Log a warning for callers, once."""
@@ -149,7 +149,7 @@ class Agents:
             LOG.warning("%s", what)
 
     def reader(self, agent: str) -> MessageReader:
-        """Return how an agent's conversations are read: in the form of its chat template, else as `hermes`."""
+        """Return the reader of an agent's conversations: in the format of its chat template, otherwise in the format `hermes`."""
         known = self.setup.team.policy(agent)
         policy = known.name
         if known.endpoint is not None and self._form is None:
@@ -159,14 +159,14 @@ class Agents:
             template = renderer.template if isinstance(renderer, HasTemplate) else ""
             found = form_of(template)
             form = self._form or found or "hermes"
-            # A form that the user has named is the template's own if the template writes calls in it.
+            # A format that the user has chosen counts as the template's own if the template writes calls in it.
             structured = (
                 isinstance(renderer, HasTemplate)
                 and renderer.takes_tools
                 and (form == found or writes_calls(renderer.called, form))
             )
             calls = call_form(form, template)
-            # A form that is known here is read more strictly, forced, and streamed.
+            # A format that this module knows is parsed more strictly, and its calls can be forced and streamed.
             described = None
             if found is None and self._form is None and isinstance(renderer, ChatRenderer):
                 described = getattr(renderer.tokenizer, "response_template", None)
@@ -178,7 +178,7 @@ class Agents:
         return self._readers[policy]
 
     def texts(self, agent: str) -> MarkedTexts | None:
-        """Return how an agent's tokens become texts; None for engines without tokens."""
+        """Return the object that turns an agent's tokens into text; None for engines without tokens."""
         policy = self.setup.team.policy(agent).name
         if policy not in self._texts:
             renderer = self.setup.engine.renderer(policy)
@@ -187,7 +187,7 @@ class Agents:
         return self._texts[policy]
 
     async def answers(self, prompt: Prompt, *, listening: bool) -> AsyncGenerator[NewTokens | Sampled, None]:
-        """Yield the choices in order; with `listening` yield tokens as they are sampled, and each choice when it is complete."""
+        """Yield the choices in order; with `listening`, yield tokens as they are sampled, and each choice when it is complete."""
 
         async def work(send: Send) -> None:
             choices = (self._choice(prompt, k, send, listening=listening) for k in range(len(prompt.seeds)))
@@ -217,7 +217,7 @@ class Agents:
         return complete
 
     async def alternatives(self, prompt: Prompt, ids: Sequence[int], count: int) -> Sequence[Likeliest]:
-        """Return the `count` likeliest tokens at the position of each token of a completion."""
+        """Return the `count` most likely tokens at the position of each token of a completion."""
         if not count:
             return ()
         request = self._request(prompt, 0)
@@ -237,7 +237,7 @@ class Agents:
 async def relayed(
     thread: LoopThread, work: Callable[[Send], Coroutine[Any, Any, None]]
 ) -> AsyncIterator[Any]:
-    """Run work in the engine's event loop and yield what it sends; closing the iterator cancels the work.
+    """Run `work` in the engine's event loop and yield the items that it sends; closing the iterator cancels the work.
 
     Raises RequestError if the engine fails.
     """
@@ -246,7 +246,7 @@ async def relayed(
     end = object()
 
     def send(item: Any) -> None:
-        with suppress(RuntimeError):  # the server's loop may be closed by now
+        with suppress(RuntimeError):  # the server's loop may already be closed
             here.call_soon_threadsafe(queue.put_nowait, item)
 
     task = asyncio.ensure_future(thread.ask(lambda: work(send)))
@@ -259,9 +259,9 @@ async def relayed(
         except EngineError as error:
             LOG.error("The engine failed: %s", error)
             raise RequestError(
-                503, "The engine that samples failed; see the service's log.", None, "engine"
+                503, "The sampling engine failed; see the service's log.", None, "engine"
             ) from None
-        except EpisodeError as error:  # an endpoint's answer
+        except EpisodeError as error:  # the response of an endpoint
             status = 400 if isinstance(error.__cause__, NoAnswer) and not error.__cause__.passing else 503
             raise RequestError(status, without_secrets(str(error)), None, "endpoint") from None
     finally:
@@ -276,14 +276,14 @@ def too_long(message: str) -> RequestError:
     return RequestError(400, message, "messages", "context_length_exceeded")
 
 
-# -------- Tokens as text while they are sampled: whole characters, without what a stop string may still remove
+# -------- Tokens as text while they are sampled: whole characters, without text that a stop string may still remove
 
 
 class TextStream:
-    """The text of one answer as it grows."""
+    """The text of one completion as it grows."""
 
     def __init__(self, spoken: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
-        """Decode tokens by `spoken`; hold back text that may be the beginning of a stop string."""
+        """Decode tokens with `spoken`; hold back text that may be the beginning of a stop string."""
         self._spoken = spoken
         self._held = max((len(stop) - 1 for stop in stops), default=0)
         self._ids: list[int] = []
@@ -291,10 +291,10 @@ class TextStream:
         """The window of tokens to decode: earlier tokens do not change the text of later ones."""
         self._text = ""
         self.sent = ""
-        """The text that was returned so far."""
+        """The text that has been returned so far."""
 
     def add(self, ids: Sequence[int]) -> str:
-        """Add tokens and return the new text that is certain by now."""
+        """Add tokens and return the new text that can no longer change."""
         self._ids += ids
         before = self._spoken(self._ids[self._from : self._read])
         now = self._spoken(self._ids[self._from :])
@@ -304,14 +304,14 @@ class TextStream:
         return self.rest(self._text[: len(self._text) - self._held] if self._held else self._text)
 
     def rest(self, text: str) -> str:
-        """Return the part of the whole text that was not returned yet."""
+        """Return the part of the whole text that has not been returned yet."""
         new = text[len(self.sent) :]
         self.sent += new
         return new
 
 
 class AnswerStream:
-    """The thoughts and content of one growing answer."""
+    """The thoughts and content of one growing completion."""
 
     def __init__(self, text: TextStream, form: SpeechForm) -> None:
         self._text, self._form = text, form
@@ -330,13 +330,13 @@ class AnswerStream:
 
 
 class MarkedTexts:
-    """A renderer's texts with those special tokens that separate thoughts and calls from content."""
+    """Decodes text with those special tokens that separate thoughts and calls from content."""
 
     def __init__(self, decodes: Decodes, marks: Collection[str]) -> None:
         self._decodes = decodes
         self._all = marks
         self._marks: dict[int, str] = {}
-        """Token → the mark that it stands for, which `spoken` drops; empty for every other token."""
+        """Token → the mark that it represents, which `spoken` drops; an empty string for every other token."""
 
     def marked(self, ids: Sequence[int]) -> bool:
         """Return whether the plain text of these tokens lacks a mark."""
@@ -349,7 +349,7 @@ class MarkedTexts:
         return self._marks[token]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return tokens as text, with special ones as they are written."""
+        """Return tokens as text, with special tokens spelled out."""
         return self._decodes.decode(ids)
 
     def spell(self, token: int) -> tuple[str, bytes]:
@@ -360,7 +360,7 @@ class MarkedTexts:
         return text, text.encode("utf-8", "surrogatepass")
 
     def spoken(self, ids: Sequence[int]) -> str:
-        """Return tokens as an agent's text; of the special ones only the marks."""
+        """Return tokens as an agent's text; of the special tokens, only the marks are kept."""
         if not self.marked(ids):
             return self._decodes.spoken(ids)
         pieces, run = list[str](), list[int]()
@@ -373,7 +373,7 @@ class MarkedTexts:
         return "".join([*pieces, self._decodes.spoken(run)] if run else pieces)
 
 
-# -------- One agent's answer to one request
+# -------- One agent's response to one request
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,7 +389,7 @@ class Chat:
 
     @property
     def renderer(self) -> Renderer:
-        """The agent's renderer, with those arguments of the caller that its chat template reads."""
+        """The agent's renderer, with those arguments from the caller that its chat template reads."""
         setup, agent = self.agents.setup, self.agents.setup.team[self.prompt.agent]
         renderer = setup.engine.renderer(setup.team.policy(agent.name).name)
         read = (template_variables(renderer.template) if isinstance(renderer, HasTemplate) else None) or ()
@@ -399,23 +399,24 @@ class Chat:
         )
 
     async def prompted(self, ids: Callable[[], Sequence[int]] | None = None) -> Chat:
-        """Return it with the tokens of its prompt: those of `ids`, else of the rendered conversation.
+        """Return the chat with the tokens of its prompt: from `ids`, otherwise from the rendered conversation.
 
-        RequestError (400) if they are too many for the agent's model.
+        Raises RequestError (400) if there are too many tokens for the agent's model.
         """
         setup, agent, renderer = self.agents.setup, self.prompt.agent, self.renderer
-        try:  # long conversations take a while
+        try:  # rendering a long conversation takes a while
             known = tuple(await asyncio.to_thread(ids or partial(renderer.start, self.prompt.messages)))
         except ContextError as error:
             raise too_long(str(error)) from None
         if not known:
             raise wrong(
-                "The prompt has no tokens, but the model needs at least one. Add some text.", "messages"
+                "The prompt has no tokens, but the model needs at least one. Add text to the prompt.",
+                "messages",
             )
         room = renderer.context - len(known)
         if room <= 0:
             raise too_long(
-                f"The prompt has {len(known):,} tokens; the agent's model reads {renderer.context:,}."
+                f"The prompt has {len(known):,} tokens, but the context of the agent's model has {renderer.context:,}."
             )
         sampling = self.prompt.sampling
         seed = secrets.randbits(62) if self.request.seed is None else self.request.seed
@@ -427,7 +428,7 @@ class Chat:
     async def pieces(
         self, answers: AsyncIterator[NewTokens | Sampled]
     ) -> AsyncGenerator[Piece | Finished, None]:
-        """Yield the answer's content while it is generated, and each choice when it is complete."""
+        """Yield the content while it is generated, and each choice when it is complete."""
         stops, form = self.prompt.sampling.stop, self.form
         texts = {
             k: AnswerStream(TextStream(self.decodes.spoken, stops), form)
@@ -446,11 +447,11 @@ class Chat:
                     continue
                 completion = each.completion
                 parsed = self.parsed(completion)
-                # With `length`, OpenAI's client raises an error in place of a complete call.
+                # With `length`, OpenAI's client raises an error instead of returning a complete call.
                 reason = "tool_calls" if parsed.calls else completion.finish_reason
                 whole = parsed.thoughts, parsed.words
                 rest = texts[k].rest(*whole) if k in texts else whole
-                # `top_logprobs` exist only for answers that are not streamed.
+                # `top_logprobs` exist only for responses that are not streamed.
                 others = await self.agents.alternatives(
                     self.prompt, completion.ids, self.request.top_logprobs
                 )
@@ -462,10 +463,10 @@ class Chat:
 
     @property
     def form(self) -> SpeechForm:
-        """How its answers are read."""
+        """How the agent's completions are parsed."""
         request = self.request
         opening = "" if self.decodes is None else self.decodes.decode(self.prompt.ids[-8:])
-        # A constrained answer has no thoughts.
+        # A constrained completion has no thoughts.
         opened = tuple(mark for mark, _ in thought_marks(self.reader.form))
         thinking = opening.rstrip().endswith(opened) and self.prompt.sampling.constraint is None
         schemas = [tool.function.model_dump() for tool in request.tools]
@@ -474,7 +475,7 @@ class Chat:
         return SpeechForm(self.reader.form, request.calls_tools, thinking, schemas, described, prompt)
 
     def parsed(self, completion: Completion) -> ParsedAnswer:
-        """Return thoughts, content and calls of an answer; its text may lack the special tokens that separate them."""
+        """Return the thoughts, content and calls of a completion; its text may lack the special tokens that separate them."""
         ids, text = completion.ids, completion.text
         is_described = self.reader.described is not None
         if self.decodes is not None and (is_described or self.decodes.marked(ids)):
@@ -482,7 +483,7 @@ class Chat:
             for stop in self.prompt.sampling.stop:
                 text = text.partition(stop)[0]
         answer = self.form.read(text, is_cut=completion.finish_reason == "length")
-        if is_described and answer.words == text:  # not in that form
+        if is_described and answer.words == text:  # the text does not have that format
             answer = answer._replace(words=completion.text)
         return answer if self.request.parallel_tool_calls else answer._replace(calls=answer.calls[:1])
 
@@ -501,18 +502,18 @@ _ENDS: Mapping[Form, tuple[str, ...]] = {
     "qwen_coder": ("</tool_call>",),
     "deepseek": ("<｜tool▁call▁end｜>",),
 }
-"""Form → the end of its first call. Of others, which write all calls as one list, the first one counts."""
+"""Format → the text that ends its first call. Other formats write all calls as one list, of which the first call counts."""
 
 
 def ends_of_one_call(request: ChatRequest, form: Form) -> tuple[str, ...]:
-    """Return what ends an answer with one call at most."""
+    """Return the strings that end a completion with at most one call."""
     if request.parallel_tool_calls or not request.calls_tools:
         return ()
     return _ENDS.get(form, ())
 
 
 def read_chat(agents: Agents, model: str, agent: str, request: ChatRequest) -> Chat:
-    """Return a chat without the tokens of its prompt; RequestError (400) for what the agent does not support."""
+    """Return a chat without the tokens of its prompt; raises RequestError (400) for parameters that the agent does not support."""
     if request.logprobs and agents.texts(agent) is None:
         raise wrong(
             f"The engine of '{agent}' returns no tokens, so log-probs are unavailable. Remove `logprobs`.",
@@ -530,7 +531,7 @@ def read_chat(agents: Agents, model: str, agent: str, request: ChatRequest) -> C
     tools = request.tools if request.calls_tools else ()
     for name in request.without_effect:
         agents.warn_once(
-            f"`{name}` was set by a caller and has no effect: agents answer as they were trained to."
+            f"A caller has set `{name}`, which has no effect: agents respond in the way they were trained."
         )
     known, reader = agents.setup.team[agent], agents.reader(agent)
     renderer = agents.setup.engine.renderer(agents.setup.team.policy(agent).name)

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: strictly parsed requests, messages as agents read them, and answers, whole or in chunks."""
+"""OpenAI's chat completions: strictly parsed requests, messages as agents read them, and responses, whole or in chunks."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from kapelle.types import Adjustments, Json, Message, Sampling
 MOST_CHOICES = 128
 MOST_STOPS = 16
 MOST_ALTERNATIVES = 20
-"""Of one token."""
+"""Maximum number of alternatives to one token."""
 LEAST_TEMPERATURE = 1e-10
-"""Above 0; a smaller temperature makes logits too large for float32."""
+"""The smallest temperature above 0; a smaller one makes logits too large for float32."""
 LONGEST_STOP = 1024
-"""Characters of one stop string."""
+"""Maximum number of characters of one stop string."""
 
 
 class TextPart(Body):
-    """A text in a message."""
+    """A text part of a message."""
 
     type: Literal["text"]
     text: str
@@ -42,7 +42,7 @@ class TextPart(Body):
 
 
 class RefusalPart(Body):
-    """The text of a rejection in a message."""
+    """The text of a refusal in a message."""
 
     type: Literal["refusal"]
     refusal: str
@@ -56,13 +56,13 @@ class Function(Body):
 
     name: str
     arguments: str
-    """JSON, as text."""
+    """A JSON string."""
 
     @property
     def read(self) -> ReadCall | UnreadCall:
-        """The call; an `UnreadCall` if the arguments are not a JSON object. No arguments are an empty object."""
+        """Return the call, or an `UnreadCall` if the arguments are not a JSON object. An empty string counts as an empty object."""
         try:
-            # The parser bounds the depth, so that the value can be serialised.
+            # The parser limits the depth, so that the value can be serialised.
             arguments = from_json(self.arguments) if self.arguments.strip() else {}
         except ValueError:
             return UnreadCall(self.name, self.arguments)
@@ -73,13 +73,13 @@ class Function(Body):
 
 
 class ToolCall(Body):
-    """A tool call of an earlier answer."""
+    """A tool call in an earlier response."""
 
     id: str
     type: Literal["function"] = "function"
     function: Function
     index: int | None = None
-    """Its place in the list, which clients keep from streamed answers; ignored."""
+    """The call's position in the list, which clients keep from streamed responses; ignored."""
 
 
 class ChatMessage(Body):
@@ -90,16 +90,16 @@ class ChatMessage(Body):
     name: str | None = Field(default=None, min_length=1, max_length=64)
     """Name of the speaker."""
     reasoning_content: str | None = None
-    """Thoughts of an assistant. A conversation that continues has them in the sampled tokens."""
+    """Thoughts of an assistant. In a continued conversation, the sampled tokens contain them."""
     tool_calls: list[ToolCall] | None = Field(default=None, max_length=1024)
     tool_call_id: str | None = None
-    # Clients that keep whole messages send these fields of answers back.
+    # Clients that keep whole messages send these fields of responses back.
     refusal: str | None = None
     annotations: list[Any] = Field(default=[], max_length=0)
 
     @property
     def text(self) -> str:
-        """Its content as one text, followed by a rejection."""
+        """The message's content as one string, followed by a refusal if there is one."""
         parts = self.content if isinstance(self.content, list) else ()
         texts = [part.refusal if isinstance(part, RefusalPart) else part.text for part in parts]
         return "".join(texts) + (self.content if isinstance(self.content, str) else "") + (self.refusal or "")
@@ -128,7 +128,7 @@ class FunctionName(Body):
 
 
 class NamedChoice(Body):
-    """The choice of one tool by its name."""
+    """The choice of one tool by name."""
 
     type: Literal["function"]
     function: FunctionName
@@ -156,7 +156,7 @@ class JsonSchema(Body):
 
 
 class SchemaFormat(Body):
-    """JSON of a schema."""
+    """JSON that matches a schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
@@ -167,12 +167,12 @@ class StreamOptions(Body):
 
     include_usage: bool = False
     include_obfuscation: bool = False
-    """Ignored."""
+    """This option is ignored."""
     continuous_usage_stats: Literal[False] = False
 
 
 class SamplingBody(Body):
-    """The sampling settings of OpenAI's and vLLM's servers, in every kind of request."""
+    """The sampling settings of OpenAI's and vLLM's servers, which every kind of request can contain."""
 
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stop: str | list[str] | None = None
@@ -180,17 +180,17 @@ class SamplingBody(Body):
     frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
     repetition_penalty: float = Field(default=1.0, gt=0.0, le=100.0)
     logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] = Field(default={}, max_length=1024)
-    """Token id, as text → what is added to its logit."""
+    """Token id, as a string → the number that is added to its logit."""
     top_k: int | None = Field(default=None, ge=-1)
     """0 and -1 keep all tokens."""
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
     min_tokens: int = Field(default=0, ge=0)
     ignore_eos: bool = False
-    # Their other values would change the answer.
+    # Other values of these parameters would change the completion.
     stop_token_ids: list[int] = Field(default=[], max_length=0)
     skip_special_tokens: Literal[True] = True
     spaces_between_special_tokens: bool = True
-    """Ignored."""
+    """This option is ignored."""
     include_stop_str_in_output: Literal[False] = False
     length_penalty: Annotated[float, AfterValidator(partial(neutral, only=1))] = 1.0
     use_beam_search: Literal[False] = False
@@ -200,7 +200,7 @@ class SamplingBody(Body):
     def _check_stops(cls, value: str | list[str] | None) -> str | list[str] | None:
         stops = [value] if isinstance(value, str) else value or []
         if len(stops) > MOST_STOPS or not all(0 < len(stop) <= LONGEST_STOP for stop in stops):
-            raise ValueError(f"at most {MOST_STOPS} texts of 1 to {LONGEST_STOP} characters are allowed")
+            raise ValueError(f"at most {MOST_STOPS} strings of 1 to {LONGEST_STOP} characters are allowed")
         return value
 
     @field_validator("logit_bias")
@@ -211,7 +211,7 @@ class SamplingBody(Body):
         return value
 
     def adjustments(self, most: int) -> Adjustments | None:
-        """Return the changes of the sampling distribution for an answer of at most `most` tokens; None if there are none."""
+        """Return the changes of the sampling distribution for a completion of at most `most` tokens; None if there are none."""
         changes = Adjustments(
             tuple((int(token), bias) for token, bias in self.logit_bias.items() if bias),
             most if self.ignore_eos else min(self.min_tokens, most),
@@ -224,7 +224,7 @@ class SamplingBody(Body):
 
 
 class ChatRequest(SamplingBody):
-    """One request; a parameter that would change the answer and is not among these raises a RequestError."""
+    """One request; any other parameter that would change the completion raises a RequestError."""
 
     model: str
     messages: list[ChatMessage] = Field(min_length=1, max_length=4096)
@@ -244,24 +244,24 @@ class ChatRequest(SamplingBody):
         TextFormat()
     )
     chat_template_kwargs: dict[str, Any] = Field(default={}, max_length=64)
-    """Arguments of the agent's chat template; those that it does not read have no effect."""
-    # Their other values would change the answer.
+    """Arguments of the agent's chat template; arguments that the template does not read have no effect."""
+    # Other values of these parameters would change the completion.
     modalities: list[Literal["text"]] = Field(default=["text"], max_length=1)
     add_generation_prompt: Literal[True] = True
     continue_final_message: Literal[False] = False
     echo: Literal[False] = False
-    # About speed and price.
+    # These concern speed and price.
     service_tier: str | None = Field(default=None, max_length=32)
     prediction: dict[str, Any] | None = None
     priority: int = 0
-    # For a provider's records; they have no effect.
+    # These are for a provider's records, and have no effect.
     store: bool = False
     prompt_cache_key: str | None = None
     user: str | None = None
     metadata: dict[str, str] = Field(default={})
     safety_identifier: str | None = None
     prompt_cache_retention: str | None = None
-    # They have no effect, which is logged once: agents answer as they were trained to.
+    # These have no effect, which is logged once: agents respond in the way they were trained.
     reasoning_effort: str | None = Field(default=None, max_length=32)
     verbosity: str | None = Field(default=None, max_length=32)
 
@@ -274,17 +274,17 @@ class ChatRequest(SamplingBody):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Strings that end an answer."""
+        """Strings that end a completion."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with the usage of tokens."""
+        """Whether a stream ends with the token usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def listens(self) -> bool:
-        """Whether tokens are sent as they are sampled; alternatives to tokens are known at the end."""
+        """Whether tokens are sent as they are sampled; alternatives to tokens are known only at the end."""
         return self.stream and not self.top_logprobs
 
     @property
@@ -294,12 +294,12 @@ class ChatRequest(SamplingBody):
 
     @property
     def without_effect(self) -> tuple[str, ...]:
-        """The parameters that are accepted and have no effect."""
+        """The parameters that are accepted but have no effect."""
         given = {"reasoning_effort": self.reasoning_effort, "verbosity": self.verbosity}
         return tuple(name for name, value in given.items() if value is not None)
 
     def sampling(self, own: Sampling) -> Sampling:
-        """Return the sampling settings of the request; those that it leaves open are the agent's `own`."""
+        """Return the sampling settings of the request; for those that it does not set, the agent's `own` settings apply."""
         limits = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None]
         most = min(limits, default=own.max_tokens)
         return Sampling(
@@ -308,14 +308,14 @@ class ChatRequest(SamplingBody):
             own.top_p if self.top_p is None else self.top_p,
             own.top_k if self.top_k is None else max(0, self.top_k),
             self.stops or own.stop,
-            # A constraint to legal moves needs a game.
+            # A constraint to legal moves is only possible in a game.
             None if own.constraint is None or own.constraint.is_legal else own.constraint,
             self.adjustments(most),
         )
 
 
 def read_request(body: Mapping[str, Json]) -> ChatRequest:
-    """Return a request; RequestError (400) names the first parameter that is incorrect or not supported."""
+    """Return a request; raises a RequestError (400) that names the first parameter that is incorrect or not supported."""
     return read_body(ChatRequest, body)
 
 
@@ -323,31 +323,31 @@ def read_request(body: Mapping[str, Json]) -> ChatRequest:
 
 
 NAMED = ("system", "user")
-"""Roles that several speakers may share: an agent reads `NAME: ` before their texts."""
+"""Roles that several speakers may share: in an agent's prompt, `NAME: ` precedes their texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageReader:
-    """Turns messages into the form that an agent's chat template reads."""
+    """Turns messages into the format that an agent's chat template reads."""
 
     form: Form = "hermes"
-    """How calls are written if the template does not write them itself."""
+    """The format of calls if the template does not write them itself."""
     structured: bool = False
-    """Whether the template writes tools, calls and their results itself."""
+    """Whether the template itself writes tools, calls and their results."""
     calls: CallForm | None = HERMES
-    """How a forced call is written; None if calls cannot be forced."""
+    """The format of a forced call; None if calls cannot be forced."""
     described: Json = None
-    """The model's own description of its answers, if `form` is not that of its template (`SpeechForm.described`)."""
+    """The model's own description of its completions, if `form` is not the format of its template (`SpeechForm.described`)."""
     is_endpoint: bool = False
-    """Whether an endpoint's server gets the tools as fields of its request, so that no message describes them."""
+    """Whether an endpoint's server receives the tools as fields of its request, so that no message describes them."""
 
     def conversation(
         self, messages: Sequence[ChatMessage], tools: Sequence[OfferedTool], opening: Sequence[Message]
     ) -> list[Message]:
         """Return the conversation that an agent reads: its own `opening`, then the caller's messages.
 
-        A system message of the caller replaces the agent's. Tools are put where the template puts them, else before the caller's
-        first user message, as in the environment `tools`.
+        A system message from the caller replaces the agent's. Tools are placed where the template places them,
+        otherwise before the caller's first user message, as in the environment `tools`.
         """
         given = self.messages(messages)
         if any(message.role == "system" for message in given):
@@ -358,7 +358,7 @@ class MessageReader:
             places = range(start + len(opening), len(read))
             first = next((place for place in places if read[place].role == "user"), None)
             if first is None:
-                raise wrong("`tools` need a message with the role `user`. Add one.", "tools")
+                raise wrong("`tools` require a message with the role `user`. Add such a message.", "tools")
             prompt = tools_prompt([tool.function.model_dump(exclude_none=True) for tool in tools], self.form)
             words = read[first].content
             row = {
@@ -371,7 +371,7 @@ class MessageReader:
         return read
 
     def messages(self, messages: Sequence[ChatMessage], start: int = 0) -> tuple[Message, ...]:
-        """Return the messages from `start` on as an agent reads them; RequestError (400) for tool calls of other roles than assistants."""
+        """Return the messages from `start` on as an agent reads them; raises RequestError (400) for tool calls of other roles."""
         called = {call.id: call.function.name for message in messages for call in message.tool_calls or ()}
         return tuple(self._message(message, called) for message in messages[start:])
 
@@ -411,13 +411,13 @@ class MessageReader:
 
 
 PLAINLY = MessageReader()
-"""For models whose chat templates have no tools."""
+"""The reader for models whose chat templates do not support tools."""
 
 
-# -------- Completions as OpenAI's clients read them: whole, and as the chunks of a stream
+# -------- Completions as OpenAI's clients read them: whole, or as the chunks of a stream
 
 Spell = Callable[[int], tuple[str, bytes]]
-"""A token → its text and its bytes, which may be a part of a character."""
+"""Maps a token to its text and its bytes, which may be only a part of a character."""
 
 
 def response_key(identity: str) -> str:
@@ -427,26 +427,26 @@ def response_key(identity: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The fields that all chunks of one answer share."""
+    """The fields that all chunks of one response share."""
 
     model: str
     session: str | None = None
-    """The answer's session; None without recording."""
+    """The session of the response; None if nothing is recorded."""
     identity: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def response_id(self) -> str:
-        """Its `id` in the Responses API."""
+        """The response's `id` in the Responses API."""
         return f"resp_{response_key(self.identity)}"
 
     @property
     def extra(self) -> dict[str, Json]:
-        """Fields of the answer beyond OpenAI's form."""
+        """Fields of the response that are not in OpenAI's format."""
         return {} if self.session is None else {"session": self.session}
 
     def row(self, kind: str) -> dict[str, Json]:
-        """Return the fields before the choices."""
+        """Return the fields that precede the choices."""
         return {"id": self.identity, "object": kind, "created": self.created, "model": self.model}
 
     def opening(self, choice: int) -> dict[str, Json]:
@@ -461,7 +461,7 @@ class Head:
         reason: str | None = None,
         extra: Mapping[str, Json] | None = None,
     ) -> dict[str, Json]:
-        """Return one piece of one choice; `extra` are fields beyond OpenAI's form."""
+        """Return one piece of one choice; `extra` are fields that are not in OpenAI's format."""
         row: dict[str, Json] = {
             **self.row("chat.completion.chunk"),
             "choices": [{"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": reason}],
@@ -470,7 +470,7 @@ class Head:
 
 
 def message_of(answer: ParsedAnswer) -> dict[str, Json]:
-    """Return an answer as a message of OpenAI's form."""
+    """Return a completion as a message in OpenAI's format."""
     message: dict[str, Json] = {"role": "assistant", "content": answer.words, "refusal": None}
     if answer.thoughts:
         message["reasoning_content"] = answer.thoughts
@@ -478,7 +478,7 @@ def message_of(answer: ParsedAnswer) -> dict[str, Json]:
         return message
     rows = []
     for call in answer.calls:
-        # Numbers without a JSON form (such as a Decimal) become floats.
+        # Numbers that JSON cannot represent (such as a Decimal) become floats.
         arguments = json.dumps(call.arguments, ensure_ascii=False, default=lambda number: float(str(number)))
         function = {"name": call.name, "arguments": arguments}
         rows.append({"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function})
@@ -491,7 +491,7 @@ def token_rows(
     spell: Spell,
     alternatives: Sequence[Likeliest] = (),
 ) -> list[Json]:
-    """Return each sampled token with its log-prob and, if they are given, the likeliest tokens at its position."""
+    """Return each sampled token with its log-prob and, if they are given, the most likely tokens at its position."""
     rows: list[Json] = []
     for place, (number, logprob) in enumerate(zip(ids, logprobs, strict=True)):
         others = alternatives[place] if alternatives else ()
@@ -506,7 +506,7 @@ def _token_row(number: int, logprob: float, spell: Spell) -> dict[str, Json]:
 
 
 def usage_row(read: int, written: int) -> dict[str, Json]:
-    """Return the numbers of tokens that were read and written."""
+    """Return the numbers of prompt tokens and completion tokens."""
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
@@ -520,37 +520,37 @@ class Piece:
     tokens: list[Json] | None = None
     """New tokens and their log-probs; None unless the caller requests them."""
     extra: Mapping[str, Json] = field(default_factory=dict)
-    """Fields beyond OpenAI's form."""
+    """Fields that are not in OpenAI's format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A complete choice: the content and tokens after its last piece, and the whole of it."""
+    """A complete choice: the content and tokens after its last piece, and the whole message."""
 
     choice: int
     thoughts: str
     words: str
     tokens: list[Json] | None
     message: Mapping[str, Json]
-    """The whole choice as a message of OpenAI's form."""
+    """The whole choice as a message in OpenAI's format."""
     reason: str
-    """Finish reason."""
+    """The finish reason."""
     usage: tuple[int, int]
-    """Tokens that were read and written; the prompt counts for the first of several choices."""
+    """Numbers of prompt tokens and completion tokens; if there are several choices, only the first counts the prompt."""
     about: Mapping[str, Json]
-    """Fields beyond OpenAI's form."""
+    """Fields that are not in OpenAI's format."""
 
 
 class Answering(Protocol):
-    """A request that an agent or the team is answering."""
+    """A request to which an agent or the team is responding."""
 
     @property
     def head(self) -> Head:
-        """The fields that all parts of the answer share."""
+        """The fields that all parts of the response share."""
         ...
 
     def pieces(self, answers: AsyncIterator[Any]) -> AsyncGenerator[Piece | Finished, None]:
-        """Yield the answer's content while it is generated, and each choice when it is complete."""
+        """Yield the content while it is generated, and each choice when it is complete."""
         ...
 
 
@@ -566,13 +566,13 @@ def usage_of(choices: Sequence[Finished]) -> dict[str, Json]:
 
 @dataclass(frozen=True, slots=True)
 class ChatForm:
-    """Answers of chat completions, whole or as the chunks of a stream."""
+    """Responses of the chat completions API, whole or as the chunks of a stream."""
 
     request: ChatRequest
     failed = staticmethod(RequestError.row)
 
     async def whole(self, answering: Answering, answers: AsyncIterator[Any]) -> Json:
-        """Return the answer."""
+        """Return the whole response."""
         head, done = answering.head, await finished(answering, answers)
         choices: list[dict[str, Json]] = []
         about: dict[str, Json] = {}
@@ -597,7 +597,7 @@ class ChatForm:
     async def events(
         self, answering: Answering, answers: AsyncIterator[Any]
     ) -> AsyncGenerator[dict[str, Json] | str, None]:
-        """Yield the answer in chunks."""
+        """Yield the response in chunks."""
         head, done = answering.head, list[Finished]()
         for k in range(self.request.n):
             yield head.opening(k)

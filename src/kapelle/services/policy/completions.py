@@ -31,7 +31,7 @@ from kapelle.services.request_errors import RequestError, read_body, wrong
 from kapelle.types import Json
 
 MOST_PROMPTS = 128
-"""Most prompts of one call."""
+"""Maximum number of prompts of one call."""
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 Tokens = Annotated[list[TokenId], Field(min_length=1)]
@@ -42,7 +42,7 @@ class CompletionRequest(SamplingBody):
 
     model: str
     prompt: str | Tokens | Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
-    """A text or token ids, or several of either."""
+    """A string or token ids, or a list of these."""
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -50,16 +50,16 @@ class CompletionRequest(SamplingBody):
     logprobs: int | None = Field(default=None, ge=0, le=MOST_ALTERNATIVES)
     stream: bool = False
     stream_options: StreamOptions | None = None
-    # Only their neutral values are accepted.
+    # Only the neutral values of these parameters are accepted.
     echo: Literal[False] = False
     best_of: int = Field(default=1, ge=1, le=1)
     suffix: Literal[""] = ""
-    # It has no effect.
+    # This parameter has no effect.
     user: str | None = None
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """Its prompts, as a list."""
+        """The prompts, as a list."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         several = [each for each in self.prompt if not isinstance(each, int)]
@@ -72,7 +72,7 @@ _Begun = tuple[Chat, AsyncIterator[NewTokens | Sampled]]
 
 @dataclass
 class CompletionForm:
-    """One call and its answer."""
+    """One call and its response."""
 
     given: CompletionRequest
     prompts: Sequence[str | Sequence[int]]
@@ -81,11 +81,11 @@ class CompletionForm:
 
     @classmethod
     def read(cls, body: Json) -> CompletionForm:
-        """Parse a call; RequestError (400) names the first parameter that is incorrect or not supported."""
+        """Parse a call; raises a RequestError (400) that names the first parameter that is incorrect or not supported."""
         if isinstance(body, dict):
             body = dict(body)
             if body.get("best_of") == (body.get("n") or 1):
-                body.pop("best_of", None)  # the best n of n samples are all of them
+                body.pop("best_of", None)  # the best n of n samples are all samples
         given = read_body(CompletionRequest, body)
         settings = given.model_dump(
             include={
@@ -105,15 +105,15 @@ class CompletionForm:
 
     @property
     def answers(self) -> int:
-        """Number of answers."""
+        """Number of completions."""
         return self.given.n * len(self.prompts)
 
     async def begin(self, agents: Agents, model: str) -> list[_Begun]:
-        """Return a chat for each prompt, with its answers; RequestError (400) for a prompt that the agent cannot read."""
+        """Return a chat for each prompt, with its completions; raises RequestError (400) for a prompt that the agent cannot read."""
         agent = model.rpartition("/")[2]
         renderer = agents.setup.engine.renderer(agents.setup.team.policy(agent).name)
         if not isinstance(renderer, ReadsPrompts):
-            raise wrong(f"'{agent}' only reads conversations. Use `/v1/chat/completions`.", "model")
+            raise wrong(f"'{agent}' supports only conversations. Use `/v1/chat/completions`.", "model")
         begun = list[_Begun]()
         try:
             for prompt in self.prompts:
@@ -127,7 +127,7 @@ class CompletionForm:
         return begun
 
     async def whole(self, begun: Sequence[_Begun]) -> Json:
-        """Return the answer."""
+        """Return the whole response."""
         answers = await asyncio.gather(*(finished(*each) for each in begun))
         choices = [
             self._choice(k * self.given.n + each.choice, each.message["content"], each.tokens, each.reason)
@@ -144,7 +144,7 @@ class CompletionForm:
         }
 
     async def events(self, begun: Sequence[_Begun]) -> AsyncGenerator[Json | str, None]:
-        """Yield the answer in pieces, one prompt after the other."""
+        """Yield the response in pieces, one prompt after the other."""
         head, done = self._head(), list[Finished]()
         yield {**head, "choices": [self._choice(k, "", None, None) for k in range(self.answers)]}
         for k, (chat, answers) in enumerate(begun):

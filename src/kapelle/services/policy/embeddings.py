@@ -1,6 +1,7 @@
-"""Embeddings of texts (`POST /v1/embeddings`) by a model of sentence-transformers beside the team (`--embedder`).
+"""Embeddings of texts (`POST /v1/embeddings`) by a sentence-transformers model that is served together with the team (`--embedder`).
 
-It serves programs with a memory or a retriever, which use one address for their chat model and their embedder.
+It is meant for programs with a memory or a retriever, which use the same base URL for their chat model and their
+embedder.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from kapelle.services.request_errors import Body, read_body, wrong
 from kapelle.types import Json
 
 MOST_TEXTS = 2048
-"""Most texts of one call, as in OpenAI's API."""
+"""Maximum number of texts of one call, as in OpenAI's API."""
 
 
 class EmbeddingRequest(Body):
@@ -27,48 +28,49 @@ class EmbeddingRequest(Body):
 
     model: str
     input: str | list[Any]
-    """A text, or several."""
+    """A string, or a list of strings."""
     encoding_format: Literal["float", "base64"] = "float"
     """Numbers, or the bytes of little-endian float32 numbers, which OpenAI's client requests by default."""
     dimensions: int | None = Field(default=None, ge=1)
-    # It has no effect.
+    # This parameter has no effect.
     user: str | None = None
 
     @property
     def texts(self) -> list[str]:
-        """Its texts; RequestError (400) for anything else."""
+        """The texts; raises RequestError (400) for any other input."""
         given = [self.input] if isinstance(self.input, str) else self.input
         if given and all(isinstance(each, int | list) for each in given):
             raise wrong(
-                "`input` has token ids, but the embedder has another tokeniser. Send texts: set "
+                "`input` contains token ids, but the embedder has a different tokeniser. Send strings: set "
                 "check_embedding_ctx_length=False for `OpenAIEmbeddings` of LangChain.",
                 "input",
             )
         if not given or not all(isinstance(each, str) and each for each in given):
-            raise wrong("`input` must be a non-empty text or a list of non-empty texts.", "input")
+            raise wrong("`input` must be a non-empty string or a list of non-empty strings.", "input")
         if len(given) > MOST_TEXTS:
-            raise wrong(f"`input` has {len(given)} texts, but at most {MOST_TEXTS} are allowed.", "input")
+            raise wrong(f"`input` has {len(given)} strings, but at most {MOST_TEXTS} are allowed.", "input")
         return given
 
 
 class Embedder:
-    """A model of sentence-transformers behind a name."""
+    """A sentence-transformers model with a name."""
 
     def __init__(self, path: str) -> None:
-        """Load a folder or a model of the hub; raises AbsentPackage and ModelError."""
+        """Load a model from a folder or the hub; raises AbsentPackage and ModelError."""
         self.name = Path(path).resolve().name if Path(path).is_dir() else path
         self._read = load_sentences(path)
         self._one_at_a_time = Lock()
 
     async def answer(self, body: Json) -> Json:
-        """Return the vectors of a call's texts in OpenAI's form; RequestError (400) names the first incorrect parameter."""
+        """Return the vectors of a call's texts in OpenAI's format; raises a RequestError (400) that names the first incorrect parameter."""
         given = read_body(EmbeddingRequest, body)
         texts = given.texts
         vectors, tokens = await asyncio.to_thread(self._vectors, texts)
         width = len(vectors[0])
         if given.dimensions not in (None, width):
             raise wrong(
-                f"`dimensions` is {given.dimensions}; vectors of '{self.name}' have {width}.", "dimensions"
+                f"`dimensions` is {given.dimensions}, but vectors of '{self.name}' have {width} dimensions.",
+                "dimensions",
             )
         rows = [
             {"object": "embedding", "index": place, "embedding": _written(vector, given.encoding_format)}

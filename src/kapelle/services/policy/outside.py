@@ -1,7 +1,7 @@
 """The server that outside programs call while a run trains on their episodes.
 
-Calls go to the episodes of the run's loop (`environments.external`), which samples, trains and publishes as with any other
-environment.
+Calls are handled by the episodes of the run's loop (`environments.external`), which samples, trains and publishes
+weights as with any other environment.
 """
 
 from __future__ import annotations
@@ -65,13 +65,14 @@ def serve_outside(
     key: str | None = None,
     door: Path | None = None,
 ) -> Iterator[None]:
-    """Let outside programs run the episodes of a run while the block runs; ConfigError if the port is taken.
+    """Let outside programs run the episodes of a run while the block runs; raises ConfigError if the port is taken.
 
-    Episodes find the server by `key`, by default the environment's. Programs in sandboxes call through the Unix socket `door`, and
-    only get answers of agents. `say` reports to the user where programs call (`serving`), and their failures (`program`).
+    Episodes find the server by `key`, by default the environment's. Programs in sandboxes call through the Unix socket
+    `door`, and can only call agents. `say` reports to the user the URL that programs call (`serving`), and their
+    failures (`program`).
     """
     if isinstance(setup.engine, ServesCallers):
-        setup.engine.serve()  # answer at once: runs of outside programs do not repeat anyway
+        setup.engine.serve()  # respond immediately: runs with outside programs are not reproducible anyway
     environment.check_server()
     binding = Binding(
         environment.host,
@@ -85,7 +86,7 @@ def serve_outside(
     agents = Agents(setup, LoopThread(), environment.tool_form)
     desk = OutsideDesk(board, agents, environment.absence, grades=environment.questions is not None)
     limits = ServingLimits(calls=65_536, seconds=setup.patience.episode)
-    # With several agents a program has to name one: a guess could train another agent.
+    # If there are several agents, a program must specify one, because a guess could train the wrong agent.
     alone = setup.team.names[0] if len(setup.team.names) == 1 else None
     service = PolicyService(ANY_TEAM, agents, limits, int(time.time()), desk, alone, setup.run)
     # An open connection shows that its program is alive, so the server keeps idle ones open.
@@ -97,22 +98,25 @@ def serve_outside(
     with HttpServer(binding, application, idle, *watched, door=door) as server:
         board.url = server.url
         with switched_on(key or environment.key, board), environment.forking(board):
-            say("serving", f"outside programs call {server.url}/v1, agents as {', '.join(service.names[1:])}")
+            say(
+                "serving",
+                f"outside programs call {server.url}/v1; the agents are {', '.join(service.names[1:])}",
+            )
             yield
 
 
 CALLED_FROM_SANDBOXES = re.compile(
     r"/sessions/([^/]+)/v1/(chat/completions|completions|responses(/[^/]+)?|models(/.+)?)"
 )
-"""The calls of a program in a sandbox: answers of the agents in its own session, but no tasks and no reward."""
+"""The calls that a program in a sandbox may make: it can call the agents in its own session, but cannot get tasks or post rewards."""
 MOST_AT_ONCE = 64
-"""Most calls of one such program at once; a further one gets status 429."""
+"""Maximum number of simultaneous calls of one such program; a further call receives status 429."""
 
 
 def at_the_door(application: ASGIApp, token: str | None) -> ASGIApp:
-    """Return an application that answers all calls over TCP, and `CALLED_FROM_SANDBOXES` over a Unix socket.
+    """Return an application that accepts all calls over TCP, and only `CALLED_FROM_SANDBOXES` over a Unix socket.
 
-    Programs in sandboxes have no token, so it is added to their calls.
+    Programs in sandboxes have no token, so the token is added to their calls.
     """
     under_way: Counter[str] = Counter()
 
@@ -127,7 +131,7 @@ def at_the_door(application: ASGIApp, token: str | None) -> ASGIApp:
             return
         session = found[1]
         if under_way[session] >= MOST_AT_ONCE:
-            why = f"{MOST_AT_ONCE} calls are in progress. Wait for one."
+            why = f"{MOST_AT_ONCE} calls are in progress. Wait until one of them finishes."
             await error_response(RequestError(429, why, None, "rate_limit_exceeded"))(scope, receive, send)
             return
         kept = [
@@ -154,7 +158,7 @@ class OutsideDesk(Recorder):
     def __init__(
         self, board: Switchboard, agents: Agents, absence: float = math.inf, *, grades: bool = False
     ) -> None:
-        """`absence` are the seconds for which a program may be disconnected; `grades` is whether answers are graded."""
+        """`absence` is the number of seconds for which a program may be disconnected; `grades` is whether answers are graded."""
         self._board = board
         self.presence = Presence(self._dead, absence)
         bounds = agents.setup.environment.reward_range
@@ -163,7 +167,7 @@ class OutsideDesk(Recorder):
         )
 
     def routes(self) -> Sequence[Route]:
-        """Return its routes."""
+        """Return the routes of the recorder, and those of tasks."""
         return (*super().routes(), route("POST", "/v1/task", self.task))
 
     async def task(self, call: Call) -> JsonAnswer:
@@ -178,8 +182,10 @@ class OutsideDesk(Recorder):
         if episode is not None:
             with suppress(Over):
                 why = (
-                    f"Its program closed its last connection {seconds:g} s ago and posted no reward (`environment.absence`). Use one "
-                    f"client for the whole episode, call GET /v1/sessions/{name} meanwhile, or set a greater `environment.absence`."
+                    f"Its program closed its last connection {seconds:g} s ago without posting a reward "
+                    "(`environment.absence`). Use one client for the whole episode, call GET "
+                    f"/v1/sessions/{name} while the program does other work, or set a greater "
+                    "`environment.absence`."
                 )
                 episode.fail(ProgramEnded(why))
 
@@ -213,11 +219,11 @@ class OutsideDesk(Recorder):
     async def _begin(self, chat: Chat, place: ContinuedAt) -> tuple[Chat, AsyncIterator[NewTokens | Sampled]]:
         for name in sorted(_IGNORED & chat.request.model_fields_set):
             self._agents.warn_once(
-                f"`{name}` was set by a program and has no effect: in training, sampling follows the recipe."
+                f"A program has set `{name}`, which has no effect: in training, sampling follows the recipe."
             )
         request = chat.request.model_copy(update={"chat_template_kwargs": {}})
         chat = replace(chat, request=request)
-        return chat, self._answers_of_episode(chat, place)  # the episode makes the prompt
+        return chat, self._answers_of_episode(chat, place)  # the episode creates the prompt
 
     async def _answers_of_episode(self, chat: Chat, place: ContinuedAt) -> AsyncIterator[NewTokens | Sampled]:
         episode = self._board.running(place.session.name)
@@ -291,62 +297,63 @@ class OutsideDesk(Recorder):
 
 
 _IGNORED = {"temperature", "top_p", "chat_template_kwargs", *SamplingBody.model_fields} - {"stop"}
-"""Parameters that would make log-probs differ from those of the recipe's distribution."""
+"""Parameters with which log-probs would differ from those of the recipe's distribution."""
 
 
 class Presence:
-    """The open connections of programs with an episode; used in the server's event loop.
+    """The open connections of programs that run episodes; used in the server's event loop.
 
-    When a program ends, its connections close. A program that continues without a connection must call before the deadline.
+    When a program ends, its connections close. A program that continues without a connection must make a call before
+    the deadline.
     """
 
     def __init__(self, dead: Callable[[str, float], None], seconds: float) -> None:
-        """Call `dead` with a session that has had no open connection for `seconds`."""
+        """Call `dead` for each session that has had no open connection for `seconds`."""
         self._dead, self._seconds = dead, seconds
         self._carried: dict[Peer, set[str]] = {}
         """Open connection → the sessions that have used it."""
         self._open: dict[str, set[Peer]] = {}
         """Session → the open connections that it has used."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        """Sessions without an open connection."""
+        """Timers of the sessions without an open connection."""
         self._fetched: dict[str, Peer] = {}
         """Session → the connection that has fetched its task, until the session's first call."""
 
     def opened(self, peer: Peer) -> None:
-        """Note a new connection."""
+        """Register a new connection."""
         self._carried[peer] = set()
 
     def closed(self, peer: Peer) -> None:
-        """Note the end of a connection."""
+        """Register the end of a connection."""
         for name in self._carried.pop(peer, ()):
             if name in self._open:
                 self._open[name].discard(peer)
                 self._wait(name)
 
     def begin(self, name: str, peer: Peer | None) -> None:
-        """Watch a session from now on; `peer` has fetched its task."""
+        """Begin to watch a session whose task `peer` has fetched."""
         if peer is not None:
             self._open[name] = set()
             self.called(name, peer)
             self._fetched[name] = peer
 
     def called(self, name: str, peer: Peer | None) -> None:
-        """Note a call in a session, if the session is watched."""
+        """Register a call in a session, if the session is watched."""
         if name not in self._open or peer is None:
             return
         self._stop(name)
         fetcher = self._fetched.pop(name, peer)
         if fetcher != peer and fetcher in self._carried:
-            # The program that fetched the task was a launcher: from now on the connections of its workers count.
+            # The program that fetched the task was a launcher: from now on, the connections of its workers count.
             self._carried[fetcher].discard(name)
             self._open[name].discard(fetcher)
-        if peer in self._carried:  # otherwise it is closed by now
+        if peer in self._carried:  # otherwise the connection is already closed
             self._carried[peer].add(name)
             self._open[name].add(peer)
         self._wait(name)
 
     def forget(self, over: Callable[[str], bool]) -> None:
-        """Stop watching the sessions named in `over`."""
+        """Stop watching the sessions for which `over` is true."""
         for name in [name for name in self._open if over(name)]:
             self._stop(name)
             self._fetched.pop(name, None)
@@ -367,7 +374,7 @@ class Presence:
 
 
 def _stops(chat: Chat) -> tuple[str, ...]:
-    """Return the stop strings of an answer beside the agent's own."""
+    """Return the stop strings of a completion in addition to the agent's own."""
     constrained = chat.prompt.sampling.constraint is not None
     return (*chat.request.stops, *(() if constrained else ends_of_one_call(chat.request, chat.reader.form)))
 

@@ -1,10 +1,11 @@
-"""Record sessions of outside programs, which become episodes when their rewards are posted.
+"""Records sessions of outside programs, which become episodes when their rewards are posted.
 
     POST /v1/sessions/NAME/reward   {"reward": 1.0}   or   {"rewards": {"planner": 0.5, "coder": 1.0}}
-    POST /v1/turns/ID/reward        {"reward": 0.2}   for one turn, before; ID is that of the response, or the turn's number
+    POST /v1/turns/ID/reward        {"reward": 0.2}   for one turn, before the session's reward; ID is the response's
+    `id`, or the turn's number
 
-An episode is a line in `episodes.jsonl`, in the form of a run's episodes (`runs.episode_json`): exact token ids, log-probs, agents,
-versions and hashes of the weights. Sessions without a reward are dropped.
+An episode is a line in `episodes.jsonl`, in the format of a run's episodes (`runs.episode_json`): exact token ids,
+log-probs, agents, versions and hashes of the weights. Sessions without a reward are dropped.
 """
 
 from __future__ import annotations
@@ -41,26 +42,26 @@ from kapelle.services.request_errors import Body, RequestError, busy, read_body,
 from kapelle.types import Episode, Json, Message, Task, Turn
 
 # -------- Sessions
-#
-# An agent reads its earlier answers as the exact tokens that it sampled, so a call must be matched with the conversation that it
-# continues. Callers name their session by a header or in the address. Without a name the conversation itself is matched: the call
-# continues the longest known beginning that ends with an answer of this server. A conversation that matches none (because the
-# program edited or compacted its history) starts from an empty record, and is counted.
+# An agent reads its earlier completions as the exact tokens that it sampled, so a call must be matched with the
+# conversation that it continues. Callers specify their session in a header or in the URL. Without a session name, the
+# conversation itself is matched: the call continues the longest known beginning that ends with a completion of this
+# server. A conversation without a match (because the program edited or compacted its history) starts from an empty
+# record, and is counted.
 
 MOST_TURNS = 4096
-"""Most turns of one session."""
+"""Maximum number of turns of one session."""
 
 
 @dataclass(eq=False, slots=True)
 class ReadPrefix:
-    """An answer that conversations may continue."""
+    """A completion that conversations may continue."""
 
     session: ChatSession
     turn: Turn
     continued: int = 0
-    """Number of answers that continue it."""
+    """Number of completions that continue this one."""
     before: tuple[Message, ...] = ()
-    """The conversation up to this answer."""
+    """The conversation up to this completion."""
 
 
 @dataclass(eq=False, slots=True)
@@ -71,35 +72,35 @@ class ChatSession:
     named: bool
     """Whether the caller named it; other sessions are matched by their conversations."""
     task: str | None = None
-    """The task that the caller names; None for the program's own task."""
+    """The task that the caller specifies; None for the program's own task."""
     turns: list[Turn] = field(default_factory=list)
     responses: dict[str, list[int]] = field(default_factory=dict)
-    """Name of a response → numbers of its turns, one for each choice."""
+    """`id` of a response → numbers of its turns, one for each choice."""
     nodes: dict[tuple[str, bytes], list[ReadPrefix]] = field(default_factory=dict)
-    """(agent, digest of a conversation up to an answer) → its answers."""
+    """(agent, digest of a conversation up to a completion) → the completions."""
     counts: Counter[str] = field(default_factory=Counter)
-    """`branches`: calls that continue an answer which another call continues too. `restarts`: conversations without a
-    known beginning although the agent has taken a turn."""
+    """`branches`: calls that continue the same completion as another call. `restarts`: conversations without a known
+    beginning, although the agent has already taken a turn."""
     under_way: int = 0
-    """Answers in progress."""
+    """Number of completions in progress."""
     called: float = 0.0
-    """Time of its last call, in seconds of the monotonic clock."""
+    """Time of the last call, in seconds of the monotonic clock."""
 
 
 Join = Callable[[ChatSession], None]
-"""Counts the answers of a call in its session."""
+"""Counts the completions of a call in its session."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContinuedAt:
-    """The place in a session at which a call continues."""
+    """The position in a session at which a call continues."""
 
     session: ChatSession
     agent: str
     after: ReadPrefix | None
-    """The answer that it continues; None at the start of a conversation."""
+    """The completion that the call continues; None at the start of a conversation."""
     new_messages: tuple[Message, ...]
-    """The messages after that answer."""
+    """The messages after that completion."""
     digest: bytes
     """Digest of the whole conversation."""
     completed_before: int
@@ -127,11 +128,11 @@ class Sessions:
         return iter(self._open.values())
 
     def known(self, name: str | None) -> ChatSession | None:
-        """Return the open session of that name, or None."""
+        """Return the open session with this name, or None."""
         return None if name is None else self._open.get(name)
 
     def get(self, name: str) -> ChatSession:
-        """Return an open session; RequestError (404) if there is none of that name."""
+        """Return an open session; raises RequestError (404) if there is none with this name."""
         if name not in self._open:
             raise RequestError(404, "No open session has this name.", None, "session_not_found")
         return self._open[name]
@@ -139,7 +140,7 @@ class Sessions:
     def turn(self, session: str | None, name: str) -> tuple[ChatSession, Turn]:
         """Return a turn with its session, by the `id` of its response, or by its number in a named session.
 
-        RequestError: 404 for an unknown turn, 400 for the `id` of a response with several choices.
+        Raises RequestError: 404 for an unknown turn, 400 for the `id` of a response with several choices.
         """
         for each in self:
             if session not in (None, each.name):
@@ -162,12 +163,13 @@ class Sessions:
         )
 
     def begin(self, name: str | None = None) -> ChatSession:
-        """Return a new session, or the one of that name; RequestError (429) if there is no room."""
+        """Return a new session, or the session with this name; raises RequestError (429) if there is no room."""
         if (known := self.known(name)) is not None:
             known.called = self._clock()
             return known
         if len(self._open) >= self._most:
-            # Drop the sessions that were idle for longer than the lifetime, else the longest idle one without a name.
+            # Drop the sessions that were idle for longer than the lifetime or, if there are none, the longest idle one
+            # without a name.
             now = self._clock()
             idle = [each for each in self._open.values() if not each.under_way]
             leaving = [each for each in idle if now - each.called > self._lifetime]
@@ -193,14 +195,14 @@ class Sessions:
 
     @contextmanager
     def ending(self, name: str, *, busy: bool = False) -> Iterator[ChatSession]:
-        """End a session; it stays open if the block raises, so that its caller can retry.
+        """End a session; it stays open if the block raises an error, so that its caller can retry.
 
-        RequestError (409) if it has answers in progress, unless `busy`.
+        Raises RequestError (409) if the session has completions in progress, unless `busy`.
         """
         session = self.get(name)
         if session.under_way and not busy:
             raise RequestError(
-                409, "This session has answers in progress. Wait for them.", None, "session_busy"
+                409, "This session has completions in progress. Wait until they finish.", None, "session_busy"
             )
         del self._open[name]
         try:
@@ -210,14 +212,14 @@ class Sessions:
             raise
 
     def forget(self, over: Callable[[str], bool]) -> None:
-        """Drop the sessions named in `over`."""
+        """Drop the sessions for which `over` is true."""
         for name in [name for name in self._open if over(name)]:
             del self._open[name]
 
     def find(self, agent: str, request: ChatRequest, name: str | None) -> tuple[ReadPrefix, int] | None:
-        """Return the answer that a conversation continues and the number of messages up to it; None for a new conversation.
+        """Return the completion that a conversation continues and the number of messages up to it; None for a new conversation.
 
-        Without a name, search all sessions without a name.
+        If no name is given, all sessions without a name are searched.
         """
         digests = _digests(agent, request)
         searched = [s for s in self if (s.name == name if name is not None else not s.named)]
@@ -231,7 +233,7 @@ class Sessions:
     def place(
         self, agent: str, request: ChatRequest, name: str | None, reader: MessageReader = PLAINLY
     ) -> ContinuedAt:
-        """Return the place at which a call continues, in a new session if necessary; `reader` reads the new messages."""
+        """Return the position at which a call continues, in a new session if necessary; `reader` reads the new messages."""
         found = self.find(agent, request, name)
         session = self.begin(name) if found is None else found[0].session
         session.called = self._clock()
@@ -252,7 +254,7 @@ class Sessions:
     ) -> Turn:
         """Record a turn and return it with its number.
 
-        `answer` is the turn as its caller reads it, and `conversation` the one up to this turn.
+        `answer` is the turn as its caller reads it, and `conversation` is the conversation up to this turn.
         """
         session = place.session
         kept = record(session, turn, place.completed_before)
@@ -272,7 +274,7 @@ def record(session: ChatSession, turn: Turn, seen: int) -> Turn:
 
 
 def _digests(agent: str, request: ChatRequest) -> list[bytes]:
-    """Return a digest of every beginning of a conversation, from the empty one on; all include the tools."""
+    """Return a digest of every beginning of a conversation, including the empty one; all digests include the tools."""
     tools = [tool.model_dump() for tool in request.tools] if request.calls_tools else []
     digests = [_extended(b"", [agent, tools])]
     for message in request.messages:
@@ -286,7 +288,7 @@ def _digests(agent: str, request: ChatRequest) -> list[bytes]:
             calls.append([call.function.name, arguments])
         role = "system" if message.role == "developer" else message.role
         who = [message.name] if message.name is not None and role in NAMED else []
-        # Some clients drop the spaces around content beside calls.
+        # Some clients drop the spaces around content next to calls.
         words = message.text.strip() if calls else message.text
         digests.append(_extended(digests[-1], [role, words, calls, *who]))
     return digests
@@ -298,7 +300,7 @@ def _extended(digest: bytes, what: Json) -> bytes:
 
 
 def _plain(value: Json) -> Json:
-    """Return a value with its numbers as texts, so that 1 and 1.0 are equal."""
+    """Return a value with its numbers as strings, so that 1 and 1.0 are equal."""
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -318,24 +320,24 @@ class TurnReward(Body):
 
 
 class PostedReward(Body):
-    """The rewards of the agents of a session."""
+    """The rewards of the agents in a session."""
 
     reward: float | None = None
-    """Reward of every agent with a turn."""
+    """The reward of every agent with a turn."""
     rewards: dict[str, float] = Field(default={}, max_length=1024)
-    """Rewards of agents by name, instead of `reward`."""
+    """The rewards of agents by name, instead of `reward`."""
     answer: str | None = None
     """The program's answer to its question, instead of a reward: `environment.questions` grades it."""
     success: float | None = Field(default=None, ge=0.0, le=1.0)
-    """Success of the team."""
+    """The team's success."""
     info: dict[str, Any] = Field(default={}, max_length=64)
     """Further facts for the episode's `info`."""
     failed: str | None = Field(default=None, max_length=LONGEST)
-    """What failed in the program, for `info["program"]`; calls in progress are then dropped."""
+    """The failure of the program, for `info["program"]`; calls in progress are then dropped."""
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Everything that it adds to the episode's `info`."""
+        """All values that the reward adds to the episode's `info`."""
         return self.info if self.failed is None else {**self.info, "program": self.failed}
 
     def by_agent(self, team: Sequence[str]) -> Mapping[str, float]:
@@ -351,32 +353,35 @@ def read_reward(
     *,
     grades: bool = False,
 ) -> PostedReward:
-    """Parse a reward; RequestError (400) if no agent receives one, or for a value that an episode cannot hold.
+    """Parse a reward; raises RequestError (400) if no agent receives one, or for a value that an episode cannot hold.
 
-    `bounds` are the least and the greatest reward of an agent. If `grades`, an answer may take the place of a reward.
+    `bounds` are the minimum and maximum reward of an agent. With `grades`, an answer may replace the reward.
     """
     reward = read_body(PostedReward, body)
     if reward.answer is not None and not grades:
         raise wrong(
-            "This run has no grader of answers. Set `environment.questions`, or post `reward`.", "answer"
+            "This run has no grader for answers. Set `environment.questions`, or post `reward`.", "answer"
         )
     if reward.answer is not None and (
         reward.reward is not None or reward.rewards or reward.success is not None
     ):
-        raise wrong("`answer` is graded, so it excludes a reward. Post only one of them.", "answer")
+        raise wrong(
+            "`answer` is graded, so it cannot be combined with a reward. Post only one of them.", "answer"
+        )
     if reward.answer is None and reward.reward is None and not reward.rewards:
         raise wrong("Post `reward`, for all agents with a turn, or `rewards` by agent.", "reward")
     for name in reward.rewards:
         if name not in team:
-            raise wrong(f"`rewards` names an unknown agent. The team has: {', '.join(team)}.", "rewards")
+            raise wrong(f"`rewards` contains an unknown agent. The team has: {', '.join(team)}.", "rewards")
     values = {f"rewards.{name}": value for name, value in reward.rewards.items()}
     if reward.reward is not None:
         values = {"reward": reward.reward, **values}
     for place, value in values.items():
         if not in_range(value, bounds):
             raise wrong(
-                f"`{place}` is {value:g}, outside of the range [{bounds[0]:g}, {bounds[1]:g}] of this run's rewards "
-                "(`environment.rewards`). Post one in that range; the session is still open.",
+                f"`{place}` is {value:g}, which is outside the range [{bounds[0]:g}, {bounds[1]:g}] of this "
+                "run's rewards (`environment.rewards`). Post a reward in that range; the session is still "
+                "open.",
                 place,
             )
     try:
@@ -387,14 +392,14 @@ def read_reward(
 
 
 # -------- The recorder
-#
-# A client that gets no answer repeats its call; OpenAI's does so twice. A second sample would be another turn of the episode, trained
-# with a reward that belongs to the first one. So a repeated call gets its first answer.
+# A client that receives no response repeats its call; OpenAI's client does so twice. A second sample would be another
+# turn of the episode, which would be trained with a reward that belongs to the first sample. A repeated call therefore
+# receives its first response.
 
 KEY, COUNT = "idempotency-key", "x-stainless-retry-count"
-"""Headers that identify a repeated call: its key, or how often it was sent before."""
+"""Headers that identify a repeated call: its key, or the number of earlier attempts."""
 MOST = 4096
-"""Most answers and rewards that are kept for repeated calls."""
+"""Maximum number of responses and rewards that are kept for repeated calls."""
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -407,10 +412,10 @@ def _remember(known: OrderedDict[K, V], name: K, value: V) -> None:
 
 
 TASK = "x-kapelle-task"
-"""Header that names a program's task; the episodes of one task are a group."""
+"""Header that contains the name of a program's task; the episodes of one task form a group."""
 FILE = "episodes.jsonl"
 _BEGINS = b'{"step":'
-"""The beginning of each of its lines."""
+"""The beginning of each line of the file."""
 
 
 class Recorder:
@@ -427,25 +432,26 @@ class Recorder:
         *,
         grades: bool = False,
     ) -> None:
-        """`take` receives each session with its reward, and returns further facts for its caller.
+        """`take` receives each session with its reward, and returns further fields for its caller.
 
-        `drop` receives those that end without a reward. `bounds` are the least and the greatest reward of an agent; `lifetime` are
-        the seconds after its last call for which a session is kept if others need its place. `called` receives session and
-        connection of each call that shows or rewards a session. `grades` is whether an answer can be posted in place of a reward.
+        `drop` receives sessions that end without a reward. `bounds` are the minimum and maximum reward of an agent;
+        `lifetime` is the number of seconds after its last call for which a session is kept if other sessions need its
+        place. `called` receives the session and connection of each call that shows or rewards a session. `grades` is
+        whether an answer can be posted instead of a reward.
         """
         self._grades = grades
         self.sessions = Sessions(lifetime=lifetime)
         self._answers: OrderedDict[
             tuple[str, str, bytes], tuple[ChatSession, str | None, Chat, Sequence[Sampled]]
         ] = OrderedDict()
-        """(session, agent, digest of the body) → the session, the call's key, and its answer."""
+        """(session, agent, digest of the body) → the session, the call's key, and its response."""
         self._rewards: OrderedDict[str, tuple[bytes, Mapping[str, Json]]] = OrderedDict()
-        """Session → digest of its reward, and the answer to the call."""
+        """Session → digest of its reward, and the response to the call."""
         self._on_reward, self._on_drop, self._bounds, self._called = take, drop, bounds, called
         self._agents = agents
 
     def routes(self) -> Sequence[Route]:
-        """Return its routes."""
+        """Return the recorder's routes."""
         return (
             route("POST", "/v1/sessions", self.open),
             route("GET", "/v1/sessions/{name:path}", self.show),
@@ -459,7 +465,7 @@ class Recorder:
         """Begin a session and return its name."""
         if call.body:
             raise RequestError(
-                400, "The body must be an empty object; a header names the task.", None, "invalid_request"
+                400, "The body must be an empty object; the task is set in a header.", None, "invalid_request"
             )
         session = self.sessions.begin(call.session)
         session.named = True
@@ -495,7 +501,7 @@ class Recorder:
         """End a session with a reward."""
         name, slash, rest = call.path.partition("/")
         if slash and rest != "reward":
-            raise RequestError(404, "There is no such path here.", None, "not_found")
+            raise RequestError(404, "There is no such path on this server.", None, "not_found")
         name = name or call.session or ""
         self._called(name, call.peer)
         reward = read_reward(call.body, self._agents.setup.team.names, self._bounds, grades=self._grades)
@@ -505,7 +511,7 @@ class Recorder:
                 return JsonAnswer(dict(answer))
             raise RequestError(
                 404,
-                "This session has ended with its first reward, which cannot be changed.",
+                "This session ended with its first reward, which cannot be changed.",
                 None,
                 "session_not_found",
             )
@@ -518,10 +524,10 @@ class Recorder:
         return JsonAnswer(row)
 
     async def reward_turn(self, call: Call) -> JsonAnswer:
-        """Give a turn a reward, in place of an earlier one; its session continues."""
+        """Set the reward of a turn, which replaces an earlier reward; its session continues."""
         name, _, rest = call.path.partition("/")
         if rest != "reward":
-            raise RequestError(404, "There is no such path here.", None, "not_found")
+            raise RequestError(404, "There is no such path on this server.", None, "not_found")
         reward = read_body(TurnReward, call.body).reward
         session, turn = self.sessions.turn(call.session, name)
         self._called(session.name, call.peer)
@@ -529,13 +535,13 @@ class Recorder:
         return JsonAnswer({"session": session.name, "turn": turn.index, "reward": reward})
 
     def _reward_turn(self, session: ChatSession, turn: Turn, reward: float) -> None:
-        """Keep the reward of a turn."""
+        """Store the reward of a turn."""
         session.turns[session.turns.index(turn)] = replace(turn, reward=reward)
 
     async def answers(
         self, chat: Chat, call: Call, join: Join
     ) -> tuple[Chat, AsyncIterator[NewTokens | Sampled]]:
-        """Return a chat with its prompt and session, and its answers, each of which is recorded before its caller gets it."""
+        """Return a chat with its prompt and session, and its completions, each of which is recorded before the caller receives it."""
         session = self.sessions.known(call.session)
         known = session and self._answers.get((session.name, chat.prompt.agent, _extended(b"", call.body)))
         key, count = call.headers.get(KEY), call.headers.get(COUNT, "0")
@@ -560,7 +566,7 @@ class Recorder:
     ) -> tuple[str, AsyncIterator[Spoken | TeamAnswer]]:
         """Return the session of a call of the whole team, and its answers; all turns are recorded before the answer is sent.
 
-        RequestError (400) for several answers at once: they would be one session with one reward.
+        Raises RequestError (400) if several answers are requested, because they would be one session with one reward.
         """
         if request.n > 1:
             raise wrong(
@@ -583,11 +589,11 @@ class Recorder:
         return session.name, recorded()
 
     async def _place(self, chat: Chat, call: Call) -> ContinuedAt:
-        """Return the place at which a call continues."""
+        """Return the position at which a call continues."""
         return self.sessions.place(chat.prompt.agent, chat.request, call.session, chat.reader)
 
     async def _begin(self, chat: Chat, place: ContinuedAt) -> tuple[Chat, AsyncIterator[NewTokens | Sampled]]:
-        """Return a chat with its prompt, and its answers; a continued conversation keeps the exact tokens of its beginning."""
+        """Return a chat with its prompt, and its completions; a continued conversation keeps the exact tokens of its beginning."""
         known = None
         if place.after is not None:
             turn = place.after.turn
@@ -614,7 +620,7 @@ class Recorder:
                     if place.after is not None:
                         before = place.after.before
                         past = place.after.turn.prompt_ids + place.after.turn.completion_ids
-                        # A template that removes earlier thoughts makes a new prompt.
+                        # A template that removes earlier thoughts results in a new prompt.
                         new_messages = (
                             place.new_messages if chat.prompt.ids[: len(past)] == past else new_messages
                         )
@@ -653,7 +659,7 @@ class EpisodeFile:
     """Writes rewarded sessions as episodes."""
 
     def __init__(self, folder: Path, team: Sequence[str]) -> None:
-        """Append to a folder's episodes; raises OutputError if that is impossible, or if another server writes there."""
+        """Append to a folder's episodes; raises OutputError if this is impossible, or if another server writes there."""
         self._team = tuple(team)
         self._groups: dict[str, int] = {}
         try:
@@ -667,7 +673,7 @@ class EpisodeFile:
                 raise
         except OSError as error:
             raise OutputError(
-                f"{folder} cannot be written: {error.strerror}. Name another folder."
+                f"{folder} cannot be written: {error.strerror}. Choose another folder."
             ) from error
 
     def _begin(self, folder: Path) -> None:
@@ -676,17 +682,17 @@ class EpisodeFile:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise OutputError(
-                f"Another server writes to {self.path}. Stop it, or name another folder."
+                f"Another server writes to {self.path}. Stop it, or choose another folder."
             ) from None
-        except OSError:  # the disk has no locks
+        except OSError:  # the disk does not support locks
             pass
         try:
             recorded, end, rest = _read_lines(self.path)
         except DataError as error:
-            raise DataError(f"{error} Or name another folder than {folder}.") from None
+            raise DataError(f"{error} Alternatively, choose a folder other than {folder}.") from None
         if not rest.startswith(_BEGINS[: len(rest)]):
             raise OutputError(
-                f"The last line of {self.path} is not an episode. Remove it, or name another folder."
+                f"The last line of {self.path} is not an episode. Remove it, or choose another folder."
             )
         self._file.truncate(end)
         for episode in recorded:
@@ -722,20 +728,21 @@ class EpisodeFile:
 
 
 def read_recorded(folder: Path | str) -> list[Episode]:
-    """Return the episodes that `--record` has written to a folder, in order, without an incomplete last line.
+    """Return the episodes that `--record` has written to a folder, in order; an incomplete last line is ignored.
 
-    Raises DataError for a folder without episodes, and for a file of another form.
+    Raises DataError for a folder without episodes, and for a file with another format.
     """
     try:
         return _read_lines(Path(folder) / FILE)[0]
     except OSError as error:
         raise DataError(
-            f"The recorded episodes of {folder} cannot be read ({error.strerror}). Name the folder of `--record`."
+            f"The recorded episodes of {folder} cannot be read ({error.strerror}). Give the folder that was "
+            "set with `--record`."
         ) from None
 
 
 def _read_lines(path: Path) -> tuple[list[Episode], int, bytes]:
-    """Return the episodes of a file's complete lines, the end of the last one, and the bytes after it."""
+    """Return the episodes in a file's complete lines, the end of the last complete line, and the bytes after it."""
     content = path.read_bytes()
     end = content.rfind(b"\n") + 1
     rows = []

@@ -1,4 +1,4 @@
-"""Constraints that callers set on an answer: JSON of a schema, or a call of a tool."""
+"""Constraints that callers set on a completion: JSON that matches a schema, or a tool call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kapelle.types import Constraint, Json, Sampling
 def constraint_of(
     request: ChatRequest, reader: MessageReader, setup: RolloutSetup, agent: str, *, training: bool = False
 ) -> Constraint | None:
-    """Return the constraint of an answer, with calls in the form of the agent's `reader`; None for a free answer.
+    """Return the constraint of a completion, with calls in the format of the agent's `reader`; None for an unconstrained completion.
 
     Raises RequestError (400) for constraints that no text satisfies, and for engines without constrained decoding.
     """
@@ -43,7 +43,7 @@ def constraint_of(
     tools: list[Json] = [tool.model_dump(exclude_none=True) for tool in request.tools]
     forced = choice == "required" or isinstance(choice, NamedChoice)
     if forced and not tools:
-        raise wrong("`tool_choice` requires a call, but there are no `tools`. Add them.", "tool_choice")
+        raise wrong("`tool_choice` requires a call, but there are no `tools`. Add `tools`.", "tool_choice")
     if not forced and schema is None:
         return None
     place = "tool_choice" if forced else "response_format"
@@ -55,7 +55,8 @@ def constraint_of(
     calls = forced or request.calls_tools
     if calls and reader.calls is None:
         raise wrong(
-            f"`{place}`: calls in the form `{reader.form}` cannot be forced, because their arguments are not JSON. Serve the team with "
+            f"`{place}`: calls in the format `{reader.form}` cannot be forced, because their arguments are "
+            "not JSON. Serve the team with "
             "`--tool-form hermes`.",
             place,
         )
@@ -65,7 +66,7 @@ def constraint_of(
         if calls and reader.calls is not None:
             several = request.parallel_tool_calls and name is None
             constraint = forced_call(tools, name, reader.calls, several=several)
-            if not forced and schema is not None:  # either a call of a tool, or an answer in the schema
+            if not forced and schema is not None:  # either a tool call, or JSON that matches the schema
                 either = constraint.text.replace("start: ", "called: ", 1)
                 rules = f"start: called | answer\nanswer: {json_rule(schema)}\n{either}"
                 constraint = Constraint.grammar(rules)
@@ -83,16 +84,16 @@ def constraint_of(
             ):
                 place = f"tools.{number}.function.parameters"
                 raise wrong(
-                    f"`{place}`: no call of the tool '{tool['function']['name']}' can satisfy it: {own}.",
+                    f"`{place}`: no call of the tool '{tool['function']['name']}' can satisfy this constraint: {own}.",
                     place,
                 )
     except ConfigError as error:
         raise wrong(f"`{place}`: {error}", place) from None
-    raise wrong(f"`{place}`: no answer can satisfy it: {reason}.", place)
+    raise wrong(f"`{place}`: no completion can satisfy this constraint: {reason}.", place)
 
 
 async def check_length(request: ChatRequest, sampling: Sampling, setup: RolloutSetup, agent: str) -> None:
-    """Raise RequestError (400) if no completion of `max_tokens` tokens satisfies its constraint."""
+    """Raise RequestError (400) if no completion within `max_tokens` tokens can satisfy its constraint."""
     policy, constraint, most = setup.team.policy(agent).name, sampling.constraint, sampling.max_tokens
     engine = engine_of(setup.engine, policy)
     if constraint is None or not isinstance(engine, AppliesConstraints):
@@ -101,21 +102,22 @@ async def check_length(request: ChatRequest, sampling: Sampling, setup: RolloutS
     if await asyncio.to_thread(engine.fits, policy, constraint, most) is False:
         name = "max_completion_tokens" if request.max_tokens is None else "max_tokens"
         raise wrong(
-            f"`{name}`: no answer in the requested form has at most {most} tokens. Set a higher limit.", name
+            f"`{name}`: no completion in the requested format fits into {most} tokens. Set a higher limit.",
+            name,
         )
 
 
 FORMS = {"tools", "tool_choice", "parallel_tool_calls", "response_format"}
-"""Fields that an endpoint's server receives as the caller has sent them."""
+"""Fields that an endpoint's server receives exactly as the caller sent them."""
 SERVED = {"top_k", "chat_template_kwargs", "reasoning_effort", "verbosity", *SamplingBody.model_fields} - {
     "seed",
     "stop",
 }
-"""Further such fields, outside of training; `seed`, `stop` and the others are settings of the sampling."""
+"""Further such fields, outside training; `seed`, `stop` and the other fields are sampling settings."""
 
 
 def _forwarded(request: ChatRequest, own: Constraint | None, names: AbstractSet[str]) -> Constraint | None:
-    """Return the fields for an endpoint's server; the agent's `own` constraint if the caller sets no form of the answer."""
+    """Return the fields for an endpoint's server; they contain the agent's `own` constraint if the caller sets no response format."""
     fields = request.model_dump(include=request.model_fields_set & names, by_alias=True, exclude_none=True)
     if not request.tools:
         for name in ("tools", "tool_choice", "parallel_tool_calls"):

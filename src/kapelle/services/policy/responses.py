@@ -1,4 +1,4 @@
-"""Responses: calls of OpenAI's Responses API, and the kept answers that later calls continue, read or delete."""
+"""Calls of OpenAI's Responses API, and the stored responses that later calls continue, read or delete."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from kapelle.services.request_errors import RequestError
 from kapelle.types import Json
 
 MOST = 4096
-"""Most responses that are kept."""
+"""Maximum number of responses that are kept."""
 MOST_CHARACTERS = 64 << 20
-"""Most characters of their conversations together."""
+"""Maximum total number of characters of their conversations."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """An answer that calls may continue."""
+    """A response that calls may continue."""
 
     row: Json
     session: str | None
-    """Its session; None without recording, for calls that named none."""
+    """The response's session; None if nothing is recorded and the call specified no session."""
     items: Sequence[Json]
-    """The input of this call alone."""
+    """The input of this call only."""
     messages: Sequence[ChatMessage]
-    """The whole conversation with the answer, without instructions."""
+    """The whole conversation including the response, without instructions."""
     size: int
-    """Characters of the conversation."""
+    """Number of characters of the conversation."""
 
 
 class StoredResponses:
@@ -69,10 +69,10 @@ class StoredResponses:
         )
 
     async def show(self, call: Call) -> JsonAnswer:
-        """Return a response, or the items of its input (`/input_items`)."""
+        """Return a response, or the items of its input (for `/input_items`)."""
         name, _, rest = call.path.partition("/")
         if rest not in ("", "input_items"):
-            raise RequestError(404, "There is no such path here.", None, "not_found")
+            raise RequestError(404, "There is no such path on this server.", None, "not_found")
         kept = self.get(name, call.session)
         if not rest:
             return JsonAnswer(kept.row)
@@ -80,13 +80,13 @@ class StoredResponses:
         return JsonAnswer({"object": "list", "data": list(kept.items), "has_more": False, **ends})
 
     async def delete(self, call: Call) -> JsonAnswer:
-        """Delete a response; those that continue it stay."""
+        """Delete a response; responses that continue it are kept."""
         self.get(call.path, call.session)
         self._drop(call.path)
         return JsonAnswer({"id": call.path, "object": "response", "deleted": True})
 
     def get(self, name: str, session: str | None, parameter: str | None = None) -> StoredResponse:
-        """Return a response; RequestError (404) if it is unknown, deleted, or of another session."""
+        """Return a response; raises RequestError (404) if it is unknown, deleted, or in another session."""
         kept = self._kept.get(name)
         if kept is not None and kept.session is not None and not self._under_way(kept.session):
             self._drop(name)
@@ -94,15 +94,15 @@ class StoredResponses:
         if kept is None or (session is not None and session != kept.session):
             raise RequestError(
                 404,
-                f"There is no response {name[:128]!r}. It was deleted, was not stored (`store`), or belongs to a session that "
-                "is another one or has ended.",
+                f"There is no response {name[:128]!r}. It was deleted, was not stored (`store`), or belongs "
+                "to a different session or one that has ended.",
                 parameter,
                 "response_not_found",
             )
         return kept
 
     def keep(self, name: str, kept: StoredResponse) -> None:
-        """Keep a response, in place of an equal one that a repeated call has kept."""
+        """Keep a response, which replaces an equal one that a repeated call has kept."""
         if name in self._kept:
             self._drop(name)
         self._kept[name] = kept
@@ -115,10 +115,10 @@ class StoredResponses:
 
 
 class ResponseForm:
-    """One call of `POST /v1/responses` and its answer."""
+    """One call of `POST /v1/responses` and its response."""
 
     def __init__(self, call: Call, kept: StoredResponses) -> None:
-        """Parse a call; RequestError for an incorrect one (400), or one that continues an unknown response (404)."""
+        """Parse a call; raises RequestError for an incorrect call (400), or a call that continues an unknown response (404)."""
         self._request: ResponseRequest = read_response_request(call.body)
         self._kept = kept
         earlier: Sequence[ChatMessage] = ()
@@ -126,20 +126,20 @@ class ResponseForm:
             before = kept.get(name, call.session, "previous_response_id")
             earlier, call = before.messages, replace(call, session=before.session)
         self.call = call
-        """The call, in the session of the response that it continues."""
+        """The call, assigned to the session of the response that it continues."""
         chat, self._messages = as_chat(self._request, earlier)
         self.request: ChatRequest = chat
         """The same request as a chat completion."""
         self._writer: ResponseWriter | None = None
 
     async def whole(self, answering: Answering, answers: AsyncIterator[Any]) -> Json:
-        """Return the answer."""
+        """Return the whole response."""
         async with aclosing(self.events(answering, answers)) as events:
             last = [event async for event in events][-1]
         return last["response"]
 
     async def events(self, answering: Answering, answers: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
-        """Yield the answer as events."""
+        """Yield the response as events."""
         head = answering.head
         writer = self._writer = ResponseWriter(self._request, head.session, head.response_id)
         async with aclosing(writer.events(answering.pieces(answers))) as events:
@@ -169,7 +169,7 @@ class ResponseForm:
 
 
 def _as_item(given: Mapping[str, Json]) -> Json:
-    """Return an item of the input with an id and with texts in parts, as clients read items."""
+    """Return an input item with an id and with its texts in parts, as clients read items."""
     item = {"id": f"item_{secrets.token_hex(16)}", **given}
     if item["type"] == "message" and isinstance(item["content"], str):
         kind = "output_text" if item["role"] == "assistant" else "input_text"

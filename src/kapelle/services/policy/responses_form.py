@@ -1,8 +1,8 @@
-"""OpenAI's Responses API: requests become chat requests, and answers become output items, whole or as a stream's events.
+"""OpenAI's Responses API: requests become chat requests, and completions become output items, whole or as a stream's events.
 
-Agents answer chat completions (`agents.Chat`); this module translates. A conversation of the Responses API is a list of items:
-messages, function calls and their outputs. A message of an agent and the calls behind it become one message of the role
-`assistant`. So an answer that is sent back is recognised as the one that was sampled.
+Agents implement chat completions (`agents.Chat`); this module translates. A conversation of the Responses API is a list
+of items: messages, function calls and their outputs. An agent's message and the calls after it become one message with
+the role `assistant`, so that a completion that a client sends back is recognised as the one that was sampled.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from kapelle.types import Json
 
 
 class EffortWords(Body):
-    """How long a model should think; it has no effect."""
+    """How long a model should think; this has no effect."""
 
     effort: str | None = Field(default=None, max_length=32)
     summary: str | None = Field(default=None, max_length=32)
@@ -44,13 +44,13 @@ class EffortWords(Body):
 
 
 class TextSchema(JsonSchema):
-    """JSON of a schema."""
+    """JSON that matches a schema."""
 
     type: Literal["json_schema"]
 
 
 class TextWords(Body):
-    """The form of the answer's text."""
+    """The format of the response's text."""
 
     format: Annotated[TextFormat | JsonFormat | TextSchema, Field(discriminator="type")] = TextFormat(
         type="text"
@@ -70,7 +70,7 @@ class FunctionTool(Body):
 
 
 class FunctionChoice(Body):
-    """The choice of one function by its name."""
+    """The choice of one function by name."""
 
     type: Literal["function"]
     name: str
@@ -101,7 +101,7 @@ class MessageItem(Body):
 
 
 class CallItem(Body):
-    """A function call of an earlier answer."""
+    """A function call in an earlier response."""
 
     type: Literal["function_call"]
     call_id: str
@@ -122,7 +122,7 @@ class OutputItem(Body):
 
 
 class ReasoningItem(Body):
-    """Thoughts of an earlier answer."""
+    """Thoughts in an earlier response."""
 
     type: Literal["reasoning"]
     id: str | None = None
@@ -147,7 +147,7 @@ class ResponseStreamOptions(Body):
     """Options of a stream."""
 
     include_obfuscation: bool = False
-    """Ignored."""
+    """This option is ignored."""
 
 
 class ResponseRequest(SamplingBody):
@@ -171,12 +171,12 @@ class ResponseRequest(SamplingBody):
     include: list[str] = Field(default=[], max_length=32)
     metadata: dict[str, str] = Field(default={}, max_length=64)
     reasoning: EffortWords | None = None
-    # With `auto` OpenAI drops the first items. Here a prompt that is too long raises a RequestError either way.
+    # With `auto`, OpenAI drops the first items. Here, a prompt that is too long raises a RequestError with either value.
     truncation: Literal["auto", "disabled"] = "disabled"
     chat_template_kwargs: dict[str, Any] = Field(default={}, max_length=64)
-    # Only their neutral values are accepted.
+    # Only the neutral values of these parameters are accepted.
     background: Literal[False] = False
-    # They have no effect.
+    # These parameters have no effect.
     max_tool_calls: int | None = None
     service_tier: str | None = Field(default=None, max_length=32)
     user: str | None = None
@@ -186,7 +186,7 @@ class ResponseRequest(SamplingBody):
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether the answer's tokens come with their log-probs."""
+        """Whether the response contains the log-probs of its tokens."""
         return LOGPROBS in self.include
 
 
@@ -194,7 +194,7 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 def read_response_request(body: Json) -> ResponseRequest:
-    """Return a request; RequestError (400) names the first parameter that is incorrect or not supported."""
+    """Return a request; raises a RequestError (400) that names the first parameter that is incorrect or not supported."""
     request = read_body(ResponseRequest, body)
     if request.top_logprobs and not request.wants_logprobs:
         raise wrong(f"`top_logprobs` needs `include: [{LOGPROBS}]`.", "top_logprobs")
@@ -208,7 +208,7 @@ def as_chat(
 ) -> tuple[ChatRequest, list[ChatMessage]]:
     """Return the same request as a chat completion, and its conversation without instructions.
 
-    `earlier` is the conversation that it continues. As in OpenAI's API, instructions apply to this request alone.
+    `earlier` is the conversation that the request continues. As in OpenAI's API, instructions apply only to this request.
     """
     conversation = [*earlier, *read_items(request.input)]
     opening = [ChatMessage(role="system", content=request.instructions)] if request.instructions else []
@@ -225,7 +225,9 @@ def as_chat(
         form = {"type": form.pop("type"), "json_schema": form}
     chat: dict[str, Json] = {
         **request.model_dump(include=shared, exclude_unset=True),
-        "messages": [{"role": "user", "content": "?"}],  # replaced below: errors of items name the items
+        "messages": [
+            {"role": "user", "content": "?"}
+        ],  # replaced below, so that errors about items name the items
         "tools": [
             {"type": "function", "function": tool.model_dump(exclude={"type", "defer_loading"})}
             for tool in request.tools
@@ -254,18 +256,18 @@ _NAMES = {
 
 
 def renamed(refusal: RequestError) -> RequestError:
-    """Return a rejection of the chat request with the names of the Responses API."""
+    """Return a rejection of the chat request with parameter names of the Responses API."""
     name = own = refusal.parameter or ""
     for chat, responses in _NAMES.items():
         if name == chat or name.startswith(f"{chat}."):
             own = f"{responses}{name.removeprefix(chat)}"
     if name.startswith("tools."):
-        own = name.replace(".function", "", 1)  # here a tool has the fields of its function
+        own = name.replace(".function", "", 1)  # in this API, a tool has the fields of its function
     message = refusal.message.replace(f"`{name}`", f"`{own}`")
     return RequestError(refusal.status, message, own or None, refusal.code, refusal.headers)
 
 
-# -------- Items of a conversation as messages
+# -------- The items of a conversation as messages
 
 
 def read_items(given: str | Sequence[Item]) -> list[ChatMessage]:
@@ -274,10 +276,10 @@ def read_items(given: str | Sequence[Item]) -> list[ChatMessage]:
         return [ChatMessage(role="user", content=given)]
     messages: list[dict[str, Any]] = []
     is_open = False  # whether calls that follow belong to the last message
-    thoughts = ""  # of the next answer
+    thoughts = ""  # thoughts of the next completion
     for item in given:
         if isinstance(item, ReasoningItem):
-            thoughts, is_open = _thoughts(item), False  # the next item begins another answer
+            thoughts, is_open = _thoughts(item), False  # the next item begins another completion
         elif isinstance(item, MessageItem):
             messages.append({"role": item.role, "content": _text(item.content)})
             is_open = item.role == "assistant"
@@ -307,7 +309,7 @@ def _text(content: str | Sequence[Part]) -> str:
     return "".join(part.refusal if isinstance(part, RefusalPart) else part.text for part in content)
 
 
-# -------- Answers: the events of a stream, of which the last one has the whole answer
+# -------- Responses: the events of a stream, the last of which contains the whole response
 
 
 def _name(kind: str) -> str:
@@ -317,14 +319,14 @@ def _name(kind: str) -> str:
 _REPEATED = {"instructions", "max_output_tokens", "max_tool_calls", "metadata", "model", "tools"}
 _REPEATED |= {"parallel_tool_calls", "previous_response_id", "store", "temperature", "tool_choice"}
 _REPEATED |= {"top_logprobs", "top_p", "truncation", "user"}
-"""Parameters that a response repeats."""
+"""Request parameters that a response repeats."""
 _REASONING: Mapping[str, Json] = {"type": "reasoning", "summary": []}
 _ANSWER: Mapping[str, Json] = {"type": "message", "role": "assistant"}
 
 
 @dataclass
 class ResponseWriter:
-    """Writes one answer as events, in the order in which OpenAI sends them."""
+    """Writes one response as events, in the order in which OpenAI sends them."""
 
     request: ResponseRequest
     session: str | None
@@ -333,11 +335,11 @@ class ResponseWriter:
     output: list[dict[str, Json]] = field(default_factory=list)
     """The complete items."""
     message: Mapping[str, Json] = field(default_factory=dict)
-    """The complete answer as a message of a chat completion."""
+    """The complete response as a message of a chat completion."""
     _sent: int = 0
 
     async def events(self, pieces: AsyncIterator[Piece | Finished]) -> AsyncGenerator[dict[str, Json], None]:
-        """Yield the events of an answer; the last one has the complete response."""
+        """Yield the events of a response; the last one contains the complete response."""
         yield self._event("created", response=self.row("in_progress"))
         yield self._event("in_progress", response=self.row("in_progress"))
         thinking = item = thoughts = text = ""  # ids of the open items, and their texts
@@ -360,7 +362,7 @@ class ResponseWriter:
                     part: Json = {"type": "reasoning_text", "text": thoughts}
                     for event in self._over(thinking, _REASONING, part, "completed"):
                         yield event
-                if each.words or not each.thoughts:  # the form has no place for tokens of thoughts
+                if each.words or not each.thoughts:  # the format has no field for tokens of thoughts
                     unsent += each.tokens or ()
                 if has_text and not item:
                     item = _name("msg")
@@ -386,11 +388,11 @@ class ResponseWriter:
                     for event in self._called(call):
                         yield event
                 self.message = each.message
-                # The status `incomplete` makes the Agents SDK raise an error, which would end its program.
+                # With the status `incomplete`, the Agents SDK would raise an error, which would end the program.
                 yield self._event("completed", response=self.row("completed", each))
 
     def failed(self, refusal: RequestError) -> dict[str, Json]:
-        """Return the last event of an answer that fails."""
+        """Return the last event of a response that fails."""
         error = {"code": "server_error", "message": refusal.message}
         return self._event("failed", response={**self.row("failed"), "error": error})
 
@@ -399,11 +401,11 @@ class ResponseWriter:
         return {"type": f"response.{kind}", "sequence_number": self._sent - 1, **more}
 
     def _place(self, item: str) -> dict[str, Json]:
-        """Return the place of the part of an open item."""
+        """Return the position of the part of an open item."""
         return {"item_id": item, "output_index": len(self.output), "content_index": 0}
 
     def _begun(self, item: str, about: Mapping[str, Json], part: Json) -> Iterator[dict[str, Json]]:
-        """Yield the events with which an item of one part begins."""
+        """Yield the events that begin an item with one part."""
         row = {"id": item, **about, "status": "in_progress", "content": []}
         yield self._event("output_item.added", output_index=len(self.output), item=row)
         yield self._event("content_part.added", **self._place(item), part=part)
@@ -411,7 +413,7 @@ class ResponseWriter:
     def _over(
         self, item: str, about: Mapping[str, Json], part: Json, status: str
     ) -> Iterator[dict[str, Json]]:
-        """Yield the events with which an item of one part ends."""
+        """Yield the events that end an item with one part."""
         yield self._event("content_part.done", **self._place(item), part=part)
         whole = {"id": item, **about, "status": status, "content": [part]}
         self.output.append(whole)

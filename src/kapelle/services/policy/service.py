@@ -50,31 +50,31 @@ class ServingLimits:
     """Limits of a policy server."""
 
     calls: int = 1024
-    """Most answers in progress, counting each of `n` choices; further calls get status 429."""
+    """Maximum number of completions in progress, where each of `n` choices counts; further calls receive status 429."""
     seconds: float = 600.0
-    """Longest duration of one call, including its time in the queue."""
+    """Maximum duration of one call in seconds, including its time in the queue."""
     idle: float = 3600.0
-    """Seconds after its last call for which a recorded session is kept if others need its place."""
+    """Seconds after its last call for which a recorded session is kept if other sessions need its place."""
 
 
 class Ticket:
-    """A reservation for the answers of one call until `release`; a second release has no effect."""
+    """A reservation for the completions of one call until `release`; a second release has no effect."""
 
     def __init__(self, service: PolicyService, answers: int) -> None:
-        """Reserve; RequestError (429) beyond the limit."""
+        """Make the reservation; raises RequestError (429) beyond the limit."""
         limits = service.limits
         if service.under_way + answers > limits.calls:
             raise busy(
-                f"{service.under_way} of at most {limits.calls} answers are in progress. Try again later."
+                f"{service.under_way} of at most {limits.calls} completions are in progress. Try again later."
             )
         service.under_way += answers
         self._service, self._answers = service, answers
         self._session: ChatSession | None = None
         self.until = asyncio.get_running_loop().time() + limits.seconds
-        self.late = RequestError(504, f"No answer within {limits.seconds:g} s.", None, "timeout")
+        self.late = RequestError(504, f"There was no response within {limits.seconds:g} s.", None, "timeout")
 
     def join(self, session: ChatSession) -> None:
-        """Count the answers in a session too."""
+        """Also count the completions in a session."""
         self._session = session
         session.under_way += self._answers
 
@@ -86,7 +86,7 @@ class Ticket:
         self._answers = 0
 
     async def bounded(self, pieces: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-        """Yield pieces within the call's time, then release; RequestError (504) after that time."""
+        """Yield pieces within the call's time limit, then release; raises RequestError (504) after the limit."""
         async with AsyncExitStack() as closing:
             closing.callback(self.release)
             await closing.enter_async_context(aclosing(pieces))  # type: ignore[type-var]
@@ -101,13 +101,13 @@ class Ticket:
                 yield piece
 
 
-# -------- The chat page: without inline code, and without anything from other sites
+# -------- The chat page, which has no inline code and loads nothing from other sites
 
 PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
 )
-"""The page may load from and call only its own server."""
+"""The page may load resources from, and send requests to, only its own server."""
 PAGE_FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/chat.js": ("chat.js", "text/javascript; charset=utf-8"),
@@ -116,7 +116,7 @@ PAGE_FILES = {
 
 
 async def show_file(content: bytes, kind: str, _call: Call) -> Response:
-    """Return a file of the page."""
+    """Return a file of the chat page."""
     return Response(content, headers={"content-type": kind, "content-security-policy": PAGE_POLICY})
 
 
@@ -137,7 +137,7 @@ class BegunAnswer:
 
 
 class PolicyService:
-    """Answers chat completions by the agents of a team."""
+    """Provides chat completions by the agents of a team."""
 
     def __init__(
         self,
@@ -152,14 +152,14 @@ class PolicyService:
     ) -> None:
         """Serve a team under a name; `started` is the creation time of its models, in Unix seconds.
 
-        In training, where every team has the same name, `run` is a second name of the team. If outside programs run the team,
-        so that there is no workflow, the agent `spokesman` answers calls of the team.
+        In training, where every team has the same name, `run` is a second name of the team. If outside programs run the
+        team, so that there is no workflow, the agent `spokesman` handles calls of the team.
         """
         self.name, self.limits = name, limits
         self._spokesman, self._embedder = spokesman, embedder
         self._run = run.replace("/", "-") or name
         self.under_way = 0
-        """Number of answers in progress; used by one thread."""
+        """Number of completions in progress; used by one thread."""
         self._agents = agents
         self._started = started
         self._recorder = recorder
@@ -168,7 +168,7 @@ class PolicyService:
         )
 
     def routes(self) -> Sequence[Route]:
-        """Return its routes."""
+        """Return the service's routes."""
         page = files("kapelle.services.policy").joinpath("page")
         return (
             route("GET", "/health", self.health),
@@ -188,7 +188,7 @@ class PolicyService:
         )
 
     async def health(self, call: Call) -> JsonAnswer:
-        """Return its status, and how many more answers it accepts."""
+        """Return the service's status, and the number of further completions that it accepts."""
         room = self.limits.calls - self.under_way
         return JsonAnswer({"status": "ok", "under_way": self.under_way, "room": room})
 
@@ -198,17 +198,17 @@ class PolicyService:
         return JsonAnswer({"object": "list", "data": [self._row(name) for name in (*self.names, *beside)]})
 
     async def model(self, call: Call) -> JsonAnswer:
-        """Return one of them."""
+        """Return one of these models."""
         if self._embedder is not None and call.path == self._embedder.name:
             return JsonAnswer(self._row(call.path))
         return JsonAnswer(self._row(self._known(call.path)))
 
     async def chat(self, call: Call) -> Response:
-        """Return the answer of an agent or the team."""
+        """Return the response of an agent or the team."""
         return await self._answer(call, ChatForm(read_request(call.body)))
 
     async def respond(self, call: Call) -> Response:
-        """Return the same in the form of the Responses API."""
+        """Return the response in the format of the Responses API."""
         form = ResponseForm(call, self._kept)
         try:
             return await self._answer(form.call, form, named=True)
@@ -216,7 +216,7 @@ class PolicyService:
             raise renamed(error) from None
 
     async def complete(self, call: Call) -> Response:
-        """Return how an agent continues a plain prompt."""
+        """Return an agent's continuation of a plain prompt."""
         form = CompletionForm.read(call.body)
         model = self._answering(form.given.model)
         if self._recorder is not None:
@@ -227,7 +227,7 @@ class PolicyService:
                 "not_recorded",
             )
         if model == self.name:
-            raise wrong("A team cannot continue a plain prompt. Name an agent in `model`.", "model")
+            raise wrong("A team cannot continue a plain prompt. Set `model` to an agent.", "model")
 
         async def begin(_ticket: Ticket) -> BegunAnswer:
             begun = await form.begin(self._agents, model)
@@ -236,7 +236,7 @@ class PolicyService:
         return await self._within(form.answers, begin, stream=form.given.stream)
 
     async def embed(self, call: Call) -> Response:
-        """Return the embeddings of texts; without an embedder 404, which OpenAI's client does not retry."""
+        """Return the embeddings of texts; without an embedder, the status is 404, which OpenAI's client does not retry."""
         named = call.body.get("model") if isinstance(call.body, dict) else None
         if self._embedder is None:
             raise RequestError(
@@ -248,7 +248,10 @@ class PolicyService:
             )
         if isinstance(named, str) and named != self._embedder.name:
             raise RequestError(
-                404, f"The embedding model here is '{self._embedder.name}'.", "model", "model_not_found"
+                404,
+                f"The embedding model of this server is '{self._embedder.name}'.",
+                "model",
+                "model_not_found",
             )
         ticket = Ticket(self, 1)
         try:
@@ -263,8 +266,11 @@ class PolicyService:
         """Return the metrics for Prometheus."""
         engine = self._agents.setup.engine
         gauges: dict[str, tuple[str, float]] = {
-            "kapelle_answers_in_flight": ("Answers in progress.", self.under_way),
-            "kapelle_answers_most": ("Most answers in progress (`--calls`).", self.limits.calls),
+            "kapelle_answers_in_flight": ("Completions in progress.", self.under_way),
+            "kapelle_answers_most": (
+                "Maximum number of completions in progress (`--calls`).",
+                self.limits.calls,
+            ),
             "kapelle_responses_kept": ("Responses that calls may continue.", len(self._kept)),
         }
         if self._recorder is not None:
@@ -294,7 +300,7 @@ class PolicyService:
     async def _within(
         self, answers: int, begin: Callable[[Ticket], Awaitable[BegunAnswer]], *, stream: bool
     ) -> Response:
-        """Return the answer to a call, whole or as a stream, within the limits of the server."""
+        """Return the response to a call, whole or as a stream, within the limits of the server."""
         ticket = Ticket(self, answers)
         try:
             async with asyncio.timeout_at(ticket.until):
@@ -303,7 +309,8 @@ class PolicyService:
                     answer = JsonAnswer(await begun.whole(), headers=begun.headers)
                     ticket.release()
                     return answer
-                # Take the first piece here: closing an async generator that never began would not release the ticket.
+                # The first piece is taken here, because closing an async generator that never began would not release
+                # the ticket.
                 pieces = ticket.bounded(begun.events())
                 first = await anext(pieces)
                 return EventStream(pieces, begun.headers, [first], begun.failed, named=begun.named)
@@ -333,11 +340,11 @@ class PolicyService:
 
     @property
     def names(self) -> list[str]:
-        """Names for `model`."""
+        """Names that `model` may have."""
         return [self.name, *(f"{self.name}/{agent}" for agent in self._agents.setup.team.names)]
 
     def _known(self, model: str) -> str:
-        """Return the one of `names` that a caller means: an agent's own name is enough, and `team` or the run's name is the team."""
+        """Return the one of `names` that a caller means: an agent's own name is sufficient, and `team` or the run's name means the team."""
         agent = f"{self.name}/{own_name(own_name(model, self.name), self._run)}"
         for name in (model, agent, self.name if model in (ANY_TEAM, self._run) else ""):
             if name in self.names:
@@ -346,7 +353,7 @@ class PolicyService:
         raise RequestError(404, f"Unknown model.{hint}", "model", "model_not_found")
 
     def _answering(self, model: str) -> str:
-        """Return the one of `names` that answers: for the team its spokesman, if it has one."""
+        """Return the one of `names` that responds: for the team, this is its spokesman, if it has one."""
         known = self._known(model)
         return f"{self.name}/{self._spokesman}" if known == self.name and self._spokesman else known
 
@@ -355,7 +362,7 @@ class PolicyService:
 
 
 def spokesman(setup: RolloutSetup) -> str | None:
-    """Return the first agent of a team that outside programs run, which answers for it; None for a team with a workflow."""
+    """Return the first agent of a team that outside programs run, which responds for the team; None for a team with a workflow."""
     return setup.team.names[0] if offers(setup.environment, DrivenByPrograms) else None
 
 
@@ -368,12 +375,12 @@ class PolicyServer:
 
     url: str
     models: Sequence[str]
-    """Names for `model`."""
+    """Names that `model` may have."""
     service: PolicyService
     http: HttpServer
 
     def drain(self, seconds: float) -> bool:
-        """Stop accepting calls, answer those that were accepted, and return whether all were within `seconds`."""
+        """Stop accepting calls, finish the accepted ones, and return whether that took at most `seconds`."""
         return self.http.drain(seconds)
 
 
@@ -389,9 +396,9 @@ def serve_policy(
 ) -> Iterator[PolicyServer]:
     """Serve a team while the block runs; rewarded episodes are written to the folder `record`, if there is one.
 
-    Agents call tools in the `tool_form`, by default in that of their chat templates. `embedder` answers `/v1/embeddings`.
+    Agents call tools in the format `tool_form`, by default the format of their chat templates. `embedder` handles `/v1/embeddings`.
 
-    Raises ConfigError if the port is taken, OutputError for a folder that cannot be written.
+    Raises ConfigError if the port is taken, and OutputError for a folder that cannot be written.
     """
     if isinstance(setup.engine, ServesCallers):
         setup.engine.serve()

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a server: calls, tokens and durations by route and agent, without any text of callers."""
+"""Prometheus metrics of a server: calls, tokens and durations by route and agent, without any text from callers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class ServiceMetrics:
         self._written: Counter[str] = Counter()
 
     def called(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count a finished call with its stream; status 499 means that the caller disconnected before the answer."""
+        """Count a finished call with its stream; status 499 means that the caller disconnected before the response."""
         self._calls[method, route, status] += 1
         self._seconds[route] += seconds
         self._buckets[route][bisect_left(BOUNDS, seconds)] += 1
 
     def answered(self, agent: str, read: int, written: int) -> None:
-        """Count the tokens of one answer of an agent."""
+        """Count the tokens of one completion of an agent."""
         self._read[agent] += read
         self._written[agent] += written
 

@@ -1,8 +1,8 @@
 """Parse an agent's text into thoughts, content and tool calls, when it is complete and while it grows.
 
-Thoughts are at the beginning of an answer, between `<think>` and `</think>`, for Mistral also between `[THINK]` and `[/THINK]`, or in
-harmony's channel `analysis`. If the chat template opens the thoughts, the answer has only their end. Calls have the form of the chat
-template.
+Thoughts are at the beginning of a completion, between `<think>` and `</think>`, for Mistral also between `[THINK]` and
+`[/THINK]`, or in harmony's channel `analysis`. If the chat template opens the thoughts, the completion contains only
+their end. Calls have the format of the chat template.
 """
 
 from __future__ import annotations
@@ -27,46 +27,49 @@ from kapelle.types import Json
 
 
 class ParsedAnswer(NamedTuple):
-    """An answer of an agent."""
+    """A completion of an agent, parsed."""
 
     thoughts: str
-    """Thoughts without the spaces around them."""
+    """The thoughts, without surrounding spaces."""
     words: str
-    """The text outside of thoughts and calls; before the first call without spaces at its end."""
+    """The text outside thoughts and calls; before the first call, trailing spaces are removed."""
     calls: tuple[ReadCall, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechForm:
-    """How one answer is parsed."""
+    """How one completion is parsed."""
 
     form: Form = "hermes"
     tools: bool = True
-    """Whether to parse calls; otherwise they are content."""
+    """Whether calls are parsed; otherwise they are part of the content."""
     thinking: bool = False
     """Whether the prompt has opened the thoughts."""
     schemas: Sequence[Json] = ()
-    """Schemas of the tools: they define which values are texts, for forms that write texts without quotes."""
+    """Schemas of the tools, which define which values are strings in formats that write strings without quotes."""
     described: Json = None
-    """The model's own description of its answers (`response_template` of transformers), which replaces `form`; None without one."""
+    """The model's own description of its completions (`response_template` of transformers), which replaces `form`; may be None."""
     prompt: str = ""
-    """The prompt, if answers are `described`, with special tokens as the answer has them."""
+    """The prompt, if completions are `described`, with special tokens in the same form as in the completion."""
 
     def read(self, text: str, *, is_cut: bool = False) -> ParsedAnswer:
-        """Parse a complete text, or one that its token limit has cut; text that violates the form of calls belongs to the content.
+        """Parse a text that is complete or was cut off at its token limit; text that violates the format of calls belongs to the content.
 
-        Of several calls, the complete ones count.
+        If there are several calls, only the complete ones count.
         """
         if self.described is not None:
             return self._read_described(text)
         if not (is_cut and self.tools):
             return self._read(text)
-        # A cut mark at the end of a call changes nothing.
+        # An incomplete mark at the end of a call makes no difference.
         whole = self._read(_without_begun(text, _ONE_CALL[self.form][1:] if self.form in _ONE_CALL else ()))
-        if whole.calls and self.form not in ("glm", "harmony"):  # there, a beginning of a call may be one
+        if whole.calls and self.form not in (
+            "glm",
+            "harmony",
+        ):  # in such a text, the beginning of a call may be complete
             return whole
         found = self._read(_before_cut_call(text, self.form))
-        # Without a complete call, all of it is content.
+        # If there is no complete call, the whole text is content.
         return found if found.calls else replace(self, tools=False).read(text)
 
     def _read_described(self, text: str) -> ParsedAnswer:
@@ -79,7 +82,7 @@ class SpeechForm:
             for each in found.get("tool_calls") or ():
                 name, arguments = each["function"]["name"], each["function"]["arguments"]
                 if not isinstance(name, str) or not isinstance(arguments, dict):
-                    raise ValueError("it is no call")  # noqa: TRY004 - treated as a text of another form
+                    raise ValueError("it is not a call")  # noqa: TRY004 - treated as text in another format
                 json.dumps(arguments, allow_nan=False)
                 calls.append(ReadCall(name, arguments))
             thoughts, words = (str(found.get(name) or "") for name in ("reasoning_content", "content"))
@@ -144,21 +147,21 @@ _MARKS: Mapping[Form, tuple[str, ...]] = {
     "llama": (),
     "pythonic": (),
 }
-"""Form → the opening marks of its calls."""
+"""Format → the opening marks of its calls."""
 
 _BEGINS_AS_JSON = re.compile(r"\s*(?:[{\[`<]|$)")
 _BEGINS_AS_CALL = re.compile(r"\s*(?:[\[`]|[^\W\d][\w.]*\s*(?:\(|$)|$)")
 _UNMARKED: Mapping[Form, re.Pattern[str]] = {"llama": _BEGINS_AS_JSON, "pythonic": _BEGINS_AS_CALL}
-"""Form without marks → the beginning of a text that may be a call."""
+"""Format without marks → the beginning of a text that may be a call."""
 
 
 def thought_marks(form: Form) -> Sequence[tuple[str, str]]:
-    """Return the pairs of marks around a model's thoughts, for this form of its calls."""
+    """Return the pairs of marks around a model's thoughts, for this format of its calls."""
     return EVERY_PAIR if form == "mistral" else (THOUGHTS,)
 
 
 def _without_begun(text: str, marks: Sequence[str]) -> str:
-    """Return a text without the beginning of a mark at its end."""
+    """Return a text without a trailing incomplete mark."""
     place = len(text)
     for mark in marks:
         longest = min(len(mark) - 1, len(text))
@@ -174,12 +177,12 @@ _ONE_CALL: Mapping[Form, tuple[str, ...]] = {
     "deepseek": ("<\uff5ctool\u2581call\u2581begin\uff5c>", "<\uff5ctool\u2581call\u2581end\uff5c>"),
     "harmony": ("<|channel|>", "<|call|>", "<|end|>"),
 }
-"""Form → the mark before one call, and those that may end it; other forms write all calls as a list."""
+"""Format → the mark before one call, and the marks that may end it; other formats write all calls as a list."""
 _IN_LIST = re.compile(r'"(?:[^"\\]|\\.)*+"?|\'(?:[^\'\\]|\\.)*+\'?|[\[\]{}()]', re.DOTALL)
 
 
 def _before_cut_call(text: str, form: Form) -> str:
-    """Return a text that was cut within a call, up to that call."""
+    """Return the beginning of a text, up to a call within which it was cut off."""
     if form in _ONE_CALL:
         place, *ends = map(text.rfind, _ONE_CALL[form])
         return text[:place] if place > max(ends) else text
@@ -198,12 +201,12 @@ def _before_cut_call(text: str, form: Form) -> str:
 def _words_beside(text: str, form: Form) -> str:
     """Return the content of a text with calls."""
     places = [place for mark in _MARKS[form] if (place := text.find(mark)) >= 0]
-    if not places:  # the calls are the whole text after the thoughts, even if no mark opened these
+    if not places:  # the calls are the whole text after the thoughts, even if no mark opened the thoughts
         before, closing, _ = text.rpartition("</think>")
         return before + closing
     if form not in ("hermes", "glm", "qwen_coder"):
         return text[: min(places)].rstrip()
-    first = text.index("<tool_call>", text.rfind("</think>") + 1)  # calls come after thoughts
+    first = text.index("<tool_call>", text.rfind("</think>") + 1)  # calls come after the thoughts
     behind = (each.partition("</tool_call>")[2].strip() for each in text[first:].split("<tool_call>"))
     before = text[:first].rstrip()
     return "\n".join([*([before] if before else []), *filter(None, behind)])
@@ -221,7 +224,7 @@ def _harmony(text: str) -> tuple[str, str, str]:
 _BEGUN_MARK = re.compile(r"<(?:\|[a-z]{0,9}\|?)?\Z")
 """The beginning of a mark of harmony at the end of a text."""
 
-# -------- The form of a chat template's calls
+# -------- The format of a chat template's calls
 
 _SIGNS: Sequence[tuple[tuple[str, ...], Form]] = (
     (("<|channel|>",), "harmony"),
@@ -231,10 +234,10 @@ _SIGNS: Sequence[tuple[tuple[str, ...], Form]] = (
     (("<tool_call>", "<function=", "<parameter="), "qwen_coder"),
     (("<tool_call>",), "hermes"),
     (("<|python_tag|>",), "llama"),
-    (('{"name": ', '"parameters": '), "llama"),  # small models of 3.2, without code execution
+    (('{"name": ', '"parameters": '), "llama"),  # small models of version 3.2, without code execution
     (("func_name1(",), "pythonic"),
 )
-"""Texts that a chat template contains, all of them → the form of its calls; the most reliable first."""
+"""Strings, all of which a chat template must contain → the format of its calls; the most reliable entries first."""
 
 _DEEPSEEK = ("calls\u2581begin", "call\u2581begin", "sep", "call\u2581end", "calls\u2581end")
 _HARMONY = ("start", "channel", "constrain", "message", "end", "call", "return")
@@ -249,24 +252,24 @@ MARKS: Mapping[Form, frozenset[str]] = {
     "deepseek": frozenset({*THOUGHTS, *(f"<\uff5ctool\u2581{name}\uff5c>" for name in _DEEPSEEK)}),
     "harmony": frozenset(f"<|{name}|>" for name in _HARMONY),
 }
-"""Form → special tokens that separate thoughts and calls from content; tokenisers may drop them from texts."""
+"""Format → special tokens that separate thoughts and calls from content; tokenisers may drop them from text."""
 
 
 def form_of(template: str) -> Form | None:
-    """Return the form of tool calls in a chat template; None if it writes none."""
+    """Return the format of tool calls in a chat template; None if it writes no calls."""
     return next((form for signs, form in _SIGNS if all(sign in template for sign in signs)), None)
 
 
 def writes_calls(
     called: Callable[[str, Mapping[str, Json]], str], form: Form, described: Json = None
 ) -> bool:
-    """Return whether a template writes calls in a form; `called` returns the answer that makes a call."""
+    """Return whether a template writes calls in a format; `called` returns the text in which it writes a call."""
     call = ReadCall("kapelletool", {"word": "kapellecalled"})
     return SpeechForm(form, described=described).read(called(call.name, call.arguments)).calls == (call,)
 
 
 def call_form(form: Form, template: str) -> CallForm | None:
-    """Return how a template with this form writes a forced call; None if calls cannot be forced."""
+    """Return the format in which this template writes a forced call; None if calls cannot be forced."""
     if form == "mistral" and "[ARGS]" in template:
         return constraints.MISTRAL_NAMED
     if form == "deepseek" and "```json" in template:

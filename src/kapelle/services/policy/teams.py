@@ -29,29 +29,29 @@ from kapelle.services.policy.chat_form import ChatRequest, Finished, Head, Piece
 from kapelle.services.request_errors import RequestError, wrong
 from kapelle.types import Episode, Task
 
-# -------- A caller's question as an environment, without an answer to compare with
+# -------- A caller's question as an environment, without a reference answer
 
 
 @dataclass(frozen=True)
 class ServedEnvironment(Answerable):
-    """The environment of one question of a caller; every answer counts as correct."""
+    """The environment for one question from a caller; every answer counts as correct."""
 
     name: str
     environment: Environment
-    """The run's own environment, which has the tools and the form of answers."""
+    """The run's environment, which defines the tools and the format of answers."""
     answers: list[str] = field(default_factory=list)
-    """The agents' texts of each move. The last one is the team's answer if the workflow names none."""
+    """The agents' completions in each move. The last one is the team's answer if the workflow defines none."""
 
     reward_range = (0.0, 1.0)
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> EpisodeState:
-        """Start the episode of the question."""
+        """Start the episode for the question."""
         state = _ServedState(task, agents, self.answers)
         own = self.environment
         return own.around(state, agents) if isinstance(own, OffersTools) and own.tools else state
 
     def extract(self, text: str) -> str | None:
-        """Return the final answer of a text, as the run's environment extracts it."""
+        """Return the final answer in a text, as the run's environment extracts it."""
         assert offers(self.environment, Answerable), "`team_answers` has checked it"
         return self.environment.extract(text)
 
@@ -69,7 +69,7 @@ class _ServedState(QuestionState):
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """New text of an agent."""
+    """New text from an agent."""
 
     choice: int
     agent: str
@@ -92,20 +92,20 @@ class TeamAnswer:
 def team_answers(
     agents: Agents, request: ChatRequest, *, listening: bool
 ) -> AsyncIterator[Spoken | TeamAnswer]:
-    """Yield a team's answers; with `listening` also yield the text of its agents while it is generated.
+    """Yield a team's answers; with `listening`, also yield the text of its agents while it is generated.
 
-    Raises RequestError (400) at once for requests that only single agents support.
+    Raises RequestError (400) immediately for requests that only single agents support.
     """
     setup = agents.setup
     names = ", ".join(setup.team.names)
     if offers(setup.environment, DrivenByPrograms):
         raise wrong(
-            f"A program runs this team and calls its agents one by one. Name one in `model`: {names}.",
+            f"A program runs this team and calls its agents one by one. Set `model` to one of them: {names}.",
             "model",
         )
     if not has_comparable_answers(setup.environment):
         raise wrong(
-            f"The team plays a game and does not answer questions. Name an agent in `model`: {names}.",
+            f"The team plays a game and does not answer questions. Set `model` to an agent: {names}.",
             "model",
         )
     for_one_agent = {
@@ -120,9 +120,9 @@ def team_answers(
     }
     for name, given in for_one_agent.items():
         if given:
-            raise wrong(f"`{name}` is not supported for the whole team. Name an agent in `model`.", name)
+            raise wrong(f"`{name}` is not supported for the whole team. Set `model` to an agent.", name)
 
-    # The question is the conversation's only message, or all of them by role.
+    # The question is the conversation's only message, or all messages with their roles.
     messages = [message for message in request.messages if message.text]
     if not messages or messages[-1].role != "user":
         raise wrong("The last message for a team must have the role `user`.", "messages")
@@ -169,7 +169,7 @@ async def _counted(
 
 
 async def _streamed(engine: RolloutEngine, choice: int, send: Send, request: Request) -> Completion:
-    """Return the engine's answer, and send its text while it is generated."""
+    """Return the engine's completion, and send its text while it is generated."""
     renderer = engine.renderer(request.policy)
     text = TextStream(renderer.spoken, request.sampling.stop) if isinstance(renderer, Decodes) else None
     spoken = partial(Spoken, choice, request.agent)
@@ -186,7 +186,7 @@ async def _streamed(engine: RolloutEngine, choice: int, send: Send, request: Req
 
 @dataclass(frozen=True, slots=True)
 class TeamChat:
-    """A request to a team, in progress; streams contain the texts of its agents beside the content."""
+    """A request to a team, in progress; streams contain the texts of its agents in addition to the content."""
 
     head: Head
 

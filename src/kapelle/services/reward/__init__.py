@@ -1,1 +1,1 @@
-"""Servers that score answers: a verifier or a reward model, offered to training runs and other programs."""
+"""Servers that score answers with a verifier or a reward model, for training runs and other programs."""

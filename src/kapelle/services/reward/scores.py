@@ -1,4 +1,4 @@
-"""Scores of answers: the interface of scorers, and two scorers: a reward model of transformers, and a verifier that a run has trained."""
+"""Scores of answers: the interface of scorers, and two scorers (a transformers reward model, and a verifier that a run has trained)."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from kapelle.types import Json, Message
 R = TypeVar("R")
 Role = Literal["system", "user", "assistant", "tool"]
 MOST_ITEMS = 4096
-"""Answers in one call."""
+"""Maximum number of answers in one call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """An answer, and the conversation that it answers."""
+    """An answer, and the conversation before it."""
 
     messages: tuple[Message, ...]
-    """The conversation before it; a question alone is one message of the user."""
+    """The conversation before the answer; a single question is one message of the user."""
     text: str
 
 
@@ -38,20 +38,20 @@ class Score:
     """The score of an answer, or the reason why it has none."""
 
     value: float | None
-    """In [0, 1]: σ(logit). For a verifier it is the probability that the answer is correct, calibrated if its run has done so.
-    None for an ungraded answer."""
+    """The score in [0, 1]: σ(logit). For a verifier, it is the probability that the answer is correct, which is calibrated if
+    its run has done so. None for an ungraded answer."""
     logit: float | None = None
-    """None for an ungraded answer."""
+    """The logit; None for an ungraded answer."""
     reason: str = ""
-    """Why it is ungraded."""
+    """Why the answer is ungraded."""
 
     @property
     def status(self) -> Literal["scored", "ungraded"]:
-        """An `ungraded` answer has no score. Exclude it; never use it as a reward."""
+        """`scored` or `ungraded`. An ungraded answer has no score; exclude it, and never use it as a reward."""
         return "ungraded" if self.value is None else "scored"
 
     def row(self) -> dict[str, Json]:
-        """Return it as callers read it."""
+        """Return the score as callers read it."""
         if self.value is None:
             return {"status": "ungraded", "reason": self.reason}
         return {"status": "scored", "score": self.value, "logit": self.logit}
@@ -68,9 +68,9 @@ def score_each(
     logits: Callable[[Sequence[R]], Sequence[float]],
     calibration: Calibration = UNCALIBRATED,
 ) -> list[Score]:
-    """Return the scores of a model that gives a logit for each answer that it can `read`; `calibration` turns it into a probability.
+    """Return the scores of a model that computes a logit for each answer that it can `read`; `calibration` turns it into a probability.
 
-    `read` raises ContextError for an answer that is too long: that one is ungraded, the others are scored.
+    `read` raises ContextError for an answer that is too long: this answer is ungraded, and the others are scored.
     """
     found: dict[int, R] = {}
     scores: dict[int, Score] = {}
@@ -84,7 +84,7 @@ def score_each(
             if math.isfinite(logit):
                 scores[place] = Score(calibration.probability(logit), logit)
             else:
-                scores[place] = ungraded("The model's score is not finite: its weights are broken.")
+                scores[place] = ungraded("The model's score is not finite, because its weights are broken.")
     return [scores[place] for place in range(len(answers))]
 
 
@@ -95,13 +95,13 @@ class Scorer:
     about: Mapping[str, Json]
     """The model's description for callers: its `name`, a hash of its `weights`, and further facts."""
     score: Callable[[Sequence[Answered]], Sequence[Score]]
-    """Returns a score for each answer; one that does not fit the model's context is ungraded."""
+    """Returns a score for each answer; an answer that does not fit the model's context is ungraded."""
 
 
 def open_reward_model(folder: Path, name: str | None = None) -> Scorer:
-    """Load a reward model of transformers; its score is the logit of its only label. Raises ModelError for an unusable folder.
+    """Load a transformers reward model, whose score is the logit of its only label. Raises ModelError for an unusable folder.
 
-    Its name is that of the folder unless `name` is given.
+    The model's name is the folder's name unless `name` is given.
     """
     model = load_reward_model(folder)
     weights = folder_content(folder, lambda path: path.suffix == ".safetensors")
@@ -111,7 +111,8 @@ def open_reward_model(folder: Path, name: str | None = None) -> Scorer:
         tokens = model.renderer.whole([*answered.messages, Message("assistant", answered.text)])
         if len(tokens) > model.renderer.context:
             raise ContextError(
-                f"Question and answer have {len(tokens)} tokens; the reward model reads {model.renderer.context}."
+                f"Question and answer have {len(tokens)} tokens, but the context of the reward model has "
+                f"{model.renderer.context}."
             )
         return tokens
 
@@ -119,9 +120,9 @@ def open_reward_model(folder: Path, name: str | None = None) -> Scorer:
 
 
 def verifier_scorer(engine: TrainEngine, about: Mapping[str, Json]) -> Scorer:
-    """Return a scorer by a verifier in a train engine: the probability that an answer is correct.
+    """Return a scorer that uses a verifier in a train engine: the score is the probability that an answer is correct.
 
-    `about` has its accuracy (`held_out`), which includes how its scores become probabilities.
+    `about` contains the verifier's accuracy (`held_out`), which includes how its scores are turned into probabilities.
     """
     renderer = engine.renderer(VERIFIER)
     calibrated = (about.get("held_out") or {}).get("calibrated") or {}

@@ -1,4 +1,4 @@
-"""The reward server: answers of all callers, scored in batches by one thread, over HTTP and gRPC.
+"""The reward server: one thread scores the answers of all callers in batches, over HTTP and gRPC.
 
 with serve_reward(scorer, Binding(), RewardLimits()) as server:
     print(server.url)
@@ -29,8 +29,8 @@ from kapelle.services.reward.scores import MOST_ITEMS, Answered, Role, Score, Sc
 from kapelle.types import Json, Message
 
 # -------- Batches
-#
-# A batch does not wait until it is full. While one is scored, other answers arrive; those that then wait are the next batch.
+# A batch does not wait until it is full. While one batch is scored, other answers arrive; those that are waiting when
+# it is done form the next batch.
 
 ROLES = get_args(Role)
 FAILED = "The model failed on this answer; see the service's log."
@@ -45,7 +45,7 @@ class _ScoredCall:
     answers: Sequence[Answered]
     future: Future[list[Score]] = field(default_factory=Future)
     begun: int = 0
-    """How many of its answers have been taken into a batch."""
+    """Number of the call's answers that have been taken into a batch."""
     scores: list[Score] = field(default_factory=list)
 
 
@@ -53,19 +53,19 @@ class Batches:
     """Scores the answers of callers; a context manager."""
 
     def __init__(self, score: Callable[[Sequence[Answered]], Sequence[Score]], most: int, room: int) -> None:
-        """Score at most `most` answers together, and hold at most `room` that wait or are being scored."""
+        """Score at most `most` answers together, and hold at most `room` answers that wait or are being scored."""
         self._score, self._most, self.room = score, most, room
         self._waiting: deque[_ScoredCall] = deque()
         self.held = 0
-        """Answers that wait or are being scored."""
+        """Number of answers that wait or are being scored."""
         self._over = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="kapelle-reward", daemon=True)
 
     def submit(self, answers: Sequence[Answered]) -> Future[list[Score]]:
-        """Return the future of a score for each answer; raises Full if there is no room.
+        """Return a future with a score for each answer; raises Full if there is no room.
 
-        Cancelling it takes its answers out of the queue.
+        Cancelling the future removes its answers from the queue.
         """
         call = _ScoredCall(answers)
         with self._changed:
@@ -78,7 +78,7 @@ class Batches:
         return call.future
 
     async def scored(self, answers: Sequence[Answered], seconds: float) -> list[Score]:
-        """Return a score for each answer; raises Full, or TimeoutError after `seconds`. Cancelling it makes room."""
+        """Return a score for each answer; raises Full, or TimeoutError after `seconds`. Cancelling the call frees its room."""
         scores = self.submit(answers)
         async with asyncio.timeout(seconds):
             return await asyncio.wrap_future(scores)
@@ -98,11 +98,11 @@ class Batches:
             for (call, _), score in zip(batch, scores, strict=True):
                 call.scores.append(score)
                 if len(call.scores) == len(call.answers):
-                    with suppress(InvalidStateError):  # cancelled meanwhile
+                    with suppress(InvalidStateError):  # cancelled in the meantime
                         call.future.set_result(call.scores)
 
     def _next(self) -> list[tuple[_ScoredCall, int]]:
-        """Return the answers of the next batch, by call and place; none after the end."""
+        """Return the answers of the next batch as (call, position); empty after the end."""
         batch: list[tuple[_ScoredCall, int]] = []
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._over)
@@ -116,7 +116,7 @@ class Batches:
         return batch
 
     def _scored(self, answers: Sequence[Answered]) -> Sequence[Score]:
-        """Return a score for each answer; if a batch fails, each is scored alone, so that a bad answer affects only itself."""
+        """Return a score for each answer; if a batch fails, each answer is scored alone, so that a bad answer affects only itself."""
         try:
             return self._score(answers)
         except Exception as error:
@@ -150,7 +150,7 @@ class PreviousMessage(Body):
 
 
 class ScoredAnswer(Body):
-    """An answer to be scored: to a question, or to a whole conversation."""
+    """An answer to be scored; it answers a question or a whole conversation."""
 
     question: str | None = None
     messages: list[PreviousMessage] = Field(default=[], max_length=4096)
@@ -170,7 +170,7 @@ class ScoreRequest(Body):
 
 
 class RewardService(methods.RewardServicer, GrpcService):
-    """Scores answers: over HTTP by its `routes`, over gRPC by `proto/kapelle/runtime/wire/reward_v1.proto`."""
+    """Scores answers: over HTTP with its `routes`, over gRPC according to `proto/kapelle/runtime/wire/reward_v1.proto`."""
 
     name = "kapelle.reward.v1.Reward"
 
@@ -181,7 +181,7 @@ class RewardService(methods.RewardServicer, GrpcService):
     # Over HTTP.
 
     def routes(self) -> Sequence[Route]:
-        """Return its routes."""
+        """Return the service's routes."""
         return (
             route("GET", "/health", self.health),
             route("GET", "/v1/model", self.model),
@@ -189,12 +189,12 @@ class RewardService(methods.RewardServicer, GrpcService):
         )
 
     async def health(self, call: Call) -> JsonAnswer:
-        """Return its status, and how many more answers it accepts."""
+        """Return the service's status, and the number of further answers that it accepts."""
         held = self.batches.held
         return JsonAnswer({"status": "ok", "under_way": held, "room": self.batches.room - held})
 
     async def model(self, call: Call) -> JsonAnswer:
-        """Return the facts about the model."""
+        """Return the description of the model."""
         return JsonAnswer(self._about)
 
     async def score(self, call: Call) -> JsonAnswer:
@@ -202,7 +202,8 @@ class RewardService(methods.RewardServicer, GrpcService):
         request = read_body(ScoreRequest, call.body)
         if len(request.items) > self.batches.room:
             raise wrong(
-                f"`items`: this server accepts {self.batches.room:,} answers at once. Send fewer in one call.",
+                f"`items`: this server accepts at most {self.batches.room:,} answers at the same time. Send "
+                "fewer in one call.",
                 "items",
             )
         answers = []
@@ -214,14 +215,16 @@ class RewardService(methods.RewardServicer, GrpcService):
         except Full as full:
             raise busy(str(full)) from None
         except TimeoutError:
-            raise RequestError(504, f"No score within {self._seconds:g} s.", None, "timeout") from None
+            raise RequestError(
+                504, f"There was no score within {self._seconds:g} s.", None, "timeout"
+            ) from None
         rows = [score.row() for score in scores]
         return JsonAnswer({"model": self._about["name"], "weights": self._about["weights"], "results": rows})
 
     # Over gRPC.
 
     def register(self, server: Any) -> None:
-        """Add its methods to a server."""
+        """Add the service's methods to a server."""
         methods.add_RewardServicer_to_server(self, server)
 
     async def Score(self, request: wire.ScoreRequest, context: object) -> wire.ScoreReply:
@@ -246,7 +249,9 @@ class RewardService(methods.RewardServicer, GrpcService):
         except Full as full:
             raise CallRejected("RESOURCE_EXHAUSTED", str(full)) from None
         except TimeoutError:
-            raise CallRejected("DEADLINE_EXCEEDED", f"No score within {self._seconds:g} s.") from None
+            raise CallRejected(
+                "DEADLINE_EXCEEDED", f"There was no score within {self._seconds:g} s."
+            ) from None
         results = [
             wire.Result(ungraded=score.reason)
             if score.value is None or score.logit is None
@@ -258,7 +263,7 @@ class RewardService(methods.RewardServicer, GrpcService):
         )
 
     async def Describe(self, request: wire.DescribeRequest, context: object) -> wire.Model:
-        """Return the facts about the model."""
+        """Return the description of the model."""
         return wire.Model(
             name=str(self._about["name"]), weights=str(self._about["weights"]), about=json.dumps(self._about)
         )
@@ -272,16 +277,16 @@ class RewardLimits:
     """Limits of a reward server."""
 
     answers: int = 8192
-    """Most answers at once, waiting and in progress; further calls get status 429."""
+    """Maximum number of answers that wait or are in progress; further calls receive status 429."""
     batch: int = 64
-    """Most answers that are scored together."""
+    """Maximum number of answers that are scored together."""
     seconds: float = 600.0
-    """Longest duration of one call, including its time in the queue."""
+    """Maximum duration of one call in seconds, including its time in the queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningRewardServer:
-    """A reward server that listens."""
+    """A running reward server."""
 
     url: str
     service: RewardService
@@ -289,7 +294,7 @@ class RunningRewardServer:
     grpc: GrpcServer | None
 
     def drain(self, seconds: float) -> bool:
-        """Stop accepting calls, answer those that were accepted, and return whether all were within `seconds`."""
+        """Stop accepting calls, finish the accepted ones, and return whether that took at most `seconds`."""
         servers = [each for each in (self.http, self.grpc) if each is not None]
         with ThreadPoolExecutor(len(servers)) as both:
             return all(list(both.map(lambda server: server.drain(seconds), servers)))
@@ -299,7 +304,7 @@ class RunningRewardServer:
 def serve_reward(
     scorer: Scorer, binding: Binding, limits: RewardLimits, grpc_port: int | None = None
 ) -> Iterator[RunningRewardServer]:
-    """Serve a scorer while the block runs, and over gRPC too if that has a port (0 takes a free one).
+    """Serve a scorer while the block runs, over gRPC too if a port is given for it (0 chooses a free port).
 
     Raises ConfigError if a port is taken or an extra is missing.
     """

@@ -1,18 +1,18 @@
 "use strict";
-// Curves: drawn by uPlot, and fetched again when the server says that a run has written.
+// Curves: uPlot draws them, and they are fetched again when the server reports that a run has written.
 (() => {
   const place = document.getElementById("charts");
   if (!place) return;
   const controls = document.getElementById("controls");
   const query = new URLSearchParams(location.search);
   const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3], [5, 2], [1, 2], [12, 4], [4, 1]];
-  // Distances of ticks over steps: there is no half of one.
+  // Distances between ticks on an axis of steps, which must be whole numbers.
   const WHOLE = Array.from({ length: 12 }, (_, k) => [1, 2, 5].map((n) => n * 10 ** k)).flat();
   let page = null;
   let panels = [];
-  const off = new Set(); // what the legend has turned off: runs where several are drawn, else agents
+  const off = new Set(); // what the user has hidden in the legend: runs if several are drawn, otherwise agents
   const opened = new Set(); // panels that are shown although they are constant
-  let zoom = null; // [from, to] on the axis that is drawn over; null shows everything
+  let zoom = null; // [from, to] on the horizontal axis; null shows everything
 
   const resolved = (name) => {
     const probe = document.createElement("span");
@@ -40,7 +40,7 @@
   const seconds = (value) => value >= 7200 ? `${short(value / 3600)} h` : value >= 180 ? `${short(value / 60)} min` : `${short(value)} s`;
   const ticks = (axis) => (_, values) => values.map((value) => axis === "time" ? seconds(value) : value >= 1e6 ? `${short(value / 1e6)} M` : value >= 1e4 ? `${short(value / 1e3)} k` : short(value));
 
-  // A running mean that starts without bias: the first points weigh as much as there is of them.
+  // A running mean with bias correction at the start: the weights of the points so far are normalised.
   const smoothed = (values, share) => {
     if (!share) return values;
     let sum = 0, weight = 0;
@@ -55,7 +55,7 @@
 
   const keyOf = (line) => (page.sources.length > 1 && !page.alone ? `run ${page.sources[line.source].key} ${page.sources[line.source].label}` : line.who || line.label || "team");
 
-  // A run has one colour in every panel, and dashes distinguish its agents. From the eighth run on, other dashes distinguish runs of one colour.
+  // A run has the same colour in every panel, and dashes distinguish its agents. From the eighth run on, other dashes distinguish runs with the same colour.
   const linesOf = (panel) => {
     const many = page.sources.length > 1 && !page.alone;
     const whose = [...new Set(panel.series.map((series) => series.who))];
@@ -65,7 +65,7 @@
     });
   };
 
-  // The text of a panel whose curves have one value at all steps, the same in every run; null for other panels.
+  // The text of a panel whose curves have the same value at all steps and in every run; null for other panels.
   const constantOf = (panel) => {
     const values = new Map();
     let several = false;
@@ -82,7 +82,7 @@
     return new Set(texts).size < 2 ? texts[0] || "–" : [...values.keys()].map((who, k) => `${who || "team"} ${texts[k]}`).join(", ");
   };
   const rounding = (size) => Math.max(1e-9, 1e-6 * Math.abs(size)); // smaller differences are rounding errors
-  // Constant panels are folded away, except those that a reader has opened or searches for.
+  // Constant panels are folded away, except those that the user has opened or searches for.
   const folded = () => {
     const { q } = settings(), found = new Map();
     for (const section of page.sections) for (const panel of section.panels) {
@@ -124,10 +124,10 @@
     const kept = tables.filter((table) => table.length > 1);
     if (!kept.length) return [[]];
     const table = strict(uPlot.join(kept.map(distinct)));
-    // 0 and what is below it have no place on a log scale.
+    // 0 and negative values cannot be shown on a log scale.
     return log ? table.map((column, k) => (k ? column.map((value) => (value > 0 ? value : null)) : column)) : table;
   };
-  // uPlot wants places that rise: of several rows at one place the last one counts.
+  // uPlot requires increasing x values: if several rows have the same x, the last one counts.
   const distinct = (table) => {
     const last = new Map(table[0].map((at, k) => [at, k]));
     const order = [...last.keys()].sort((a, b) => a - b).map((at) => last.get(at));
@@ -164,7 +164,7 @@
     return { series, bands };
   };
 
-  // Room above and below; a flat curve, or one of rounding errors, gets a range that has ticks.
+  // Add margins above and below; a curve that is flat, or flat except for rounding errors, gets a range with ticks.
   const range = (_, low, high) => {
     if (low === null || high === null) return [0, 1];
     if (low === 0 && high === 0) return [0, 1];
@@ -178,7 +178,7 @@
     { stroke: colors.quiet, grid: { show: false }, ticks: { stroke: colors.grid, size: 4, width: 1 }, font: "11px system-ui, sans-serif", values: ticks(x), space: 60, size: 26, ...(x === "step" ? { incrs: WHOLE } : {}) },
     { stroke: colors.quiet, grid: { stroke: colors.grid, width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif", values: (_, values) => {
       const written = (digits) => values.map((value) => (value === null ? "" : short(value, digits))), known = values.filter((value) => value !== null).length;
-      return written([3, 4, 5, 6].find((digits) => new Set(written(digits).filter(Boolean)).size === known) || 6); // as many digits as distinguish the ticks
+      return written([3, 4, 5, 6].find((digits) => new Set(written(digits).filter(Boolean)).size === known) || 6); // the number of digits that is needed to distinguish the ticks
     }, size: (_, values) => Math.max(46, 14 + 6.5 * Math.max(0, ...(values || []).map((text) => text.length))), ...extra },
   ];
 
@@ -190,7 +190,7 @@
       if (!each.line) return;
       const item = make("li"), button = make("button");
       button.type = "button";
-      button.title = "hide or show it; a double click shows it alone";
+      button.title = "click to hide or show this curve; double-click to show only this curve";
       button.setAttribute("aria-pressed", String(each.show !== false));
       if (each.line.who !== undefined || each.line.source !== undefined) {
         button.dataset.key = keyOf(each.line);
@@ -212,7 +212,7 @@
     });
     return outputs;
   };
-  // What is on or off is so in every panel.
+  // A curve is shown or hidden in every panel.
   const shift = () => {
     for (const { chart, figure } of panels) {
       let shown = true;
@@ -235,7 +235,7 @@
     keep();
     shift();
   };
-  // Dragging over a panel zooms all of them; a double click or the button shows everything again. So do the keys of one that has the focus.
+  // Dragging in a panel zooms all panels; a double click or the button shows everything again. The keys do the same in the panel that has the focus.
   const zoomed = (chart) => {
     if (zoom) chart.setScale("x", { min: zoom[0], max: zoom[1] });
   };
@@ -294,7 +294,7 @@
     figure.id = `panel-${panel.name}`;
     const caption = make("figcaption");
     const title = make("h3"), link = make("a", "", panel.title);
-    link.href = `#panel-${panel.name}`; // a link to this curve, to be passed on
+    link.href = `#panel-${panel.name}`; // a link to this curve, which users can share
     title.append(link);
     caption.append(title, make("span", "quiet", panel.unit));
     const save = kapelleSave.menu((form) => {
@@ -375,7 +375,7 @@
   const draw = () => {
     const colors = palette(), away = folded();
     const shape = shapeOf(away);
-    if (shape === place.dataset.shape) { // the same figures: what is selected or unfolded in them stays
+    if (shape === place.dataset.shape) { // the figures are the same, so selections and unfolded parts in them are kept
       panels = panels.map((each) => {
         each.chart.destroy();
         const [section, k] = each.from;
@@ -386,11 +386,11 @@
     }
     place.dataset.shape = shape;
     const told = new Set(panels.filter((each) => !each.figure.querySelector(".note").hidden).map((each) => each.panel.name));
-    place.style.minHeight = `${place.offsetHeight}px`; // or a page that is shorter for a moment scrolls up
+    place.style.minHeight = `${place.offsetHeight}px`; // otherwise the page would be shorter for a moment and scroll up
     place.replaceChildren();
     panels.forEach((each) => each.chart.destroy());
     panels = [];
-    if (!page.sections.length) place.append(make("p", "quiet", "ended" in place.dataset ? "This run has no step, so there is no curve." : "No step is recorded yet. Curves appear with the first one."));
+    if (!page.sections.length) place.append(make("p", "quiet", "ended" in place.dataset ? "This run has no steps, so there are no curves." : "No step has been recorded yet. Curves appear after the first step."));
     for (const [at, section] of page.sections.entries()) {
       const grid = make("div", "panels");
       const heading = make("h2", "", section.title);
@@ -405,7 +405,7 @@
         page.times.forEach((times, k) => {
           if (!times.bands.length || k > 3) return;
           const title = page.sources.length > 1 ? `where a step's time goes · ${page.sources[k].label}` : "where a step's time goes";
-          const figure = figureOf({ name: "time", title, unit: "seconds, stacked", known_as: "step time by activity", meaning: "Every moment of a step counts once; the parts sum to the whole.", warning: "" });
+          const figure = figureOf({ name: "time", title, unit: "seconds, stacked", known_as: "step time by activity", meaning: "Every moment of a step counts once; the parts add up to the whole step.", warning: "" });
           grid.append(figure);
           panels.push({ ...timeDrawn(times, page.sources[k], figure, colors), heading, grid, from: [-1, k] });
         });
@@ -437,7 +437,7 @@
     const { x, smooth, q, log } = settings();
     const ends = zoom ? zoom.map((at) => Number(at.toPrecision(6))).join("_") : "";
     for (const [name, value] of [["x", x === "step" ? "" : x], ["smooth", smooth || ""], ["q", q], ["log", log ? "1" : ""], ["zoom", ends]]) value ? kept.set(name, value) : kept.delete(name);
-    // What is hidden, or, where that is most of it, what is shown.
+    // What is hidden or, if most curves are hidden, what is shown.
     const shown = [...everyKey()].filter((key) => !off.has(key)), few = off.size > shown.length && shown.length > 0;
     kept.delete("off");
     kept.delete("only");
@@ -453,7 +453,7 @@
     pick();
   };
 
-  // What the address says is hidden, once it is known what there is.
+  // Hide what the URL lists, once it is known which curves exist.
   let only = query.getAll("only");
   const pick = () => {
     const keys = [...everyKey()];
@@ -462,7 +462,7 @@
     only = [];
   };
 
-  // What the page says about the run itself: only the parts that have changed are replaced.
+  // The information about the run itself: only the parts that have changed are replaced.
   const renew = async () => {
     const about = document.getElementById("about");
     if (!about || !place.dataset.key) return;
@@ -475,7 +475,7 @@
     document.querySelector("[data-state]").replaceChildren(...fresh.querySelector("[data-state]").childNodes);
     if ("ended" in fresh.getElementById("charts").dataset) place.dataset.ended = "";
   };
-  // A run may write faster than curves can be fetched and drawn, which takes a fifth of the time at most.
+  // A run may write faster than curves can be fetched and drawn; at most a fifth of the time is spent on this.
   let loading = null, next = 0;
   const reload = () => {
     if (loading) { loading.again = true; return; }
@@ -483,7 +483,7 @@
     loading = own;
     setTimeout(async () => {
       const began = Date.now();
-      own.again = false; // what changed until now is in the answers
+      own.again = false; // the responses contain everything that has changed until now
       await Promise.all([fetched(), renew()]).catch(() => {});
       document.documentElement.dataset.step = Math.max(0, ...page.sources.map((source) => source.axes.step.at(-1) ?? 0));
       document.dispatchEvent(new Event("rows"));
@@ -504,7 +504,7 @@
     addEventListener("pagehide", () => news.close());
   };
 
-  // Links name a panel, which was not there yet when the page was loaded.
+  // A link may refer to a panel that did not exist yet when the page was loaded.
   const reach = () => {
     if (!location.hash.startsWith("#panel-")) return;
     const id = decodeURIComponent(location.hash.slice(1)), name = id.slice("panel-".length);
@@ -527,7 +527,7 @@
   controls.addEventListener("submit", (event) => event.preventDefault());
   controls.addEventListener("input", (event) => {
     say();
-    if (event.target.name === "x") { zoom = null; controls.reset.hidden = true; } // ends in steps are none in seconds
+    if (event.target.name === "x") { zoom = null; controls.reset.hidden = true; } // a zoom in steps is not valid in seconds
     keep();
     if (event.target.name === "q" && shapeOf(folded()) === place.dataset.shape) sift();
     else draw();

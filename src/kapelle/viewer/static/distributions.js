@@ -1,5 +1,5 @@
 "use strict";
-// Distributions over steps: a heat map for each, one column for a stretch of steps, darker where more values are.
+// Distributions over steps: each is a heat map with one column per stretch of steps; darker cells hold more values.
 (() => {
   const place = document.getElementById("distributions");
   if (!place) return;
@@ -40,7 +40,7 @@
     return figure;
   };
 
-  // As a file: a row for each bin that holds values, and the map as it is drawn.
+  // Saved as a file: a row for each bin with values, or the map as it is drawn.
   const numbers = (map) => [
     '"step","from","to","values"',
     ...map.rows.flatMap((row, x) => row.map((count, y) => count && [page.steps[x], edge(map, y), edge(map, y + 1), count].join(",")).filter(Boolean)),
@@ -67,7 +67,7 @@
     return pen.done();
   };
 
-  // What a column says in words: most frequent bin and the middle of all values.
+  // The description of a column: its most frequent bin and the median of all values.
   const worded = (map, k) => {
     const row = map.rows[k], total = row.reduce((sum, n) => sum + n, 0);
     if (!total) return `${steps(k)}: none`;
@@ -86,12 +86,12 @@
     pen.scale(density, density);
     const ink = getComputedStyle(figure.querySelector("figcaption b")).color, quiet = getComputedStyle(said).color;
     const columns = map.rows.length, bins = map.rows[0].length;
-    const wide = (width - LEFT) / columns, tall = Math.min(HEIGHT / bins, 24), floor = (HEIGHT + tall * bins) / 2; // few bins are no wall
+    const wide = (width - LEFT) / columns, tall = Math.min(HEIGHT / bins, 24), floor = (HEIGHT + tall * bins) / 2; // if there are few bins, they do not fill the whole height
     map.rows.forEach((row, x) => {
       const total = row.reduce((sum, n) => sum + n, 0);
       row.forEach((count, y) => {
         if (!count) return;
-        pen.globalAlpha = 0.12 + 0.88 * Math.sqrt(count / total); // a root: rare values stay visible
+        pen.globalAlpha = 0.12 + 0.88 * Math.sqrt(count / total); // the square root keeps rare values visible
         pen.fillStyle = ink;
         pen.fillRect(LEFT + x * wide, floor - (y + 1) * tall, Math.max(1, wide - (wide > 4 ? 1 : 0)), Math.max(1, tall - (tall > 4 ? 1 : 0)));
       });
@@ -117,7 +117,7 @@
     canvas.onpointerleave = rest;
   };
 
-  // One value at all steps is a line of text and no figure.
+  // A distribution with the same value at all steps is shown as a line of text instead of a figure.
   const isConstant = (map) => map.rows.length > 1 && map.rows[0].length === 1 && span(map, 0) === short(edge(map, 0));
   const show = () => {
     place.hidden = !page.maps.length;
@@ -135,7 +135,7 @@
     maps.forEach((map, k) => draw(map, figures[k]));
     place.dataset.ready = "1";
   };
-  let waiting = null, pause = 2000; // longer on a slow line: a tenth of the time is spent on this
+  let waiting = null, pause = 2000; // longer on a slow connection: at most a tenth of the time is spent on this
   const fetched = async () => {
     const began = Date.now();
     const answer = await fetch(`/run/${place.dataset.key}/distributions.json`).catch(() => null);

@@ -1,5 +1,5 @@
 "use strict";
-// Tokens in shades of one of their numbers; all of them at hand by pointer and by key.
+// Tokens are shaded by one of their numbers; all numbers are available by pointer and by keyboard.
 (() => {
   const NAMES = ["logprob", "entropy", "ratio", "advantage", "credit"];
   const WORDS = { logprob: "log-prob", entropy: "entropy", ratio: "ratio", advantage: "advantage", credit: "credit" };
@@ -13,7 +13,7 @@
     const size = Math.abs(value);
     return (size && (size < 1e-3 || size >= 1e5) ? value.toExponential(1) : String(Number(value.toPrecision(3)))).replace("-", "−");
   };
-  // What is shown: surprise and entropy grow from nothing; the others lean to one of two sides.
+  // The shown values: surprise and entropy grow from 0; the other numbers are positive or negative.
   const strength = (name, value) => ({ logprob: -value, entropy: value, ratio: Math.log(Math.max(value, 1e-9)), advantage: value, credit: value })[name];
   const sided = { logprob: false, entropy: false, ratio: true, advantage: true, credit: true };
 
@@ -23,7 +23,7 @@
     const strengths = all.map((token) => { const value = numbers.get(token)[at]; return value === null ? null : strength(name, value); });
     const there = strengths.filter((value) => value !== null).map(Math.abs).sort((a, b) => a - b);
     const most = there.length ? there[Math.floor(0.98 * (there.length - 1))] || there.at(-1) || 1 : 1;
-    const top = name === "ratio" ? Math.max(most, 0.01) : most; // a ratio within a hundredth of 1 is no news
+    const top = name === "ratio" ? Math.max(most, 0.01) : most; // a ratio within a hundredth of 1 is not remarkable
     all.forEach((token, k) => {
       const value = strengths[k];
       token.className = "t";
@@ -57,7 +57,7 @@
     });
   };
 
-  // One stop of the Tab key for each turn; arrows go from token to token.
+  // The Tab key moves from turn to turn, and the arrow keys from token to token.
   for (const box of document.querySelectorAll("[data-tokens]")) {
     const own = [...box.querySelectorAll(".t")];
     if (own.length) own[0].tabIndex = 0;

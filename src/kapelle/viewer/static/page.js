@@ -1,5 +1,5 @@
 "use strict";
-// Keys and the choice of dark or light, on every page.
+// Keyboard shortcuts and the choice between dark and light, on every page.
 (() => {
   const root = document.documentElement;
   const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
@@ -47,7 +47,7 @@
     }
   });
 
-  // The table of episodes is left and come back to with its filters: the way up leads to the table as it was last looked at.
+  // The table of episodes keeps its filters: going up one level leads to the table as it was last shown.
   const [, run] = location.pathname.match(/^\/run\/([^/]+)\/episodes$/) || [];
   if (run) sessionStorage.setItem(`episodes of ${run}`, location.search);
   for (const back of document.querySelectorAll("a[data-back]")) {
@@ -56,7 +56,7 @@
     if (kept) back.href = table + kept;
   }
 
-  // While episodes are being read: what was found so far, and the whole page when all are read and nobody types.
+  // While episodes are being read, show what was found so far; reload the whole page when all are read and the user is not typing.
   const progress = document.querySelector("[data-indexing]");
   const look = async () => {
     const answer = await fetch(location.href).catch(() => null);

@@ -1,5 +1,5 @@
 "use strict";
-// The list of runs: filter, sort, and a fresh look at it whenever a run writes.
+// The list of runs: filter it, sort it, and reload it whenever a run writes.
 (() => {
   const table = document.getElementById("runs");
   const filter = document.getElementById("filter");
@@ -49,7 +49,7 @@
       keep();
     }),
   );
-  // All rows that the filter leaves are chosen, or none.
+  // Choose all rows that the filter shows, or none.
   const every = document.getElementById("every");
   every.addEventListener("change", () => { 
     for (const row of body().rows) {
@@ -73,7 +73,7 @@
     fresh.querySelectorAll("input").forEach((box) => { box.checked = chosen.has(box.value); });
     body().replaceWith(fresh);
     arrange();
-    // The row that keys have come to, and what has the focus, are the same as before.
+    // The current row and the focus stay the same.
     for (const row of body().rows) {
       row.classList.toggle("at", at !== undefined && named(row) === at);
       if (focused[0] !== undefined && named(row) === focused[0]) row.querySelector(focused[1])?.focus({ preventScroll: true });

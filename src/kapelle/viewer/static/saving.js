@@ -1,5 +1,5 @@
 "use strict";
-// What a panel or a table of shaded cells shows, as a file: its numbers as CSV, its picture as SVG (of shapes and text) or PNG.
+// Saves a panel or a table of shaded cells as a file: its numbers as CSV, its picture as SVG (shapes and text) or PNG.
 const kapelleSave = (() => {
   const NS = "http://www.w3.org/2000/svg";
   const WIDTH = 640, HEIGHT = 360, LEFT = 64, RIGHT = 16, TOP = 34, LINE = 18;
@@ -13,7 +13,7 @@ const kapelleSave = (() => {
     setTimeout(() => URL.revokeObjectURL(url), 10000);
   };
 
-  // A label that a spreadsheet would take for a formula gets an apostrophe.
+  // A label that a spreadsheet would interpret as a formula gets an apostrophe.
   const cell = (text) => `"${(/^[=+\-@\t\r]/.test(text) ? `'${text}` : text).replaceAll('"', '""')}"`;
   const csv = ({ chart, x }) => {
     const heads = [cell(x)];
@@ -85,7 +85,7 @@ const kapelleSave = (() => {
     const shown = chart.series.map((series, k) => [series, k]).filter(([series]) => series.line && series.show !== false);
     const bottom = TOP + HEIGHT, height = bottom + 48 + Math.ceil(shown.length / 2) * LINE, wide = WIDTH - LEFT - RIGHT;
     const pen = penOf(WIDTH, height);
-    // Where the chart on the page has a value, scaled to this picture.
+    // The position of a value in the chart on the page, scaled to this picture.
     const across = (value) => LEFT + (chart.valToPos(value, "x", true) - chart.bbox.left) / chart.bbox.width * wide;
     const down = (value) => TOP + (chart.valToPos(value, "y", true) - chart.bbox.top) / chart.bbox.height * HEIGHT;
     const places = (k) => chart.data[0].map((at, n) => [at, chart.data[k][n]]).filter(([, value]) => value !== null && value !== undefined).map(([at, value]) => [across(at), down(value)]);
@@ -123,7 +123,7 @@ const kapelleSave = (() => {
   save.write = write;
   save.cell = cell;
 
-  // The menu of the three forms.
+  // The menu with the three formats.
   save.menu = (chosen) => {
     const menu = document.createElement("details"), summary = document.createElement("summary"), choice = document.createElement("div");
     menu.className = "save";
@@ -140,7 +140,7 @@ const kapelleSave = (() => {
     return menu;
   };
 
-  // A colour over another one, as every program reads it.
+  // One colour over another, as an opaque colour that every program can read.
   const dot = Object.assign(document.createElement("canvas"), { width: 1, height: 1 }).getContext("2d", { willReadFrequently: true });
   save.over = (color, paper, share = 1) => {
     dot.globalAlpha = 1;
@@ -154,7 +154,7 @@ const kapelleSave = (() => {
   save.paper = () => getComputedStyle(document.documentElement).backgroundColor;
   save.ink = () => getComputedStyle(document.body).color;
 
-  // A table of shaded cells: what it says, without columns that are only drawn and with a name that stands for several rows in each.
+  // The text of a table of shaded cells, without columns that contain only drawings; a name that spans several rows is repeated in each.
   const words = (element) => (element?.textContent || "").replace(/\s+/g, " ").trim();
   const gridOf = (table) => {
     const rows = [...table.rows].map((row) => [...row.cells]);
@@ -162,7 +162,7 @@ const kapelleSave = (() => {
     const told = Array.from({ length: columns }, (_, k) => k).filter((k) => rows.slice(1).some((row) => words(row[k])));
     return rows.map((row) => told.map((k) => row[k]));
   };
-  // Beside a column whose cells say what they are the share or the mean of (`data-count`) stands one of those counts.
+  // If cells have the count of which they are the share or the mean (`data-count`), a column with these counts is added.
   const tableNumbers = (table) => {
     const above = [], grid = gridOf(table);
     const counted = new Set(grid.flatMap((row) => row.map((each, k) => (each?.dataset.count === undefined ? -1 : k))));

@@ -1,5 +1,5 @@
 "use strict";
-// Before anything is drawn: the reader's choice of dark or light, if there is one.
+// Applies the user's choice of dark or light, if there is one, before anything is drawn.
 {
   const chosen = localStorage.getItem("kapelle-theme");
   if (chosen === "dark" || chosen === "light") document.documentElement.dataset.theme = chosen;

@@ -250,7 +250,7 @@ class TestVersions:
         config = load_recipe("kuhn_league").config.model
         model = load_language_model(config)
         about = base_model(model, "embedded", [])
-        with pytest.raises(EngineError, match=r"heads of 16.*none below 32 on a CPU.*heads: 2"):
+        with pytest.raises(EngineError, match=r"heads of size 16.*on a CPU needs 32 or more.*heads: 2"):
             start_in_process(1.0, 8, {}, about)
         two = config.model_copy(update={"embedded": EmbeddedConfig(hidden=64, heads=2, kv_heads=1)})
         assert arguments(1.0, 8, {}, base_model(load_language_model(two), "embedded", []))

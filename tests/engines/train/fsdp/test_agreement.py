@@ -50,7 +50,8 @@ def test_or_it_stops_all_with_the_same_reason() -> None:
     assert isinstance(one, Raised)
     assert one == other
     assert (
-        "NumericsError: The update 1 of 'a' at a rate of 0.01 broke its weights: 1 of the 128 numbers" in one
+        "NumericsError: The update 1 of 'a' at a learning rate of 0.01 broke its weights: 1 of the 128 numbers"
+        in one
     )
 
 

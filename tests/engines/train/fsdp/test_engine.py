@@ -103,9 +103,7 @@ def test_models_that_cannot_be_sharded(group: RankGroup) -> None:
         ConfigError, match=r"`train_engine.tensor_parallel: 3` does not divide the 2 processes"
     ):
         Fsdp(tensor_parallel=3).build(setup(Policy("a"), ranks=Two()))
-    with pytest.raises(
-        ConfigError, match=r"tensor_parallel: 2` splits models that train all .* 'a' does not"
-    ):
+    with pytest.raises(ConfigError, match=r"tensor_parallel: 2` needs models that train all .* 'a' does not"):
         Fsdp(tensor_parallel=2).build(setup(Policy("a", lora=LORA), ranks=Two()))
     assert isinstance(Fsdp(tensor_parallel=2).build(setup(Policy("a"))), TorchTrainEngine)
 

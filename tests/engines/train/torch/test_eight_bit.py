@@ -71,11 +71,13 @@ class TestRefused:
         )
         step(plain)
         with pytest.raises(
-            CheckpointError, match=r"'whole' \(exp_avg, .*not that of `optimizer.name: adamw_8bit`"
+            CheckpointError, match=r"'whole' \(exp_avg, .*does not belong to `optimizer.name: adamw_8bit`"
         ):
             narrow.load_state(plain.state())
         step(narrow)
-        with pytest.raises(CheckpointError, match=r"\(state1, step\) is not that of `optimizer.name: adamw`"):
+        with pytest.raises(
+            CheckpointError, match=r"\(state1, step\) does not belong to `optimizer.name: adamw`"
+        ):
             plain.load_state(narrow.state())
 
 

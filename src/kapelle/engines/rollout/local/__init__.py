@@ -1,1 +1,1 @@
-"""The rollout engine of this process: one decode batch for the requests of all agents."""
+"""The rollout engine of this process: it decodes the requests of all agents in one batch."""

@@ -1,8 +1,8 @@
-"""Decode on one model: each step samples one token of each row in flight; prompts join and finished rows leave between steps.
+"""Decode on one model: each step samples one token for each row in flight; prompts join and finished rows leave between steps.
 
 Rows of many policies share one batch, ordered by adapter. Their tokens stay in tensors until their row
-leaves. Finished rows leave together, once they are a quarter of all, and their KV cache is kept for prompts
-that continue them.
+leaves. Finished rows leave together, once they are a quarter of all rows, and their KV cache is kept for prompts that
+continue them.
 
 In a step, `sample` draws a token from each row's logits (sampling.py), `Decoder._record` stores it and marks finished rows, and
 `Rows.read` computes the next logits (decode_strategies.py).
@@ -41,19 +41,19 @@ from kapelle.models.token_masks import Walk
 LOG = logging.getLogger(__name__)
 
 SHARE = 0.4
-"""Share of a GPU's free memory for the KV cache in use; growing blocks exist twice for a moment."""
+"""Share of a GPU's free memory for the KV cache in use; blocks that grow briefly exist twice."""
 
 EXPECTED = 128
-"""Tokens of a completion that need free memory when a row joins; more tokens may preempt other rows."""
+"""Number of tokens of a completion for which memory must be free when a row joins; more tokens may preempt other rows."""
 
 IDLE_SHARE = 0.25
-"""Share of finished rows at which they leave; leaving copies the cache, staying wastes work."""
+"""Share of finished rows at which they leave; leaving copies the cache, whereas staying wastes work."""
 
 LEAST_ROOM = 64
-"""Initial capacity in tokens of each row."""
+"""Initial capacity of each row in tokens."""
 
 STOP_MARGIN = 16
-"""Characters kept before the earliest place of a stop string, because the next token may change the last ones."""
+"""Characters kept before the earliest position of a stop string, because the next token may change the last characters."""
 
 
 class Decoder:
@@ -69,8 +69,8 @@ class Decoder:
     ) -> None:
         """Prepare for about `adapters` adapters, and keep at most `kept_tokens` token places of finished rows.
 
-        `recorder_on` returns the recorder of steps on a device, or None. The KV cache takes up to `kv_bytes`, kept rows
-        included; None means 0.4 of a GPU's free memory when the batch is empty, and no limit on a CPU.
+        `recorder_on` returns the recorder of steps on a device, or None. The KV cache takes up to `kv_bytes`, including
+        kept rows; None means 0.4 of a GPU's free memory when the batch is empty, and no limit on a CPU.
         """
         self._model = model
         self.recorder = recorder_on(model.device)
@@ -84,17 +84,17 @@ class Decoder:
         """Preempted rows, oldest first; they rejoin when there is room."""
         self.most_bytes, self._measures = kv_bytes, kv_bytes is None
         self._most_rows: int | None = None
-        """Number of rows for which memory was too small; None until it has run out."""
+        """Number of rows for which memory was too small; None until memory has run out."""
         self._logits_RV: Tensor
-        """Of each row's next token."""
+        """Logits of each row's next token."""
         self._position_R: Tensor
-        """Place of that token in its completion."""
+        """Position of that token in its completion."""
         self._most_R: Tensor
-        """Places of each row's completion."""
+        """Capacity of each row's completion, in tokens."""
         self._live_R: Tensor
-        """True for rows that are not finished."""
+        """Mask of the rows that are not finished."""
         self._tokens_RT: Tensor
-        """Of each completion, by their place in it."""
+        """Tokens and log-probs of each completion, by position."""
         self._logps_RT: Tensor
         self._ends = torch.tensor(sorted(model.end_ids), device=model.device)
         self._sampling: SamplingRows
@@ -122,7 +122,7 @@ class Decoder:
 
     @property
     def open(self) -> bool:
-        """True if prompts may join now."""
+        """Whether prompts may join now."""
         return not self.flying or self._rows.open
 
     def room(self, jobs: Sequence[Job]) -> int:
@@ -195,7 +195,7 @@ class Decoder:
 
     @torch.inference_mode()
     def advance(self, steps: int) -> None:
-        """Sample `steps` tokens of each row; stop early when rows leave."""
+        """Sample `steps` tokens for each row; stop early when rows leave."""
         self._resume()
         self._within_memory(lambda: self._advance(steps), ())
 
@@ -211,7 +211,7 @@ class Decoder:
                     token_R = token_R[self._preempt()]
                 self._logits_RV = self._rows.read(token_R)
                 continue
-            # The finished rows leave; the others read their newest tokens without them.
+            # The finished rows leave; the remaining rows then read their newest tokens.
             finished = [number for number, row in enumerate(self.flying) if row.length is not None]
             self._fill(finished)
             self._rows.leave(finished, [self.flying[number].newest() for number in finished])
@@ -223,7 +223,7 @@ class Decoder:
             return
 
     def _adjusted_logits(self, allowed: AllowedTokens | None) -> Tensor:
-        """Return the logits with the adjustments of callers."""
+        """Return the logits with the adjustments that callers requested."""
         logits_RV = self._logits_RV.clone() if allowed is None else allowed.cut(self._logits_RV)
         rows = [n for n, row in enumerate(self.flying) if row.job.sampling.adjusted and row.length is None]
         for number, (row, ids, _) in zip(rows, self._generated(rows), strict=True):
@@ -233,7 +233,7 @@ class Decoder:
         return logits_RV
 
     def _bytes_left(self) -> int | None:
-        """Return a GPU's free bytes for the KV cache, rounded coarsely so that a run repeats."""
+        """Return a GPU's free bytes for the KV cache, rounded coarsely so that runs are repeatable."""
         device = self._model.device
         if device.type != "cuda":
             return None
@@ -251,7 +251,7 @@ class Decoder:
         return self.most_bytes // self._rows.place_bytes
 
     def _tight(self) -> bool:
-        """Drop kept rows if memory is short; return whether the next step still needs more than there is."""
+        """Drop kept rows if memory is short; return whether the next step still needs more memory than is available."""
         most = self._most_places
         if most is None:
             return False
@@ -286,27 +286,28 @@ class Decoder:
                 self._within_memory(lambda: self._enter(rows), rows)
 
     def _within_memory(self, work: Callable[[], None], joining: Sequence[_FlyingRow]) -> None:
-        """Do `work`; if memory runs out, take out all rows, including those `joining`, and continue with half as many."""
+        """Run `work`; if memory runs out, take out all rows, including those `joining`, and continue with half as many."""
         try:
             work()
         except torch.OutOfMemoryError as error:
             message = str(error)
         else:
             return
-        # The exception holds the failed step's tensors, and is released here.
+        # The exception keeps the failed step's tensors alive, and is released here.
         tried = max(len(self.flying), len(joining))
         rows = list(dict.fromkeys((*self._take_out(), *joining)))
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
         if tried <= 1:
             raise EngineError(
-                f"A row of {len(rows[0].job.prompt)} tokens does not fit in memory by itself. Set a lower `sampling.max_tokens`, shorter "
-                f"prompts or `model.dtype: bfloat16` (`kapelle plan` says what a device holds). The device reports: {message}"
+                f"A row of {len(rows[0].job.prompt)} tokens does not fit in memory by itself. Set a lower "
+                "`sampling.max_tokens`, shorter prompts or `model.dtype: bfloat16` (`kapelle plan` shows what fits on a "
+                f"device). The device reports: {message}"
             )
         self.preempted, self._most_rows = rows, tried // 2
         LOG.warning(
-            "%d rows do not fit in memory: at most %d are in flight on '%s' from now on. Tokens are the same; set "
-            "`engine.max_rows=%d` to begin with them, or bound the KV cache by `engine.kv_gib`.",
+            "%d rows do not fit in memory: at most %d are in flight on '%s' from now on. Tokens do not change; set "
+            "`engine.max_rows=%d` to use this limit from the start, or limit the KV cache with `engine.kv_gib`.",
             *(tried, tried // 2, self._model.name, tried // 2),
         )
 
@@ -324,7 +325,7 @@ class Decoder:
 
     def _allowed(self) -> AllowedTokens | None:
         """Return the allowed tokens of the unfinished rows with a constraint; None if there are none."""
-        # Meanwhile a GPU computes the logits.
+        # A GPU computes the logits in the meantime.
         own = {
             number: row.walk
             for number, row in enumerate(self.flying)
@@ -407,7 +408,7 @@ class Decoder:
 
     @torch.inference_mode()
     def end(self, outputs: Sequence[RowOutput]) -> None:
-        """Finish the rows of these outputs with their tokens so far; they leave with the next finished rows."""
+        """Finish the rows of these outputs with their tokens so far; the rows leave with the next finished rows."""
         ended = {id(output) for output in outputs}
         for number, row in enumerate(self.flying):
             if id(row.output) in ended and row.length is None:
@@ -438,7 +439,7 @@ class Decoder:
             output.ids, output.logprobs = ids, logprobs
             stopped = output.text is not None or not ids or ids[-1] in self._model.end_ids
             output.finish_reason = "stop" if stopped else "length"
-            # The last token was sampled and not read; a row may have read further tokens since it finished.
+            # The last token was sampled but not read; a row may have read further tokens since it finished.
             output.routing = self._rows.routing(place[id(row)], len(row.first.prompt) + len(ids) - 1)
 
     def _generated(self, rows: Sequence[int]) -> Iterator[tuple[_FlyingRow, list[int], list[float]]]:
@@ -476,7 +477,7 @@ class Decoder:
 
     def drop(self) -> None:
         """Drop the rows in flight."""
-        # Free all their tensors: an update needs the memory.
+        # Free all their tensors, because an update needs the memory.
         none = torch.empty(0)
         self.flying, self.preempted = [], []
         self._logits_RV = self._position_R = none
@@ -490,7 +491,7 @@ class Decoder:
             self._rows = RereadRows(self._model)
 
     def forget(self, adapter: str | None) -> None:
-        """Drop prepared weights and KV caches of an adapter; None, the base, drops everything."""
+        """Drop prepared weights and KV caches of an adapter; None (the base) drops everything."""
         assert not self.in_flight, "weights change only between rows"
         if adapter is None:
             self.drop()  # also drops rounded weights
@@ -543,21 +544,21 @@ class _FlyingRow:
         self.job = self.first = job
         """The job; tokens from before a preemption are appended to its prompt."""
         self.ids: list[int] = []
-        """Its tokens from before it was preempted."""
+        """The row's tokens from before it was preempted."""
         self.logprobs: list[float] = []
         self.output = RowOutput([], [])
         self.joined = 0
-        """Steps of the decoder before it joined."""
+        """Steps of the decoder before the row joined."""
         self.length: int | None = None
-        """Its number of tokens since it joined; None until it is finished."""
+        """The number of its tokens since it joined; None until the row is finished."""
         self.ending: tuple[int, ...] = ()
-        """Tokens that its constraint determined, at the end of its completion; the model has not read them."""
+        """Tokens at the end of its completion that its constraint determined; the model has not read them."""
         self.reported = 0
         """Tokens that `Decoder.new_tokens` has yielded."""
         begun = job.prompt[len(job.prompt) - job.begun :]
         self.stop = StopSearch(model.tokenizer, job.sampling.stop, begun) if job.sampling.stop else None
         self.walk = None if job.sampling.constraint is None else self._walk(begun)
-        """The state of its completion in the grammar of its constraint; None without one."""
+        """The state of its completion in the grammar of its constraint; None without a constraint."""
 
     def _walk(self, begun: Sequence[int]) -> Walk | None:
         constraint = self.job.sampling.constraint
@@ -571,7 +572,7 @@ class _FlyingRow:
         self.walk = self._walk(job.prompt[len(job.prompt) - job.begun :])
 
     def room(self, steps: int) -> int:
-        """Return the remaining tokens of its completion after this many steps of the decoder."""
+        """Return the remaining tokens of the row's completion after this many steps of the decoder."""
         return self.job.sampling.max_tokens - self.job.begun - (steps - self.joined)
 
     def newest(self) -> list[int]:
@@ -583,8 +584,8 @@ class _FlyingRow:
 class StopSearch:
     """Finds the first stop string in the text of one row, in time that is linear in its tokens.
 
-    A new stop string includes some of the newest tokens. So only the last tokens are decoded at each step, as many
-    as the longest stop string needs; once they contain one, the whole text decides.
+    A new stop string includes some of the newest tokens. At each step, only the last tokens are therefore decoded, as many
+    as the longest stop string needs; once they contain a stop string, the whole text is searched.
     """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str], begun: Sequence[int]) -> None:
@@ -592,12 +593,12 @@ class StopSearch:
         self._tokenizer, self._stops = tokenizer, stops
         self._ids = list(begun)
         self._first = 0
-        """The first token of those that are decoded at each step."""
+        """The first of the tokens that are decoded at each step."""
         self._least = max(map(len, stops)) + STOP_MARGIN
-        """Characters that these tokens must have."""
+        """The number of characters that these tokens must have."""
 
     def text_before_stop(self, token: int) -> str | None:
-        """Add a token; return the text before the first stop string, None if there is none."""
+        """Add a token; return the text before the first stop string, or None if there is none."""
         self._ids.append(token)
         recent = self._text(self._first)
         if any(stop in recent for stop in self._stops):
@@ -607,7 +608,7 @@ class StopSearch:
                 return text[: min(places)]
         if len(recent) > 2 * self._least:
             # Tokens that begin within a character, or whose first space the tokeniser strips, decode differently alone than
-            # after the others; then a later step decides.
+            # after other tokens; the stop string is then found in a later step.
             middle = (self._first + len(self._ids)) // 2
             later = self._text(middle)
             cut = later.startswith("\N{REPLACEMENT CHARACTER}")

@@ -2,11 +2,11 @@
 
 `flat`    kapelle's own pass for the architecture (models/fast), with its own KV cache: `FlatRows`
 `cache`   the model's own forward pass and KV cache, prompts padded on the left: `PaddedRows`
-`reread`  every token recomputes its whole text with the pass of training: `RereadRows`
+`reread`  every token recomputes its whole text with the training pass: `RereadRows`
 
-`cache` is used if it reproduces the logits of whole texts in a test: prompts of different lengths are read
-together, some tokens follow, a row leaves. A large model is tested by a small random one. State-space models fail this test because their state
-includes padding. So do caches that cannot drop a row.
+`cache` is used if it reproduces the logits of whole texts in a test: prompts of different lengths are read together, some
+tokens follow, and a row leaves. For a large model, a small random one is tested instead. State-space models fail this test
+because their state includes padding, and so do caches that cannot drop a row.
 
 Shapes: R rows, Q distinct prompts (per adapter), P prompt positions, N flat tokens, D hidden size, V vocabulary.
 """
@@ -48,7 +48,7 @@ class Job(NamedTuple):
     sampling: Sampling
     seed: int
     begun: int = 0
-    """Number of tokens at the end of the prompt that belong to the completion, sampled before."""
+    """Number of tokens at the end of the prompt that were sampled earlier and belong to the completion."""
     images: tuple[Image, ...] = ()
     """The images in the prompt."""
 
@@ -61,21 +61,21 @@ class RowOutput:
     logprobs: list[float]
     finish_reason: FinishReason | None = None
     text: str | None = None
-    """Text up to a stop string, if any, including tokens that were sampled before."""
+    """Text up to a stop string, if any, including tokens that were sampled earlier."""
     routing: Routing | None = None
     """Experts of prompt and completion, if the model records them."""
 
 
 class Rows:
-    """Rows in flight on one model: reads tokens and returns the logits of the next."""
+    """Rows in flight on one model: reads tokens and returns the logits of the next tokens."""
 
     @property
     def open(self) -> bool:
-        """True if prompts may join the rows in flight."""
+        """Whether prompts may join the rows in flight."""
         return True
 
     place_bytes = 0
-    """Bytes of a token in the KV cache; 0 if unknown."""
+    """Bytes per token in the KV cache; 0 if unknown."""
 
     @property
     def places_next(self) -> int:
@@ -83,7 +83,7 @@ class Rows:
         return 0
 
     def join(self, jobs: Sequence[Job]) -> Tensor:
-        """Add rows after the others and read their prompts; return logits `_RV` of their first tokens."""
+        """Append rows and read their prompts; return logits `_RV` of their first tokens."""
         raise NotImplementedError
 
     def read(self, token_R: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class Rows:
 
     @property
     def routes(self) -> bool:
-        """Whether the experts of each token are recorded, so all tokens must be read."""
+        """Whether the experts of each token are recorded, so that all tokens must be read."""
         return False
 
     def routing(self, row: int, tokens: int) -> Routing | None:
@@ -114,7 +114,7 @@ class Rows:
 
 
 def _runs(lengths: Sequence[int], most: int) -> Iterator[range]:
-    """Split texts into runs of at most `most` tokens, or a single longer text."""
+    """Split texts into runs of at most `most` tokens, or of a single longer text."""
     first, filled = 0, 0
     for number, length in enumerate(lengths):
         if number > first and filled + length > most:
@@ -125,17 +125,17 @@ def _runs(lengths: Sequence[int], most: int) -> Iterator[range]:
 
 
 PROMPT_CHUNK, GPU_PROMPT_CHUNK = 1024, 1 << 14
-"""Prompt tokens of one pass (or a single longer prompt): few enough for a CPU's cache, or enough to fill a GPU."""
+"""Prompt tokens of one pass (or a single longer prompt): few enough to fit a CPU's cache, or enough to use a GPU fully."""
 
 LEAST_SLOTS, ROOMY = 8, 4
-"""Slots of an adapter if steps are recorded: the minimum, and the maximum per row."""
+"""Number of slots of an adapter if steps are recorded: the minimum, and the maximum per row."""
 
 STEM = 32
 """Minimum length of a common prefix of prompts that is read once for all of them."""
 
 
 def keeps_rounded(model: LanguageModel) -> bool:
-    """Return whether sampling keeps rounded copies of float32 weights of a model that computes in half precision.
+    """Return whether sampling keeps rounded copies of the float32 weights of a model that computes in half precision.
 
     True on a GPU, where reading weights takes most of a step.
     """
@@ -143,7 +143,7 @@ def keeps_rounded(model: LanguageModel) -> bool:
 
 
 class FlatRows(Rows):
-    """Rows of kapelle's own pass: prompts without padding, each distinct one once, in our own KV cache."""
+    """Rows of kapelle's own pass: prompts without padding, each distinct prompt once, in our own KV cache."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class FlatRows(Rows):
         self._slot_R: Tensor | None = None
         """The slots as a tensor if steps are recorded; None if rows are slots."""
         self._token_S: dict[int, Tensor] = {}
-        """By the number of slots, the tensor from which recorded steps read their tokens."""
+        """Mapping from the number of slots to the tensor from which recorded steps read their tokens."""
         self._assigned = True
         """Whether all rows have their slots."""
         self._route: Route = []
@@ -193,7 +193,7 @@ class FlatRows(Rows):
         most = GPU_PROMPT_CHUNK if device.type == "cuda" else PROMPT_CHUNK
         block = PromptBlock(flat, [len(prompt) for _, prompt in prompts], device, dtype)
         known = [0] * len(prompts)
-        """Tokens of each prompt with cached keys and values."""
+        """Number of tokens of each prompt that have cached keys and values."""
         for number, (adapter, prompt) in enumerate(prompts):
             kv = self._prefixes.find(adapter, prompt)
             if kv is not None:
@@ -234,7 +234,9 @@ class FlatRows(Rows):
         position_N = torch.cat([torch.arange(known[q], len(prompts[q][1]), device=device) for q in chunk])
         last_Q = torch.tensor(new, device=device).cumsum(0) - 1
         spans: list[tuple[int, int, int]] = []
-        for length, run in groupby(new):  # prompts with equally many new tokens attend in one call
+        for length, run in groupby(
+            new
+        ):  # attention is computed in one call for prompts with the same number of new tokens
             first = spans[-1][1] if spans else chunk.start
             spans.append((first, first + len(list(run)), length))
         attend = block.attention(spans)
@@ -301,8 +303,8 @@ class FlatRows(Rows):
     def _assign_slots(self) -> None:
         """Assign rows to slots.
 
-        If steps are recorded, each adapter has a number of slots that seldom changes, some of them idle. So a
-        recording still fits when rows join and leave.
+        If steps are recorded, each adapter has a number of slots that seldom changes, some of them idle. A recording
+        therefore still fits when rows join and leave.
         """
         self._assigned = True
         if not self._steady:
@@ -354,7 +356,7 @@ def plain_cache(_model: LanguageModel) -> Cache:
 
 
 def cache_by_layer(model: LanguageModel) -> Cache:
-    """Return an empty cache by kind of layer: all tokens, those of a window, or a state."""
+    """Return an empty cache that depends on the kind of layer: it keeps all tokens, those of a window, or a state."""
     from transformers import DynamicCache
 
     return DynamicCache(config=model.model.config)
@@ -363,11 +365,11 @@ def cache_by_layer(model: LanguageModel) -> Cache:
 class PaddedRows(Rows):
     """Rows of a `transformers` causal LM: prompts padded on the left, the library's own KV cache.
 
-    `decode_strategy` tests whether that reproduces the model's own logits.
+    `decode_strategy` tests whether this reproduces the model's own logits.
     """
 
     def __init__(self, model: LanguageModel, cache_of: CacheOf = plain_cache) -> None:
-        """Use the cache that `cache_of` makes."""
+        """Use the cache that `cache_of` creates."""
         self._model = model
         self._cache_of = cache_of
         accepted = inspect.signature(model.body.forward).parameters
@@ -395,7 +397,7 @@ class PaddedRows(Rows):
 
     @property
     def open(self) -> bool:
-        """True if no row is in flight: the library's cache takes all prompts at once."""
+        """Whether no row is in flight, because the library's cache takes all prompts at once."""
         return not self._adapters
 
     def join(self, jobs: Sequence[Job]) -> Tensor:
@@ -415,7 +417,7 @@ class PaddedRows(Rows):
         if self._model.vision is None:
             return self._forward({"input_ids": tokens_RP}, self._place(longest, longest))
         named, positions, shift_R = self._model.vision.inputs(tokens_RP, pad, [job.images for job in jobs])
-        self._pad_R -= shift_R  # for later tokens: an image has fewer positions than tokens
+        self._pad_R -= shift_R  # for later tokens, because an image has fewer positions than tokens
         return self._forward(named, positions)
 
     def _place(self, count: int, length: int) -> Tensor:
@@ -458,13 +460,14 @@ class PaddedRows(Rows):
 
 
 REREAD_TOKENS = 1 << 14
-"""Most tokens of one pass, if no text is longer."""
+"""Maximum tokens of one pass, if no text is longer."""
 
 
 class RereadRows(Rows):
     """Rows without a KV cache: every step recomputes all texts.
 
-    The slowest strategy, correct for every model: it is used if a model's own cache gives other logits than whole texts.
+    This is the slowest strategy, but correct for every model. It is used if a model's own cache does not reproduce the
+    logits of whole texts.
     """
 
     def __init__(self, model: LanguageModel) -> None:
@@ -512,16 +515,16 @@ class RereadRows(Rows):
 
 
 TRIED_PROMPTS = (9, 5, 7)
-"""Tokens of the prompts that test a cache."""
+"""Numbers of tokens of the prompts with which a cache is tested."""
 
 TRIED_STEPS = 4
-"""Tokens after the prompts; the second row leaves in the middle."""
+"""Number of tokens after the prompts; the second row leaves in the middle."""
 
 TRIED_SIZE = 10_000_000
-"""Parameters of the largest model that is tested itself."""
+"""Maximum parameters of a model that is tested itself."""
 
 CACHE_TOLERANCE = 1e-4
-"""Greatest difference in float32, as a share of the norm of a row's logits."""
+"""Maximum difference in float32, as a share of the norm of a row's logits."""
 
 
 class DecodeStrategy(NamedTuple):
@@ -529,11 +532,11 @@ class DecodeStrategy(NamedTuple):
 
     name: Literal["flat", "cache", "reread"]
     cache_of: CacheOf | None = None
-    """Makes the KV cache of `cache`."""
+    """Creates the KV cache of `cache`."""
 
 
 def decode_strategy(model: LanguageModel) -> DecodeStrategy:
-    """Return the fastest strategy that reproduces a model's logits; tests its cache, without adapters."""
+    """Return the fastest strategy that reproduces a model's logits; this tests the model's cache without adapters."""
     if model.flat is not None:
         return DecodeStrategy("flat")
     if model.vision is None and sum(weight.numel() for weight in model.model.parameters()) > TRIED_SIZE:
@@ -550,8 +553,8 @@ def decode_strategy(model: LanguageModel) -> DecodeStrategy:
 def _cache_agrees(model: LanguageModel, cache_of: CacheOf) -> bool:
     """Return whether decoding with a cache gives the same logits as a pass over the whole text.
 
-    Both are computed in float32, where a small error differs from rounding, and in turn: state that a model keeps of
-    its rows outside the cache is then overwritten, as in training.
+    Both are computed in float32, where a small error can be told from rounding. They alternate, so that any state that a
+    model keeps outside the cache is overwritten, as in training.
     """
     words = int(model.model.get_input_embeddings().weight.shape[0])
     count = sum(TRIED_PROMPTS) + TRIED_STEPS * len(TRIED_PROMPTS)

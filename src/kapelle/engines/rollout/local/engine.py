@@ -1,9 +1,10 @@
 """The rollout engine in this process: requests of all agents share one decode batch.
 
 Coroutines submit requests and wait. When none of them can continue without a completion, all submitted requests join
-the rows in flight, each row with its own adapter. Finished rows leave and return while the others
-continue, so that the next turns of their agents join too. The engine waits for episodes with busy environments
-(`runtime/batch_barrier.py`), and requests that join together are sorted by a fixed order, not by arrival: so a run repeats.
+the rows in flight, each row with its own adapter. Finished rows leave and their completions are returned while the others
+continue, so that the next turns of their agents can join. The engine waits for episodes with busy environments
+(`runtime/batch_barrier.py`), and requests that join together are sorted in a fixed order, not by arrival, which makes runs
+repeatable.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ from kapelle.types import Constraint, images_in
 _Pending = PendingRequest[RowOutput]
 
 SERVED_STEPS = 4
-"""When serving, most tokens that rows generate before others may join and streams get their tokens."""
+"""When serving, maximum tokens that rows generate before others may join and streams get their tokens."""
 
 
 @dataclass(slots=True, eq=False)
 class _ModelQueue(RequestQueue[RowOutput]):
-    """One base model with its waiting requests and those in flight."""
+    """One base model with its waiting requests and its requests in flight."""
 
     model: LanguageModel
     decoder: Decoder
@@ -74,10 +75,10 @@ class _LoadedPolicy:
 
 
 def has_memory_of_its_own(device: torch.device) -> bool:
-    """Return whether a device has its own, smaller memory, which sampling frees before an update.
+    """Return whether a device has separate, smaller memory, which sampling frees before an update.
 
-    True for CUDA, where KV caches and copies of weights take memory from activations. False for a CPU: its memory
-    is large, and recomputing them takes time.
+    True for CUDA, where KV caches and copies of weights take memory from activations. False for a CPU, whose memory is
+    large, because recomputing them takes time.
     """
     return device.type == "cuda"
 
@@ -86,8 +87,8 @@ def check_recording(model: LanguageModel) -> None:
     """Raise ModelError for a model with recorded routing that decodes without a KV cache."""
     if model.choices is not None and decode_strategy(model).name != "cache":
         raise ModelError(
-            f"`model.routing: replayed` needs a model that decodes with a KV cache, and '{model.name}' "
-            "reads each text again. Set `model.routing: free`."
+            f"`model.routing: replayed` needs a model that decodes with a KV cache, but '{model.name}' reads its whole "
+            "text again for each token. Set `model.routing: free`."
         )
 
 
@@ -95,14 +96,15 @@ def _check_ids(request: Request, model: LanguageModel) -> None:
     """Raise ContextError for a prompt without tokens or with ids outside the model's vocabulary."""
     ids = request.prompt_ids + request.begun
     if not ids or min(ids) < 0 or max(ids) >= model.vocabulary:
-        what = f"holds the id {max(ids) if min(ids) >= 0 else min(ids)}" if ids else "has no token"
+        what = f"contains the id {max(ids) if min(ids) >= 0 else min(ids)}" if ids else "has no token"
         raise ContextError(
-            f"A prompt of '{request.agent}' {what}, and '{model.name}' reads one token at least, of the ids 0 to {model.vocabulary - 1}."
+            f"A prompt of '{request.agent}' {what}, but '{model.name}' needs at least one token, with ids from 0 to "
+            f"{model.vocabulary - 1}."
         )
 
 
 def _join(queue: _ModelQueue, joining: Sequence[_Pending], jobs: Sequence[Job]) -> None:
-    """Let requests join the rows in flight; one that cannot join fails alone."""
+    """Let requests join the rows in flight; a request that cannot join fails without affecting the others."""
     queue.in_flight += joining
     try:
         outputs = queue.decoder.join(jobs) if jobs else ()
@@ -111,7 +113,7 @@ def _join(queue: _ModelQueue, joining: Sequence[_Pending], jobs: Sequence[Job]) 
         if len(jobs) == 1:
             joining[0].fail(error)
             return
-        # One of them is the cause: start each by itself, as many as may join now.
+        # One of them is the cause: start each separately, as many as may join now.
         for place, pending in enumerate(joining):
             if not queue.decoder.open:
                 queue.waiting = [*joining[place:], *queue.waiting]
@@ -139,10 +141,10 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
     ) -> None:
         """Sample on these models.
 
-        Of each base model at most `max_rows` rows are in flight, and its KV cache takes at most `kv_bytes`; see `Decoder`.
+        Each base model has at most `max_rows` rows in flight, and its KV cache takes at most `kv_bytes`; see `Decoder`.
 
         `releases` decides on which devices `release_caches` also frees copies of weights. `recorder_on` returns the recorder of steps
-        on a device. `patience` is the longest wait in seconds for busy episodes.
+        on a device. `patience` is the maximum wait in seconds for busy episodes.
         """
         local = [policy for policy in policies if policy.endpoint is None]
         for model in models.values():
@@ -168,11 +170,11 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
         self._steps, self._at_once = PAUSE, False
         self._pump: asyncio.Task[None] | None = None
         self._interrupting: asyncio.Future[list[Interrupted]] | None = None
-        """Gets the interrupted requests; None outside `interrupt`."""
+        """Collects the interrupted requests; None outside `interrupt`."""
         self._pause: Callable[[], Awaitable[bool]] | None = None
         self._pause_tokens, self._paused_at = 0, 0
         self._to_interrupt = asyncio.Event()
-        """True if `interrupt` was called since the last `pause_every`."""
+        """Whether `interrupt` was called since the last `pause_every`."""
         self.tokens_sampled = 0
         """Number of sampled completion tokens."""
 
@@ -187,8 +189,8 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
         templates = (note for queue in self.queues for note in queue.model.renderer.notes)
         slow = (
             f"'{queue.model.name}' ({type(queue.model.model).__name__}) reads its whole text again for every sampled "
-            "token, so long texts are slow: its cache does not reproduce the logits of whole texts when rows of several "
-            "lengths share a batch. docs/models.md lists families with a usable cache."
+            "token, so long texts are slow: its cache does not reproduce the logits of whole texts when rows of "
+            "different lengths share a batch. docs/models.md lists families with a usable cache."
             for queue in self.queues
             if queue.decoder.strategy == "reread"
         )
@@ -211,7 +213,8 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
     async def stream(self, request: Request, on_tokens: OnTokens | None) -> Completion:
         """Return one completion as `generate` does; `on_tokens` gets its tokens as they are sampled, except the last ones."""
         queue = self._policy(request.policy).queue
-        # An invalid request fails alone here; in the batch it would fail all rows, and an unknown id would break the GPU's context.
+        # Here, only the invalid request fails; in the batch it would fail all rows, and an unknown id would corrupt the
+        # GPU's context.
         _check_ids(request, queue.model)
         if request.sampling.constraint is not None:
             queue.model.masks.begin(request.sampling.constraint)
@@ -219,7 +222,7 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
         return await queue.answer_to(request, on_tokens)
 
     def _start_pump(self) -> asyncio.Task[None]:
-        """Return the task that processes requests; start one if none runs."""
+        """Return the task that processes requests; start one if none is running."""
         if self._pump is None or self._pump.done():
             for left in self.queues:
                 # Requests of a cancelled run remain here: nothing waits for them.
@@ -245,7 +248,7 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
         self._to_interrupt = asyncio.Event()
 
     def _tokens_a_row(self) -> int:
-        """Return the number of steps of all base models, which sample in turn."""
+        """Return the number of steps of all base models, which take turns to sample."""
         return sum(queue.decoder.steps for queue in self.queues)
 
     @property
@@ -256,19 +259,20 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
     def serve(self) -> None:
         """From now on, return each completion as soon as its row is finished, and do not wait for episodes.
 
-        This is for callers at any time: the last bits of their results then depend on their time of arrival.
+        This is for callers that can send requests at any time; the last bits of their results then depend on when they
+        arrive.
         """
         self._patience, self._steps, self._at_once = 0.0, SERVED_STEPS, True
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
-        """Load new weights; tensors that already are the engine's own memory are not copied."""
+        """Load new weights; tensors that already share the engine's memory are not copied."""
         loaded = self._policy(policy)
         if self._pump is None or self._pump.done():
             loaded.queue.clear()
         elif loaded.queue.in_flight:
             raise EngineError(
                 f"Policy '{policy}' got new weights while {len(loaded.queue.in_flight)} requests to its base model are "
-                "unfinished. Load weights when all are answered."
+                "unfinished. Load weights after all requests have completed."
             )
         own = self._weights(policy)
         try:
@@ -283,8 +287,8 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
         """Free the kept KV cache, and copies of weights on devices where the update needs the memory.
 
         The loop calls this when all episodes have ended, so nothing is freed between the turns of a rollout. The kept KV
-        cache of a trained adapter is dropped with its next weights anyway. That of frozen policies would grow with every step,
-        would be of little use to later episodes, and would be missing in a resumed run.
+        cache of a trained adapter is dropped anyway when its next weights arrive. The cache of frozen policies would grow
+        with every step, would be of little use to later episodes, and would be missing in a resumed run.
         """
         if self._pump is not None and not self._pump.done():
             return
@@ -299,11 +303,11 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
             torch.cuda.empty_cache()
 
     def close(self) -> None:
-        """Release the models; their memory is freed when nothing else holds them."""
+        """Release the models; their memory is freed when nothing else refers to them."""
         self._loaded.clear()
 
     async def _drain(self, here: BatchBarrier) -> None:
-        """Process requests until none is left: wait for all that can arrive, then sample on each base model in turn."""
+        """Process requests until none is left: wait for all requests that can arrive, then sample on each base model in turn."""
         while self._interrupting is not None or any(
             queue.arrived or queue.waiting or queue.in_flight for queue in self.queues
         ):
@@ -335,7 +339,7 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
                     self._answer_finished(queue)
                 if before != sum(len(queue.in_flight) for queue in self.queues):
                     continue
-                # No more requests will arrive: drop all, each with the tokens of its row.
+                # No more requests will arrive: drop all of them, each with the tokens of its row.
                 interrupted: list[Interrupted] = []
                 for queue in self.queues:
                     queue.decoder.interrupt()
@@ -358,7 +362,7 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
                         pending.fail(error)
 
     def _advance(self, queue: _ModelQueue) -> None:
-        """Let waiting requests join the rows in flight, sample a few tokens of each, and return finished completions."""
+        """Let waiting requests join the rows in flight, sample a few tokens for each, and return finished completions."""
         queue.drop_cancelled()
         gone = [pending.output for pending in queue.in_flight if pending.future.done()]
         queue.decoder.end([output for output in gone if output is not None])
@@ -426,7 +430,7 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
             pending.answer(completion)
 
     def alternatives(self, request: Request, ids: Sequence[int], count: int) -> Sequence[Likeliest]:
-        """Return the likeliest tokens at the place of each id; see `KnowsAlternatives`."""
+        """Return the likeliest tokens at the position of each id; see `KnowsAlternatives`."""
         loaded = self._policy(request.policy)
         return likeliest(loaded.queue.model, loaded.adapter, request.prompt_ids, ids, request.sampling, count)
 
@@ -447,6 +451,6 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
     def _policy(self, policy: str) -> _LoadedPolicy:
         if policy not in self._loaded:
             raise EngineError(
-                f"The local engine holds no policy '{policy}'.{did_you_mean(policy, self._loaded)}"
+                f"The local engine has no policy '{policy}'.{did_you_mean(policy, self._loaded)}"
             )
         return self._loaded[policy]

@@ -31,7 +31,7 @@ _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 class SamplingRows:
     """Sampling settings of each row as tensors, and which kinds occur as plain values, because reading a tensor waits for a GPU.
 
-    `of` makes it without a wait; made from tensors, it reads them once.
+    `of` builds the settings without a wait; settings that are built from tensors read these once.
     """
 
     temperature_R: Tensor
@@ -39,14 +39,14 @@ class SamplingRows:
     top_k_R: Tensor
     seed_R: Tensor
     known: tuple[tuple[float, float, int], ...] | None = None
-    """Temperature, top-p and top-k of the rows. A setting at its default changes nothing, so an extra kind costs only
-    time."""
+    """Temperature, top-p and top-k of the rows. A setting at its default has no effect, so handling an extra kind costs
+    only time."""
     tempers: bool = field(init=False)
-    """Whether any temperature is not 1."""
+    """Whether any temperature differs from 1."""
     cuts_p: bool = field(init=False)
     cuts_k: bool = field(init=False)
     greedy: bool = field(init=False)
-    """Whether any row takes its most likely token."""
+    """Whether any row selects its most likely token."""
     most_k: int = field(init=False)
     """Largest top-k."""
     all_k: bool = field(init=False)
@@ -76,7 +76,7 @@ class SamplingRows:
             torch.tensor([sampling.top_p for sampling in samplings], dtype=torch.float32),
             torch.tensor([sampling.top_k for sampling in samplings], dtype=torch.int64),
         )
-        # Compare the numbers as float32, as the tensors hold them.
+        # Compare the numbers as float32, the type of the tensors.
         known = tuple(zip(*(column.tolist() for column in columns), strict=True))
         temperature_R, top_p_R, top_k_R = (column.to(device) for column in columns)
         return cls(
@@ -99,7 +99,7 @@ def _shift(z: Tensor, bits: int) -> Tensor:
 
 
 RANKED = 4096
-"""Most tokens that are sorted to find the top-p set; with more, others are excluded first."""
+"""Maximum tokens that are sorted to find the top-p set; if there are more, some are excluded first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +107,13 @@ class AllowedTokens:
     """The allowed tokens of the rows with a constraint."""
 
     row_C: Tensor
-    """Their indices, in order."""
+    """Indices of the rows, in order."""
     bits_CW: Tensor
-    """Their tokens (`TokenMasks`)."""
+    """Allowed tokens of these rows (`TokenMasks`)."""
 
     @classmethod
     def of(cls, rows: Sequence[int], bits_CW: Bits, device: torch.device) -> AllowedTokens:
-        """Return the tokens of these rows on a device."""
+        """Return the allowed tokens of these rows on a device."""
         return cls(torch.tensor(rows, device=device), torch.from_numpy(bits_CW).to(device))
 
     def cut(self, logits_RV: Tensor) -> Tensor:
@@ -128,9 +128,9 @@ class AllowedTokens:
 def processed_logits(logits_RV: Tensor, rows: SamplingRows, allowed: AllowedTokens | None = None) -> Tensor:
     """Return the logits `_RV` of the sampling distributions: masked by `allowed`, tempered, cut to top-k, then to top-p.
 
-    Tokens are ranked by their log-probs, and those of equal log-prob by their ids. Top-p keeps a token while those before it
-    hold less than p. A greedy row (temperature 0) keeps its untempered distribution. A setting that no row uses costs nothing, and
-    a row that does not use it stays unchanged.
+    Tokens are ranked by their log-probs, and those of equal log-prob by their ids. Top-p keeps a token while the tokens
+    ranked before it have a total probability below p. A greedy row (temperature 0) keeps its untempered distribution. A
+    setting that no row uses costs nothing, and rows that do not use a setting stay unchanged.
     """
     if allowed is not None:
         logits_RV = allowed.cut(logits_RV)
@@ -175,16 +175,17 @@ def _last_of(ranked_RC: Tensor, count_R1: Tensor) -> Last:
 
 
 def _last_of_nucleus(ranked_RC: Tensor, top_p_R1: Tensor, held: float = 0.0) -> Last:
-    """Return the cut after the smallest set of likeliest tokens that holds p, given others before that hold `held`."""
+    """Return the cut after the smallest set of likeliest tokens with probability p, given earlier tokens with probability `held`."""
     mass_RC = ranked_RC.float().exp()
     before_RC = mass_RC.cumsum(-1, dtype=torch.float64) - mass_RC + held
     return _last_of(ranked_RC, (before_RC < top_p_R1).sum(-1, keepdim=True).clamp_(min=1))
 
 
 def last_of_nucleus_by_pivots(logp_V: Tensor, top_p_1: Tensor) -> Last:
-    """Return the top-p cut of one row of a large vocabulary (R = 1) on a CPU, where reading values is free.
+    """Return the top-p cut of one row of a large vocabulary (R = 1) on a CPU, where reading values costs nothing.
 
-    As in quickselect, a pivot divides the tokens, and their mass decides which part has the last token, until few remain.
+    As in quickselect, a pivot divides the tokens, and their mass decides which part contains the last kept token, until few
+    remain.
     """
     left_C, held, top_p = logp_V, 0.0, float(top_p_1)
     while len(left_C) > RANKED:
@@ -205,8 +206,8 @@ def last_of_nucleus_by_pivots(logp_V: Tensor, top_p_1: Tensor) -> Last:
 def last_of_nucleus_by_bisection(logp_RV: Tensor, top_p_R1: Tensor) -> Last:
     """Return the top-p cut without ranking, by a fixed number of sums over the vocabulary, without waiting for a GPU.
 
-    Positive numbers of float32 have the order of their bits. So 31 halvings find the smallest distance from 0 within which
-    the tokens hold p; this is the distance of a token, because only tokens add mass.
+    Positive float32 numbers have the same order as their bits. 31 halvings therefore find the smallest distance from 0
+    within which the tokens have probability p; this is the distance of a token, because only tokens add mass.
     """
     far_RV = logp_RV.float().abs()
     mass_RV = (-far_RV).exp()
@@ -228,9 +229,9 @@ def last_of_nucleus_by_bisection(logp_RV: Tensor, top_p_R1: Tensor) -> Last:
 
 
 def _without(logp_RV: Tensor, least_R1: Tensor, ties_R1: Tensor, tied_R1: Tensor) -> Tensor:
-    """Remove the tokens after the cut and renormalise the log-probs; overwrites `logp_RV`."""
+    """Remove the tokens after the cut and renormalise the log-probs; `logp_RV` is overwritten."""
     out_RV = logp_RV < least_R1
-    # Ranking equal tokens needs a count along the whole vocabulary, on a CPU only in the rows that need it.
+    # Ranking equal tokens needs a count along the whole vocabulary, which on a CPU is done only in the rows that need it.
     rows = tied_R1.flatten().nonzero().flatten() if logp_RV.device.type == "cpu" else slice(None)
     equal_RV = logp_RV[rows] == least_R1[rows]
     out_RV[rows] |= equal_RV & (equal_RV.cumsum(-1, dtype=torch.int32) > ties_R1[rows])
@@ -238,11 +239,11 @@ def _without(logp_RV: Tensor, least_R1: Tensor, ties_R1: Tensor, tied_R1: Tensor
 
 
 FAINT = -80.0
-"""Logits this far below a row's top have no mass: 10^-35 of the top's."""
+"""Logits this far below a row's maximum have no mass: 10^-35 of the maximum's."""
 
 
 def _shares(below_RV: Tensor, cut: bool) -> Tensor:
-    """Return every token's weight relative to the top, in place; `cut` if some are −∞.
+    """Return every token's weight relative to the maximum, in place; set `cut` if some logits are −∞.
 
     A CPU's exponential is three to four times as slow at −∞ and on underflow, so such logits are replaced by `FAINT`, with weight 0.
     """
@@ -252,7 +253,7 @@ def _shares(below_RV: Tensor, cut: bool) -> Tensor:
 
 
 BLOCK = 512
-"""Tokens of a block of a large vocabulary; a vocabulary of up to eight blocks is not divided."""
+"""Number of tokens in a block of a large vocabulary; a vocabulary of up to eight blocks is not divided."""
 
 
 def _drawn(mass_RV: Tensor, uniform_R1: Tensor) -> tuple[Tensor, Tensor]:
@@ -303,7 +304,7 @@ def adjusted(
 ) -> Tensor:
     """Return the logits of one row after the tokens `ids` of its completion, with the adjustments of its caller.
 
-    They are applied before the temperature, to which `min_p` is converted. `ends` are the tokens that end a turn.
+    They are applied before the temperature, for which `min_p` is converted. `ends` are the tokens that end a turn.
     """
     change = sampling.adjusted
     if change is None:
@@ -336,10 +337,10 @@ def likeliest(
     sampling: Sampling,
     count: int,
 ) -> list[Likeliest]:
-    """Return the `count` likeliest tokens at the place of each id, under its sampling distribution.
+    """Return the `count` likeliest tokens at the position of each id, under the sampling distribution there.
 
-    Tokens with probability 0 are excluded. It takes one pass over the whole text after sampling:
-    sampling itself keeps only the log-prob of the sampled token, to stay fast.
+    Tokens with probability 0 are excluded. This takes one pass over the whole text after sampling, because sampling itself
+    keeps only the log-prob of the sampled token, to stay fast.
     """
     tokens_N = torch.tensor([*prompt, *ids], device=model.device)
     positions_N = torch.arange(len(tokens_N), device=model.device)

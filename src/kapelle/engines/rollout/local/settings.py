@@ -21,20 +21,20 @@ class Local(Settings, AllowsInterrupts, HoldsToConstraints, RecordsRouting, Read
 
     name: Literal["local"] = "local"
     max_rows: Annotated[int, FROM_HERE_ON] = Field(default=1024, ge=1)
-    """Most rows in flight."""
+    """Maximum rows in flight."""
     kept_tokens: Annotated[int, FROM_HERE_ON] = Field(default=65_536, ge=0)
-    """Most token places of finished rows whose KV cache is kept for prompts that continue them, for each
-    base model; 0 keeps none."""
+    """Maximum KV cache, in tokens, that is kept of finished rows for prompts that continue them, for each base model; 0
+    keeps none."""
     kv_gib: Annotated[float | None, FROM_HERE_ON] = Field(default=None, gt=0.0, allow_inf_nan=False)
-    """GiB for the KV cache of each base model, kept rows included: rows wait until there is room, and the newest are preempted.
-    None takes 0.4 of a GPU's free memory, and sets no limit on a CPU."""
+    """GiB for the KV cache of each base model, including kept rows; rows wait until there is room, and the newest are
+    preempted. None takes 0.4 of a GPU's free memory, and sets no limit on a CPU."""
 
     graphs: Annotated[Literal["auto", "off"], FROM_HERE_ON] = "auto"
-    """Whether sampling steps are recorded and replayed: `auto` uses CUDA graphs on a GPU and nothing on a CPU."""
+    """Whether sampling steps are recorded and replayed: `auto` uses CUDA graphs on a GPU and does not record on a CPU."""
 
     patience: Annotated[float, FROM_HERE_ON] = Field(default=60.0, ge=0.0, allow_inf_nan=False)
-    """Longest wait in seconds, while nothing happens, for episodes that wait for an environment, tool, judge or endpoint;
-    with 0, a run with slow environments does not repeat exactly."""
+    """Maximum wait in seconds, while nothing happens, for episodes that wait for an environment, tool, judge or endpoint;
+    with 0, a run with slow environments is not exactly repeatable."""
 
     @field_validator("graphs", mode="before")
     @classmethod

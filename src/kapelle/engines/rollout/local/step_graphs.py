@@ -1,9 +1,9 @@
 """Record decoding steps once and replay them, as CUDA graphs.
 
 A step of a small model is hundreds of kernels of a few microseconds each, and launching one from Python takes longer
-than running it. A recorded step launches all of them in one call. A recording needs constant shapes and
-memory, and no number that Python reads or writes. So the cache rounds its sizes up and keeps its tables in place
-(models/fast/kv_cache.py), and a recording still fits while rows join, fill blocks and leave.
+than running it. A recorded step launches all of them in one call. A recording needs constant shapes and memory, and must
+contain no number that Python reads or writes. The cache therefore rounds its sizes up and keeps its tables in place
+(models/fast/kv_cache.py), so that a recording still fits while rows join, fill blocks and leave.
 
 The first step of a kind is not recorded and runs on its own stream: it does one-time work (copies of weights,
 kernels, workspaces) that cannot be recorded. The second step is recorded, and later ones are replayed.
@@ -45,10 +45,10 @@ class GraphRecorder:
 
 
 class Recordings:
-    """The recordings of steps, by their kinds: steps of one kind are the same operations on the same memory."""
+    """The recordings of steps by kind; steps of one kind execute the same operations on the same memory."""
 
     def __init__(self, recorder: GraphRecorder) -> None:
-        """Record with this recorder."""
+        """Use this recorder."""
         self._recorder = recorder
         self._warm: set[Hashable] = set()
         self._recorded: OrderedDict[Hashable, Callable[[], Tensor]] = OrderedDict()
@@ -75,7 +75,7 @@ class CudaRecorder(GraphRecorder):
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._last: torch.cuda.CUDAGraph | None = None
-        """The newest graph; the pool lives as long as one of its graphs."""
+        """The newest graph; the pool exists as long as one of its graphs."""
 
     def warm(self, step: Callable[[], Tensor]) -> Tensor:
         """See `GraphRecorder`."""
@@ -104,8 +104,8 @@ class CudaRecorder(GraphRecorder):
                 with suppress(RuntimeError):
                     graph.capture_end()
                 raise EngineError(
-                    "A step of sampling cannot be recorded as a CUDA graph "
-                    f"({' '.join(str(error).split())[:300]}). Set `engine: {{name: local, graphs: off}}`."
+                    f"A sampling step cannot be recorded as a CUDA graph ({' '.join(str(error).split())[:300]}). Set "
+                    f"`engine: {{name: local, graphs: off}}`."
                 ) from error
             graph.capture_end()
         self._last = graph  # the former graph may be freed only now
@@ -123,7 +123,7 @@ class CudaRecorder(GraphRecorder):
 
 
 def on_cuda(device: torch.device) -> GraphRecorder | None:
-    """Return a recorder of steps for a CUDA device; None for others, where launches are cheap."""
+    """Return a recorder of steps for a CUDA device; None for other devices, where launches are cheap."""
     return CudaRecorder(device) if device.type == "cuda" else None
 
 

@@ -1,9 +1,9 @@
 """The engine `vllm`: forms batches, publishes adapters and weights, and starts vLLM or its server.
 
-Requests are batched as in the local engine: when no coroutine can continue without a completion, all join the batch in a fixed
-order. The engine avoids silent errors of vLLM: rows with and without an adapter are never in one batch
-(`settings.MIXES_RIGHTLY`), new weights never have an old name (`WeightFiles`), and whole models get their new weights
-by our own method (`worker.TakesWeights`), or by restarting vLLM without it.
+Requests are batched as in the local engine: when no coroutine can continue without a completion, all requests join the
+batch in a fixed order. The engine avoids silent errors of vLLM: rows with and without an adapter are never in one batch
+(`settings.MIXES_RIGHTLY`), new weights never have an old name (`WeightFiles`), and whole models get their new weights by
+our own method (`worker.TakesWeights`), or by restarting vLLM without it.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class _Queue(RequestQueue[Row]):
     model: LanguageModel
     about: BaseModel
     sampler: VllmModel | None = None
-    """None before the first request, and after an error."""
+    """The sampler; None before the first request and after an error."""
     newer: bool = False
-    """True if weights in memory are newer than those in `about.path`."""
+    """Whether the weights in memory are newer than those in `about.path`."""
     in_flight: dict[str, _Waiting] = field(default_factory=dict)
-    """By row id."""
+    """Requests in flight by row id."""
 
     def close(self) -> None:
         """Release the sampler; the next request starts another."""
@@ -76,10 +76,10 @@ class VllmEngine(AppliesConstraints, HasNotes):
         max_rows: int = 256,
         patience: float = 60.0,
     ) -> None:
-        """Sample from copies of these models, made by `start`; published weights are written to `folder`.
+        """Sample from copies of these models that `start` creates; published weights are written to `folder`.
 
         `mixes`: rows with and without an adapter may share a batch. `restarts`: `start` can start vLLM
-        on other base weights. `in_place`: a running vLLM may get them.
+        on other base weights. `in_place`: a running vLLM may load such weights.
         """
         self._in_place = in_place
         self._start, self._mixes, self.max_rows, self._patience = start, mixes, max_rows, patience
@@ -90,7 +90,7 @@ class VllmEngine(AppliesConstraints, HasNotes):
         local = [policy for policy in policies if policy.endpoint is None]
         self._policies = {policy.name: self._files.begin(policy, models[policy.base]) for policy in local}
         self.queues: dict[int, _Queue] = {}
-        # Clean up even without `close`: a server and gigabytes of files would remain.
+        # Clean up even without `close`; otherwise a server and gigabytes of files would remain.
         self._end = weakref.finalize(self, _release, self.queues, self._files)
         bases = {id(loaded.model): loaded.model for loaded in self._policies.values()}
         gpus = tuple(m.device.index or 0 for m in bases.values() if m.device.type == "cuda")
@@ -104,7 +104,7 @@ class VllmEngine(AppliesConstraints, HasNotes):
             about = replace(about, share=1 / (len(bases) - place), trained_on=gpus)
             self.queues[id(model)] = _Queue(model, about)
         try:
-            # Start now, so that a failure stops the run at its beginning.
+            # Start vLLM now, so that a failure stops the run at its beginning.
             for queue in self.queues.values():
                 queue.sampler = start(queue.about)
         except BaseException:
@@ -133,34 +133,37 @@ class VllmEngine(AppliesConstraints, HasNotes):
         if request.sampling.constraint is not None:
             queue.model.masks.begin(
                 request.sampling.constraint
-            )  # raises for an unsupported one before vLLM gets it
+            )  # raises an error for an unsupported constraint before vLLM gets it
         if self._pump is None or self._pump.done():
             self._forget_interrupted()
             self._pump = asyncio.get_running_loop().create_task(self._drain(batch_barrier()))
         return await queue.answer_to(request)
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
-        """Load new weights: an adapter under a new name, a whole model into vLLM's memory or by restarting vLLM."""
+        """Load new weights: an adapter under a new name, or a whole model into vLLM's memory or by restarting vLLM."""
         loaded, queue = self._policy(policy), self._queue(policy)
         given = cast("Mapping[str, Tensor]", weights)
         if loaded.shapes.keys() != given.keys():
             odd = min(loaded.shapes.keys() ^ given.keys())
-            raise EngineError(f"The weights of policy '{policy}' do not fit: '{odd}' is on one side only.")
+            raise EngineError(
+                f"The weights of policy '{policy}' do not fit the running model: '{odd}' exists only in one of the two."
+            )
         for name, shape in loaded.shapes.items():
             if tuple(given[name].shape) != shape:
                 raise EngineError(
-                    f"The weights of policy '{policy}' do not fit: '{name}' is {tuple(given[name].shape)}, and {shape} here."
+                    f"The weights of policy '{policy}' do not fit: '{name}' has shape {tuple(given[name].shape)}, but "
+                    f"{shape} in the running model."
                 )
         if self._pump is None or self._pump.done():
             self._forget_interrupted()
         elif queue.in_flight:
             raise EngineError(
-                f"Policy '{policy}' got new weights while {len(queue.in_flight)} requests to its base model are unfinished. "
-                "Load weights when all are answered."
+                f"Policy '{policy}' got new weights while {len(queue.in_flight)} requests to its base model are "
+                "unfinished. Load weights after all requests have completed."
             )
         if loaded.adapter is None and not self._restarts:
             raise EngineError(
-                f"Policy '{policy}' is a whole model, and an external server takes only adapters. Set "
+                f"Policy '{policy}' trains a whole model, but an external server can load only adapters. Set "
                 "`engine.server: start`, or remove `engine.server`."
             )
         if loaded.adapter is None:
@@ -190,7 +193,7 @@ class VllmEngine(AppliesConstraints, HasNotes):
         self._end()
 
     def _replace_base(self, queue: _Queue, weights: Mapping[str, Tensor]) -> None:
-        """Use new base weights: overwrite those of a running vLLM, or restart vLLM on a file of them."""
+        """Use new base weights: overwrite those of a running vLLM, or write them to a file and restart vLLM on it."""
         folder: list[Path] = []
 
         def write() -> Path:
@@ -208,7 +211,8 @@ class VllmEngine(AppliesConstraints, HasNotes):
             if not taken:
                 self._in_place = False
                 logging.getLogger(__name__).warning(
-                    "vLLM is restarted for every publish of whole weights, which is slow: weights cannot be loaded in place, because %s.",
+                    "vLLM is restarted whenever whole weights are published, which is slow. Weights cannot be loaded in "
+                    "place, because %s.",
                     why,
                 )
         if not taken:
@@ -221,7 +225,7 @@ class VllmEngine(AppliesConstraints, HasNotes):
             self._read_from(queue, write())
 
     def _read_from(self, queue: _Queue, folder: Path) -> None:
-        """Start a queue's next sampler on another folder."""
+        """Make a queue's next sampler start from another folder."""
         old, queue.about, queue.newer = Path(queue.about.path), replace(queue.about, path=str(folder)), False
         self._files.drop(old)
 
@@ -257,7 +261,7 @@ class VllmEngine(AppliesConstraints, HasNotes):
                     _fail(queue, error)
 
     def _advance(self, queue: _Queue) -> None:
-        """Let waiting rows join, and sample until a row has finished or other requests should join."""
+        """Let waiting rows join, and sample until a row has finished or other requests are due to join."""
         queue.drop_cancelled()
         gone = [row for row, pending in queue.in_flight.items() if pending.future.done()]
         if gone and queue.sampler is not None:
@@ -339,7 +343,7 @@ class VllmEngine(AppliesConstraints, HasNotes):
     def _policy(self, policy: str) -> VllmPolicy:
         if policy not in self._policies:
             raise EngineError(
-                f"The engine vllm holds no policy '{policy}'.{did_you_mean(policy, self._policies)}"
+                f"The engine `vllm` has no policy '{policy}'.{did_you_mean(policy, self._policies)}"
             )
         return self._policies[policy]
 
@@ -362,7 +366,7 @@ def _fail(queue: _Queue, error: Exception) -> None:
         pending.fail(error)
     try:
         queue.close()
-    except Exception:  # noqa: BLE001 - it is broken already
+    except Exception:  # noqa: BLE001 - the sampler is already broken
         queue.sampler = None
 
 
@@ -373,7 +377,7 @@ class VllmPolicy:
     policy: Policy
     model: LanguageModel
     shapes: Mapping[str, tuple[int, ...]]
-    """Shapes of its weights by name."""
+    """Shapes of the policy's weights by name."""
     hash: str
     version: int = 0
     adapter: AdapterFile | None = None
@@ -382,15 +386,15 @@ class VllmPolicy:
 class WeightFiles:
     """A folder of published weights: adapters under unique names, and whole models.
 
-    vLLM identifies an adapter by its name and number and caches it, so new weights under an old name would be
-    ignored. So every publish uses a new name, and deletes the old files once the new ones are in place.
+    vLLM identifies an adapter by its name and number and caches it, so new weights under an old name would be ignored.
+    Every publish therefore uses a new name, and deletes the old files once the new ones are in place.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._numbers = count(1)
         self._own = secrets.token_hex(4)
-        """Part of every name, because several processes may publish to one server."""
+        """A part of every name that is unique to this process, because several processes may publish to one server."""
 
     def begin(self, policy: Policy, model: LanguageModel) -> VllmPolicy:
         """Return a policy with its weights in the trainer's memory, and write its adapter."""
@@ -413,7 +417,7 @@ class WeightFiles:
         return AdapterFile(name, number, self._folder / name)
 
     def model(self, model: LanguageModel, weights: Mapping[str, Tensor]) -> Path:
-        """Write a base with these weights and its tokeniser as a folder of `transformers`."""
+        """Write a base with these weights and its tokeniser as a folder that `transformers` can load."""
         from safetensors.torch import save_file
 
         folder = self._folder / f"model-{next(self._numbers)}"

@@ -1,10 +1,11 @@
 """A backend of vLLM's structured output with kapelle's own masks, so that training applies the same masks.
 
 vLLM compiles a grammar for each constrained request, computes a mask at each step, and sets the logits of excluded tokens
-to −∞ before its sampler tempers, cuts and draws. Its own backends interpret a tokeniser differently: `guidance`,
-which is llguidance too, never allows a token such as `<tool_call>` as text and has a single end of a turn. So the grammars
-come from here. vLLM passes its structured output to the scheduler class that an engine argument names; `scheduler` is one
-that installs `MaskBackend` before it makes vLLM's own. This works in this process, in a server, and with several workers.
+to −∞ before its sampler tempers, cuts and draws. Its own backends interpret a tokeniser differently: `guidance`, which also
+uses llguidance, never allows a token such as `<tool_call>` as text and has a single end-of-turn token. The grammars
+therefore come from this module. vLLM passes its structured output to the scheduler class that an engine argument names;
+`scheduler` installs `MaskBackend` before it creates vLLM's own scheduler. This works in this process, in a server, and with
+several workers.
 
 Nothing here imports vLLM.
 
@@ -33,7 +34,7 @@ def scheduler(*, vllm_config: Any, structured_output_manager: Any, **given: Any)
     """Return vLLM's own scheduler for a configuration, with kapelle's masks in its structured output."""
     vocabulary = vllm_config.model_config.get_vocab_size()
     structured_output_manager.backend = MaskBackend(structured_output_manager, vocabulary)
-    # With asynchronous compilation the time of joining would vary, and no run would repeat.
+    # With asynchronous compilation the time at which rows join would vary, and runs would not be repeatable.
     structured_output_manager._use_async_grammar_compilation = False  # noqa: SLF001 - vLLM has no argument for it
     own = copy(vllm_config.scheduler_config)
     own.scheduler_cls = None
@@ -55,8 +56,8 @@ class MaskBackend:
         """Return a request's grammar, one of `runtime.constraints.lark_of`, for a turn with these end tokens."""
         if request_type.name != "GRAMMAR" or not grammar_spec.startswith(HEADER):
             raise EngineError(
-                "kapelle's masks support only the form of `structured_outputs.grammar` that kapelle sends. Use a server without "
-                f"`--scheduler-cls {SCHEDULER}` for other forms."
+                "kapelle's masks support only the form of `structured_outputs.grammar` that kapelle sends. For other "
+                f"forms, use a server without `--scheduler-cls {SCHEDULER}`."
             )
         ends = frozenset(stop_token_ids or ())
         if ends not in self._masks:

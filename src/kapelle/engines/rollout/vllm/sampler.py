@@ -1,7 +1,7 @@
 """The interface to vLLM as a base class, and vLLM's LLM engine in this process: the only module that imports vLLM.
 
 vLLM changes its process when it starts: it seeds the global random generators, replaces `torch.set_num_threads`, and sets
-its own threads. Here the generators and torch are restored.
+the number of threads. This module restores the generators and torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Values of vLLM's `max_lora_rank`."""
 
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # sample in this process, at times that repeat
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # sample in this process, so that timing is repeatable
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer uses the same threads
@@ -37,14 +37,14 @@ WORKER = "kapelle.engines.rollout.vllm.worker.TakesWeights"
 """Base class of vLLM's workers."""
 
 SMALLEST_HEAD = 32
-"""Smallest attention heads that vLLM supports on a CPU; with smaller ones it fails at the first row."""
+"""Smallest attention heads that vLLM supports on a CPU; with smaller heads it fails at the first row."""
 
 OF_FREE = 0.9
-"""Share of a GPU's free memory for all vLLM models together, weights and KV cache."""
+"""Share of a GPU's free memory for all vLLM models together, including weights and KV cache."""
 
 
 def changes_of(sampling: Sampling) -> dict[str, Any]:
-    """Return the adjustments of a caller as parameters of vLLM."""
+    """Return the adjustments that a caller requested as parameters of vLLM."""
     change = sampling.adjusted
     return {} if change is None else {**asdict(change), "logit_bias": dict(change.logit_bias)}
 
@@ -57,7 +57,7 @@ class AdapterFile:
     number: int
     """vLLM's number of the adapter, from 1."""
     folder: Path
-    """In PEFT's form."""
+    """The adapter's folder in PEFT's format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,9 @@ class FinishedRow:
     logprobs: tuple[float, ...]
     """Log-prob of each id under the sampling distribution (nats)."""
     stopped: bool
-    """True after an end of turn or a stop string, False at a limit."""
+    """Whether the row ended with an end of turn or a stop string; False at a limit."""
     error: str | None = None
-    """Why there is no completion; the other rows continue."""
+    """Reason if there is no completion; the other rows continue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,24 +90,24 @@ class BaseModel:
     """Description of a base model for vLLM."""
 
     path: str
-    """A folder in the form of `transformers`, or a name on the hub."""
+    """A folder in the format of `transformers`, or a model's name on the hub."""
     dtype: str
     context: int
-    """Most tokens of prompt and completion together."""
+    """Maximum tokens of prompt and completion together."""
     ends: tuple[int, ...]
     """Token ids that end a turn."""
     adapters: int
-    """Most adapters in one batch; 0 for none."""
+    """Maximum adapters in one batch; 0 for none."""
     rank: int
-    """The largest rank among them."""
+    """The largest rank among the adapters."""
     share: float = 1.0
-    """Its part of the device's free memory, leaving room for models that start later."""
+    """The model's share of the device's free memory, which leaves room for models that start later."""
     trained_on: tuple[int, ...] = ()
-    """GPUs of the trainer's models."""
+    """GPUs that the trainer's models use."""
     kept_free: int = 0
-    """Bytes of a device that the trainer will need later: gradients and moments of the learners."""
+    """Bytes on a device that the trainer will need later, for gradients and moments of the learners."""
     head_size: int = SMALLEST_HEAD
-    """Size of its attention heads."""
+    """Size of the model's attention heads."""
 
 
 class VllmModel:
@@ -118,7 +118,7 @@ class VllmModel:
         raise NotImplementedError
 
     def step(self) -> Sequence[FinishedRow]:
-        """Sample a token of each row and return the finished rows; after an error the sampler is unusable."""
+        """Sample a token for each row and return the finished rows; after an error the sampler is unusable."""
         raise NotImplementedError
 
     def abort(self, rows: Sequence[str]) -> None:
@@ -126,15 +126,15 @@ class VllmModel:
         raise NotImplementedError
 
     def forget_prefixes(self) -> None:
-        """Empty the KV cache; no row is in flight."""
+        """Empty the KV cache; called while no row is in flight."""
         raise NotImplementedError
 
     def drop_adapter(self, adapter: AdapterFile) -> None:
-        """Drop an adapter that no further row needs."""
+        """Drop an adapter that rows no longer need."""
         raise NotImplementedError
 
     def take(self, weights: Mapping[str, Tensor], write: Callable[[], Path]) -> bool:
-        """Use new weights of the base, by name; `write` makes a folder of them if they are passed as a file.
+        """Use new weights of the base, by name; `write` writes them to a folder if they are passed as a file.
 
         No row is in flight. Returns False if unsupported, so that vLLM must be restarted. After an error the sampler is unusable.
         """
@@ -149,7 +149,7 @@ class VllmModel:
 
 
 Start = Callable[[BaseModel], VllmModel]
-"""Starts vLLM on a base model."""
+"""Function that starts vLLM on a base model."""
 
 
 def start_in_process(
@@ -165,7 +165,7 @@ def start_in_process(
         return InProcess(given, about)
     except Exception as error:
         raise EngineError(
-            f"vLLM did not start on '{about.path}': {error}. Further arguments of vLLM can be set as `engine.options`."
+            f"vLLM did not start on '{about.path}': {error}. Set further arguments of vLLM in `engine.options`."
         ) from error
     finally:
         torch.set_num_threads = setter
@@ -182,7 +182,7 @@ def arguments(
     """
     if about.head_size < SMALLEST_HEAD and not torch.cuda.is_available():
         raise EngineError(
-            f"The model '{about.path}' has attention heads of {about.head_size}, and vLLM supports none below {SMALLEST_HEAD} on a CPU. Sample without "
+            f"The model '{about.path}' has attention heads of size {about.head_size}, but vLLM on a CPU needs {SMALLEST_HEAD} or more. Sample without "
             "`engine`, or give the model fewer heads: `model.embedded: {hidden: 64, heads: 2, kv_heads: 1}`."
         )
     room: dict[str, Any] = {"kv_cache_memory_bytes": int((kv_gib or KV_GIB) * 2**30)}
@@ -193,7 +193,7 @@ def arguments(
     if about.adapters:
         if about.rank > RANKS[-1]:
             raise EngineError(
-                f"vLLM takes adapters up to rank {RANKS[-1]}, not {about.rank}. Lower `team.lora.rank`."
+                f"vLLM supports adapters up to rank {RANKS[-1]}, but the rank is {about.rank}. Lower `team.lora.rank`."
             )
         lora = {
             "enable_lora": True,
@@ -216,7 +216,7 @@ def arguments(
         ),
         "worker_extension_cls": WORKER,
         "scheduler_cls": SCHEDULER,
-        "structured_outputs_config": {"backend": "guidance"},  # the form of grammars
+        "structured_outputs_config": {"backend": "guidance"},  # the format of grammars
         "disable_log_stats": True,
         "seed": 0,
         **lora,
@@ -235,7 +235,7 @@ class InProcess(VllmModel):
         if not torch.cuda.is_available():
             import torch._dynamo as dynamo
 
-            # Compiling for a CPU takes more than a minute and saves milliseconds.
+            # Compilation for a CPU takes more than a minute but saves only milliseconds.
             dynamo.config.disable = True
         from vllm.engine.arg_utils import EngineArgs  # type: ignore[import-not-found]
         from vllm.v1.engine.llm_engine import LLMEngine  # type: ignore[import-not-found]
@@ -281,7 +281,7 @@ class InProcess(VllmModel):
         self._engine.add_request(row.id, prompt, params, lora_request=request)
 
     def step(self) -> Sequence[FinishedRow]:
-        """Sample a token of each row and return the rows that finished."""
+        """Sample a token for each row and return the rows that finished."""
         finished = []
         for output in self._engine.step():
             if not output.finished:
@@ -316,7 +316,7 @@ class InProcess(VllmModel):
     def take(self, weights: Mapping[str, Tensor], write: Callable[[], Path]) -> bool:
         """Copy new weights of the base into vLLM's memory on the same device; the KV cache keeps sleeping."""
         self._wake(self._asleep & {"weights"})
-        # Several workers are separate processes, which read the file.
+        # If there are several workers, they are separate processes, which read the file.
         alone = self._engine.vllm_config.parallel_config.world_size == 1
         given = (None, dict(weights)) if alone else (str(write()),)
         self._engine.collective_rpc("take_weights", args=given)

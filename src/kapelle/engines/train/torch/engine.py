@@ -1,7 +1,8 @@
 """The train engine on one device: all learners on a base share one forward and one backward pass.
 
-An update accumulates the sums of losses and their gradients, compares trainer and sampler, divides each learner's gradient by its
-global weight, and steps. `learner.py` has a learner's weights and optimiser, `sharing.py` splits a step over processes.
+An update accumulates the sums of losses and their gradients, compares trainer and sampler, divides each learner's gradient
+by its global weight, and takes the optimiser step. `learner.py` contains a learner's weights and optimiser; `sharing.py`
+splits a step over processes.
 
 Each learner has its own clipping, normalisation and step, so a joint update equals training
 every learner separately.
@@ -62,7 +63,7 @@ EASED = (
 Result = TypeVar("Result")
 
 EqualisePasses = Callable[[Mapping[str, Sequence[tuple[list[int], Batch]]]], list[tuple[list[int], Batch]]]
-"""Maps the passes over every base, by the name of a learner on it, to the passes to take, in order."""
+"""Function from the passes over every base, by the name of a learner on it, to the passes to take, in order."""
 
 
 @dataclass(slots=True)
@@ -73,7 +74,7 @@ class Placement:
     adapter: str | None
     critic: bool = False
     head_alone: bool = False
-    """Whether it trains only a critic's head."""
+    """Whether the learner trains only a critic's head."""
 
 
 class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
@@ -89,17 +90,17 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         together: int = 1,
         complete: Callable[[], None] = lambda: None,
     ) -> None:
-        """Add adapters and heads to the models and make one learner for each policy and critic that is trained.
+        """Add adapters and heads to the models and create one learner for each policy and critic that is trained.
 
         The processes of `setup.ranks` share every step. If they must take the same passes, they work `in_lockstep`, and
-        `equalise` decides on the passes. `share_out` gets the frozen copies of bases (references, embedders)
-        before adapters, heads and learners are made. `together` consecutive ranks hold one model and
-        work on one share of a step; `complete` sums their parts of a gradient, once a step.
+        `equalise` determines the passes. `share_out` receives the frozen copies of bases (references, embedders) before
+        adapters, heads and learners are created. `together` consecutive ranks hold one model and work on one share of a
+        step; `complete` sums their parts of a gradient once per step.
         """
         self.limits, self._seed, self._in_lockstep = setup.limits, setup.seed, in_lockstep
         self.placements: dict[str, Placement] = {}
         self.learners: dict[str, Learner] = {}
-        """By name: trained policies, then trained critics."""
+        """Learners by name: trained policies, then trained critics."""
         self._policies = [policy for policy in setup.policies if policy.endpoint is None]
         copies = self._copied_bases(setup)
         if share_out is not None:
@@ -107,13 +108,13 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         learning: Sequence[Policy | Critic] = [*self._policies, *setup.critics]
         for learner in learning:
             model, name, lora = setup.models[learner.base], learner.name, learner.lora
-            # An adapter of an earlier engine on a model in memory continues to learn.
+            # An adapter that an earlier engine added to a model in memory is trained further.
             if lora and name not in model.bank.adapters:
                 model.bank.add(name, lora, derive_seed(setup.seed, "adapter", name))
             elif lora and model.bank.adapters[name] != lora:
                 raise ModelError(
-                    f"Model '{model.name}' already has an adapter '{name}' with other `lora` settings. "
-                    "Load the model again, or restore `lora`."
+                    f"Model '{model.name}' already has an adapter '{name}' with different `lora` settings. Load the "
+                    "model again, or restore the original `lora` settings."
                 )
             critic = isinstance(learner, Critic)
             if critic and name not in model.value_heads:
@@ -125,9 +126,9 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
                 narrow = next((key for key, p in parameters.items() if p.dtype != torch.float32), None)
                 if narrow is not None:
                     raise ModelError(
-                        f"'{name}' trains all weights of '{model.name}', but '{narrow}' is held in "
-                        f"{str(parameters[narrow].dtype).removeprefix('torch.')}: small steps would be lost to rounding. Pass the "
-                        "model with its weights in float32, or train an adapter (`weights: lora`)."
+                        f"'{name}' trains all weights of '{model.name}', but '{narrow}' is stored in "
+                        f"{str(parameters[narrow].dtype).removeprefix('torch.')}, so that small steps would be lost to "
+                        "rounding. Pass the model with its weights in float32, or train an adapter (`weights: lora`)."
                     )
                 settings, scaled = setup.optimizer_of(learner), model.dtype == torch.float16
                 steps = setup.limits.total_steps
@@ -152,14 +153,14 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
                 copies[reference] = copy_language_model(model, reference)
                 self.placements[reference] = Placement(copies[reference], None)
             if setup.embedders:
-                # Each policy's current base: the base under its adapter, or a copy of a base that is trained.
+                # Copy each policy's current base: the base under its adapter, or a copy of a base that is trained.
                 if whole and id(model) not in embedding:
                     copies[embedder] = embedding[id(model)] = copy_language_model(model, embedder)
                 self.placements[embedder] = Placement(embedding[id(model)] if whole else model, None)
         return list(copies.values())
 
     def _to_come(self, device: torch.device) -> int:
-        """Return the bytes of future gradients and moments of learners on a device."""
+        """Return the bytes that future gradients and moments of learners will need on a device."""
         return sum(each.bytes_to_come for each in self.learners.values() if each.device == device)
 
     @property
@@ -176,7 +177,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         return self.placements[learner].model.renderer
 
     def weights(self, name: str) -> Mapping[str, Tensor]:
-        """Return the weights of a policy, critic or reference, by name; the tensors themselves, not copies."""
+        """Return the weights of a policy, critic or reference by name: the tensors themselves, not copies."""
         if name in self.learners:
             return self.learners[name].parameters
         model, adapter = self.placements[name].model, self.placements[name].adapter
@@ -207,15 +208,16 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         return self._sharing.rows(samples, partial(self.forward.score, entropy=True))
 
     def _check_critics_context(self, samples: Sequence[Sample]) -> None:
-        """Raise ContextError if a critic's input exceeds its model's context; it is never cut."""
+        """Raise ContextError if a critic's input exceeds its model's context; the input is never truncated."""
         for sample in samples:
             placement, tokens = self.placements[sample.learner], sample.targets[-1]
             if placement.critic and tokens > placement.model.renderer.context:
                 raise ContextError(
-                    f"'{sample.learner}' has {tokens} tokens of input; its model's context is {placement.model.renderer.context}. A central "
-                    "critic reads what all agents read and wrote: use a model with a longer context "
-                    "(`model.embedded.context` for the embedded one), shorter prompts, fewer rounds, a lower "
-                    "`sampling.max_tokens`, or `algorithm.name: ippo`, whose critics read what their own agent did."
+                    f"'{sample.learner}' has {tokens} tokens of input, but its model's context is "
+                    f"{placement.model.renderer.context} tokens. A central critic reads what all agents read and wrote. "
+                    "Use a model with a longer context (`model.embedded.context` for the embedded one), shorter "
+                    "prompts, fewer rounds, a lower `sampling.max_tokens`, or `algorithm.name: ippo`, whose critics "
+                    "read only what their own agent read and wrote."
                 )
 
     def update(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
@@ -227,7 +229,8 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         self._check_critics_context(samples)
         assert samples, "an update needs samples"
         totals: dict[str, list[float]] = {}
-        # With dropout the log-probs of the update's own passes are not the sampler's: a pass without it is compared first.
+        # With dropout, the log-probs of the update's own passes differ from the sampler's, so a pass without dropout is
+        # compared first.
         dropout = self._has_dropout()
         if objective.parity and dropout:
             self._compare(self._gaps(samples), samples, totals)
@@ -251,8 +254,8 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
             for name in sorted(sums.bad):
                 if self.limits.non_finite == "stop":
                     raise NumericsError(
-                        f"The loss of '{name}' is not finite at its update {learners[name].steps}. Look at "
-                        "this step's rewards, lower `optimizer.lr`, or set `training.non_finite: skip`."
+                        f"The loss of '{name}' is not finite at its update {learners[name].steps}. Check this step's "
+                        "rewards, lower `optimizer.lr`, or set `training.non_finite: skip`."
                     )
             if compared:
                 self._compare(sums.gaps, samples, totals)
@@ -276,7 +279,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
                     self._spread[name] = counts if known is None else added([known, counts])
         except BaseException:
             for learner in learners.values():
-                learner.forget_gradient()  # else the next update would include it
+                learner.forget_gradient()  # otherwise the next update would include it
             raise
 
     def distributions(self) -> Mapping[str, Histogram]:
@@ -287,9 +290,9 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
     def accumulate(self, objective: Objective, compared: bool, samples: Sequence[Sample]) -> UpdateSums:
         """Accumulate the gradients of the samples' losses, and return the sums to divide by.
 
-        Passes do not wait for each other: losses are read after all passes are launched. If one is then not
-        finite and must be skipped, all passes are repeated, each waiting for its losses. Processes that take every
-        pass together cannot repeat alone; there each pass waits from the start.
+        Passes do not wait for each other: losses are read after all passes have been launched. If a loss is then not finite
+        and must be skipped, all passes are repeated, and each waits for its losses. Processes that take every pass together
+        cannot repeat separately, so each pass waits from the start.
         """
         leaves_out = self.limits.non_finite == "skip"
 
@@ -312,7 +315,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         With `waits`, a pass excludes losses that are not finite from its backward pass.
         """
         for learner in self.learners.values():
-            learner.forget_gradient()  # of repeated passes
+            learner.forget_gradient()  # drop the gradient of passes that are repeated
         sums = UpdateSums()
         entropy = Entropy.LEARNED if objective.entropy else Entropy.MEASURED
         with self._dropout() as keys_of:
@@ -381,7 +384,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
     def _compare(
         self, gaps: Sequence[Gaps], samples: Sequence[Sample], totals: dict[str, list[float]]
     ) -> None:
-        """Apply to each kind of rounding its own bound, so that a model in half precision does not relax the others'."""
+        """Apply a separate bound to each kind of rounding, so that half precision in one model does not relax other bounds."""
         models = {name: (placement.model, placement.adapter) for name, placement in self.placements.items()}
         kinds = {name: rounded_as(model) for name, (model, _) in models.items()}
         for kind in dict.fromkeys(kinds[gap.learner] for gap in gaps):
@@ -429,7 +432,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
 
     @property
     def _models(self) -> list[LanguageModel]:
-        """Every model in use, once."""
+        """Return every model in use, once."""
         return list({id(placement.model): placement.model for placement in self.placements.values()}.values())
 
     def _has_dropout(self) -> bool:
@@ -441,7 +444,8 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         """Turn the adapters' dropout on; yield a function that returns a batch's keys.
 
         A mask depends on the run's seed, the learner's steps and the tokens up to its own, so it is the same in any split
-        of a step's samples. The base has no dropout: it would train another distribution than the sampled one.
+        of a step's samples. The base has no dropout, because the trained distribution would then differ from the sampled
+        one.
         """
         if not self._has_dropout():
             yield lambda _: None
@@ -477,8 +481,8 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         """Restore the result of `state` exactly."""
         if not {"learners", "references"} <= state.keys():
             raise CheckpointError(
-                f"The state holds {sorted(state)}, not the fields of the train engine `torch`. Set `train_engine.name` as it "
-                "was when the checkpoint was written."
+                f"The state contains {sorted(state)}, which are not the fields of the train engine `torch`. Set "
+                "`train_engine.name` to the value used when the checkpoint was written."
             )
         self._spread = {}  # drops histograms of an undone update
         for name, entry in state["learners"].items():
@@ -503,20 +507,20 @@ class ForwardPass:
         """Evaluate learners, references and embedders by name, with at most `limits.microbatch_tokens` tokens in one pass.
 
         With `limits.gradient_checkpointing` a backward pass recomputes each decoder block. `to_come` returns the bytes that
-        learners on a device will need besides passes.
+        learners on a device will need in addition to passes.
         """
         self.placements = placements
         self.limits = limits
         self._equalise = equalise
         self._to_come = to_come
         self._most_tokens: dict[tuple[str, torch.device], int] = {}
-        """Most tokens of a pass over a model: set or chosen, and halved after memory has run out."""
+        """Maximum tokens of a pass over a model: set by the user or chosen, and halved after memory has run out."""
         self._passes: dict[tuple[str, torch.device], int] = {}
         """Tokens of the largest current pass over each model."""
         self._latest: tuple[tuple[str, torch.device], int] | None = None
         """The model of the latest pass, and its tokens."""
         self.anchor: Tensor | None = None
-        """A zero loss that depends on the last pass, if every process must go backward through it; else None."""
+        """A zero loss that depends on the last pass, if every process must run its backward pass; otherwise None."""
 
     @torch.no_grad()
     def embed(self, samples: Sequence[Sample]) -> list[Tensor]:
@@ -541,7 +545,7 @@ class ForwardPass:
     def score(self, samples: Sequence[Sample], *, entropy: bool = False) -> list[Tensor]:
         """Return log-probs or values `_T` (float32) of each sample's targets, without dropout.
 
-        With `entropy`, return log-probs and entropies `_T2` instead; then all samples are policies'.
+        With `entropy`, return log-probs and entropies `_T2` instead; all samples must then belong to policies.
         """
         return self.fitting(lambda: self._score(samples, entropy))
 
@@ -567,7 +571,7 @@ class ForwardPass:
     ) -> list[tuple[str, MicroBatch, TokenStatistics | Tensor]]:
         """Run one forward pass and return each learner's statistics or values `_K` of its targets.
 
-        `keys_N` are the tokens' keys of dropout, if it is on.
+        `keys_N` are the tokens' dropout keys, if dropout is on.
         """
         placement = self.placements[batch.owners[0][0]]
         route = [(self.placements[name].adapter, first, last) for name, first, last in batch.owners]
@@ -591,7 +595,7 @@ class ForwardPass:
             ]
 
     def batches(self, samples: Sequence[Sample]) -> Iterator[tuple[list[int], Batch]]:
-        """Pack samples base by base and yield each batch with the indices of the samples it was packed from.
+        """Pack samples base by base and yield each batch with the indices of its samples.
 
         Raises StopRequested before a batch if the run should stop.
         """
@@ -619,7 +623,7 @@ class ForwardPass:
             yield members, batch
 
     def _room(self, model: LanguageModel) -> int:
-        """Return the most tokens of a pass over a model; with `auto` on a GPU they are chosen at the first pass."""
+        """Return the maximum tokens of a pass over a model; with `auto` on a GPU it is chosen at the first pass."""
         key = _key(model)
         if key not in self._most_tokens:
             self._most_tokens[key] = self.limits.microbatch_tokens or self._chosen(model)
@@ -645,7 +649,7 @@ class ForwardPass:
     def fitting(self, work: Callable[[], Result]) -> Result:
         """Return the result of `work`; if a pass runs out of memory, repeat all of it with passes half as large.
 
-        Work starts from the beginning each time, because a failed backward pass may have added to a gradient. The
+        Each attempt starts from the beginning, because a failed backward pass may have added to a gradient. The
         smaller size is kept. Raises EngineError if a single sequence, or a bundle of samples, does not fit.
         """
         failed: dict[tuple[str, torch.device], int] = {}
@@ -660,31 +664,32 @@ class ForwardPass:
                 most = self._most_tokens[key]
                 if self._equalise is not None:
                     raise EngineError(
-                        f"A pass of {size} tokens does not fit in memory. Processes that shard a base take every pass together, "
-                        f"so it cannot be repeated: set `training.microbatch_tokens` below {size}. {EASED} The device reports: {error}"
+                        f"A pass of {size} tokens does not fit in memory. Processes that shard a base take every pass "
+                        f"together, so the pass cannot be repeated. Set `training.microbatch_tokens` below {size}. "
+                        f"{EASED} The device reports: {error}"
                     ) from error
                 if size > most or size <= 1:
                     raise EngineError(
-                        f"A pass of {size} tokens does not fit in memory and cannot be split: it has one sequence, or samples "
-                        f"that a loss compares. {EASED} The device reports: {error}"
+                        f"A pass of {size} tokens does not fit in memory and cannot be split, because it consists of one "
+                        f"sequence, or of samples that a loss compares. {EASED} The device reports: {error}"
                     ) from error
             else:
                 for (name, device), tokens in failed.items():
                     LOG.warning(
-                        "A pass of %d tokens does not fit in memory: passes over '%s' have at most %d from now on. The gradients are "
-                        "the same; set `training.microbatch_tokens=%d` to begin with them.",
+                        "A pass of %d tokens does not fit in memory: passes over '%s' have at most %d from now on. "
+                        "Gradients do not change; set `training.microbatch_tokens=%d` to use this limit from the start.",
                         tokens,
                         name,
                         self._most_tokens[name, device],
                         self._most_tokens[name, device],
                     )
                 return found
-            # The exception holds the failed pass's tensors, and is released here.
+            # The exception keeps the failed pass's tensors alive, and is released here.
             torch.cuda.empty_cache()
             failed.setdefault(key, size)
             self._most_tokens[key] = max(1, min(most, self._passes[key]) // 2)
 
 
 def _key(model: LanguageModel) -> tuple[str, torch.device]:
-    """Return a key of models with equal memory needs: copies of one model on one device share it."""
+    """Return a key for models with equal memory needs; copies of one model on one device share it."""
     return model.name, model.device

@@ -7,13 +7,13 @@ probabilities p, target y, entropy H and w_v = ∂l_v/∂h, the gradients with r
 
     ∂ log p_y / ∂h = (1 − p_y) w_y − Σ_{v≠y} p_v w_v        ∂H / ∂h = −Σ_v p_v (l_v − Σ_u p_u l_u) w_v
 
-so a frozen head computes both rows of size D with the logits, and the backward pass scales them. This is
-attention of h to the rows of W, and as in 2205.14135 the vocabulary is read in pieces under a running
-maximum. The target is excluded from the sums: the gradient of a nearly certain token is a small number, which must
-not be the difference of two large ones in half precision.
+so a frozen head computes both rows of size D together with the logits, and the backward pass scales them. This is attention
+of h to the rows of W, and as in 2205.14135 the vocabulary is read in pieces with a running maximum. The target is excluded
+from the sums: the gradient of a nearly certain token is a small number, which must not be computed as the difference of two
+large ones in half precision.
 
-The gradient of a trained head is a sum over tokens, each scaled by the loss, so it needs the loss. Then the backward
-pass recomputes the logits of each piece, and the forward pass computes no gradient.
+The gradient of a trained head is a sum over tokens, each scaled by the loss, so it needs the loss. In this case the
+backward pass recomputes the logits of each piece, and the forward pass computes no gradient.
 
 Shapes: K target tokens, D hidden size, V vocabulary, C vocabulary entries of one piece.
 """
@@ -36,16 +36,16 @@ from kapelle.models.language_model import LanguageModel, OutputHead
 from kapelle.models.lora_bank import computes_in
 
 LOGIT_BUDGET = 1 << 21
-"""Most logits that are stored for the backward pass; more are computed in pieces."""
+"""Maximum logits that are stored for the backward pass; if there are more, they are computed in pieces."""
 
 ROWS, PIECE = 512, 1 << 20
-"""Most tokens and logits of a piece on a CPU, to fit its cache."""
+"""Maximum tokens and logits of a piece on a CPU, to fit its cache."""
 
 DEVICE_ROWS, DEVICE_PIECE = 2048, 1 << 25
-"""Most tokens and logits of a piece on a GPU, large enough to use it well."""
+"""Maximum tokens and logits of a piece on a GPU, large enough to use it well."""
 
 FORBIDDEN = -1e4
-"""Replaces log-probs below it in products with their probability, which is 0 in every type, because 0 · (−∞) is NaN."""
+"""Replaces lower log-probs in products with their probability, which is 0 in every type, because 0 · (−∞) is NaN."""
 
 
 class Entropy(Enum):
@@ -59,7 +59,7 @@ class Entropy(Enum):
 def token_statistics(
     model: LanguageModel, hidden_KD: Tensor, batch: Batch, part: MicroBatch, entropy: Entropy
 ) -> TokenStatistics:
-    """Return log-probs (and entropies, else zeros) of a part's target tokens, of the tempered distributions."""
+    """Return the log-probs of a part's target tokens under the tempered distributions, and entropies (or zeros if not wanted)."""
     here = part.place
     columns = (hidden_KD[here], batch.token_K[here], batch.temperature_K[here])
     allowed = None if batch.allowed is None else batch.allowed.among(here)
@@ -92,7 +92,7 @@ class Wanted(NamedTuple):
 
     entropy: bool
     gradient: bool
-    """Of log-probs with respect to hidden states."""
+    """Whether gradients of log-probs with respect to hidden states are computed."""
     entropy_gradient: bool
 
 
@@ -106,9 +106,9 @@ def statistics_in_pieces(
     entropy: bool,
     learned: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return log-probs [K] and entropies [K] (else zeros) of softmax(logits / temperature), in nats and ≥ float32.
+    """Return log-probs [K] and entropies [K] (otherwise zeros) of softmax(logits / temperature), in nats and ≥ float32.
 
-    With `allowed` it is the constrained distribution.
+    With `allowed`, the distribution is the constrained one.
 
     At most one piece of the logits is in memory. Entropies have a gradient if `learned`.
     """
@@ -133,13 +133,13 @@ class _Piece:
     weight_CD: Tensor
     """The entries' weights in the compute type."""
     logits_KC: Tensor
-    """Over the temperature."""
+    """The logits divided by the temperature."""
     slope_KC: Tensor | None
-    """Derivative of the soft cap; None is 1."""
+    """Derivative of the soft cap; None means 1."""
     target_K1: Tensor
-    """Place of each token's target among the entries, if it is one of them."""
+    """Position of each token's target among the entries, if the target is one of them."""
     here_K1: Tensor
-    """Whether it is."""
+    """Whether each token's target is among the entries."""
 
 
 @dataclass(slots=True)

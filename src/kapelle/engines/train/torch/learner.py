@@ -22,26 +22,27 @@ from kapelle.runtime.tensors import read_together
 from kapelle.settings.schema import OptimizerConfig
 
 Agreed = Callable[[str | None], str | None]
-"""Maps the fault in this process to a fault in any process."""
+"""Function from the fault in this process, if any, to a fault in any process."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A launched step with results that are not read yet."""
+    """A launched step whose results are not read yet."""
 
     rate: float
     before: Mapping[str, Any] | None
-    """A copy of the learner's state to undo the step; None if a faulty step stops the run."""
+    """A copy of the learner's state with which the step can be undone; None if a faulty step stops the run."""
     unmoved: Sequence[nn.Parameter]
-    """Parameters without moments before the step."""
+    """Parameters that had no moments before the step."""
     learned: Mapping[str, Tensor]
     """Weights and moments after the step, by name."""
     unread: Sequence[Tensor]
-    """Scalars: the gradient's norm, whether it is finite, and per device whether weights and moments are usable."""
+    """Scalars: the gradient's norm, whether the norm is finite, and for each device whether weights and moments are
+    usable."""
 
 
 class Learner:
-    """A policy or critic with its AdamW (1711.05101), in the form of `optimizer.name`."""
+    """A policy or critic with its AdamW optimiser (1711.05101), in the variant that `optimizer.name` selects."""
 
     def __init__(
         self,
@@ -61,15 +62,15 @@ class Learner:
         self.steps = 0
         """Optimiser steps of these weights."""
         self.version = 0
-        """Number of changes of these weights, unique for a set of weights even after an exchange."""
+        """Number of changes of these weights; it identifies a set of weights, even after an exchange."""
         self.changed = False
-        """True if the weights changed since the last publish."""
+        """Whether the weights changed since the last publish."""
         self._settings = settings
         self._lr = lr
         self._total_steps = total_steps
         self.device = next(iter(self.parameters.values())).device
         self._scale = LossScale() if scaled else None
-        # Foreach operations need tensors of one kind: sharded and whole ones (a critic's head) are separate groups.
+        # Foreach operations need tensors of one kind: sharded tensors and whole ones (a critic's head) are separate groups.
         kinds = of_one_kind(self.parameters)
         self._names = [key for kind in kinds for key in kind]
         self.optimizer = build_optimizer([list(kind.values()) for kind in kinds], settings, lr)
@@ -91,7 +92,7 @@ class Learner:
         return take_steps({self: weight}, on_bad, agreed)[0]
 
     def launch(self, weight: float, *, undoable: bool) -> LaunchedStep:
-        """Launch a step and the checks of it without waiting.
+        """Launch a step and its checks without waiting.
 
         The weights do not change if the gradient is not finite.
         """
@@ -111,14 +112,14 @@ class Learner:
         norm = _norm(gradients)
         if self._settings.max_grad_norm is not None:
             shrunk = (self._settings.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-            for kind in kinds:  # shards may be in the host's memory, and a head on the device
+            for kind in kinds:  # shards may be in the host's memory while a head is on the device
                 torch._foreach_mul_(kind, shrunk.to(kind[0].device))
-        # Parts count together: whether the step is taken is the same in all processes.
+        # All parts count together, so that all processes agree on whether the step is taken.
         finite = torch.isfinite(norm)
         unmoved = [p for p in pushed if p not in self.optimizer.state]
-        self.version += 1  # until it is settled: an interruption here leaves changed weights
+        self.version += 1  # until the step is settled, because an interruption here leaves changed weights
         if self._settings.name == "adamw":
-            # The fused kernel reads this flag on the device, and then changes nothing.
+            # The fused kernel reads this flag on the device; if it is set, the kernel changes nothing.
             stepping: Any = self.optimizer
             stepping.found_inf = finite.logical_not().float()
             stepping.step()
@@ -149,17 +150,17 @@ class Learner:
                 self.optimizer.state.pop(parameter, None)  # zeros from this step
             if on_bad == "stop" and self._scale is None:
                 raise NumericsError(
-                    f"The gradient of '{self.name}' is not finite at its update {self.steps}. Look at this "
-                    "step's rewards, lower `optimizer.lr`, or set `training.non_finite: skip`."
+                    f"The gradient of '{self.name}' is not finite at its update {self.steps}. Check this step's rewards, "
+                    "lower `optimizer.lr`, or set `training.non_finite: skip`."
                 )
         else:
             wrong = agreed(None if sound else poisoned(step.learned))
             if wrong is not None and step.before is None:
                 raise NumericsError(
-                    f"The update {self.steps} of '{self.name}' at a rate of {step.rate:g} broke its weights: {wrong}. No "
-                    "checkpoint holds them. Continue from the last one with a lower rate (`kapelle train --resume RUN "
-                    "optimizer.lr=…`), skip such updates (`training.non_finite=skip`), or return to an earlier one "
-                    "(`kapelle runs rollback RUN --to STEP`)."
+                    f"The update {self.steps} of '{self.name}' at a learning rate of {step.rate:g} broke its weights: "
+                    f"{wrong}. No checkpoint contains these weights. Continue from the last one with a lower rate "
+                    "(`kapelle train --resume RUN optimizer.lr=…`), skip such updates (`training.non_finite=skip`), or "
+                    "return to an earlier checkpoint (`kapelle runs rollback RUN --to STEP`)."
                 )
             undone = wrong is not None
         if undone and step.before is not None:
@@ -197,19 +198,20 @@ class Learner:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of `state` exactly; CheckpointError if another optimiser returned it."""
+        """Restore the result of `state` exactly; CheckpointError if it comes from another optimiser."""
         for entry in state["optimizer"].values():
             if ("exp_avg" in entry) != (self._settings.name == "adamw"):
                 raise CheckpointError(
-                    f"The optimiser's state of '{self.name}' ({', '.join(sorted(entry))}) is not that of `optimizer.name: "
-                    f"{self._settings.name}`. Set `optimizer.name` as it was when the checkpoint was written."
+                    f"The optimiser's state of '{self.name}' ({', '.join(sorted(entry))}) does not belong to "
+                    f"`optimizer.name: {self._settings.name}`. Set `optimizer.name` to the value used when the "
+                    "checkpoint was written."
                 )
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(distributed_like(state["weights"][name], parameter))
         names, moments = self._names, dict[int, dict[str, Any]]()
         for name, entry in state["optimizer"].items():
-            # Copies; those with a weight's shape are sharded like the weight.
+            # Copy the tensors; those with a weight's shape are sharded like the weight.
             parameter, own = self.parameters[name], dict[str, Any]()
             for key, value in entry.items():
                 own[key] = value.clone() if isinstance(value, Tensor) else value
@@ -239,9 +241,9 @@ class Learner:
 
 
 class LossScale:
-    """The factor on a learner's losses that keeps small gradients above the smallest number of float16 (1710.03740).
+    """The factor on a learner's losses that keeps small gradients above the smallest float16 number (1710.03740).
 
-    It is halved after a skipped step with a gradient that is not finite, and doubled after 2000 finite ones.
+    It is halved after a step that was skipped because its gradient is not finite, and doubled after 2000 finite steps.
     """
 
     FIRST, GROWS_AFTER = 65536.0, 2000
@@ -278,7 +280,7 @@ Kind = TypeVar("Kind", bound=Tensor)
 
 
 def of_one_kind(tensors: Mapping[str, Kind]) -> list[dict[str, Kind]]:
-    """Group tensors by kind: sharded on one mesh of processes, on another, or whole."""
+    """Group tensors by kind: sharded on one mesh of processes, sharded on another, or whole."""
     kinds: dict[object, dict[str, Kind]] = {}
     for key, tensor in tensors.items():
         kinds.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, {})[key] = tensor
@@ -298,16 +300,16 @@ def _norm(gradients: Sequence[Mapping[str, Tensor]]) -> Tensor:
 def take_steps(
     weights: Mapping[Learner, float], on_bad: str, agreed: Agreed = lambda wrong: wrong
 ) -> list[dict[str, float]]:
-    """Divide each learner's accumulated gradient of sums by its weight, clip it, step; return norms and rates, in order.
+    """Divide each learner's accumulated gradient of sums by its weight, clip it and step; return norms and rates, in order.
 
-    All steps are launched before anything is read, to wait once for a GPU. Then every learner is settled, and the
-    first fault is raised, so that counters and weights of all learners are consistent.
+    All steps are launched before anything is read, so that there is only one wait for a GPU. Then every learner is settled
+    before the first fault is raised, so that the counters and weights of all learners are consistent.
 
     A gradient that is not finite raises NumericsError, or leaves the weights as they are when `on_bad`
-    is "skip" (fp16 always skips, because its scale adapts that way). So does a step that breaks the weights or the
-    optimiser's moments; under "skip" it is undone (weights, moments and counters) and counts as `undone` too. For
-    this "skip" keeps a copy of them during the step. If processes hold shards of the weights,
-    `agreed` shares a fault of one process with all.
+    is "skip" (fp16 always skips, because its scale adapts that way). The same holds for a step that breaks the weights or
+    the optimiser's moments; with "skip" it is undone (weights, moments and counters) and is also counted as `undone`. For
+    this purpose, "skip" keeps a copy of them during the step. If processes hold shards of the weights, `agreed` shares a
+    fault of one process with all.
     """
     undoable = on_bad == "skip"
     rows: list[dict[str, float]] = []
@@ -338,9 +340,9 @@ def _snapshot(tree: Mapping[str, Any]) -> dict[str, Any]:
 def rate_at(step: int, total: int, settings: OptimizerConfig) -> float:
     """Return the factor on the learning rate at an optimiser step, counted from 0.
 
-    It rises linearly from 0 over `warmup_steps`, as transformers' schedules do, so that the first step changes nothing. Then it
-    stays constant (`constant`) or falls to 0 at `total`, linearly (`linear`) or by a half cosine
-    (`cosine`, 1608.03983 without restarts).
+    It rises linearly from 0 over `warmup_steps`, as transformers' schedules do, so the first step changes nothing. Then it
+    stays constant (`constant`) or falls to 0 at `total`, linearly (`linear`) or by a half cosine (`cosine`, 1608.03983
+    without restarts).
     """
     if step < settings.warmup_steps:
         return step / settings.warmup_steps
@@ -351,7 +353,8 @@ def rate_at(step: int, total: int, settings: OptimizerConfig) -> float:
 
 
 OF_BITSANDBYTES = {"adamw_8bit": "AdamW8bit", "paged_adamw_8bit": "PagedAdamW8bit"}
-"""Classes of `bitsandbytes.optim` by name: moments of one byte (2110.02861), optionally paged to the host's memory."""
+"""Classes of `bitsandbytes.optim` by name, with one-byte moments (2110.02861) that are optionally paged to the host's
+memory."""
 
 
 MOMENT_BYTES = {"adamw": 8, "adamw_8bit": 2, "paged_adamw_8bit": 2}
@@ -361,7 +364,7 @@ MOMENT_BYTES = {"adamw": 8, "adamw_8bit": 2, "paged_adamw_8bit": 2}
 def build_optimizer(
     groups: Sequence[Sequence[nn.Parameter]], settings: OptimizerConfig, lr: float
 ) -> torch.optim.Optimizer:
-    """Return AdamW of torch or bitsandbytes over groups of parameters; `setup` has checked that it is installed."""
+    """Return AdamW of torch or bitsandbytes over groups of parameters; `setup` has checked that the library is installed."""
     given: dict[str, Any] = {
         "lr": lr,
         "betas": settings.betas,
@@ -382,19 +385,21 @@ def build_optimizer(
 
 
 def gathered(value: Any) -> Any:
-    """Gather a sharded tensor from all processes, which must all call this; return any other value unchanged."""
+    """Gather a sharded tensor from all processes, all of which must call this; return any other value unchanged."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def local_part(value: Tensor) -> Tensor:
-    """Return this process's shard of a tensor, or a whole tensor itself."""
+    """Return this process's shard of a tensor, or the tensor itself if it is whole."""
     return value.to_local() if isinstance(value, DTensor) else value
 
 
 def distributed_like(tensor: Tensor, pattern: Tensor) -> Tensor:
-    """Shard a whole tensor like another of its shape; return a sharded tensor unchanged."""
+    """Shard a whole tensor like another tensor of its shape; return a sharded tensor unchanged."""
     if not isinstance(pattern, DTensor) or isinstance(tensor, DTensor):
         return tensor
     on_device = tensor.to(device=pattern.device, dtype=pattern.dtype)
     laid_out = distribute_tensor(on_device, pattern.device_mesh, pattern.placements, src_data_rank=None)
-    return laid_out.to(pattern.device)  # shards may be in the host's memory although the mesh is of devices
+    return laid_out.to(
+        pattern.device
+    )  # shards may be in the host's memory although the mesh consists of devices

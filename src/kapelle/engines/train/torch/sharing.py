@@ -1,7 +1,7 @@
 """The sums of an update before the division by the global weight, and the split of its work over processes.
 
 Every process takes some of the samples. Rows are gathered; losses, weights and gradients are summed over all processes
-before the division. So the step equals that of a single process for any split of the samples.
+before the division. The step therefore equals that of a single process for any split of the samples.
 
 Shapes: K target tokens.
 """
@@ -38,7 +38,7 @@ def add_metric(totals: dict[str, list[float]], name: str, total: float, weight: 
 
 
 def means(totals: Mapping[str, list[float]]) -> dict[str, float]:
-    """Return each metric's mean, and for ratios the effective sample size: (Σρ)² / (n·Σρ²), 1 when all are equal."""
+    """Return each metric's mean, and for ratios the effective sample size (Σρ)² / (n·Σρ²), which is 1 if all are equal."""
     row = {name: total / weight if weight else 0.0 for name, (total, weight) in totals.items()}
     for name in [name for name in row if name.startswith("ratio_square/")]:
         policy = name.removeprefix("ratio_square/")
@@ -68,13 +68,13 @@ class UpdateSums:
     """Learners with a loss that is not finite; their gradients are dropped."""
     gaps: list[Gaps] = field(default_factory=list)
     unread_gaps: list[tuple[Gaps, Tensor]] = field(default_factory=list)
-    """Gaps of all tokens before `read`, with the mask of counted tokens."""
+    """Gaps of all tokens until `read`, with the mask of counted tokens."""
     spread: dict[str, Histogram] = field(default_factory=dict)
     """Histograms of policies' tokens, by kind and policy (`CountsTokens`)."""
     unread_tokens: dict[str, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
-    """Values of tokens for the histograms before `read`, with the mask of counted tokens."""
+    """Values of tokens for the histograms until `read`, with the mask of counted tokens."""
     unread: list[tuple[str, str, Tensor, Tensor]] = field(default_factory=list)
-    """Learner, metric (empty for the weight), sum and weight before `read`, because reading waits for a GPU."""
+    """Learner, metric (empty for the weight), sum and weight; stored until `read`, because reading waits for a GPU."""
 
     def add(self, learner: str, loss: Loss) -> None:
         """Store a batch's loss and metrics until `read`."""
@@ -120,7 +120,7 @@ class UpdateSums:
             self.spread[name] = added([self.spread[name], counts]) if name in self.spread else counts
 
     def add_gaps(self, policy: str, logp_K: Tensor, targets: Targets, samples: tuple[int, ...]) -> None:
-        """Add the gaps between the trainer's and the sampler's log-probs of samples, by index, if the samples have those."""
+        """Add the gaps between the trainer's and the sampler's log-probs of samples, by index, if the samples have the latter."""
         if Column.BEHAVIOUR in targets.columns:
             off_K = logp_K.detach() - targets[Column.BEHAVIOUR]
             self.unread_gaps.append((Gaps(policy, off_K, samples), targets.mask_K))
@@ -144,14 +144,14 @@ class UpdateSums:
 
 
 Accumulate = Callable[[Sequence[Sample]], UpdateSums]
-"""Accumulates samples' gradients in the learners; returns the sums."""
+"""Function that accumulates samples' gradients in the learners and returns the sums."""
 
 
 class AmongRanks:
-    """The ranks of a run; each takes samples with about equally many tokens."""
+    """The ranks of a run; each takes samples with about the same number of tokens."""
 
     def __init__(self, ranks: Ranks, *, in_lockstep: bool = False, together: int = 1) -> None:
-        """Share work with these ranks; in lockstep, ranks work together and no share is interrupted.
+        """Share work with these ranks; in lockstep, ranks work together and are not interrupted during a share.
 
         `together` consecutive ranks hold one model (tensor parallel) and work on one share.
         """
@@ -195,7 +195,7 @@ class AmongRanks:
 
         def share() -> bytes:
             sums = accumulate([samples[k] for k in dealt])
-            # A sharded gradient (`DTensor`) is summed already.
+            # A sharded gradient (`DTensor`) is already summed.
             numbers = {
                 name: [
                     k
@@ -240,9 +240,9 @@ class AmongRanks:
         return joined
 
     def agreed(self, wrong: str | None) -> str | None:
-        """Return the fault of a learner's step in the first rank that has one, in all ranks.
+        """Return, in all ranks, the fault of a learner's step in the first rank that has one.
 
-        This applies if ranks hold shards of the weights; otherwise all ranks see the same.
+        This applies if ranks hold shards of the weights; otherwise all ranks detect the same fault.
         """
         if not self._in_lockstep:
             return wrong

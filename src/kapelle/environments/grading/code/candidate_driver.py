@@ -1,13 +1,13 @@
 """Runs inside the candidate's sandbox: imports `solution.py` and executes one request at a time.
 
-Nothing here is trusted. The solution shares this process and may take it over. It can then only send values, which it may do
+Nothing here is trusted. The solution shares this process and may take it over, but it can then only send values, which it may do
 anyway. A request is one line: an unguessable mark and a typed value, `(keep, operation, part, ..)` (see `_OPERATIONS`). A reply
 is one line that begins with the same mark:
 
     value VALUE   the result; with `keep`, or if it has no encoding, the object stays here and VALUE is its number
     error (name of the exception's class, text)
 
-Standard library and the encoding only: both files are copied into sandboxes unchanged.
+This file uses only the standard library and the encoding (`values`), because both files are copied into sandboxes unchanged.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _kept: list[Any] = []
 
 
 def serve() -> None:
-    """Execute requests from standard input until it ends; write replies to standard output."""
-    # Solutions may recurse more deeply, and write longer numbers, than Python's own limits allow.
+    """Execute the requests from standard input until it ends, and write the replies to standard output."""
+    # Solutions may recurse more deeply and write longer numbers than Python's default limits allow.
     sys.setrecursionlimit(10_000)
     sys.set_int_max_str_digits(0)
     with os.fdopen(os.dup(0), "rb") as requests, os.fdopen(os.dup(1), "wb") as replies:
@@ -78,7 +78,7 @@ async def _awaited(found: Any) -> Any:
 
 
 def _named(name: str) -> Any:
-    """Return an object of the solution by name, or a method of a new instance of its class `Solution`."""
+    """Return the solution's object with this name, or the method of a new instance of its class `Solution`."""
     known = vars(importlib.import_module("solution"))
     if name not in known and hasattr(known.get("Solution"), name):
         return getattr(known["Solution"](), name)
@@ -103,4 +103,4 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "apply": lambda name, *args: _FUNCTIONS[name](*args),
 }
 OF_OBJECTS = frozenset(_FUNCTIONS)
-"""Built-in functions that `apply` calls."""
+"""Built-in functions that `apply` can call."""

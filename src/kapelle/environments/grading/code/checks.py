@@ -1,8 +1,8 @@
 """The steps of a literal test: requests to the candidate, and conditions on the returned values.
 
-Values have built-in types, and everything here runs outside the sandbox: no code of the candidate takes part in a decision. An object
-without an encoding stays in the candidate's process (`Stays`). A test may read parts of it and pass it back, but it is never
-compared, because its class would decide the result.
+Values have built-in types, and everything here runs outside the sandbox, so that no code of the candidate takes part in a decision.
+An object without an encoding stays in the candidate's process (`Stays`). A test may read parts of the object and pass it back, but
+the object is never compared, because its class would decide the result.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from kapelle.environments.grading.code.candidate_driver import MATCH, OF_OBJECTS
 from kapelle.environments.grading.code.values import MAX_BITS, Stays, spread
 
 MOST_ITEMS = 1_000_000
-"""Maximum number of items of a sequence that is made of a candidate's values."""
+"""Maximum number of items in a sequence that is made of a candidate's values."""
 FEW = 1000
-"""Maximum number of items for operations with more than linear time."""
+"""Maximum number of items in operations that take more than linear time."""
 
 
 class UnfitValue(Exception):
-    """A returned value that a test cannot use: NaN, an object, or too large for its operation."""
+    """A returned value that a test cannot use: NaN, an object, or a value that is too large for the operation."""
 
 
 class Later:
@@ -45,7 +45,7 @@ class CandidateRequest(Later):
     keep: bool = False
     """Whether a later request needs the object itself, with its class."""
     of_class: bool = False
-    """Whether it is an object of a candidate's class, judged by the called name."""
+    """Whether the result is an object of a candidate's class, judged by the called name."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +59,7 @@ class Apply(Later):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lazy(Later):
-    """`and` (`decisive` is False) or `or` (True): parts are evaluated until one decides."""
+    """`and` (`decisive` is False) or `or` (`decisive` is True): parts are evaluated until one decides the result."""
 
     decisive: bool
     parts: tuple[Any, ...]
@@ -67,7 +67,7 @@ class Lazy(Later):
 
 @dataclass(frozen=True, slots=True)
 class CheckStep:
-    """One step of a test: evaluate a value, which must be true if it `asserts`."""
+    """One step of a test: evaluate a value, which must be true if the step `asserts` it."""
 
     value: Any
     asserts: bool = False
@@ -75,7 +75,7 @@ class CheckStep:
 
 @dataclass(frozen=True, slots=True)
 class LiteralTest:
-    """A test program as steps."""
+    """A test program as a sequence of steps."""
 
     steps: tuple[CheckStep, ...]
     names_nan: bool
@@ -83,7 +83,7 @@ class LiteralTest:
 
 
 class Settling:
-    """Evaluates the values of one run of a test. `ask` returns the candidate's value for an operation and its parts, or raises."""
+    """Evaluates the values of one run of a test. `ask` returns the candidate's result of an operation on parts, or raises."""
 
     def __init__(self, ask: Callable[..., Any], names_nan: bool) -> None:
         self._ask = ask
@@ -92,7 +92,7 @@ class Settling:
         self._objects: dict[CandidateRequest, Any] = {}
 
     def value(self, part: Any) -> Any:
-        """Return the value of a part. Raises UnfitValue, exceptions of `ask`, and Python's for values of another type."""
+        """Return the value of a part. Raises UnfitValue, the exceptions of `ask`, and Python's own for a value of the wrong type."""
         if not isinstance(part, Later):
             return part
         if isinstance(part, CandidateRequest) and part.keep:
@@ -102,14 +102,14 @@ class Settling:
         return self._known[part]
 
     def truth(self, part: Any) -> bool:
-        """Return whether a value is true. Raises UnfitValue for an object, whose class would decide."""
+        """Return whether a value is true. Raises UnfitValue for an object, because its class would decide the result."""
         value = self.value(part)
         if isinstance(value, Stays) and value.nature != MATCH:
             raise UnfitValue("an object, which is neither true nor false here")
         return bool(value)
 
     def given(self, part: Any) -> Any:
-        """Return a part as an argument for the candidate: its own objects, alone or in a container, stay references."""
+        """Return a part as an argument for the candidate; the candidate's objects, also in containers, remain references."""
         if isinstance(part, CandidateRequest) and part.keep:
             return self._object(part)
         if isinstance(part, Apply) and isinstance(part.function, Build):
@@ -134,7 +134,7 @@ class Settling:
                 if self.truth(each) is part.decisive:
                     return self.value(each)
             return self.value(part.parts[-1])
-        assert isinstance(part, Apply), "there are three kinds of Later"
+        assert isinstance(part, Apply), "`Later` has three subclasses"
         values = [self.value(each) for each in part.parts]
         if any(isinstance(each, Stays) for each in values):
             return self._of_object(part.function, *values, **part.keywords)
@@ -146,8 +146,8 @@ class Settling:
         return found
 
     def _of_object(self, function: Any, target: Any, *others: Any, **keywords: Any) -> Any:
-        """Return the result of a function of an object, if the candidate's process needs no expected value for it."""
-        if function in IDENTITY:  # with None, True, False or a type
+        """Return the result of a function on an object, if the candidate's process can compute it without an expected value."""
+        if function in IDENTITY:  # comparison with None, True, False or a type
             return function(target, *others)
         if (
             function in (is_in, is_not_in)
@@ -189,13 +189,13 @@ OF_VALUES: tuple[Any, ...] = (
     *(math.isfinite, math.isinf, math.isnan, math.sqrt, math.trunc, collections.Counter, collections.deque, collections.OrderedDict),
     *(copy.copy, copy.deepcopy),
 )  # fmt: skip
-"""Functions that may get a candidate's values; `bounded` limits their cost."""
+"""Functions that may receive a candidate's values; `bounded` limits their cost."""
 ITERATING: tuple[Any, ...] = (
     *(list, tuple, set, frozenset, sorted, sum, max, min, dict, all, any, collections.Counter, collections.deque),
 )  # fmt: skip
-"""Functions that use only the items of an object."""
+"""Functions that use only an object's items."""
 SURELY_PLAIN: tuple[Any, ...] = (abs, all, any, bool, float, int, isinstance, len, repr, round, str, sum, type, math.isclose)  # fmt: skip
-"""Functions that never return an object of the candidate."""
+"""Functions that never return one of the candidate's objects."""
 _METHOD_NAMES = (
     "capitalize casefold conjugate copy count date decode difference encode endswith find get hex index intersection is_integer isalnum "
     "isalpha isdecimal isdigit isdisjoint islower isnumeric isoformat isspace issubset issuperset istitle isupper items join keys lower "
@@ -203,7 +203,7 @@ _METHOD_NAMES = (
     "symmetric_difference time title total_seconds union upper values weekday"
 )
 METHODS = frozenset(_METHOD_NAMES.split())
-"""Allowed methods of values: they change nothing, and their results are not much larger."""
+"""Allowed methods of values: they change nothing, and their results are not much larger than the values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ class Method:
 
 
 def bounded(function: Callable[..., Any], *values: Any, **keywords: Any) -> Any:
-    """Return the result of a function of values; raise UnfitValue if the candidate's values would make it costly."""
+    """Return the result of a function on values; raise UnfitValue if the candidate's values would make the call costly."""
     first, *others = values or (None,)
     if any(isinstance(each, range) and len(each) > MOST_ITEMS for each in values):
         raise UnfitValue("a range that is too long")
@@ -292,17 +292,17 @@ COMPARES = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, ope
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """Makes a container of items; a dictionary of alternating keys and values."""
+    """Makes a container of items; the items of a dictionary are alternating keys and values."""
 
     kind: type
 
     def __call__(self, *items: Any) -> Any:
-        """Return it."""
+        """Return the container."""
         return self.kind(zip(items[::2], items[1::2], strict=True) if self.kind is dict else items)
 
 
 def items_of(values: Any, count: int) -> list[Any]:
-    """Return exactly `count` items, so that a test that pairs them with known ones cannot end early."""
+    """Return exactly `count` items, so that a test that pairs them with known values cannot end early."""
     items = list(values)
     if len(items) != count:
         raise UnfitValue(f"{len(items)} items where the test expects {count}")
@@ -318,7 +318,7 @@ def may_be_object(part: Any) -> bool:
 
 
 def holds_object_of_class(part: Any) -> bool:
-    """Return whether a part is an object of a candidate's class, or a container of some."""
+    """Return whether a part is an object of a candidate's class, or a container of such objects."""
     if isinstance(part, Apply) and isinstance(part.function, Build):
         return any(map(holds_object_of_class, part.parts))
     return isinstance(part, CandidateRequest) and part.of_class

@@ -1,8 +1,9 @@
-"""Grade programs in a sandbox. Returned values and output are compared here, outside the sandbox.
+"""Grades programs in a sandbox. Returned values and output are compared here, outside the sandbox.
 
-`grade_calls` compares returned values with known ones, `grade_output` the output. `grade_program` takes test programs:
-those that `literal_tests` can read become calls. All others would have to run in the candidate's process, which could then fake their
-results; this must be allowed explicitly, and the verdicts are not `trusted`. Exit codes and printed claims are never trusted.
+`grade_calls` compares returned values with expected values, `grade_output` compares the output. `grade_program` takes test
+programs; those that `literal_tests` can read become calls. All other test programs have to run in the candidate's process, which
+could then fake their results; this must be allowed explicitly, and the verdicts are not `trusted`. Exit codes and printed claims
+are never trusted.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class TestOutcome:
     __test__ = False
 
     status: TestStatus
-    """`failed`: it ran and its condition is false. `error`: it did not finish."""
+    """`failed`: the test ran and its condition is false. `error`: the test did not finish."""
     explanation: str = ""
 
 
@@ -52,7 +53,7 @@ class CodeGrade:
 
     tests: tuple[TestOutcome, ...]
     status: Literal["graded", "ungraded"] = "graded"
-    """`ungraded`: the tests themselves could not run, whatever the candidate; this must
+    """`ungraded`: the tests themselves could not run, regardless of the candidate; this must
     never be used as a reward."""
     explanation: str = ""
     trusted: bool = True
@@ -77,17 +78,17 @@ class CodeGrade:
 # -------- The candidate in its sandbox: one request at a time, and only well-formed replies are accepted
 
 REPLIES = 64 * 1024**2
-"""Maximum number of bytes of all replies of a candidate."""
+"""Maximum total size of a candidate's replies in bytes."""
 MOST_STARTS = 3
-"""Maximum number of starts of one candidate: after a test that ends it, the next test starts it again."""
+"""Maximum number of starts of one candidate: if a test ends the candidate, the next test starts it again."""
 
 
 class CandidateGone(Exception):
-    """The candidate did not reply: it ended, reached a limit, or sent something else."""
+    """The candidate did not reply: it ended, reached a limit, or sent an invalid reply."""
 
 
 class CandidateError(Exception):
-    """The candidate raised an exception; only its name and its text are used."""
+    """The candidate raised an exception; only the exception's name and text are used."""
 
     def __init__(self, found: Plain) -> None:
         name, text = found if type(found) is tuple and len(found) == 2 else ("", "")
@@ -95,7 +96,7 @@ class CandidateError(Exception):
 
 
 class Candidate:
-    """A solution in its own sandbox, started at the first request, and again after it was lost."""
+    """A solution in its own sandbox, which starts at the first request, and again after the candidate was lost."""
 
     def __init__(self, solution: str, sandbox: Backend, limits: Limits) -> None:
         self._files = {
@@ -108,12 +109,12 @@ class Candidate:
         self._starts = 0
         self._lost = ""
         self.with_nan = True
-        """Whether a value may hold NaN; otherwise it is a ValueFault."""
+        """Whether a value may contain NaN; if False, NaN raises ValueFault."""
 
     def ask(self, operation: str, *parts: Plain, keep: bool = False) -> Plain:
-        """Return the value of an operation of `candidate_driver`; with `keep`, a reference to the object.
+        """Return the result of an operation of `candidate_driver`; with `keep`, return a reference to the resulting object.
 
-        Raises CandidateError for an exception of the candidate, CandidateGone once the candidate is lost (until `renew`), and
+        Raises CandidateError if the candidate raises an exception, CandidateGone once the candidate is lost (until `renew`), and
         ValueFault for a request or a value that has no encoding.
         """
         request = encode((keep, operation, *parts)).encode()
@@ -123,7 +124,7 @@ class Candidate:
             self._starts += 1
             command = _driver_command(self._sandbox, "candidate_driver")
             self._session = start(self._sandbox, self._files, command, self._limits)
-        # The mark ties a reply to its request; no program can write it in advance.
+        # The mark ties a reply to its request; a program cannot know it in advance.
         mark = secrets.token_hex(8).encode()
         self._session.send(mark + b" " + request + b"\n")
         line = self._session.receive(self._limits.wall_s)
@@ -153,7 +154,7 @@ class Candidate:
 
 @functools.cache
 def _sources(*modules: ModuleType) -> dict[str, bytes]:
-    """Return the files of modules, which are copied into sandboxes unchanged."""
+    """Return the source files of modules, which are copied into sandboxes unchanged."""
     return {
         f"{module.__name__.replace('.', '/')}.py": Path(str(module.__file__)).read_bytes()
         for module in modules
@@ -161,12 +162,12 @@ def _sources(*modules: ModuleType) -> dict[str, bytes]:
 
 
 def _driver_command(sandbox: Backend, driver: str) -> list[str]:
-    """Return the command of a driver: isolated from the environment and the user's packages."""
+    """Return the command of a driver that is isolated from the environment and from the user's packages."""
     begin = f"import sys; sys.path.insert(0, ''); from kapelle.environments.grading.code.{driver} import serve; serve()"
     return [sandbox.python, "-I", "-B", "-c", begin]
 
 
-# -------- Grading by test programs: literal ones here, others in the candidate's process if that is allowed
+# -------- Grading by test programs: literal tests run here, others run in the candidate's process if that is allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,18 +175,18 @@ class ProgramTests:
     """Tests that are programs: asserts, or a `check` function with its call."""
 
     programs: tuple[str, ...]
-    """Each is one test; it passes if it runs to its end."""
+    """One program per test; a test passes if it runs to its end."""
     setup: str = ""
-    """Runs once before the tests, which can use its names."""
+    """A program that runs once before the tests, which can use its names."""
     candidate: tuple[str, ...] = ()
-    """Names of the candidate, even if Python defines them too; empty: all names that the tests do not define."""
+    """Names that belong to the candidate, even if Python defines them too; empty: all names that the tests do not define."""
     classes: tuple[str, ...] | None = None
-    """Names of the candidate's classes; None: names in CapWords."""
+    """Names of the candidate's classes; None: all names in CapWords."""
 
 
 @functools.lru_cache(maxsize=4096)
 def read_literal(tests: ProgramTests) -> tuple[LiteralTest, ...]:
-    """Return test programs as calls with known values. Raises NotLiteral, with the reason, and SyntaxError."""
+    """Return test programs as calls with known values. Raises NotLiteral (with the reason) and SyntaxError."""
     for program in (tests.setup, *tests.programs):
         literal_tests.parsed(program)
     return tuple(
@@ -204,18 +205,18 @@ def grade_program(
 ) -> CodeGrade:
     """Run test programs against a solution.
 
-    Tests that are not literal run in the solution's process if that is allowed, which a solution can exploit; otherwise nothing is graded.
-    `limits` apply to each start of the candidate. Raises SandboxError if the machine cannot provide a sandbox.
+    If `allow_untrusted`, tests that are not literal run in the solution's process, which a solution can exploit; otherwise nothing
+    is graded. `limits` apply to each start of the candidate. Raises SandboxError if the machine cannot provide a sandbox.
     """
     limits = limits or Limits()
     try:
         literal = read_literal(tests)
     except SyntaxError as error:
-        return CodeGrade((), "ungraded", f"a test is not a program: {error}")
+        return CodeGrade((), "ungraded", f"a test is not a valid program: {error}")
     except NotLiteral as reason:
         if allow_untrusted:
             return _grade_beside(solution, tests, sandbox, limits)
-        why = f"a program could fool the tests ({reason}); they run only with `allow_untrusted`"
+        why = f"a program could fake the results of these tests ({reason}); they run only with `allow_untrusted`"
         return CodeGrade((), "ungraded", why, trusted=False)
     candidate = Candidate(solution, sandbox, limits)
     try:
@@ -247,12 +248,12 @@ def _outcome_of_test(candidate: Candidate, test: LiteralTest) -> TestOutcome:
 
 
 def _grade_beside(solution: str, tests: ProgramTests, sandbox: Backend, limits: Limits) -> CodeGrade:
-    """Run test programs in one process with a solution."""
+    """Run test programs in the same process as a solution."""
     if tests not in _decisive:
-        # A test that passes without a solution is useless, and a missing import is the tests' fault.
+        # A test that passes without a solution is useless, and a missing import is a fault of the tests.
         for index, (status, said) in _beside("", tests, sandbox, limits).items():
             if status in ("passed", "broken"):
-                why = said or f"test {index} passes whatever the program does"
+                why = said or f"test {index} passes regardless of the program"
                 return CodeGrade((), "ungraded", why, trusted=False)
         _decisive.add(tests)
     found = _beside(solution, tests, sandbox, limits)
@@ -266,7 +267,7 @@ _decisive: set[ProgramTests] = set()
 
 
 def _beside(solution: str, tests: ProgramTests, sandbox: Backend, limits: Limits) -> dict[int, Any]:
-    """Return status and explanation of each test that ran; a solution may have faked them."""
+    """Return the status and explanation of each test that ran; a solution may have faked them."""
     texts = {f"test_{index}.py": text for index, text in enumerate(tests.programs)}
     texts |= {"solution.py": runnable(solution), "setup.py": tests.setup}
     files = {name: text.encode("utf-8", "surrogatepass") for name, text in texts.items()}
@@ -296,21 +297,21 @@ class CallTest:
     function: str
     arguments: tuple[Plain, ...]
     expected: Plain
-    """Never leaves this process."""
+    """The expected result; it never leaves this process."""
     keywords: Mapping[str, Plain] = field(default_factory=dict)
     tolerance: float = 0.0
-    """Greatest absolute or relative difference of finite floats; integers are exact."""
+    """Greatest allowed absolute or relative difference of finite floats; integers must be equal."""
     rule: Literal["exact", "json", "apps"] = "exact"
-    """`json`: a tuple may replace a list, and a numeric key its text. `apps`: also, an expected list of one item
-    may mean the item."""
+    """`json`: a tuple may replace a list, and a numeric key may replace its string. `apps`: in addition, an expected list of one
+    item may stand for the item."""
 
 
 def grade_calls(
     solution: str, tests: tuple[CallTest, ...], sandbox: Backend, limits: Limits | None = None
 ) -> CodeGrade:
-    """Call a solution once for each test and compare the result; a lost solution is started again.
+    """Call a solution once for each test and compare the result; a solution that was lost is started again.
 
-    Raises SandboxError if the machine cannot provide a sandbox, ValueFault for arguments that have no encoding.
+    Raises SandboxError if the machine cannot provide a sandbox, and ValueFault for arguments that have no encoding.
     """
     for test in tests:
         encode((test.arguments, dict(test.keywords)))
@@ -353,7 +354,7 @@ _LISTED: tuple[Any, ...] = (range, deque, type({}.keys()), type({}.values()), ty
 
 
 def _as_json(value: Plain, like: Plain) -> Plain:
-    """Return a value as in JSON: a list for each tuple, and a text for each key if a text is expected."""
+    """Return a value as in JSON: each tuple becomes a list, and each key becomes a string if a string is expected."""
     if isinstance(value, (list, tuple)) and isinstance(like, list) and len(value) == len(like):
         return [_as_json(item, each) for item, each in zip(value, like, strict=True)]
     if isinstance(value, dict) and isinstance(like, dict):
@@ -369,10 +370,10 @@ def _as_json(value: Plain, like: Plain) -> Plain:
 def same_value(got: Plain, expected: Plain, tolerance: float = 0.0) -> bool:
     """Return whether two values of built-in types have the same value and type, except that 2 equals 2.0.
 
-    NaN never matches; a list is never a tuple, a set never a frozenset, and `{True}` not `{1}`.
+    NaN never matches. A list never equals a tuple, a set never equals a frozenset, and `{True}` does not equal `{1}`.
     """
     if _is_number(got) and _is_number(expected):
-        # Whole numbers are exact.
+        # Integers must be equal.
         if got != expected and tolerance and isinstance(got, float) and isinstance(expected, float):
             return math.isfinite(got) and math.isclose(got, expected, rel_tol=tolerance, abs_tol=tolerance)
         return bool(got == expected)
@@ -391,7 +392,7 @@ def same_value(got: Plain, expected: Plain, tolerance: float = 0.0) -> bool:
 
 
 def _exact(key: Plain) -> Plain:
-    """Return a key that equals only keys of the same type, except for numbers."""
+    """Return a key that equals only keys of the same type, except that numbers of different types may be equal."""
     if isinstance(key, (tuple, frozenset)):
         return type(key), type(key)(map(_exact, key))
     return int if _is_number(key) else type(key), key
@@ -401,15 +402,15 @@ def _is_number(value: Plain) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-# -------- Grading by the output for an input, compared here after the program has ended
+# -------- Grading by the output for an input, which is compared here after the program has ended
 
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]{1,40}\.[0-9]{0,40}|\.[0-9]{1,40}|[0-9]{1,40})(?:[eE][+-]?[0-9]{1,3})?")
 _REAL = re.compile(r".*[.eE].*")
 _SPACES = re.compile(r"[ \t\r\f\v]+")
 MOST_STOPPED = 3
-"""Tests in which a program may reach a limit before the rest is skipped: a problem may have hundreds of slow tests."""
+"""Number of tests in which a program may reach a limit before the rest is skipped; a problem may have hundreds of slow tests."""
 MOST_SECONDS = 20
-"""Wall time of all tests of a program, in multiples of the limit of one test."""
+"""Maximum wall-clock time of all tests of a program, as a multiple of the limit of one test."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,16 +419,16 @@ class OutputTest:
 
     stdin: str
     stdout: str
-    """Never enters the sandbox."""
+    """The expected output; it never enters the sandbox."""
     tolerance: float = 1e-6
-    """Greatest absolute or relative difference of a printed number, if the expected one has a point or an
-    exponent; integers must match digit by digit."""
+    """Greatest allowed absolute or relative difference of a printed number, if the expected number has a decimal point or
+    an exponent; integers must match digit by digit."""
 
 
 def grade_output(
     solution: str, tests: tuple[OutputTest, ...], sandbox: Backend, limits: Limits | None = None
 ) -> CodeGrade:
-    """Run a program once for each test and compare its standard output; skip the rest if it has used up its time.
+    """Run a program once for each test and compare its standard output; skip the remaining tests if its time is used up.
 
     Raises SandboxError if the machine cannot provide a sandbox.
     """
@@ -439,7 +440,7 @@ def grade_output(
         if stopped == MOST_STOPPED or seconds > MOST_SECONDS * limits.wall_s:
             outcomes.append(TestOutcome("not_run", "the program had used up its time in earlier tests"))
             continue
-        # The expected output may be longer than the limit.
+        # The expected output may be longer than the limit, which is raised if necessary.
         room = max(limits.output_bytes, 2 * len(test.stdout.encode()))
         result = run(sandbox, files, command, test.stdin.encode(), replace(limits, output_bytes=room))
         stopped, seconds = stopped + (result.limit is not None), seconds + result.wall_s
@@ -466,9 +467,9 @@ def _outcome_of_output(result: Result, test: OutputTest) -> TestOutcome:
 
 
 def same_output(printed: str, expected: str, tolerance: float = 1e-6) -> bool:
-    """Return whether two outputs are the same: the same lines of the same words.
+    """Return whether two outputs have the same lines with the same words.
 
-    Spaces and tabs between words and at line ends, and empty lines at the end, are ignored; line breaks count.
+    The amount of space between words, spaces at line ends and empty lines at the end are ignored; line breaks count.
     """
     ours, theirs = _lines(printed), _lines(expected)
     return len(ours) == len(theirs) and all(

@@ -1,11 +1,12 @@
-"""Read test programs that only call the candidate with known values and compare the results, as in `assert f([1, 2]) == 3`.
+"""Reads test programs that only call the candidate with known values and compare the results, as in `assert f([1, 2]) == 3`.
 
-Reading evaluates the parts of a test that do not depend on the candidate: assignments, loops over known values, functions of the test,
-`check(candidate)`. The result is the steps of `checks`, which request values from the candidate and decide outside its sandbox. So a
-candidate influences only the values that it returns.
+Reading evaluates the parts of a test that do not depend on the candidate: assignments, loops over known values, functions of the
+test, `check(candidate)`. The result is a list of steps (see `checks`), which request values from the candidate and judge them
+outside its sandbox. A candidate therefore influences only the values that it returns.
 
-A test that does anything else raises NotLiteral: it imports an unknown module, branches on a result, reads an argument that the
-candidate may have changed, compares objects, or passes the candidate a value without an encoding, such as a function.
+A test that does anything else raises NotLiteral, for example if it imports an unknown module, branches on a result, reads an
+argument that the candidate may have changed, compares objects, or passes the candidate a value without an encoding, such as a
+function.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ MOST_STEPS = 100_000
 
 
 class NotLiteral(Exception):
-    """A test that is more than calls with known values; the message has the reason and the line."""
+    """A test that does more than call the candidate with known values; the message gives the line and the reason."""
 
 
 _MODULES: dict[str, Mapping[str, Any]] = {
@@ -87,9 +88,9 @@ def parsed(program: str) -> ast.Module:
 def read_test(
     program: str, setup: str = "", candidate: Sequence[str] = (), classes: Sequence[str] | None = None
 ) -> LiteralTest:
-    """Return the steps of a test that runs after a setup; `candidate` and `classes` are those of `ProgramTests`.
+    """Return the steps of a test that runs after a setup; `candidate` and `classes` are as in `ProgramTests`.
 
-    Raises NotLiteral, and SyntaxError for an invalid program.
+    Raises NotLiteral for a test that is not literal, and SyntaxError for an invalid program.
     """
     reading = _TestReader(candidate, classes)
     try:
@@ -97,7 +98,7 @@ def read_test(
         reading.run(body := parsed(program).body)
         reading.run_tests(body)
     except (RecursionError, MemoryError):
-        raise NotLiteral("it has too many nested levels") from None
+        raise NotLiteral("it is nested too deeply") from None
     if not any(step.asserts for step in reading.steps):
         raise NotLiteral("it checks nothing that the program returns")
     return LiteralTest(tuple(reading.steps), reading.names_nan)
@@ -112,7 +113,7 @@ class _Own:
 
 @dataclass(frozen=True, slots=True)
 class _Module:
-    """A module that a test imports; `solution` is the candidate."""
+    """A module that a test imports; the module `solution` is the candidate."""
 
     name: str
 
@@ -132,7 +133,7 @@ class _TestReader(ast.NodeVisitor):
         self._scope: dict[str, Any] = {}
         self._called: set[str] = set()
         self._left = MOST_STEPS
-        # Known values, by identity, that were passed to the candidate by name and may have changed.
+        # Known values (keyed by identity) that were passed to the candidate by name, so that it may have changed them.
         self._given: dict[int, Any] = {}
 
     def visit(self, node: ast.AST) -> Any:
@@ -143,7 +144,7 @@ class _TestReader(ast.NodeVisitor):
         return super().visit(node)
 
     def generic_visit(self, node: ast.AST) -> NoReturn:
-        """Reject nodes without a method here."""
+        """Reject nodes for which this class has no method."""
         _refuse(node, f"it contains a {type(node).__name__}")
 
     # ---- Statements
@@ -251,7 +252,7 @@ class _TestReader(ast.NodeVisitor):
             if name in _MODULES:  # the solution may import it
                 return _Module(name)
             if self._candidate or name in vars(builtins):
-                _refuse(node, f"it uses `{name}`, which it does not define")
+                _refuse(node, f"it uses `{name}`, which is not defined")
         return _Own(name)
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
@@ -294,14 +295,14 @@ class _TestReader(ast.NodeVisitor):
         """Return the value of an expression; reject results of the candidate."""
         value = self._value(node)
         if isinstance(value, Later):
-            _refuse(node, "it branches on a result, or iterates over one")
+            _refuse(node, "it branches on a result or iterates over a result")
         return value
 
     def _items(self, node: ast.expr) -> list[Any]:
         return self._each(node, self._known(node), None)
 
     def _each(self, node: ast.AST, value: Any, count: int | None) -> list[Any]:
-        """Return the items of a value, which must have `count` items if it is given."""
+        """Return the items of a value, which must have `count` items unless `count` is None."""
         if isinstance(value, Later) and count is not None:
             items = self._apply(node, checks.items_of, [value, count])
             return [Apply(operator.getitem, (items, index)) for index in range(count)]
@@ -331,7 +332,7 @@ class _TestReader(ast.NodeVisitor):
     def visit_BinOp(self, node: ast.BinOp) -> Any:
         one, other = self._value(node.left), self._value(node.right)
         if type(node.op) not in checks.OPERATORS or (isinstance(one, str) and isinstance(other, Later)):
-            _refuse(node, "it multiplies matrices, or formats a result")
+            _refuse(node, "it uses `@`, or formats a result with `%`")
         return self._apply(node, checks.OPERATORS[type(node.op)], [one, other])
 
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
@@ -429,7 +430,7 @@ class _TestReader(ast.NodeVisitor):
             _refuse(node, f"it calls `{name}`")
         if isinstance(target, CandidateRequest) and (target.of_class or name not in checks.METHODS):
             if node.args + node.keywords and not target.of_class:
-                # It could be an object whose methods always return True: `f(3).equals(10)`.
+                # The result could be an object whose methods always return True: `f(3).equals(10)`.
                 _refuse(node, "it calls a method of a result with known values")
             return self._request(node, "call method", target, name, *self._given_arguments(node))
         args, keywords = self._parts(node.args), self._keywords(node)
@@ -480,7 +481,7 @@ class _TestReader(ast.NodeVisitor):
         return {str(each.arg): self._value(each.value) for each in node.keywords}
 
     def _given_arguments(self, node: ast.Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a call of the candidate, and note which values it may change."""
+        """Return the arguments of a call of the candidate, and record which values the call may change."""
         nodes = (*node.args, *(each.value for each in node.keywords))
         found = [self._scope.get(each.id) for each in nodes if isinstance(each, ast.Name)]
         # Passing the same value again is allowed.
@@ -501,7 +502,7 @@ class _TestReader(ast.NodeVisitor):
     def _apply(
         self, node: ast.AST, function: Any, parts: Sequence[Any], keywords: Mapping[str, Any] | None = None
     ) -> Any:
-        """Return the result of a function of parts, immediately if all are known."""
+        """Return the result of a function applied to parts; it is computed immediately if all parts are known."""
         keywords = keywords or {}
         if not any(isinstance(each, Later) for each in (*parts, *keywords.values())):
             try:
@@ -512,12 +513,12 @@ class _TestReader(ast.NodeVisitor):
             return found
         objects = sum(map(checks.may_be_object, parts))
         if function in (str, repr) and isinstance(parts[0], CandidateRequest):
-            # The class chooses the text, without knowing the expected value.
+            # The object's class determines the string without knowing the expected value.
             return self._request(node, "apply", function.__name__, parts[0])
         if (objects > 1 and function in checks.COMPARES) or (
             objects and function in (Build(set), Build(dict), str, repr)
         ):
-            _refuse(node, "it compares results with each other, which may be objects")
+            _refuse(node, "it compares results that may be objects with each other")
         if any(map(checks.holds_object_of_class, parts)) and not _suits_objects(function, parts):
             _refuse(node, "it reads an object whose class the program defines")
         self.names_nan = self.names_nan or function in (math.isnan, math.isfinite)
@@ -528,7 +529,7 @@ class _TestReader(ast.NodeVisitor):
 
 
 def _suits_objects(function: Callable[..., Any], parts: Sequence[Any]) -> bool:
-    """Return whether the candidate's process can apply this to its objects without learning expected values."""
+    """Return whether the candidate's process can apply this function to its objects without learning expected values."""
     if any(isinstance(each, CandidateRequest) and each.operation == "fetch" for each in parts):
         return False
     if function in (operator.eq, operator.ne):  # a function may have a name in CapWords
@@ -539,7 +540,7 @@ def _suits_objects(function: Callable[..., Any], parts: Sequence[Any]) -> bool:
 
 
 def _for_candidate(part: Any) -> Any:
-    """Return a part of a request: copies of known values, and references to results. Raises ValueFault."""
+    """Return a part of a request, with copies of known values and references to results. Raises ValueFault."""
     if isinstance(part, CandidateRequest):
         part.keep = True
     elif isinstance(part, Apply) and isinstance(part.function, Build):

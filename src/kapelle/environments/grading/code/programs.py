@@ -1,4 +1,4 @@
-"""Find the program in a text, and parse it without Python's style warnings."""
+"""Finds the program in a text, and parses it without Python's style warnings."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from kapelle.environments.grading.text.extraction import MAX_TEXT, own_turn
 
 
 def tree_of(program: str) -> ast.Module:
-    """Return the syntax tree of a program; SyntaxError for an invalid one.
+    """Return the syntax tree of a program; raise SyntaxError if the program is invalid.
 
-    Python warns of a string with an unknown escape (a SyntaxWarning from 3.12 on). The warning is meant for its author; here it
-    would be printed during a run, or end it if warnings are errors.
+    Python warns about strings with unknown escapes (a SyntaxWarning since 3.12). The warning is meant for the program's author;
+    here it would be printed during a run, or end the run if warnings are errors.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)
@@ -22,18 +22,19 @@ def tree_of(program: str) -> ast.Module:
         return ast.parse(program)
 
 
-# -------- The program of a text
+# -------- The program in a text
 
 _LANGUAGES = frozenset({"python", "python3", "py"})
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def program_of(text: str) -> str | None:
-    """Return the program of a turn, unchanged; None if it has none.
+    """Return the program in a turn, unchanged; None if there is none.
 
-    It is the last fenced block marked as Python. Without such a block it is the last block without a named language that is a
-    program, or else the first block without one. A block that only calls what an earlier one defines is an example of its use. A
-    text without a fence is a program in its entirety. Thoughts and text after the end of the turn are ignored.
+    The program is the last fenced block marked as Python. Without such a block, it is the last block without a language that
+    parses as a program, or otherwise the first block without a language. A block that only calls what an earlier block defines
+    is an example of its use and does not count. A text without a fence is a program in its entirety. Thinking and text after the
+    end of the turn are ignored.
     """
     if len(text) > MAX_TEXT:
         return None
@@ -52,7 +53,7 @@ def program_of(text: str) -> str | None:
 
 
 def _blocks(said: str) -> list[tuple[str, str]]:
-    """Return language and content of the fenced blocks, by CommonMark's rules; an unclosed one ends with the text."""
+    """Return the language and content of each fenced block by CommonMark's rules; an unclosed block ends with the text."""
     if "```" not in said and "~~~" not in said:
         return []
     from markdown_it import MarkdownIt
@@ -60,7 +61,7 @@ def _blocks(said: str) -> list[tuple[str, str]]:
     # A tag on its own line (`<answer>`) must not hide a program.
     parser = MarkdownIt("commonmark").disable("html_block")
     parser.core.ruler.enableOnly(["normalize", "block"])
-    # Without any block, accept fences that are indented too far.
+    # If there is no block, accept fences that are indented too far.
     for text in (said, re.sub(r"(?m)^[ \t]+(?=```|~~~)", "", said)):
         if fences := [token for token in parser.parse(text) if token.type == "fence"]:
             return [(_language(token.info), token.content) for token in fences]
@@ -68,13 +69,13 @@ def _blocks(said: str) -> list[tuple[str, str]]:
 
 
 def _language(info: str) -> str:
-    """Return the language that an info string names: `python title="a.py"`, `{.python}`."""
+    """Return the language from an info string such as `python title="a.py"` or `{.python}`."""
     named = info.strip().strip("{}").removeprefix(".").lower()
     return re.split(r"[\s,:{]", named, maxsplit=1)[0]
 
 
 def runnable(program: str) -> str:
-    """Return a program that can be run: dedented if it is indented as a whole."""
+    """Return the program in a form that can be run: dedented if the entire program is indented."""
     if _tree(program) is not None:
         return program
     moved = textwrap.dedent(program)
@@ -89,7 +90,7 @@ def _tree(program: str) -> ast.Module | None:
 
 
 def _does_something(program: str) -> bool:
-    """Return whether a text is a program, and more than a list of values (`[1, 2]`, `3`)."""
+    """Return whether a text is a program that does more than list values (`[1, 2]`, `3`)."""
     tree = _tree(program)
     return tree is not None and not all(
         isinstance(node, ast.Expr) and not any(isinstance(part, ast.Call) for part in ast.walk(node))
@@ -98,7 +99,7 @@ def _does_something(program: str) -> bool:
 
 
 def _only_uses(program: str, earlier: list[str]) -> bool:
-    """Return whether a program defines nothing and uses what an earlier one defines."""
+    """Return whether a program defines nothing and uses what an earlier program defines."""
     if program.lstrip().startswith(">>>"):
         return True
     tree = _tree(program)

@@ -1,7 +1,7 @@
-"""Score a program's text: whether it parses, and how well it follows common conventions.
+"""Scores the text of a program: whether it parses, and how well it follows common conventions.
 
-Nothing is run or imported. Programs are untrusted, so everything here is linear in a text of bounded length, walks trees
-without recursion, and treats any failure of Python's parser as a program that does not parse.
+Nothing is run or imported. Programs are untrusted, so the code of this module takes linear time, limits the length of the text,
+walks trees without recursion, and treats any failure of Python's parser as a program that does not parse.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from kapelle.environments.grading.code.programs import runnable, tree_of
 
 MAX_PROGRAM = 20_000
-"""Maximum number of characters of a program; a longer one scores 0."""
+"""Maximum number of characters in a program; a longer program scores 0."""
 LONGEST_LINE = 99
-"""Maximum number of characters of a line, PEP 8's limit for teams."""
+"""Maximum number of characters in a line, which is the longest that PEP 8 allows a team to choose."""
 
 
 def syntax_score(program: str) -> float:
-    """Return 1 for a program that parses; else the share of its lines before the syntax error."""
+    """Return 1 for a program that parses, otherwise the share of its lines before the syntax error."""
     if not program.strip() or len(program) > MAX_PROGRAM:
         return 0.0
     try:
@@ -27,7 +27,11 @@ def syntax_score(program: str) -> float:
     except SyntaxError as error:
         lines = program.rstrip().count("\n") + 1
         return min(max((error.lineno or 1) - 1, 0), lines - 1) / lines
-    except (ValueError, RecursionError, MemoryError):  # zero bytes, or nested too deeply for Python itself
+    except (
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ):  # null characters, or nesting that is too deep for Python itself
         return 0.0
     return 1.0
 
@@ -41,10 +45,11 @@ def style_score(program: str) -> float:
 def style_parts(program: str) -> Mapping[str, float]:
     """Return a score in [0, 1] for each convention; empty for a program that is empty or does not parse.
 
-    `layout`: lines of at most 99 characters, without tabs before or spaces behind the code. `names`: functions, arguments and
-    variables in snake_case, classes in CapWords (PEP 8). `docstrings`: of functions and classes without a leading underscore
-    (PEP 257). `imports`: used, and no `*`. `habits`: statements without a bare `except`, a default that is a list or
-    dictionary, a comparison with `None`, `True` or `False` by `==`, a lambda with a name, or a second statement on the line.
+    `layout`: lines have at most 99 characters, no tabs in their indentation and no trailing spaces. `names`: functions, arguments
+    and variables are in snake_case, classes in CapWords (PEP 8). `docstrings`: every function and class without a leading
+    underscore has one (PEP 257). `imports`: every imported name is used, and none is `*`. `habits`: statements have no bare
+    `except`, no default that is a list or dictionary, no comparison with `None`, `True` or `False` by `==`, no lambda that is
+    assigned to a name, and no second statement on the same line.
     """
     if len(program) > MAX_PROGRAM:
         return {}
@@ -74,7 +79,7 @@ def style_parts(program: str) -> Mapping[str, float]:
 
 
 def _share(things: Sequence[object], good: Callable[..., bool]) -> float:
-    """Return the share of things that are good; 1 if there are no things."""
+    """Return the share of `things` for which `good` returns True; 1 if there are no things."""
     return sum(map(good, things)) / len(things) if things else 1.0
 
 
@@ -84,7 +89,7 @@ def _tidy(line: str) -> bool:
 
 
 _SNAKE = re.compile(r"_*[a-z0-9][a-z0-9_]*|_+|[A-Z][A-Z0-9_]*")
-"""Names of variables; constants are in capitals."""
+"""Pattern of variable names; constants are in capitals."""
 _FUNCTION = re.compile(r"_*[a-z0-9][a-z0-9_]*|_+")
 _CLASS = re.compile(r"_*[A-Z][A-Za-z0-9]*")
 

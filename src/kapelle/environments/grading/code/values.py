@@ -1,7 +1,7 @@
 """Python values as strict JSON, for messages between a candidate's process and this one.
 
-`null`, booleans, texts, finite floats and integers of at most 18 digits are plain JSON. Any other value is a list of its kind and
-its parts:
+`null`, booleans, strings, finite floats and integers of at most 18 digits are plain JSON. Any other value is a list that contains
+its kind and its parts:
 
     ["list", part, ..]  ["tuple", ..]  ["set", ..]  ["frozenset", ..]  ["dict", key, value, ..]  ["counter", ..]  ["deque", ..]
     ["keys", key, ..]  ["values", ..]  ["items", key, value, ..]  ["int", "-0xff"]  ["float", "nan"]  ["complex", 0.0, 1.0]
@@ -10,7 +10,7 @@ its parts:
     ["object", number, nature]: an object that stays in the candidate's process
 
 `decode` returns only built-in types and types of the standard library, so no method of a candidate's class runs where its values
-are compared. Standard library only: the file is copied into sandboxes unchanged.
+are compared. This file uses only the standard library, because it is copied into sandboxes unchanged.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 MAX_TEXT = 16_000_000
-"""Maximum number of characters of one message."""
+"""Maximum number of characters in one message."""
 MAX_PARTS = 1_000_000
-"""Maximum number of parts of one encoded value."""
+"""Maximum number of parts in one encoded value."""
 MAX_DEPTH = 200
 """Maximum depth of nested lists; Python's parser limits literals to this depth too."""
 MAX_BITS = 400_000
-"""Maximum number of bits of an integer: arithmetic on longer ones would take seconds."""
+"""Maximum number of bits of an integer; arithmetic on longer integers would take seconds."""
 MAX_COLLIDING = 50
-"""Maximum number of elements of a set or dictionary with the same hash, which a candidate could choose to make it slow."""
+"""Maximum number of elements with the same hash in a set or dictionary; a candidate could choose such elements to slow it down."""
 MAX_EXPONENT = 6000
-"""Maximum number of digits of a decimal number."""
+"""Maximum absolute exponent of a decimal number."""
 
 Plain = Any
-"""A value of a built-in type, or of one of the standard library's above."""
+"""A value of a built-in type, or of one of the standard library's types listed above."""
 
 
 class ValueFault(Exception):
-    """A text that is not an encoded value, or a value without an encoding."""
+    """A message that is not an encoded value, or a value without an encoding."""
 
 
 class NoEncoding(ValueFault):
@@ -50,17 +50,17 @@ class NoEncoding(ValueFault):
 
 
 class Stays:
-    """An object that stays in the candidate's process; equal to nothing here."""
+    """A reference to an object that stays in the candidate's process; it equals no other value here."""
 
     __slots__ = ("nature", "number")
 
     def __init__(self, number: int, nature: str = "") -> None:
         self.number, self.nature = number, nature
-        """`iterator`, or the name of its class."""
+        """`iterator`, or the name of the object's class."""
 
 
 def encode(value: Plain) -> str:
-    """Return an encoded value. Raises ValueFault for values without an encoding and values that are too large."""
+    """Encode a value. Raises ValueFault for a value that has no encoding or is too large."""
     try:
         text = json.dumps(_written(value, [MAX_PARTS], 0), separators=(",", ":"))
     except (RecursionError, ValueError, OverflowError, MemoryError) as error:
@@ -71,10 +71,10 @@ def encode(value: Plain) -> str:
 
 
 def decode(text: str | bytes, *, with_nan: bool = True, resolve: Callable[[int], Any] | None = None) -> Plain:
-    """Return the value of a text. Raises ValueFault for anything that `encode` would not write.
+    """Decode a value. Raises ValueFault for any text that `encode` would not write.
 
-    Without `with_nan`, a NaN anywhere in the value is a ValueFault too. `resolve` returns the object with a number; without it,
-    an object is allowed only as the whole value: as a part, `[object] != [5]` would be true.
+    Without `with_nan`, a NaN anywhere in the value raises ValueFault too. `resolve` maps a number to its object. Without `resolve`,
+    an object must be the entire value, because `[object] != [5]` would be true if it were a part.
     """
     if len(text) > MAX_TEXT:
         raise ValueFault(f"a message of {len(text):,} characters; the most is {MAX_TEXT:,}")
@@ -114,7 +114,7 @@ def _written(value: Any, left: list[int], depth: int) -> Any:
         raise ValueFault("a value that is too large, or nested too deeply")
     if isinstance(value, (collections.UserDict, collections.UserList, collections.UserString)):
         value = value.data
-    if type(value).__module__ == "numpy" and not hasattr(value, "__len__"):  # a number of numpy's
+    if type(value).__module__ == "numpy" and not hasattr(value, "__len__"):  # a NumPy number
         value = value.item()
     kind = type(value)
     if kind not in _BASES and kind is not bool:
@@ -173,7 +173,7 @@ def _written(value: Any, left: list[int], depth: int) -> Any:
         return ["decimal", decimal.Decimal.__str__(value)]
     if isinstance(value, dt.timedelta):
         return ["timedelta", value.days, value.seconds, value.microseconds]
-    for name, date in _DATES.items():  # datetime comes first, because it is a subclass of date
+    for name, date in _DATES.items():  # `datetime` comes first, because it is a subclass of `date`
         if isinstance(value, date):
             return [name, date.isoformat(value)]
     raise NoEncoding(f"a value of type {kind.__name__}, which has no encoding")
@@ -208,7 +208,7 @@ def _read(part: Any, with_nan: bool, resolve: Callable[[int], Any] | None, depth
     if kind == "values":
         return dict(enumerate(items)).values()
     value = _READERS[kind](*items)
-    if not with_nan and value != value:  # noqa: PLR0124 (NaN alone differs from itself)
+    if not with_nan and value != value:  # noqa: PLR0124 (only NaN differs from itself)
         raise ValueFault("NaN, which no test here expects")
     return value
 

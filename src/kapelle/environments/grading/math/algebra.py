@@ -1,8 +1,8 @@
 r"""Exact arithmetic for answers: quotients of polynomials in letters, π, i and square roots of integers.
 
-Two such values are equal exactly when cross-multiplication gives the same result: square roots of distinct squarefree
+Two such values are equal exactly when cross-multiplication gives the same result, because square roots of distinct squarefree
 integers are linearly independent over the rationals, and a letter may stand for any value. Sizes are checked before the
-arithmetic is done: a larger value raises `TooLarge` at once.
+arithmetic is done, so a value that is too large raises `TooLarge` at once.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from decimal import Context, Decimal
 from fractions import Fraction
 
 MAX_TERMS = 120
-"""Terms of one polynomial."""
+"""Maximum number of terms of one polynomial."""
 MAX_BITS = 1024
-"""Bits of one numerator or denominator."""
+"""Maximum number of bits of one numerator or denominator."""
 MAX_DEGREE = 64
 MAX_RADICAND = 10**8
 """Largest integer under a root."""
@@ -24,9 +24,9 @@ MAX_RADICAND = 10**8
 Letters = tuple[tuple[str, int], ...]
 """Letters with their powers, sorted: x²y is (("x", 2), ("y", 1))."""
 Monomial = tuple[int, int, Letters]
-"""A squarefree radicand (1: no root), the power of i (0 or 1), the letters."""
+"""A squarefree radicand (1: no root), the power of i (0 or 1), and the letters."""
 Polynomial = Mapping[Monomial, Fraction]
-"""Coefficients that are not 0; the empty one is 0."""
+"""A mapping from monomials to nonzero coefficients; the empty mapping is 0."""
 
 
 class TooLarge(Exception):
@@ -42,17 +42,17 @@ ONE: Polynomial = {(1, 0, ()): Fraction(1)}
 
 @dataclass(frozen=True, slots=True)
 class Quotient:
-    """One value: `top` over `bottom`, which is not 0."""
+    """One value: `top` divided by `bottom`, which is not 0."""
 
     top: Polynomial
     bottom: Polynomial
 
     def same(self, other: Quotient) -> bool:
-        """Return whether both are the same value. Raises TooLarge if the comparison is too expensive."""
+        """Return whether both values are the same. Raises TooLarge if the comparison is too expensive."""
         return _times(self.top, other.bottom) == _times(other.top, self.bottom)
 
     def proportional(self, other: Quotient) -> bool:
-        """Return whether one is a nonzero rational multiple of the other: as equations `= 0` they are equivalent."""
+        """Return whether one is a nonzero rational multiple of the other, so that the equations `… = 0` are equivalent."""
         one, two = _times(self.top, other.bottom), _times(other.top, self.bottom)
         if one.keys() != two.keys():
             return False
@@ -99,7 +99,7 @@ def multiply(one: Quotient, other: Quotient) -> Quotient:
 
 
 def divide(one: Quotient, other: Quotient) -> Quotient:
-    """Return the quotient; Undefined for a division by zero."""
+    """Return the quotient; raise Undefined for a division by zero."""
     if not other.top:
         raise Undefined
     if other.rational is not None:
@@ -108,9 +108,9 @@ def divide(one: Quotient, other: Quotient) -> Quotient:
 
 
 def written_terms(value: Quotient) -> set[object]:
-    """Return the terms of one polynomial in a sum. Sums that share terms are not combined yet.
+    """Return the terms of one summand. If two summands share a term, their sum is not finished.
 
-    None for a sum with letters, which is written in brackets: `3(x + 2)^2 - 2` is finished.
+    A sum with letters, which is written in brackets, has no terms: `3(x + 2)^2 - 2` is finished.
     """
     constant = kind(value)
     if not constant and len(value.top) > 1:
@@ -122,7 +122,7 @@ def written_terms(value: Quotient) -> set[object]:
 
 
 def kind(value: Quotient) -> str:
-    """Return the kind of a constant: `rational`, `i` or `root` (also a sum with roots); empty for a value with letters or π."""
+    """Return the kind of a constant: `rational`, `i`, or `root` (also for a sum with roots); empty for a value with letters or π."""
     if any(letters for terms in (value.top, value.bottom) for _, _, letters in terms):
         return ""
     if value.rational is not None:
@@ -131,7 +131,7 @@ def kind(value: Quotient) -> str:
 
 
 def power(base: Quotient, exponent: int) -> Quotient:
-    """Return an integer power; 0 to the 0 and 0 to a negative power are Undefined."""
+    """Return an integer power; raise Undefined for 0 to the power 0 and for 0 to a negative power."""
     if exponent < 0 or (exponent == 0 and not base.top):
         if not base.top:
             raise Undefined
@@ -152,7 +152,7 @@ def power(base: Quotient, exponent: int) -> Quotient:
 
 
 def square_root(value: Fraction) -> Quotient:
-    """Return the square root of a rational number; it is imaginary for a negative number."""
+    """Return the square root of a rational number; the root of a negative number is imaginary."""
     # √(p/q) = √(pq)/q
     radicand = abs(value.numerator) * value.denominator
     if radicand > MAX_RADICAND:
@@ -171,12 +171,12 @@ def square_root(value: Fraction) -> Quotient:
 
 _PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
 PRECISION = Context(prec=120)
-"""Digits of decimal calculations."""
+"""Precision of decimal calculations."""
 _LARGEST = 10**40
 
 
 def decimal(value: Quotient) -> Decimal | None:
-    """Return a value as a decimal number of 60 digits; None if it is imaginary, has letters, or is huge."""
+    """Return a value as a decimal number with 60 digits; None if it is imaginary, has letters or is huge."""
     parts = [_decimal(terms) for terms in (value.top, value.bottom)]
     if None in parts or not parts[1]:
         return None
@@ -221,7 +221,7 @@ def _times(one: Polynomial, other: Polynomial) -> Polynomial:
     terms: dict[Monomial, Fraction] = {}
     for (root, imaginary, letters), factor in one.items():
         for (other_root, other_imaginary, other_letters), other_factor in other.items():
-            # √a·√b = g·√(ab/g²) for the common divisor g; ab/g² is squarefree again.
+            # √a·√b = g·√(ab/g²), where g is the greatest common divisor; ab/g² is squarefree too.
             common = math.gcd(root, other_root)
             inside = root * other_root // common**2
             sign = -1 if imaginary and other_imaginary else 1

@@ -1,6 +1,6 @@
-"""Parses a mathematical answer: numbers, expressions, lists, sets, intervals, points, matrices, words.
+"""Parses mathematical answers: numbers, expressions, lists, sets, intervals, points, matrices and words.
 
-`read_answer` parses a text and never evaluates it as code; `sameness.py` compares two parsed answers.
+`read_answer` parses a text and never executes it as code; `sameness.py` compares two parsed answers.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from kapelle.environments.grading.math.numeric import (
 
 @dataclass(frozen=True, slots=True)
 class WordAnswer:
-    """A name or a sentence; lower case if it is longer than one letter."""
+    """A name or a sentence; it is in lower case if it is longer than one letter."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Infinity:
-    """An end of an interval."""
+    """The infinite end of an interval."""
 
     positive: bool
 
@@ -66,7 +66,7 @@ class Based:
     """Digits followed by their base: `1012_3`."""
 
     digits: str
-    """The digits without leading zeros, with the sign."""
+    """The digits with their sign and without leading zeros."""
     base: int
 
 
@@ -81,13 +81,13 @@ class Equation:
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """Values side by side.
+    """A collection of values of one of these kinds.
 
-    `list`: with repetitions, in any order. `set`: without repetitions, in any order.
-    `vector`: in this order. `()`, `(]`, `[)`, `[]`: a point or an interval, in this order. `union`: intervals, in any order.
-    `ratio`: of three or more, in this order, up to a factor. `mod`: the least number that is not negative, and the modulus.
-    `named`: `x = 1, y = 2`, in the order of the answer's names.
-    `row`: the values of a matrix row, and `matrix`: its rows, in this order.
+    `list`: values with repetitions, in any order. `set`: values without repetitions, in any order.
+    `vector`: values in this order. `()`, `(]`, `[)`, `[]`: a point or an interval, in this order. `union`: intervals, in any order.
+    `ratio`: three or more values in this order, up to a factor. `mod`: the least nonnegative residue, and the modulus.
+    `named`: values such as `x = 1, y = 2`, in the order of the answer's names.
+    `row`: the values of a matrix row; `matrix`: the rows of a matrix; both in this order.
     """
 
     kind: str
@@ -103,24 +103,24 @@ class MathAnswer:
 
     value: Value
     name: str
-    """The name before the equals sign: `x` for `x = 5`, `x,y` for `x = 1, y = 2`; empty without one."""
+    """The name before the equals sign: `x` for `x = 5`, `x,y` for `x = 1, y = 2`; empty if there is none."""
     unit: str
-    """Its unit in lower case; empty without one."""
+    """The unit in lower case; empty if there is none."""
     letters: frozenset[str]
-    """The letters in the text of its value, including letters that cancel."""
+    """The letters in the text of the value, including letters that cancel."""
     plain: str = ""
-    """Its text if it consists of letters only: `odd` is a word or a product."""
+    """The text if it consists of letters only: `odd` may be a word or a product."""
     unfinished: bool = False
-    """Whether something is left to calculate: `3 + 4`. False for an equation with unknowns."""
+    """Whether something still has to be calculated, as in `3 + 4`. False for an equation with unknowns."""
 
 
 # -------- Inequalities become intervals, and chains of equal values become one value
 #
-# `-2 \le x < 7` is `x \in [-2, 7)`, `|x| > 3` is two intervals, `x = 5 + 6 = 11` is 11. A chain that contradicts itself has no
-# value. Inequalities in several unknowns are not read here.
+# `-2 \le x < 7` is `x \in [-2, 7)`, `|x| > 3` is two intervals, and `x = 5 + 6 = 11` is 11. A chain that contradicts itself has
+# no value. This part does not read inequalities in several unknowns.
 
 Read = Callable[[str], Quotient]
-"""Reads one expression. Raises Unreadable and Unfamiliar."""
+"""A function that parses one expression. Raises Unreadable and Unfamiliar."""
 
 _LESS, _GREATER = r"<|\\lt(?![A-Za-z])", r">|\\gt(?![A-Za-z])"
 _UNEQUAL = re.compile(r"\\neq?(?![A-Za-z])|!=|\\not\s*=")
@@ -133,7 +133,7 @@ _SUBJECT = re.compile(
 _ABOUT = re.compile(r"\\approx(?![A-Za-z])|=")
 _DECIMAL = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)")
 MAX_DIGITS = 50
-"""Characters of a decimal number that is compared as a rounded value."""
+"""Maximum number of characters in a decimal number that is compared as a rounded value."""
 
 
 def has_relation(body: str) -> bool:
@@ -142,10 +142,10 @@ def has_relation(body: str) -> bool:
 
 
 def read_bounds(body: str, read: Read) -> tuple[str, Value]:
-    """Return the name that an inequality limits, and its intervals. Raises Unreadable and Unfamiliar."""
+    """Return the variable that an inequality bounds, and the variable's intervals. Raises Unreadable and Unfamiliar."""
     parts, marks = split_marked(body, _RELATION)
     if any(_UNEQUAL.fullmatch(mark) for mark in marks):
-        # All numbers except the one in `x \ne 5`.
+        # `x \ne 5` stands for all numbers except 5.
         sides = [part.strip() for part in parts]
         if len(sides) != 2:
             raise Unfamiliar
@@ -175,8 +175,8 @@ def read_bounds(body: str, read: Read) -> tuple[str, Value]:
     if not subject["bar"]:
         return subject["name"], _interval(ends, shut)
     moved = _end(subject["moved"] or "0", read, subject["name"])
-    assert moved is not None, "no infinity stands behind a name"
-    # An absolute value has a bound, `|x - 1| < 3`: each bound gives two ends, shifted by the number that is added to the name.
+    assert moved is not None, "infinity is never added to a name"
+    # In `|x - 1| < 3`, an absolute value is bounded: each bound gives two ends, shifted by the number that is added to the name.
     for end in ends:
         if end is not None and (end.rational is None or end.rational < 0):
             raise Unfamiliar
@@ -189,7 +189,7 @@ def read_bounds(body: str, read: Read) -> tuple[str, Value]:
 
 
 def both(bounds: Sequence[tuple[str, Value]]) -> tuple[str, Value]:
-    r"""Return the interval that two bounds of one name describe, `x \ge 0` and `x < 2`. Raises Unfamiliar for anything else."""
+    r"""Return the interval that two bounds of one name describe: `x \ge 0` and `x < 2`. Raises Unfamiliar for anything else."""
     names = {name for name, _ in bounds}
     intervals = [value for _, value in bounds if isinstance(value, Several) and len(value.kind) == 2]
     low = [each for each in intervals if isinstance(each.items[1], Infinity)]
@@ -203,7 +203,7 @@ def both(bounds: Sequence[tuple[str, Value]]) -> tuple[str, Value]:
 
 
 def without(values: Sequence[Quotient]) -> Several:
-    """Return all real numbers except these. Raises Unfamiliar for letters."""
+    """Return all real numbers except `values`. Raises Unfamiliar for letters."""
     placed = {}
     for value in values:
         exact = algebra.decimal(value)
@@ -230,7 +230,7 @@ def _moved(value: Several, by: Quotient) -> Several:
 
 
 End = Quotient | None
-"""One end of an interval; None if it is unbounded."""
+"""One end of an interval; None if the interval is unbounded on this side."""
 
 
 def _end(text: str | None, read: Read, name: str) -> End:
@@ -257,7 +257,7 @@ _OPERATION = re.compile(r"(?<=[0-9A-Za-z)}])\s*(?:[-+*/^(]|\\(?:cdot|times|div)\
 
 
 def shortens(text: str, value: Quotient) -> bool:
-    """Return whether a decimal number equals a value rounded or truncated to that many digits; False if the value is not real."""
+    """Return whether a decimal number is a value rounded or truncated to the number's digits; False if the value is not real."""
     exact = algebra.decimal(value)
     if exact is None or len(text) > MAX_DIGITS or not _DECIMAL.fullmatch(text):
         return False
@@ -269,7 +269,7 @@ def shortens(text: str, value: Quotient) -> bool:
 
 
 MAX_ITEMS = 32
-"""Items of one list; they are matched pair by pair."""
+"""Maximum number of items of one list; items are matched pair by pair."""
 
 _AMOUNT = re.compile(
     r"([-+]?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+|/[1-9][0-9]*)?)\s*([A-Za-z]+(?: [A-Za-z]+){0,2}?)(?:\s*[,;])?(?:\s+and(?![A-Za-z]))?(?:\s+|$)(?=[-+0-9]|$)"
@@ -278,13 +278,13 @@ _IN_TEXT = re.compile(r"\\(?:text|mathrm)\{([^{}]*)\}")
 
 
 def _amounts(body: str) -> MathAnswer | None:
-    """Return amounts without commas or with names, `5 feet 3 inches` or `3 red, 4 blue`: their sum, or several named amounts."""
+    """Return the sum of amounts such as `5 feet 3 inches`, or several named amounts such as `3 red, 4 blue`."""
     plain = _IN_TEXT.sub(r" \1 ", body).strip()
     found = list(_AMOUNT.finditer(plain))
     if len(found) < 2 or "".join(each[0] for each in found) != plain:
         return None
     units = ["min" if each[2] == "m" and "h" in plain else unit_named(each[2]) for each in found]
-    # Letters may be a product: `2 x, 3 y`.
+    # Letters may be part of a product: `2 x, 3 y`.
     if not all(is_measure(unit) or (len(unit) > 2 and is_plain_unit(unit)) for unit in units):
         return None
     numbers = [Fraction(each[1].replace(",", "")) for each in found]
@@ -298,7 +298,7 @@ def _amounts(body: str) -> MathAnswer | None:
 
 
 def read_answer(text: str) -> MathAnswer:
-    """Parse a text as an answer. Raises Unreadable if it must not count as one, Unfamiliar if this reader does not know it."""
+    """Parse a text as an answer. Raises Unreadable if it must not count as an answer, Unfamiliar if this parser cannot read it."""
     body = opened(text)
     amounts = _amounts(body)
     if amounts is not None:
@@ -318,7 +318,7 @@ def read_answer(text: str) -> MathAnswer:
 
 
 def in_figures(words: str) -> str:
-    """Return `21 days` for `twenty-one days`: words that begin with a number, in digits. Empty for other words."""
+    """Return words that begin with a number in digits: `21 days` for `twenty-one days`. Empty for other words."""
     first, *others = words.replace("-", " ").split(" ")
     if first == "half" and not others:
         return "1/2"
@@ -345,17 +345,17 @@ PARTS = {"half": 2, "halve": 2, "third": 3, "quarter": 4} | {
     word: number
     for number, word in enumerate(["fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"], 4)
 }
-"""Number words that count parts (`thirds`), and the number of parts in a whole."""
+"""Words for fractional parts (`thirds`), and the number of such parts in a whole."""
 
 
 class _Reading:
-    """The parser for one answer, with the notation that it has found."""
+    """The parser for one answer; it records the notation that it has found."""
 
     def __init__(self) -> None:
         self.seen = Seen()
 
     def answer(self, body: str) -> MathAnswer:
-        """Parse a whole answer: bounds with `or` between them, groups with `;`, or one list."""
+        """Parse an entire answer: bounds joined by `or`, groups separated by `;`, or one list."""
         sides, bounds = split_word(body, "or"), list[tuple[str, Value]]()
         for side in sides:
             if has_relation(side):
@@ -377,7 +377,7 @@ class _Reading:
         groups = [group.strip() for group in split_top(body, ";")]
         if len(groups) == 1:
             return self._listed(body)
-        # `x = 1; y = 2` is one solution; `1, 2; 3, 4` are two.
+        # `x = 1; y = 2` is one solution; `1, 2; 3, 4` are two solutions.
         if all(without_name(group)[0] and len(split_top(group, ",")) == 1 for group in groups):
             return self._listed(", ".join(groups))
         answers = [self._listed(group) for group in groups]
@@ -392,8 +392,8 @@ class _Reading:
         return MathAnswer(value, name, unit, frozenset(self.seen.letters), plain, unfinished)
 
     def _listed(self, body: str) -> MathAnswer:
-        """Parse values with commas between them, one value, or an equation."""
-        # A number may contain commas: `1,234`.
+        """Parse values separated by commas, one value, or an equation."""
+        # A number itself may contain commas: `1,234`.
         one = part_of(body)
         whole = parse_number(one.body)
         if whole is not None:
@@ -438,9 +438,9 @@ class _Reading:
         return self._gathered(parts, values)
 
     def _gathered(self, parts: Sequence[AnswerPart], values: Sequence[tuple[Value, ...]]) -> MathAnswer:
-        """Return values as one answer: `x = 1, 2` has one name for all, `x_1 = 1, x_2 = 2` is a list, `x = 1, y = 2` one solution."""
+        """Return values as one answer: in `x = 1, 2` all share a name, `x_1 = 1, x_2 = 2` is a list, `x = 1, y = 2` is a solution."""
         items = tuple(value for several in values for value in several)
-        # Each value has the same unit, or only the last one has a unit.
+        # Either all values have the same unit, or only the last value has a unit.
         units, unit, names = {part.unit for part in parts}, parts[-1].unit, [part.name for part in parts]
         if len(units) > 1 and (units != {"", unit} or any(part.unit for part in parts[:-1])):
             raise Unfamiliar
@@ -457,11 +457,11 @@ class _Reading:
         return self._made(",".join(names), Several("named", items), unit)
 
     def _chained(self, part: AnswerPart) -> AnswerPart:
-        """Return a part whose value is written several times, `x = 5 + 6 = 11`, with only its last exact side.
+        """Return a part whose value is written several times, such as `x = 5 + 6 = 11`, with only its last exact side.
 
-        Raises NotAnAnswer if it contradicts itself. It does so if its numbers differ, unless a side is a calculation (then its
-        last side counts, even after wrong steps), or if the number after a `≈` is not the rounded or truncated value of what
-        comes before it.
+        Raises NotAnAnswer if the part contradicts itself: its numbers differ and no side is a calculation (if a side is a
+        calculation, the last side counts, even after incorrect steps), or the number after a `≈` is not the rounded or truncated
+        value of what comes before it.
         """
         if not _ABOUT.search(part.body):
             return part
@@ -483,7 +483,7 @@ class _Reading:
         return AnswerPart(sides[place], part.name, part.unit)
 
     def _worked_out(self, sides: list[str]) -> Quotient | None:
-        """Return the common number of all sides; None if the equation has unknowns, is wrong, or is trivial."""
+        """Return the common number of all sides; None if the equation has unknowns, is false or is trivial."""
         ratios = ["/" in side or "frac" in side for side in sides]
         if all(parse_number(side) is not None for side in sides) and len(set(ratios)) == 1:
             return None  # `5 = 5` carries no information
@@ -493,7 +493,7 @@ class _Reading:
         return values[0] if same and not self.seen.letters else None
 
     def _apart(self, sides: Sequence[str]) -> tuple[list[Quotient], list[bool]]:
-        """Return the value of each side, and whether something is left to calculate."""
+        """Return the value of each side, and whether something in it still has to be calculated."""
         values, unfinished = list[Quotient](), list[bool]()
         for side in sides:
             self.seen.unfinished = False
@@ -505,7 +505,7 @@ class _Reading:
     def _single(self, text: str) -> Quotient:
         values = read_expression(text, self.seen)
         if len(values) != 1:
-            raise Unreadable("It contains ± in an equation.")
+            raise Unreadable("It contains a ± in an equation.")
         return values[0]
 
     def _items(self, parts: Sequence[str]) -> tuple[Value, ...]:
@@ -514,7 +514,7 @@ class _Reading:
         return tuple(value for part in parts for value in self._item(part.strip()))
 
     def _item(self, text: str, *, among_others: bool = True) -> Sequence[Value]:
-        """Parse the text between two commas as the first kind that fits; an expression with `±` is two values."""
+        """Parse the text between two commas as the first kind that fits; an expression with `±` has two values."""
         if not text:
             raise Unreadable("A value is missing between commas.")
         if among_others and text.isalpha() and text.isascii() and is_word(text):
@@ -527,7 +527,7 @@ class _Reading:
         if based is not None and based[2][0].isdigit():
             sign, digits, base = based[1], based[2], int(based[3])
             if not 2 <= base <= 36 or any(int(digit, 16) >= base for digit in digits):
-                raise Unreadable("Its digits do not fit its base.")
+                raise Unreadable("It contains digits that do not exist in its base.")
             if base == 10:
                 return [algebra.number(Fraction(int(sign + digits)))]
             bare = digits.lstrip("0")
@@ -608,7 +608,7 @@ def _bracketed(text: str) -> tuple[str, list[str]] | None:
         inner = text[2:-2].strip()
         return "set", split_top(inner, ",") if inner else []
     if (text[0] in "([" and text[-1] in ")]") or (text[0] == "{" and text[-1] == "}"):
-        # `(1)(2)` opens with a bracket and ends with another one.
+        # In `(1)(2)`, the last bracket does not close the first one.
         depths = [0, *accumulate((mark in "([{") - (mark in ")]}") for mark in text[1:-1])]
         inside = split_top(text[1:-1].replace(";", ","), ",") if min(depths) == depths[-1] == 0 else []
         if len(inside) > 1:

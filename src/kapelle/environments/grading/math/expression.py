@@ -1,4 +1,4 @@
-r"""Reads one mathematical expression, LaTeX or plain, into exact algebra; evaluates nothing else.
+r"""Parses one mathematical expression, in LaTeX or plain text, into exact algebra; nothing else is evaluated.
 
     sum     := ['+' | '-'] product (('+' | '-' | '\pm') product)*
     product := factor (['*' | '/'] factor)*
@@ -30,7 +30,7 @@ class Unreadable(Exception):
 
 
 class NotAnAnswer(Unreadable):
-    """A text without a value, even as a gold answer: it is empty or contradicts itself."""
+    """A text that has no value, even as a gold answer: it is empty or contradicts itself."""
 
 
 class Unfamiliar(Exception):
@@ -63,7 +63,7 @@ _STARTS = frozenset({"(", "{", "\\frac", "\\binom", "\\sqrt", "\\pi"})
 
 
 def tokens(text: str) -> list[str]:
-    """Return the tokens of an expression. Raises Unreadable for too many, Unfamiliar for unknown ones."""
+    """Return the tokens of an expression. Raises Unreadable if there are too many, Unfamiliar if one is unknown."""
     found: list[str] = []
     for match in _TOKEN.finditer(text):
         token = match[0]
@@ -77,7 +77,7 @@ def tokens(text: str) -> list[str]:
             elif len(token) > 3 or token.lower() in _NOT_A_PRODUCT:
                 raise Unfamiliar
             else:
-                # Two or three letters side by side are a product; more are a word.
+                # Two or three adjacent letters are a product; more letters are a word.
                 found.extend(token)
         else:
             found.append(_SAME.get(token, token))
@@ -92,17 +92,17 @@ class Seen:
 
     letters: set[str] = field(default_factory=set)
     unfinished: bool = False
-    """Whether something is left to calculate: `3 + 4`, `2^{10}`, `5!`, `168/2`, `2x + 3x`."""
+    """Whether something still has to be calculated: `3 + 4`, `2^{10}`, `5!`, `168/2`, `2x + 3x`."""
 
 
 def read_expression(text: str, seen: Seen) -> list[Quotient]:
-    r"""Return the values of an expression: one, or two if it contains one `\pm`. Also records its notation.
+    r"""Return the values of an expression: one value, or two if it contains one `\pm`. Records its notation in `seen`.
 
     Raises Unreadable and Unfamiliar.
     """
     parts = tokens(text)
     if parts.count("\\pm") > 1:
-        raise Unreadable("It contains several ±.")
+        raise Unreadable("It contains more than one ±.")
     signs = ("+", "-") if "\\pm" in parts else ("+",)
     try:
         return [_Reader([sign if part == "\\pm" else part for part in parts], seen).whole() for sign in signs]
@@ -143,7 +143,7 @@ class _Reader:
     def _sum(self) -> Quotient:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise Unreadable(f"It nests deeper than {MAX_DEPTH} levels.")
+            raise Unreadable(f"It is nested more than {MAX_DEPTH} levels deep.")
         negative = self._next() == "-"
         if self._next() in {"+", "-"}:
             self._take()
@@ -198,7 +198,7 @@ class _Reader:
             value = algebra.multiply(value, factor)
 
     def _ratio(self, top: Quotient, bottom: Quotient) -> Quotient:
-        """Return a quotient. `1/2` is a finished fraction; `6/2` and other quotients are left to calculate."""
+        """Return a quotient. `1/2` is a finished fraction; `6/2` and similar quotients still have to be calculated."""
         value = algebra.divide(top, bottom)
         above, below = top.rational, bottom.rational
         if above is not None and below is not None and below != 1:
@@ -208,7 +208,7 @@ class _Reader:
         return value
 
     def _mixed(self) -> Quotient | None:
-        r"""Return the mixed number `2\frac{1}{3}`. Raises Unreadable for a text that only looks like one."""
+        r"""Return a mixed number such as `2\frac{1}{3}`. Raises Unreadable for a text that only looks like a mixed number."""
         if not (self._next().isdigit() and self._parts[self._place + 1 : self._place + 2] == ["\\frac"]):
             return None
         place = self._place
@@ -218,7 +218,7 @@ class _Reader:
             self._place = place  # `2\frac{\pi}{3}` is a product
             return None
         if not 0 < part.rational < 1:
-            raise Unreadable("It is a mixed number or a product.")
+            raise Unreadable("It could be a mixed number or a product.")
         return algebra.add(whole, part)
 
     def _factor(self) -> Quotient:
@@ -234,10 +234,10 @@ class _Reader:
             value = algebra.number(Fraction(math.factorial(plain.numerator)))
             self._seen.unfinished |= True
             if self._next() == "!":
-                raise Unreadable("It is a double factorial or the factorial of a factorial.")
+                raise Unreadable("It could be a double factorial or the factorial of a factorial.")
         if self._next() == "^":
             self._take()
-            # A sign belongs to the exponent: `2^-3`.
+            # A minus sign belongs to the exponent: `2^-3`.
             negative = self._next() == "-"
             if negative:
                 self._take()
@@ -304,12 +304,12 @@ class _Reader:
         if part == "{":
             return self._enclosed("{", "}")
         if part.isdigit() and len(part) == 2 and self._parts[self._place - 1] in {"\\frac", "\\binom"}:
-            # \frac12 takes one digit for each argument: the second digit is the next argument.
+            # `\frac12` takes one digit for each argument, so the second digit is the next argument.
             self._parts = [*self._parts[: self._place], part[0], part[1], *self._parts[self._place + 1 :]]
             part = part[0]
         if (part.isdigit() and len(part) == 1) or (part.isalpha() and len(part) == 1) or part == "\\pi":
             return self._base()
-        raise Unreadable("Its fraction or root is ambiguous.")
+        raise Unreadable("It contains an ambiguous fraction or root.")
 
     def _number(self, part: str) -> Quotient:
         if len(part) > algebra.MAX_BITS // 4:
@@ -329,7 +329,7 @@ class _Reader:
                 raise Unfamiliar
             part = f"{part}_{index}"
         elif self._next() == "(" and part in {"f", "g", "h"}:
-            # A function's value, not a product.
+            # This is the value of a function, not a product.
             raise Unfamiliar
         if part != "i":
             # The imaginary unit is a number: √-4 is 2i.
@@ -341,7 +341,7 @@ _INCOMPLETE = frozenset({"", ")", "}", "]", "*", "/", "^", "_", "+", "-"})
 
 
 MAX_EXPONENT = 10**5
-"""Largest exponent of a power that is too large to calculate; such a power equals only itself, like a letter."""
+"""Largest exponent of a power that is too large to calculate and is treated like a letter, which equals only itself."""
 
 
 def _raised(value: Quotient, exponent: Quotient, letters: set[str]) -> Quotient:
@@ -353,7 +353,7 @@ def _raised(value: Quotient, exponent: Quotient, letters: set[str]) -> Quotient:
     if plain.denominator == 1:
         whole = base is not None and base.denominator == 1 and base > 1
         if whole and base is not None and 0 < plain <= MAX_EXPONENT:
-            # The smallest base: 9 is 3 to the power 2.
+            # Find the smallest base: 9 is 3 to the power 2.
             root, times = base.numerator, 1
             for each in range(root.bit_length() - 1, 1, -1) if root.bit_length() < 50 else ():
                 least = round(root ** (1.0 / each))
@@ -361,7 +361,7 @@ def _raised(value: Quotient, exponent: Quotient, letters: set[str]) -> Quotient:
                     root, times = least, each
                     break
             if root.bit_length() * times * plain > algebra.MAX_BITS:
-                # 3^2023 is not calculated: it equals only itself, like a letter.
+                # 3^2023 is not calculated; like a letter, it equals only itself.
                 name = f"{root}^{times * plain.numerator}"
                 letters.add(name)
                 return algebra.letter(name)

@@ -1,9 +1,9 @@
-r"""Grades mathematical answers: first with our own exact reader, otherwise with math-verify in a process that can be killed.
+r"""Grades mathematical answers: first with our own exact reader, then with math-verify in a process that can be killed.
 
-Our reader decides about numbers, polynomials and their quotients, square roots, lists, sets, intervals, points, matrices,
-equations and words, by exact algebra. Answers in other notation (`\sin x`, cube roots) go to math-verify, which compares
-loosely. An answer therefore goes there only if no letter, word or command in it could deceive the comparison
-(`why_not_comparable`).
+Our reader compares numbers, polynomials and their quotients, square roots, lists, sets, intervals, points, matrices,
+equations and words by exact algebra. Answers in other notation (`\sin x`, cube roots) go to math-verify, whose comparison
+is less strict. An answer is therefore sent to math-verify only if no letter, word or command in it could deceive the
+comparison (`why_not_comparable`).
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from kapelle.environments.grading.text.match import plain_text
 from kapelle.environments.grading.verdict import Grade, no_answer, right, ungraded, wrong
 
 COMPARISON = AnswerLimits(cpu_s=3.0)
-"""The limit for one comparison by math-verify: five times the CPU time of the most expensive honest comparison (0.6 s)."""
+"""The limits of one comparison by math-verify: five times the CPU time of the most expensive honest comparison (0.6 s)."""
 
 
 def math_processes(size: int = 2, limits: AnswerLimits = COMPARISON) -> KillableProcesses:
-    """Return a pool that runs math-verify; at most `size` comparisons at a time, others wait."""
+    """Return a pool that runs up to `size` math-verify comparisons at a time; further comparisons wait."""
     return KillableProcesses("kapelle.environments.grading.math.worker", size, limits)
 
 
 def shared_math_processes() -> KillableProcesses:
-    """Return the pool that this process shares.
+    """Return the shared pool of this process.
 
-    It starts with the first comparison that needs it and ends with the process.
+    The pool starts with the first comparison that needs it and ends with the process.
     """
-    # A fork must not write to the pipes of its parent's servers.
+    # Each process has its own pool, because a fork must not write to the pipes of its parent's servers.
     process = os.getpid()
     return _SHARED.get(process) or _SHARED.setdefault(process, math_processes())
 
@@ -58,7 +58,7 @@ _SHARED: dict[int, KillableProcesses] = {}
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """An answer that our reader cannot decide and math-verify compares."""
+    """An answer that our reader cannot grade, so that math-verify must compare it."""
 
     answer: str
     gold: str
@@ -74,8 +74,8 @@ def grade_math(
 ) -> Grade:
     """Return whether the final answer of a text equals the gold answer and does not copy a formula of the question.
 
-    An answer that is too long, ambiguous or undefined, or that takes math-verify more CPU or memory than `processes` allows, is
-    `no_answer`. If the machine or the gold answer is the reason, the verdict is `ungraded`.
+    An answer is `no_answer` if it is too long, ambiguous or undefined, or if math-verify needs more CPU time or memory for it than
+    `processes` allows. If the machine or the gold answer is the cause, the verdict is `ungraded`.
     """
     read = read_math(text, gold, rules, percent)
     grade = compare_math(read, processes) if isinstance(read, Undecided) else read
@@ -83,11 +83,11 @@ def grade_math(
 
 
 def unless_copied(grade: Grade, gold: str, question: str) -> Grade:
-    """Return a verdict: `no_answer` if the answer copies a formula of the question, unless the gold answer does too."""
+    """Return `no_answer` if the answer copies a formula from the question and the gold answer does not; otherwise `grade`."""
     answer = grade.answer or ""
     if not grade.score or not _copies(answer, question) or _spelled(answer) == _spelled(gold_answer(gold)):
         return grade
-    return no_answer(f"'{answer[:80]}' is a formula of the question.")
+    return no_answer(f"'{answer[:80]}' is copied from the question.")
 
 
 def read_math(
@@ -96,13 +96,13 @@ def read_math(
     rules: Sequence[ExtractionRule],
     percent: Percent = "figure",
 ) -> Grade | Undecided:
-    """Return the verdict of our reader, or the comparison for math-verify. Never blocks."""
+    """Return the verdict of our reader, or the comparison that math-verify must make. Never blocks."""
     found = extract(text, rules)
     if found.text is None:
         return no_answer(found.problem)
     answer = found.text
     if len(answer) > MAX_CHARACTERS:
-        return no_answer(f"The answer has {len(answer):,} characters; at most {MAX_CHARACTERS} are read.")
+        return no_answer(f"The answer has {len(answer):,} characters; at most {MAX_CHARACTERS} are allowed.")
     truth = gold_answer(gold)
     try:
         short = len(gold) <= GOLD_CHARACTERS
@@ -117,14 +117,14 @@ def read_math(
 
 
 _TO_WORK_OUT = re.compile(r"(?<!^)[-+*/^!=×÷·]|\\[a-z]+|\|")
-"""Signs of a formula, which numbers and names do not contain."""
+"""Signs that show a formula; numbers and names do not contain them."""
 _SIDE = re.compile(r"[=<>,;]|\\(?:[lg]eq?|approx)(?![A-Za-z])")
 _IN_WORDS = re.compile(r"[0-9(√.][0-9(). +*/^×÷·!√-]*[0-9)!]")
 """A formula in a text without `$`."""
 
 
 def _copies(answer: str, question: str) -> bool:
-    """Return whether an answer is a formula of the question or one side of it, ignoring spaces."""
+    """Return whether an answer is a formula from the question or one side of such a formula, ignoring spaces."""
     if not _TO_WORK_OUT.search(tidy(answer)):
         return False
     formulas = [next(part for part in found.groups() if part) for found in FORMULA.finditer(question)]
@@ -133,7 +133,7 @@ def _copies(answer: str, question: str) -> bool:
 
 
 def gold_answer(gold: str) -> str:
-    """Return the final answer of a gold text: the contents of its boxes, or the end of a solution in prose."""
+    """Return the final answer of a gold text: the contents of its boxes, or the conclusion of a solution in prose."""
     listed = _LISTED.fullmatch(gold)
     gold = (listed[1].replace("', '", ", ") if listed else gold).removeprefix("\\approx")
     gold = clean(gold) or gold
@@ -144,11 +144,11 @@ def gold_answer(gold: str) -> str:
 
 
 _LISTED = re.compile(r"\['(.*)'\]", re.DOTALL)
-"""A list of texts as Python prints it; some data sets contain such lists."""
+"""A list of strings as Python prints it; some datasets contain such lists."""
 
 
 def gold_problem(gold: str) -> str | None:
-    """Return why a gold answer cannot be read, empty if it can be read; None if only math-verify may be able to read it."""
+    """Return why a gold answer cannot be read, an empty string if it can, or None if only math-verify may be able to read it."""
     truth = gold_answer(gold)
     try:
         return None if parse_number(truth) is None and _known_gold(truth) is None else ""
@@ -157,7 +157,7 @@ def gold_problem(gold: str) -> str | None:
 
 
 def library_problem(gold: str, processes: KillableProcesses) -> str:
-    """Return why math-verify cannot read a gold answer, empty if it can; blocks like `compare_math`."""
+    """Return why math-verify cannot read a gold answer, or an empty string if it can; blocks like `compare_math`."""
     truth = gold_answer(gold)
     grade = compare_math(Undecided(truth, truth), processes)
     return "" if grade.status == "graded" else grade.explanation
@@ -169,16 +169,16 @@ def compare_math(left: Undecided, processes: KillableProcesses) -> Grade:
     try:
         same = processes.ask({"gold": _for_library(gold), "answer": _for_library(answer)})
     except TooCostly as problem:
-        # An answer that is too expensive is wrong. A gold answer that is too expensive fails the episode.
+        # If the answer is too expensive to compare, it is incorrect. If the gold answer is too expensive, the episode fails.
         if answer != gold and compare_math(Undecided(gold, gold), processes).status == "graded":
             return no_answer(f"'{answer[:80]}' is not accepted as an answer. {problem}")
         return ungraded(answer, f"'{answer[:80]}' could not be compared. {problem}")
     except ProcessFailed as problem:
         return ungraded(answer, f"'{answer[:80]}' could not be compared. {problem}")
     if same == "gold":
-        return _no_gold(answer, gold, "No reader knows it.")
+        return _no_gold(answer, gold, "Neither the built-in reader nor math-verify can parse it.")
     if same == "answer":
-        return _unreadable(answer, "It cannot be read.")
+        return _unreadable(answer, "It cannot be parsed.")
     return right(answer) if same else wrong(answer, gold)
 
 
@@ -187,11 +187,11 @@ _IN_DEGREES = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*\^\s*\{?\s*\\circ\s*\}?")
 
 
 def _for_library(text: str) -> str:
-    r"""Return an answer as input for math-verify: `\cos 20^\circ` in radians, since math-verify drops degrees."""
+    r"""Return an answer as input for math-verify: `\cos 20^\circ` in radians, because math-verify ignores degree signs."""
     body = tidy(text)
     if FUNCTION.search(body):
         body = _IN_DEGREES.sub(r"\\left(\\frac{\1\\pi}{180}\\right)", body)
-    # Write each decimal number as a fraction: math-verify compares decimals loosely.
+    # Write each decimal number as a fraction, because math-verify compares decimals approximately.
     body = _DECIMAL.sub(lambda found: rf"\frac{{{int(found[1] + found[2])}}}{{{10 ** len(found[2])}}}", body)
     return f"${body}$"
 
@@ -205,11 +205,11 @@ def _no_gold(answer: str, gold: str, problem: str) -> Grade:
 
 
 def _same(answer: str, gold: str, percent: Percent) -> bool | None:
-    """Return whether two answers are the same by the rules here; None if only math-verify may be able to decide.
+    """Return whether two answers are the same by the rules of this module; None if only math-verify may be able to decide.
 
-    Raises Unreadable for a text that must not be read as an answer, and _GoldRejected for such a gold answer.
+    Raises Unreadable for a text that must not be read as an answer, and _GoldRejected if the gold answer is such a text.
     """
-    # Equal texts are equal answers.
+    # Answers with equal text are equal.
     if plain_text(tidy(answer)) == plain_text(tidy(gold)):
         return True
     if any(
@@ -218,7 +218,7 @@ def _same(answer: str, gold: str, percent: Percent) -> bool | None:
         for left, right in ((answer, gold), (gold, answer))
     ):
         return True
-    # The name of a figure does not have a value: `\\angle ABC`.
+    # The name of a geometric figure has no value: `\\angle ABC`.
     named, truth_named = _label(answer), _label(gold)
     if truth_named is not None:
         return named == truth_named
@@ -227,15 +227,17 @@ def _same(answer: str, gold: str, percent: Percent) -> bool | None:
     answer, gold = _with_one_constant(*(_INTEGERS.sub("", tidy(text)) for text in (answer, gold)))
     unknowns = {found[1].replace(" ", "") for found in map(_OF.match, map(tidy, (answer, gold))) if found}
     if len(unknowns) > 1:
-        return False  # `f(c) = c|x|` and `f(x) = c|x|`
+        return False  # such as `f(c) = c|x|` and `f(x) = c|x|`
     one, other = parse_number(answer), parse_number(gold)
     if one is not None and other is not None:
         return (same_figure if percent == "figure" else same_value)(one, other)
-    # The gold answer is read first: if that fails, the answer is not at fault.
+    # The gold answer is read first: if this fails, the answer is not at fault.
     truth, read = _known_gold(gold), _known(answer)
     if truth is not None and not truth.unfinished and (read.unfinished if read else is_number(truth)):
         raise Unreadable(
-            "It still has to be calculated." if read else "It is not a number, or still has to be calculated."
+            "It still has to be calculated."
+            if read
+            else "It is not a number, or it still has to be calculated."
         )
     if read is not None and truth is not None:
         with contextlib.suppress(TooLarge):
@@ -255,7 +257,7 @@ _TURNS_ROUND = {"angle", "measuredangle", "overline", "overleftrightarrow", "wid
 
 
 def _label(text: str) -> tuple[str, str] | None:
-    r"""Return one normal form of a figure's name, such as `\angle ABC`; None for anything else."""
+    r"""Return the normal form of the name of a geometric figure, such as `\angle ABC`; None for anything else."""
     found = _LABELLED.fullmatch(tidy(text))
     if found is None:
         return None
@@ -270,11 +272,11 @@ _INTEGERS = re.compile(
 )
 """A suffix that makes a letter an integer: `, k \\in \\mathbb{Z}`."""
 _CONSTANT = re.compile(r"\+\s*([CcKk])$")
-"""A constant of integration, at the end of an answer."""
+"""A constant of integration at the end of an answer."""
 
 
 def _with_one_constant(answer: str, gold: str) -> tuple[str, str]:
-    """Return both answers with one letter, C, for their constants of integration."""
+    """Return both answers with the same letter, C, for their constants of integration."""
     ours, theirs = _CONSTANT.search(answer), _CONSTANT.search(gold)
     if ours is None or theirs is None:
         return answer, gold
@@ -291,12 +293,12 @@ _ONE = re.compile(r"[A-Za-z0-9]+|[A-Za-z0-9]\^[A-Za-z0-9]|[0-9]+!")
 
 
 def _spelled(text: str) -> str:
-    """Return an answer's text with inline fractions and without spaces: equal texts are equal answers."""
+    """Return an answer's text with inline fractions and without spaces; if two such texts are equal, so are the answers."""
     body = _SIMPLE_FRACTION.sub(
         lambda found: "/".join(part if _ONE.fullmatch(part) else f"({part})" for part in found.groups()),
         re.sub(r"\^\{([A-Za-z0-9])\}", r"^\1", tidy(text)),
     )
-    # A space between two digits or letters has a meaning.
+    # A space between two digits or letters is significant.
     return re.sub(r"\s*([^A-Za-z0-9\s])\s*", r"\1", " ".join(body.split()))
 
 
@@ -306,7 +308,7 @@ _CASES = re.compile(
 
 
 def _rows(text: str) -> list[str]:
-    """Return the rows of a definition by cases, in any order; empty for another text."""
+    """Return the sorted rows of a definition by cases; empty for any other text."""
     found = _CASES.fullmatch(tidy(text))
     if found is None or "&" not in found[1]:
         return []
@@ -318,7 +320,7 @@ def _rows(text: str) -> list[str]:
 
 
 def _without_names(answer: str, gold: str) -> Undecided:
-    """Return both texts for math-verify, without a name, which both or only one of them may have."""
+    """Return both texts for math-verify without the name that one or both of them may have."""
     (name, value), (other, truth) = without_name(tidy(answer)), without_name(tidy(gold))
     named = bool(name or other) and (name == other or not (name and other)) and value and truth
     return Undecided(value, truth) if named else Undecided(answer, gold)
@@ -330,10 +332,10 @@ _POINTED = re.compile(r"([-+]?[0-9]{1,20})([.,])([0-9]{2,20})")
 
 
 def _is_comma_for_point(comma: str, point: str) -> bool:
-    """Return whether one text has a decimal comma and the other a decimal point: `2,74` and 2.74.
+    """Return whether the texts are the same number with a decimal comma and with a decimal point: `2,74` and 2.74.
 
-    They must agree digit by digit, with at least two digits after the comma: `0,5` and `1,2` are lists, and `1,234` is a whole
-    number.
+    They must agree digit by digit and have at least two digits after the comma: `0,5` and `1,2` are lists, and `1,234` is a
+    whole number.
     """
     one, other = (
         _POINTED.fullmatch(tidy(text).removesuffix("\\$").rstrip("$€£ ")) for text in (comma, point)
@@ -345,15 +347,15 @@ def _is_comma_for_point(comma: str, point: str) -> bool:
 
 
 FLOAT_DIGITS = 14
-"""Significant digits from which a decimal number counts as the floating-point value of an irrational number."""
+"""Minimum number of significant digits of a decimal number that counts as the floating-point value of an irrational number."""
 _FLOAT = re.compile(r"[-+]?([0-9]{0,20}\.[0-9]{1,40})")
 
 
 def _is_float_of(text: str, other: str) -> bool:
     r"""Return whether a text is the floating-point value of an irrational number: 4.123105625617661 for `\sqrt{17}`.
 
-    Every digit must be correct: with fewer digits it is a rounded number, which is a different number. A fraction has its own
-    digits, or is written as a fraction: 0.3333333333333333 is not 1/3.
+    Every digit must be correct. A text with fewer digits is a rounded number, which is a different number. Rational numbers are
+    excluded, because they can be written exactly: 0.3333333333333333 is not 1/3.
     """
     (name, written), (other_name, exact) = without_name(tidy(text)), without_name(tidy(other))
     found = _FLOAT.fullmatch(written)
@@ -372,7 +374,7 @@ def _is_float_of(text: str, other: str) -> bool:
 
 
 GOLD_CHARACTERS = 20_000
-"""Characters of the longest gold answer; reading time grows with the length."""
+"""Maximum number of characters in a gold answer; the reading time grows with the length."""
 
 
 class _GoldRejected(Exception):
@@ -381,7 +383,7 @@ class _GoldRejected(Exception):
 
 def _known_gold(gold: str) -> MathAnswer | None:
     if len(gold) > GOLD_CHARACTERS:
-        raise _GoldRejected(f"It has {len(gold):,} characters; at most {GOLD_CHARACTERS:,} are read.")
+        raise _GoldRejected(f"It has {len(gold):,} characters; at most {GOLD_CHARACTERS:,} are allowed.")
     try:
         split_top(tidy(gold), ",")
     except Unreadable as problem:
@@ -391,7 +393,7 @@ def _known_gold(gold: str) -> MathAnswer | None:
     except NotAnAnswer as problem:
         raise _GoldRejected(str(problem)) from None
     except Unreadable:
-        # A gold answer may be larger and less usual than an answer.
+        # A gold answer may be longer and less usual than an answer is allowed to be.
         return None
 
 
@@ -415,9 +417,9 @@ _HARMLESS = frozenset({"\\{", "\\}", "\\\\", "\\,", "\\;", "\\!", "\\ ", "\\|", 
 
 
 def why_not_comparable(answer: str, gold: str) -> str:
-    """Return why math-verify, which compares loosely, must not compare an answer; empty if it may.
+    """Return why math-verify, whose comparison is not strict, must not compare an answer; an empty string if it may.
 
-    The rules prevent a guess from being accepted because of approximation or because it can be read in more than one way.
+    The rules prevent a guess from being accepted because of an approximation or because it can be read in more than one way.
     """
     ours, theirs = tidy(answer), tidy(gold)
     if not ours.isascii():
@@ -428,32 +430,38 @@ def why_not_comparable(answer: str, gold: str) -> str:
         if command[1:] not in _FUNCTIONS | GREEK
     }
     if strange:
-        return f"It uses {', '.join(sorted(strange)[:3])}."
+        return f"It uses {', '.join(sorted(strange)[:3])}, which the gold answer does not use."
     try:
         alone = len(split_top(ours, ",")) == len(split_top(theirs, ","))
     except Unreadable as problem:
         return str(problem)
-    # Whether one is a ratio of three or more numbers, and the other a ratio of a different length.
+    # Used to detect a ratio of three or more numbers that is compared with a ratio of a different length.
     marks = [text.rpartition("=")[2].count(":") for text in (ours, theirs)]
     faults = {
-        "It contains letters that the answer does not have.": bool(_letters(ours) - _letters(theirs)),
+        "It contains letters that the gold answer does not contain.": bool(_letters(ours) - _letters(theirs)),
         "Two numbers are next to each other.": bool(re.search(r"(?<!\^)[0-9]\s+[0-9]", ours)),
-        "Its words differ from those of the answer.": _remarks(ours) != _remarks(theirs),
-        "Its numbers between words differ.": bool(_remarks(ours) or _remarks(theirs))
+        "Its words differ from those of the gold answer.": _remarks(ours) != _remarks(theirs),
+        "Its numbers between words differ from those of the gold answer.": bool(
+            _remarks(ours) or _remarks(theirs)
+        )
         and re.findall("[0-9.]+", ours) != re.findall("[0-9.]+", theirs),
-        "Its indices differ.": not set(_INDEX.findall(ours)) <= set(_INDEX.findall(theirs)),
-        "It has a different number of primes.": ours.count("'") != theirs.count("'"),
-        "Only one of the two is an equation with an absolute value.": bool(_SIZED.match(ours))
+        "Its indices differ from those of the gold answer.": not set(_INDEX.findall(ours))
+        <= set(_INDEX.findall(theirs)),
+        "Its number of primes (') differs from that of the gold answer.": ours.count("'")
+        != theirs.count("'"),
+        "Only one of the two answers is an equation with an absolute value.": bool(_SIZED.match(ours))
         != bool(_SIZED.match(theirs)),
-        "It is a ratio with a different number of parts.": marks[0] != marks[1] and max(marks) > 1,
+        "The ratio has a different number of parts than the gold answer.": marks[0] != marks[1]
+        and max(marks) > 1,
         "It still has to be calculated.": not _letters(theirs) - {"e", "i"}
         and bool(set(_FUNCTION.findall(ours)) - set(_FUNCTION.findall(theirs))),
-        "It hedges.": ours.count("=") > theirs.count("=") + 1 or bool(_HEDGES.search(ours)),
-        "It gives a different number of values.": not alone,
-        "It is a divisor or multiple of unknowns, which math-verify reads as a number.": bool(
+        "It hedges between several values.": ours.count("=") > theirs.count("=") + 1
+        or bool(_HEDGES.search(ours)),
+        "It gives a different number of values than the gold answer.": not alone,
+        "It is a common divisor or multiple of unknowns, which math-verify reads as a number.": bool(
             _COMMON.search(ours + theirs)
         ),
-        "It is a statement without an unknown.": _is_fact(ours) or _is_fact(theirs),
+        "One of the two answers is a statement without an unknown.": _is_fact(ours) or _is_fact(theirs),
     }
     return next((fault for fault, found in faults.items() if found), "")
 
@@ -465,7 +473,7 @@ _FUNCTION = re.compile(
 
 
 def _is_fact(text: str) -> bool:
-    r"""Return whether a text is a relation between numbers, `\log_2 8 = 3`: math-verify reads only whether it is true."""
+    r"""Return whether a text is a relation between numbers, such as `\log_2 8 = 3`; math-verify reads only whether it is true."""
     plain = _COMMAND.sub(lambda command: "x" if command[0][1:] in GREEK else " ", text)
     unknowns = set(_LETTER.findall(plain)) - _PLAIN_FUNCTIONS
     return ("=" in text or has_relation(text)) and not unknowns

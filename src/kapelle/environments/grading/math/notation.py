@@ -1,6 +1,6 @@
 r"""Normalises mathematical notation: `½` and `{1 \over 2}` become `\frac{1}{2}`, `]0,1[` becomes `(0,1)`.
 
-Works on characters only, in linear time, and keeps the meaning of a text.
+The module works on characters only, in linear time, and preserves the meaning of a text.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _WHOLES: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"\\text\{\s*([-+0-9., ()\[\]]{1,80})\s*\}": r"\1",
     r"([0-9]{1,3})\s*'\s*([0-9]{1,2})\s*(?:\"|'')": r"\1\\text{ ft }\2\\text{ in}",
     r"(?:(?:[Tt]he\s+)?(?:[Ff]inal\s+)?[Aa]nswer(?:\s+is\b|\s*[:=])|\\text\{\s*[A-Za-z][A-Za-z ]{1,40}[:=]\s*\})\s*(.+)": r"\1",
-    # Equations one above the other.
+    # A column of equations.
     r"(?:\\begin\{cases\}((?:(?!\\begin|&)[^<>])+)\\end\{cases\}|\\\{\s*\\begin\{array\}\{[lcr]{1,3}\}((?:(?!\\begin|&)[^<>])+)\\end\{array\})": (
         lambda found: re.sub(r"\s*(?:[,;]\s*)?\\\\\s*", ", ", (found[1] or found[2]).strip(" \\,;"))
     ),
@@ -121,7 +121,7 @@ _REPEATING = re.compile(
 
 
 def plain_notation(body: str) -> str:
-    """Return a text in the notation that the parser knows."""
+    """Return a text in the notation that the parser can read."""
     if not body.isascii():
         body = re.sub(r"√\s*([0-9]+(?:\.[0-9]+)?|[A-Za-z])", r"\\sqrt{\1}", body)
         body = _ODD.sub(_in_ascii, body)
@@ -136,7 +136,7 @@ def plain_notation(body: str) -> str:
             body,
         )
     body = _REPEATING.sub(_as_fraction, body).strip()
-    # Rewrite whole answers of these kinds in their usual form.
+    # Rewrite entire answers of these kinds in their usual form.
     for pattern, to in _KINDS:
         found = pattern.fullmatch(body)
         if found is not None:
@@ -166,9 +166,9 @@ def _as_fraction(found: re.Match[str]) -> str:
     return rf"\frac{{{top}}}{{{(10 ** len(repeated) - 1) * 10 ** len(digits)}}}"
 
 
-# -------- Removes LaTeX that only affects appearance: sizes, fonts, thin spaces, needless braces and environments
+# -------- Removes LaTeX that only affects appearance: sizes, fonts, thin spaces, redundant braces and environments
 #
-# Works on characters only, in linear time, and keeps the meaning of a text.
+# This part works on characters only, in linear time, and preserves the meaning of a text.
 
 FONTS = (
     "text|mathrm|textnormal|textrm|textbf|textit|mbox|mathbf|operatorname|textsf|texttt|textsl|textsc|textup|textmd|emph|hbox"
@@ -179,14 +179,14 @@ _NAME_ENDS = r"(?![A-Za-z])"
 _SIZES = "displaystyle|tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge|nolimits|limits|mathstrut|strut"
 _DOLLAR = rf"\\(?:mathdollar|textdollar){_NAME_ENDS}|\\(?:{FONTS})\{{\s*(?:US)?\s*\\?\$\s*\}}|(?<![A-Za-z])US\s?\\\$|\{{\\\$\}}"
 _SAME: dict[str, str | Callable[[re.Match[str]], str]] = {
-    # Sizes and spaces; a command keeps the space before a following letter.
+    # Sizes and spaces; a space between a command and a following letter stays.
     rf"\\(?:{_SIZES}){_NAME_ENDS}\s*": "",
     r"\\(?:hspace|hskip|kern|mspace|vspace)\*?\s?(?:\{-?[0-9.]{1,6}\s?(?:em|ex|pt|mm|cm|mu|in)\}|[0-9.]{1,6}(?:em|ex|pt|mm|cm|mu))": " ",
     rf"\\(?:thinspace|enspace|enskip|medspace|thickspace|negthinspace|nobreakspace){_NAME_ENDS}\s*": " ",
     r"\\\\\s?\[-?[0-9.]{1,5}\s?(?:pt|ex|em|mm|cm)\]|\\cr(?![A-Za-z])": r"\\\\",
     r"(\\[A-Za-z]{1,20})(?:\\[,;:!]){1,4}(?=[A-Za-z])": r"\1 ",
     r"(?<![\^_A-Za-z\]}\\])\{\}": "",
-    # Braces around one sign, or around the digits of a number.
+    # Braces around a single sign, or around the digits of a number.
     r"(?<![\^_A-Za-z\]}])\{\s*(\\(?:times|cdot|pm|div|colon)|[-+.:=<>])\s*\}": r"\1 ",
     r"(?<=[0-9])\{?\.\}? (?=[0-9])": ".",
     r"(?<![\^_A-Za-z\]}0-9/])\{([0-9]{1,40})\}(?=\s*(?:_|\\[dtc]?frac))": r"\1",
@@ -262,7 +262,7 @@ def _unadorned(text: str) -> str:
     if not text.isalnum():
         for pattern, to in _SPELLED:
             text = pattern.sub(to, text)
-    # The first `{a \\over b}` or `\\choose`, whatever brackets it contains: patterns cannot count brackets.
+    # The first `{a \\over b}` or `\\choose`, with any brackets in it; regular expressions cannot count brackets.
     found = _OVER.search(text)
     if found is not None:
         opening = _outer_brace(text, range(found.start() - 1, -1, -1), "}", "{")
@@ -298,13 +298,13 @@ def _has_comma(text: str) -> bool:
     return False
 
 
-# -------- The characters of a mathematical answer: delimiters, spacing, brackets, and formulas among words
+# -------- The characters of a mathematical answer: delimiters, spacing, brackets, and formulas between words
 #
-# Works in linear time on texts of at most `MAX_CHARACTERS`.
+# This part works in linear time on texts of at most `MAX_CHARACTERS`.
 
 MAX_CHARACTERS = 400
 MAX_WRAPPINGS = 4
-"""Nested marks that are removed, such as bold around a box."""
+"""Maximum number of nested marks that are removed, such as bold around a box."""
 
 _SPACING = re.compile(r"(?<!\\)\\(?:[,;:! ]|q?quad|displaystyle\b|left\b|right\b|limits\b)|(?<=\S)~(?=\S)")
 _ARRAY = re.compile(
@@ -312,7 +312,7 @@ _ARRAY = re.compile(
 )
 _ONE_LETTER = re.compile(r"(?:(?<=\S)|(?<=[-+*/] ))\\(?:mathrm|mathbf|mathit|operatorname)\{([A-Za-z])\}")
 _UPRIGHT = re.compile(r"(?<=[0-9)}])\\(?:mathrm|operatorname)\{([smghlLNJWV])\}$")
-"""A unit of one letter is upright; a variable is not."""
+"""A one-letter unit in an upright font; a variable is not upright."""
 _WORD_BETWEEN = r"(?:\\(?:text|mathrm|textrm)\{\s*,?\s*(?:%s)\s*\}|(?<![A-Za-z\\])(?:%s)(?![a-z]))"
 _AND = re.compile(r"[,;]?\s*" + _WORD_BETWEEN % ("and|or", "and|or") + r"[,;]?\s*")
 _BOTH = re.compile(r"[,;]?\s*" + _WORD_BETWEEN % ("and", "and") + r"[,;]?\s*")
@@ -320,9 +320,9 @@ _OR = re.compile(r"[,;]?\s*" + _WORD_BETWEEN % ("or", "or") + r"[,;]?\s*")
 
 
 def opened(text: str) -> str:
-    """Return an answer's text without its wrapping. Raises NotAnAnswer if it is empty, Unreadable if it is too long."""
+    """Return the answer without its wrapping. Raises NotAnAnswer if it is empty, Unreadable if it is too long."""
     if len(text) > MAX_CHARACTERS:
-        raise Unreadable(f"It has {len(text):,} characters; at most {MAX_CHARACTERS} are read.")
+        raise Unreadable(f"It has {len(text):,} characters; at most {MAX_CHARACTERS} are allowed.")
     body = tidy(text)
     if not body:
         raise NotAnAnswer("It is empty.")
@@ -330,19 +330,19 @@ def opened(text: str) -> str:
 
 
 def tidy(text: str) -> str:
-    """Return an answer without delimiters, marks around it, spacing commands and a full stop at its end."""
+    """Return an answer without its delimiters, surrounding marks, spacing commands and final full stop."""
     body = _unadorned(text)
     for _ in range(MAX_WRAPPINGS):
         body = _unmarked(body)
     if "\\begin" not in body:
-        # Text that was escaped twice: `\\\\frac`.
+        # The text was escaped twice: `\\\\frac`.
         body = re.sub(r"\\{2}(?=[A-Za-z])", lambda _: "\\", body)
     body = joined(body)
     for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
         size = len(opening) + len(closing)
         if len(body) > size and body.startswith(opening) and body.endswith(closing):
             inner = body[len(opening) : -len(closing)]
-            # `$5 or $6` is not one pair of delimiters around an answer.
+            # In `$5 or $6`, the dollar signs are not a pair of delimiters around an answer.
             if opening not in inner.replace("\\$", "") and not inner.endswith("\\"):
                 body = _unmarked(inner)
                 break
@@ -356,7 +356,7 @@ def tidy(text: str) -> str:
 
 
 def with_commas(body: str) -> str:
-    """Return a text with a comma in place of each `and` and `or` between values."""
+    """Return a text in which a comma replaces each `and` and `or` between values."""
     return _AND.sub(", ", body)
 
 
@@ -374,9 +374,9 @@ _MARKED = re.compile(
 
 
 def _unmarked(text: str) -> str:
-    """Return an answer without marks around all of it: bold, a box, a leading `=`, a trailing `,`."""
+    """Return an answer without the marks that surround it: bold, a box, a leading `=`, a trailing `,`."""
     body = _END.sub("", text.strip())
-    # Remove an environment or braces around all of it, but keep the set `{1, 2}`.
+    # Remove an environment or braces around the entire answer, but keep the set `{1, 2}`.
     framed = _ENVIRONMENT.fullmatch(body)
     inside = framed["inside"].strip().removesuffix("\\\\").strip().removeprefix("&").strip() if framed else ""
     if inside and "\\\\" not in _INNER.sub("", inside):
@@ -392,15 +392,15 @@ def _unmarked(text: str) -> str:
 
 
 def split_top(text: str, mark: str) -> list[str]:
-    """Return the parts between the marks outside all brackets.
+    """Split a text at the marks outside all brackets and return the parts.
 
-    Any closing bracket closes the last open one, as in `[0, 1)`. Raises Unreadable if they do not balance.
+    Any closing bracket closes the last open bracket, as in `[0, 1)`. Raises Unreadable if the brackets are unbalanced.
     """
     return split_marked(text, re.compile(re.escape(mark)))[0]
 
 
 def split_marked(text: str, mark: re.Pattern[str]) -> tuple[list[str], list[str]]:
-    """Return the parts between marks outside all brackets, like `split_top`, and the marks."""
+    """Split a text at the marks outside all brackets, like `split_top`, and return the parts and the marks."""
     parts: list[str] = []
     marks: list[str] = []
     depth = start = place = 0

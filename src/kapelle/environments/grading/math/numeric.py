@@ -1,14 +1,14 @@
 r"""Single values as they are written: the name, the unit and the words around a value, and its number.
 
 Numbers have their own parser, which has limits, and are compared exactly. Nothing is evaluated. The size of a literal is
-bounded before any arithmetic is done with it, so neither `1e400` nor a million digits take any time. Values are
+bounded before any arithmetic is done with it, so neither `1e400` nor a million digits takes any time. Values are
 fractions without a tolerance: 0.333 is not 1/3.
 
 `parse_number` reads one literal: `18`, `-18`, `1,234.5`, `.5`, `3/4`, `2 1/3`, `6e3`, `\frac{3}{4}`, with `$`,
 `€` or `£` before it, or `€` or `£` after it, and `%`, `pct`, `percent` or `percentage` at its end. A text
-with anything else in it (a unit, a second number, an expression, `nan`) is not a number. `read_number` also reads what people
-write around a literal: a name before `=`, a plain unit after it, brackets. Nothing is calculated here. `2^3` is a
-number only to `kapelle.environments.grading.math.grade`: a question may ask for the value of `2^3`.
+that contains anything else (a unit, a second number, an expression, `nan`) is not a number. `read_number` also accepts what
+people write around a literal: a name before `=`, a plain unit after it, brackets. This module calculates nothing. Only
+`kapelle.environments.grading.math.grade` accepts `2^3` as a number, because a question may ask for the value of `2^3`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kapelle.environments.grading.math.notation import opened, with_commas
 from kapelle.environments.grading.text.extraction import GROUPS, HALVES, ExtractionRule, read_answer
 from kapelle.environments.grading.verdict import Grade, right, wrong
 
-# -------- The parts of one written value: a name before `=`, a unit after it, or only words; in linear time
+# -------- The parts of one written value: a name before `=`, a unit after the value, or only words; in linear time
 
 _LHS = re.compile(
     r"((?:m\s*)?\\(?:measured|spherical)?angle\s*\{?(?:[A-Z]{1,3}|[0-9])\}?|\|[A-Z](?:[A-Z]|(?:\s*\\(?:cup|cap)\s*[A-Z]){1,3})?\||\[[A-Z]{3,6}\]"
@@ -78,7 +78,7 @@ _REMARKS = (
     " third fourth fifth tenth hundredth thousandth percent percentage pct cent rad otherwise undefined text answer"
 )
 _SAYS_MORE = frozenset(_REMARKS.split())
-"""Words that are not units: they qualify the number before them, or measure a part of another unit."""
+"""Words that are not units: they qualify the number before them, or denote a part of another unit."""
 
 
 def is_plain_unit(unit: str) -> bool:
@@ -107,7 +107,7 @@ _SHORT = (
         for end in ("", "s")
     }
 )
-"""The short name of a unit by its long ones."""
+"""A mapping from the long names of units to their short names."""
 _SIZES: dict[str, tuple[str, Fraction]] = {
     name: (base, Fraction(size))
     for base, sizes in {
@@ -123,14 +123,14 @@ _SIZES: dict[str, tuple[str, Fraction]] = {
     }.items()
     for name, size in sizes.items()
 }  # fmt: skip
-"""Exact factors between units of the same quantity; units without a fixed length are missing."""
+"""Exact factors between units of the same quantity; units without a fixed size are omitted."""
 
 
 _CASED = re.compile(r"M(?:[A-Z]|[gms]$|b|p)|[kKGT]i?[Bb]$")
 
 
 def unit_named(text: str) -> str:
-    """Return the one name of a unit: `km/h` for `kilometers per hour`; in lower case, but for `M` of a million and `B` of bytes."""
+    """Return the normal name of a unit: `km/h` for `kilometers per hour`. It is in lower case except `M` (mega) and `B` (bytes)."""
     names = []
     for written in re.split(r"\s*/\s*|\bper\b", " ".join(text.split()).rstrip(".")):
         part = written.strip()
@@ -161,7 +161,7 @@ def times(one: str, other: str) -> Fraction | None:
 
 
 def is_word(letters: str) -> bool:
-    """Return whether letters are a word (`cat`, `HTH`, `IV`); adjacent letters of the alphabet (`ab`, `xyz`) are a product."""
+    """Return whether letters form a word (`cat`, `HTH`, `IV`); consecutive letters of the alphabet (`ab`, `xyz`) are a product."""
     if len(letters) < 2:
         return False
     first, last = min(letters), max(letters)
@@ -175,13 +175,13 @@ class AnswerPart:
 
     body: str
     name: str
-    """The name before the equals sign: `x` for `x = 5`, and for `x_1 = 5` `x_1`."""
+    """The name before the equals sign: `x` for `x = 5`, `x_1` for `x_1 = 5`."""
     unit: str
-    """In lower case."""
+    """The unit in lower case."""
 
 
 def words_of(body: str) -> list[str]:
-    r"""Return the words that an answer consists of, `\text{…}` or plain, split at commas; empty for mathematics."""
+    r"""Return the words that an answer consists of, in `\text{…}` or plain, split at commas; empty for mathematics."""
     only = _ONLY_TEXT.fullmatch(body)
     if only is not None and _FIGURES.fullmatch(only[1]):
         return []
@@ -196,7 +196,7 @@ def words_of(body: str) -> list[str]:
 
 
 def _wordy(piece: str) -> bool:
-    """Return whether letters are a word rather than a product such as `xy` or a difference such as `p - q`."""
+    """Return whether letters form a word rather than a product such as `xy` or a difference such as `p - q`."""
     if "-" in piece and all(len(run) < 3 for run in re.findall("[A-Za-z]+", piece)):
         return False
     return (
@@ -217,7 +217,7 @@ def _plain_words(text: str) -> str:
 
 
 def mathematics(body: str) -> str:
-    r"""Return the text of an answer that is not words: `5` for `\text{5}`. Raises Unfamiliar for strange characters."""
+    r"""Return the text of an answer that does not consist of words: `5` for `\text{5}`. Raises Unfamiliar for strange characters."""
     only = _ONLY_TEXT.fullmatch(body)
     if only is not None:
         body = only[1].strip()
@@ -236,7 +236,7 @@ def part_of(text: str) -> AnswerPart:
 
 
 def without_name(text: str) -> tuple[str, str]:
-    """Return the name before the first `=`, empty without one, and the rest."""
+    """Return the name before the first `=` and the rest; the name is empty if there is none."""
     found = _LHS.match(text)
     if found is None:
         return "", text
@@ -274,7 +274,7 @@ def without_unit(body: str) -> tuple[str, str]:
 MAX_CHARACTERS = 80
 MAX_EXPONENT = 40
 
-# [0-9] in place of \d, which also matches digits of other scripts; `extraction.clean` has replaced those.
+# [0-9] instead of \d, which also matches digits of other scripts; `extraction.clean` has already replaced those.
 _PLAIN = r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+"
 _NUMBER = re.compile(
     rf"""
@@ -295,28 +295,28 @@ _HALF = re.compile(f"[{HALVES}]")
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """One number as written: its value, and whether a percent sign follows."""
+    """One number as written: its value, and whether a percent sign follows it."""
 
     figure: Fraction
     """The number without regard to the percent sign: 50 for `50%`."""
     percent: bool = False
     currency: str = ""
-    """`$`, `€` or `£` before it. Matters only if the other answer has a currency."""
+    """`$`, `€` or `£` before the number. It matters only if the other answer has a currency."""
     unit: str = ""
-    """A plain unit after it. Matters only if the other answer has a unit."""
+    """A plain unit after the number. It matters only if the other answer has a unit."""
 
     @property
     def value(self) -> Fraction:
-        """Its value: 1/2 for `50%`."""
+        """The value: 1/2 for `50%`."""
         return self.figure / 100 if self.percent else self.figure
 
 
 def parse_number(text: str) -> Number | None:
-    """Return a text as one number, or None if it is anything else or too large."""
+    """Parse a text as one number; return None if it is anything else or the number is too large."""
     text = text.strip()
     if len(text) > MAX_CHARACTERS:
         return None
-    if text.isascii() and text.isdigit():  # nearly always
+    if text.isascii() and text.isdigit():  # the most common case
         return Number(Fraction(int(text)))
     dollars = text.endswith("\\$") and text.count("$") == 1
     text = text.replace("\\$", "$").replace("\\%", "%").strip()
@@ -340,7 +340,7 @@ def parse_number(text: str) -> Number | None:
         short = match["short"]
         top = int(short[0] if short else match["top"] or match["tex_top"])
         bottom = int(short[1] if short else match["bottom"] or match["tex_bottom"])
-        # `11 7/6` may be a mixed number or a mistake: it is not decided here. `168/2` is left to calculate.
+        # `11 7/6` may be a mixed number or a mistake, so it is not a number here. `168/2` still has to be calculated.
         whole = match["whole"] or match["units"] or ""
         mixed = bool(whole)
         if bottom == 0 or (top >= bottom if mixed else bottom > 1 and top % bottom == 0):
@@ -353,9 +353,9 @@ def parse_number(text: str) -> Number | None:
 
 
 def read_number(text: str) -> Number | None:
-    r"""Return the number in an answer, with what people write around it: `x = 5`, `5\text{ cm}`, `90^\circ`, `(5)`.
+    r"""Return the number in an answer, ignoring what people write around it: `x = 5`, `5\text{ cm}`, `90^\circ`, `(5)`.
 
-    With a unit that is not plain (`cents`, `squared`) the answer is not a number, and the result is None.
+    An answer with a unit that is not plain (`cents`, `squared`) is not a number; the result is None.
     """
     plain = parse_number(text)
     if plain is not None or len(text) > MAX_CHARACTERS:
@@ -383,18 +383,18 @@ _BRACKETS = re.compile(r"[({]([^(){}]*)[)}]")
 
 
 Same = Callable[[Number, Number], bool]
-"""Whether two numbers count as the same answer; symmetric."""
+"""A symmetric function that returns whether two numbers count as the same answer."""
 
 
 def same_value(one: Number, other: Number) -> bool:
-    """Return whether both have the same value: 50% is 1/2 and is not 50."""
+    """Return whether both numbers have the same value: 50% is 1/2, not 50."""
     return one.value == other.value and _one_unit(one, other)
 
 
 def same_figure(one: Number, other: Number) -> bool:
-    """Return whether both have the same digits, with percent as a unit: 50% is 50, not 1/2.
+    """Return whether both numbers have the same digits, with percent as a unit: 50% is 50, not 1/2.
 
-    For data in which the questions name the unit (`What percentage …?`) and the answers omit it.
+    This suits data in which the questions name the unit (`What percentage …?`) and the answers omit it.
     """
     return one.figure == other.figure and _one_unit(one, other)
 
@@ -405,8 +405,8 @@ def _one_unit(one: Number, other: Number) -> bool:
 
 
 def grade_numeric(text: str, gold: Number, rules: Sequence[ExtractionRule], same: Same = same_value) -> Grade:
-    """Return score 1 if the final number of a text is the gold number, else 0."""
-    number = read_answer(text, rules, read_number, "not one number")
+    """Return score 1 if the final number of a text is the gold number, otherwise 0."""
+    number = read_answer(text, rules, read_number, "not a single number")
     if isinstance(number, Grade):
         return number
     answer = normal_form(number)

@@ -1,4 +1,4 @@
-"""Decides whether two answers are the same: exactly, symmetrically, and in order only if the order matters."""
+"""Decides whether two answers are the same; the comparison is exact and symmetric, and considers order only where it matters."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from kapelle.environments.grading.math.numeric import is_plain_unit, is_word, pa
 from kapelle.environments.grading.text.match import plain_text
 
 Percent = Literal["figure", "hundredths"]
-"""`figure`: 50% is 50, its question names the unit. `hundredths`: 50% is 1/2."""
+"""`figure`: 50% is 50, because the question names the unit. `hundredths`: 50% is 1/2."""
 
 
 def same_answer(one: MathAnswer, other: MathAnswer, percent: Percent = "figure") -> bool:
-    """Return whether two answers are the same; symmetric.
+    """Return whether two answers are the same; the comparison is symmetric.
 
-    A name or a plain unit matters only if both answers have one. Two answers differ if one has letters that the other lacks,
-    even if those letters cancel.
+    A name or a plain unit matters only if both answers have one. Two answers differ if one of them has letters that the other
+    one lacks, even if those letters cancel.
     """
     if isinstance(one.value, Equation) or isinstance(other.value, Equation):
         return _same_equation(one, other) or _is_sum(one, other) or _is_sum(other, one)
     if one.plain and other.plain and (is_word(one.plain) or is_word(other.plain)):
-        # Letters that form a word are compared in order; from three letters on, case is ignored.
+        # Letters that form a word are compared in order; case is ignored in words of three or more letters.
         same = one.plain == other.plain or (
             min(len(one.plain), len(other.plain)) > 2 and one.plain.casefold() == other.plain.casefold()
         )
@@ -47,14 +47,14 @@ def same_answer(one: MathAnswer, other: MathAnswer, percent: Percent = "figure")
 
 
 def _renamed(one: MathAnswer, other: MathAnswer) -> MathAnswer:
-    r"""Rename the letter of the other answer if any letter would do: k in `k\pi`."""
+    r"""Rename the letter of the other answer if its choice is arbitrary, such as k in `k\pi`."""
     missing, extra = one.letters - other.letters, other.letters - one.letters
     if len(missing) != 1 or len(extra) != 1:
         return other
     (new,), (old,) = missing, extra
     if not {new, old} <= set("kmnl") or not (_counts_pi(one.value, new) and _counts_pi(other.value, old)):
         return other
-    assert isinstance(other.value, Quotient), "it has terms"
+    assert isinstance(other.value, Quotient), "only a quotient has terms"
     top, bottom = (
         {
             (
@@ -70,7 +70,7 @@ def _renamed(one: MathAnswer, other: MathAnswer) -> MathAnswer:
 
 
 def _counts_pi(value: Value, letter: str) -> bool:
-    """Return whether a letter occurs only as a factor of π: it counts turns."""
+    """Return whether a letter occurs only as a factor of π, so that it counts turns."""
     if not isinstance(value, Quotient) or _uses(value.bottom, letter):
         return False
     with_it = [dict(each[2]) for each in value.top if letter in dict(each[2])]
@@ -82,14 +82,14 @@ def _uses(terms: Polynomial, letter: str) -> bool:
 
 
 def _same_values(one: MathAnswer, other: MathAnswer, percent: Percent) -> bool:
-    """Return whether two answers other than equations are the same in one of their possible units."""
+    """Return whether two answers that are not equations are the same in one of their possible units."""
     if _is_named(one.value) or _is_named(other.value):
         names = [sorted(each.name.split(",")) for each in (one, other) if "," in each.name]
         if len(names) == 2 and names[0] != names[1]:
             return False
         return any(same_answer(left, right, percent) for left in orders(one) for right in orders(other))
     if one.name and other.name and one.name != other.name:
-        # `y = 2x` is `x = y/2`.
+        # `y = 2x` is the same as `x = y/2`.
         return bool(one.letters and other.letters) and _same_equation(one, other)
     word, plain = (one, other) if isinstance(one.value, WordAnswer) else (other, one)
     if isinstance(word.value, WordAnswer) and plain.plain.isalpha() and len(word.value.text) > 1:
@@ -116,7 +116,7 @@ def _same_values(one: MathAnswer, other: MathAnswer, percent: Percent) -> bool:
 
 
 def _with_unit(answer: MathAnswer, other: MathAnswer) -> MathAnswer:
-    """Return an answer with its unit if that is a letter, `0.05 m`, and the other's unit measures the same quantity."""
+    """Treat the single letter of an answer as its unit, as in `0.05 m`, if the other answer's unit measures the same quantity."""
     if answer.unit or not other.unit or len(answer.letters) != 1 or not isinstance(answer.value, Quotient):
         return answer
     (unit,) = answer.letters
@@ -132,7 +132,7 @@ def _with_unit(answer: MathAnswer, other: MathAnswer) -> MathAnswer:
 
 
 def _is_unit_as_letter(one: MathAnswer, other: MathAnswer) -> bool:
-    r"""Return whether the unit of an answer is written as a letter of the other one: `5\text{ m}` and `5 m`."""
+    r"""Return whether the unit of one answer is written as a letter in the other answer: `5\text{ m}` and `5 m`."""
     if len(one.unit) != 1 or not one.unit.isalpha() or other.unit or one.unit in one.letters:
         return False
     if not (isinstance(one.value, Quotient) and isinstance(other.value, Quotient)):
@@ -145,12 +145,12 @@ def _is_unit_as_letter(one: MathAnswer, other: MathAnswer) -> bool:
 
 
 def _measures(answer: MathAnswer, percent: Percent) -> list[tuple[Value, str]]:
-    """Return the values that an answer may stand for, each with its unit: 180° is also π, with and without `radians`."""
+    """Return the values that an answer may stand for, each with its unit: 180° is also π, with or without `radians`."""
     value, unit = answer.value, answer.unit
     if unit == "%":
         return [(value if percent == "figure" else _times(value, HUNDREDTH), "%")]
     if unit in {"degree", "degrees"}:
-        # `π/4°` is not π/4: degrees with π in them are only degrees.
+        # `π/4°` is not π/4: if the number contains π, the degree sign cannot be omitted.
         bare = (
             "degree" if all(each.rational is not None for each in _numbers(value)) else "degrees as written"
         )
@@ -159,7 +159,7 @@ def _measures(answer: MathAnswer, percent: Percent) -> list[tuple[Value, str]]:
 
 
 def is_angle(answer: MathAnswer) -> bool:
-    """Return whether an answer is an angle in radians, not in degrees: a multiple of π, or at most one turn."""
+    """Return whether an answer is an angle in radians rather than degrees: a multiple of π, or at most one turn."""
     return answer.unit in {"rad", "radian", "radians"} and all(
         each.rational is None or abs(each.rational) <= TURN for each in _numbers(answer.value)
     )
@@ -174,7 +174,7 @@ DEGREE = algebra.multiply(algebra.number(Fraction(1, 180)), algebra.letter("\\pi
 
 
 def _times(value: Value, factor: Quotient) -> Value:
-    """Return each number of a value times a factor."""
+    """Return a value with each of its numbers multiplied by a factor."""
     if isinstance(value, Several):
         return Several(value.kind, tuple(_times(item, factor) for item in value.items))
     return algebra.multiply(value, factor) if isinstance(value, Quotient) else value
@@ -202,7 +202,7 @@ def _has_words(value: Value) -> bool:
 
 
 def _same_equation(one: MathAnswer, other: MathAnswer) -> bool:
-    """Return whether two equations have the same solutions: one difference is a multiple of the other."""
+    """Return whether two equations have the same solutions, that is, whether the difference of one is a multiple of the other's."""
     letters, others = (each.letters | {each.name} if each.name else each.letters for each in (one, other))
     if letters != others or not _units_agree(one.unit, other.unit):
         return False
@@ -227,15 +227,15 @@ def _same_equation(one: MathAnswer, other: MathAnswer) -> bool:
 
 
 def _is_sum(one: MathAnswer, other: MathAnswer) -> bool:
-    """Return whether an equation gives a combination of letters the value of the other answer: `m + n = 5` and 5, `xy = 6` and 6."""
+    """Return whether an equation sets a combination of letters equal to the other answer: `m + n = 5` and 5, `xy = 6` and 6."""
     if not isinstance(one.value, Equation) or not isinstance(other.value, Quotient) or other.letters:
         return False
     left = one.value.left
     if other.name or len(one.letters) < 2 or left is None or not _units_agree(one.unit, other.unit):
         return False
     sides = left, algebra.add(left, algebra.negate(one.value.difference))
-    # One side is a combination of letters, `m + n`, `AB + BC`, `abc` or `m/n`, and the other side its value. `2a = 6` and `r^2 = 9` are
-    # unsolved, `x - y = 9` is a line and `x^2 + y^2 = 9` a circle.
+    # One side is a combination of letters, such as `m + n`, `AB + BC`, `abc` or `m/n`, and the other side is its value. `2a = 6`
+    # and `r^2 = 9` are unsolved; `x - y = 9` is a line and `x^2 + y^2 = 9` is a circle.
     return any(
         _is_sum_of_letters(side.top)
         and (side.bottom == algebra.ONE or _is_sum_of_letters(side.bottom))
@@ -245,7 +245,7 @@ def _is_sum(one: MathAnswer, other: MathAnswer) -> bool:
 
 
 def _is_sum_of_letters(terms: Polynomial) -> bool:
-    """Return whether terms are products of as many letters each, without factors and powers."""
+    """Return whether all terms are products of the same number of letters, without numeric factors and powers."""
     plain = all(root == 1 and not imaginary and letters for root, imaginary, letters in terms)
     once = all(power == 1 for _, _, letters in terms for _, power in letters)
     return plain and once and len({len(each[2]) for each in terms}) == 1 and set(terms.values()) == {1}
@@ -260,13 +260,13 @@ def _same(one: Value, other: Value) -> bool:
     if isinstance(one, WordAnswer) != isinstance(other, WordAnswer):
         # `\text{C}` and `C` are the same letter.
         words, value = (one, other) if isinstance(one, WordAnswer) else (other, one)
-        assert isinstance(words, WordAnswer), "one of both is"
+        assert isinstance(words, WordAnswer), "one of the two is a word"
         return len(words.text) == 1 and isinstance(value, Quotient) and value == algebra.letter(words.text)
     return type(one) is type(other) and one == other
 
 
 def _same_several(one: Several, other: Several) -> bool:
-    """Return whether two collections are the same: in order only if the order matters."""
+    """Return whether two collections are the same; the order of their items counts only where it matters."""
     kinds = {one.kind, other.kind}
     # Solutions of an equation in several unknowns: repeated solutions count once.
     solutions = kinds == {"list"} and all(
@@ -336,7 +336,7 @@ def _distinct(several: Several) -> tuple[Value, ...]:
 
 
 def _matched(one: Sequence[Value], other: Sequence[Value]) -> bool:
-    # Equality is an equivalence relation here, so the first partner is as good as any other.
+    # Equality is an equivalence relation here, so any equal partner may be chosen, such as the first one.
     left = list(other)
     for value in one:
         place = next((index for index, partner in enumerate(left) if _same(value, partner)), None)
@@ -346,15 +346,15 @@ def _matched(one: Sequence[Value], other: Sequence[Value]) -> bool:
     return not left
 
 
-# -------- One normal form for all spellings of an answer, so that a vote counts answers
+# -------- One normal form for all spellings of an answer, so that a vote counts answers rather than spellings
 #
-# Answers with the same form have the same score for every gold answer without a unit and a variable: `x = 5`,
-# `5\text{ cm}`, `\frac{10}{2}` and `5` are one. The parser of the grader makes the forms, so that equal scores mean equal
-# forms. Quotients of polynomials are the exception: they are not reduced to lowest terms.
+# Answers with the same form have the same score for every gold answer without a unit and without a variable: `x = 5`,
+# `5\text{ cm}`, `\frac{10}{2}` and `5` have the same form. The forms come from the grader's parser, so that equal scores
+# imply equal forms. Quotients of polynomials are an exception, because they are not reduced to lowest terms.
 
 
 def math_form(text: str, percent: Percent = "figure") -> str:
-    """Return an answer's normal form. Other texts keep their characters, with spaces normalised."""
+    """Return an answer's normal form. A text that is not an answer keeps its characters, with spaces normalised."""
     number = parse_number(text)
     if number is not None:
         return str(number.figure if percent == "figure" else number.value)
@@ -412,12 +412,12 @@ def _quotient(value: Quotient) -> str:
 
 
 def _without_roots_below(value: Quotient) -> Quotient:
-    """Return a quotient with a rational denominator: `1/√2` is `√2/2`. A denominator with letters stays."""
+    """Return a quotient with a rational denominator: `1/√2` becomes `√2/2`. A denominator with letters is not changed."""
     while not any(letters for _, _, letters in value.bottom):
         below = max(value.bottom, key=lambda term: term[:2])
         if below[:2] == (1, 0):
             break
-        # Change the sign of the terms with one root, or with i.
+        # Change the sign of the terms that contain one particular root, or i.
         number = below[0]
         if number > algebra.MAX_RADICAND:
             raise TooLarge

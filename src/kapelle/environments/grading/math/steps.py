@@ -1,9 +1,9 @@
-"""Splits a worked solution into steps and recomputes each: labels for models that judge solutions step by step.
+"""Splits a worked solution into steps and recomputes each step, to label data for models that judge solutions step by step.
 
-A solution is searched for equations, `120+12=132` or `48/2=24`, wherever they stand: in running text, in GSM8K's
-annotations `<<48/2=24>>`, or as a whole chain. Each `=` ends a step, which is correct if both of its sides have the same value.
+A solution is searched for equations such as `120+12=132` or `48/2=24`, wherever they occur: in running text, in GSM8K's
+annotations `<<48/2=24>>`, or in a chain. Each `=` ends a step, which is correct if both of its sides have the same value.
 If the question is itself a calculation (`47+85`) and the solution begins with an equation, the first side of that equation is a
-step too, and must have the value of the question.
+step too and must have the value of the question.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ class WorkedStep:
     """One step of a solution."""
 
     end: int
-    """Characters of the solution up to the end of this step."""
+    """Number of characters of the solution up to the end of this step."""
     right: bool
-    """Whether this step and all steps before it are correct: steps after a mistake do not count as progress (2305.20050)."""
+    """Whether this step and all steps before it are correct; steps after a mistake do not count as progress (arXiv 2305.20050)."""
 
 
 def worked_steps(question: str, solution: str) -> list[WorkedStep]:
     """Return the steps of a solution in order; empty if it has no equation.
 
-    A result with decimals may be rounded: `10/3=3.33` is correct. A side that cannot be read, or divides by zero, is incorrect.
+    A result with decimals may be rounded: `10/3=3.33` is correct. A step with a side that cannot be parsed or divides by zero is
+    incorrect.
     """
     asked = _worth(question)
     steps: list[WorkedStep] = []

@@ -1,4 +1,4 @@
-"""Runs math-verify: compares two LaTeX texts in a forked process that can be killed."""
+"""Runs math-verify: compares two LaTeX strings in a forked process that can be killed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import logging
 from kapelle.environments.grading.processes import serve
 from kapelle.types import Json
 
-# sympy's usual 15 digits hide small differences: e^2 is not 7.389056.
+# sympy's default of 15 digits hides small differences: e^2 is not 7.389056.
 ROUNDING_DIGITS = 12
 WORKING_DIGITS = 30
 
-# The first comparison of each kind fills imports and caches that every forked child shares.
+# The first comparison of each kind loads modules and fills caches, which every forked child shares.
 WARM = (
     (r"\frac{x}{2}+\sin 1", r"\sin 1+\frac{x}{2}"),
     (r"\sin^2 x", r"1-\cos^2 x"),
@@ -24,12 +24,12 @@ WARM = (
 
 
 def compare(question: Json) -> Json:
-    """Return whether `gold` and `answer` mean the same in both orders; the name of the one that cannot be read, if any.
+    """Return whether `gold` and `answer` mean the same in both orders, or the name of the one that cannot be parsed.
 
-    Only the library's LaTeX parser reads them. Its reader of plain expressions evaluates Python and is never used. Its time
-    limits use `signal.alarm` and silently return False, so they are off, and the process is killed instead.
+    Only the library's LaTeX parser reads them. The library's parser for plain expressions evaluates Python and is never used.
+    The library's time limits use `signal.alarm` and silently return False, so they are off, and the process is killed instead.
     """
-    # The forked child has imported it already.
+    # A forked child inherits this import.
     from math_verify import LatexExtractionConfig, parse, verify
 
     target = [LatexExtractionConfig(boxed_match_priority=0)]
@@ -47,7 +47,7 @@ def compare(question: Json) -> Json:
         )
     except (MemoryError, RecursionError):
         raise
-    # math-verify counts its own errors as "not the same", and so does this function.
+    # math-verify treats its own errors as "not the same", and so does this function.
     except Exception:  # noqa: BLE001
         return False
 

@@ -1,1 +1,1 @@
-"""Answers compared as text: letters, words, JSON, patterns, calls of tools."""
+"""Answers that are compared as text: letters of options, words, JSON, regular expressions and tool calls."""

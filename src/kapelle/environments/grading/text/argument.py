@@ -1,8 +1,8 @@
-"""Score an argument by rules for evidence, structure and consistency, each in quarters and with an explanation.
+"""Score an argument by rules for evidence, structure and consistency; each score is a multiple of 1/4 and is explained.
 
-The rules judge form, not truth: a well-structured false argument can satisfy them, and a model that
-trains only on them will learn their form. Keywords are not counted twice: a sentence counts for only one kind of evidence, and a
-repeated sentence does not count.
+The rules judge form, not truth: a well-structured false argument can satisfy them, and a model that is
+trained only on these rules learns only the form. Keywords are not counted twice: a sentence counts for only one kind of
+evidence, and a repeated sentence does not count.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from kapelle.environments.grading.text.extraction import said
 
 @dataclass(frozen=True, slots=True)
 class ArgumentScore:
-    """The verdict on one side's texts."""
+    """The verdict on the texts of one side."""
 
     evidence: float
-    """Share of the kinds in `EVIDENCE` that the texts show, each in a separate sentence; in [0, 1] like the others."""
+    """Share of the kinds in `EVIDENCE` that occur in the texts, each in a separate sentence; in [0, 1] like the other scores."""
     structure: float
-    """Share of four signs of structure: opens with the topic, moderate sentences, ordered points, a conclusion."""
+    """Share of four signs of structure: an opening on the topic, moderate sentence length, ordered points, a conclusion."""
     consistency: float
     """Share of four signs of consistency."""
     explanations: Mapping[str, str]
-    """Present and missing signs, by score."""
+    """The signs that are present and missing, for each score."""
 
     @property
     def total(self) -> float:
-        """The mean of the three."""
+        """The mean of the three scores."""
         return fmean((self.evidence, self.structure, self.consistency))
 
 
 _SENTENCE = re.compile(r"[^.!?\n]+[.!?]?")
 _WORD = re.compile(r"[a-z][a-z'-]+")
 _SHORTEST = 6
-"""Minimum number of words of a sentence that counts as evidence."""
+"""Minimum number of words in a sentence that counts as evidence."""
 
 EVIDENCE: Mapping[str, re.Pattern[str]] = {
     "a figure": re.compile(
@@ -65,9 +65,9 @@ def score_argument(
     sentences = _sentences(own)
     distinct = list(dict.fromkeys(_plain(sentence) for sentence in sentences))
     if not distinct:
-        nothing = "The side said nothing."
+        nothing = "The side gave no argument."
         return ArgumentScore(0.0, 0.0, 0.0, dict.fromkeys(("evidence", "structure", "consistency"), nothing))
-    # Each sentence counts for the first kind that no earlier sentence has shown.
+    # Each sentence counts for the first matching kind that no earlier sentence has shown.
     evidence = dict.fromkeys(EVIDENCE, False)
     for sentence in distinct:
         if len(sentence.split()) >= _SHORTEST:

@@ -1,8 +1,8 @@
-"""Find the final answer of a text by explicit rules, tried in the given order.
+"""Find the final answer in a text by explicit rules, which are tried in the given order.
 
-A rule has one of three results: its mark is missing (the next rule is tried), it found the answer,
-or its mark is present without a definite answer, in which case the text has no answer. The last case stops
-the search, so that an ambiguous answer cannot be accepted by another rule.
+A rule has one of three results: its mark is missing (the next rule is tried), it finds the answer,
+or its mark is present but the answer is ambiguous, in which case the text has no answer. The last case stops
+the search, so that another rule cannot accept an ambiguous answer.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Literal, TypeVar
 from kapelle.environments.grading.verdict import SHOWN, Grade, no_answer
 from kapelle.runtime.characters import CHAT_MARKS
 
-# -------- Formulas and boxes in a text, and which of them form one answer: `$1$ and $2$`, `\boxed{1}, \boxed{2}`
+# -------- Formulas and boxes in a text, some of which together form one answer: `$1$ and $2$`, `\boxed{1}, \boxed{2}`
 
 FORMULA = re.compile(
     r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\(((?:(?!\\\().)+?)\\\)|\\\[((?:(?!\\\[).)+?)\\\]", re.DOTALL
 )
-r"""A formula, between `$…$`, `$$…$$`, `\(…\)` or `\[…\]`. If it opens twice, it begins at the last opening, so that the search
-takes linear time."""
+r"""A formula: `$…$`, `$$…$$`, `\(…\)` or `\[…\]`. If `\(` or `\[` opens twice, the formula begins at the last opening, so that
+the search takes linear time."""
 
 _SPACE = r"(?:\s|[,;~]|\\[,;: ]|\\q?quad)*"
 _WORD = r"(?:(?P<word>and|or)|\\(?:text|mathrm)\{\s*,?\s*(?P<text>and|or)\s*\})?"
@@ -40,7 +40,7 @@ _CURRENCY = re.compile(r"(?<![\\$0-9A-Za-z{(=])\$(?=[0-9][0-9,]*(?:\.[0-9]+)?[.,
 
 
 def joined(text: str) -> str:
-    """Join formulas that form one answer, with a unit after them: `$1$ and $2$`, `$5$ cm`; else return the text."""
+    """Join formulas that form one answer, including a unit after them: `$1$ and $2$`, `$5$ cm`; otherwise return the text."""
     found = list(FORMULA.finditer(text))
     if not found or found[0].start() > 0 or (len(found) == 1 and found[0].end() == len(text)):
         return text
@@ -53,7 +53,7 @@ def joined(text: str) -> str:
 
 
 def _together(text: str, found: list[re.Match[str]]) -> str | None:
-    """Return formulas as one list, None unless they are separated by a comma, `and` or `or`."""
+    """Return the formulas as one list; None unless a comma, `and` or `or` separates them."""
     inner = [next(part for part in match.groups() if part is not None).strip(" .,;") for match in found]
     pieces = [inner[0]]
     for before, after, formula in zip(found[:-1], found[1:], inner[1:], strict=True):
@@ -66,7 +66,7 @@ def _together(text: str, found: list[re.Match[str]]) -> str | None:
 
 
 def last_formula(text: str) -> tuple[str, int] | None:
-    """Return the last formula of a text, joined with those that belong to it, and its end; None without one."""
+    """Return the last formula of a text, joined with the formulas that belong to it, and its end; None if there is none."""
     text = without_currencies(text)
     found = list(FORMULA.finditer(text))
     if not found:
@@ -75,12 +75,12 @@ def last_formula(text: str) -> tuple[str, int] | None:
     while first and _BETWEEN.fullmatch(text, found[first - 1].end(), found[first].start()):
         first -= 1
     together = _together(text, found[first:])
-    assert together is not None, "their separators were checked"
+    assert together is not None, "the separators were checked"
     return together, found[-1].end()
 
 
 def without_currencies(text: str) -> str:
-    """Replace the `$` of prices by a space, because it opens no formula."""
+    """Replace the `$` of prices with a space, because it does not open a formula."""
     return _CURRENCY.sub(" ", text)
 
 
@@ -89,7 +89,7 @@ class Box:
     r"""One `\boxed{…}`, `\fbox{…}` or `\boxed7`."""
 
     content: str | None
-    """None for a box that is never closed."""
+    """The content; None for a box that is never closed."""
     start: int
     end: int
 
@@ -98,7 +98,7 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|([0-9A-Za-z])(?!\w|[.,][0-9]))")
 
 
 def boxes(text: str) -> list[Box]:
-    """Return the outermost boxes in order; one that is never closed is the last."""
+    """Return the outermost boxes in order; a box that is never closed comes last."""
     found: list[Box] = []
     place = 0
     while opening := _BOX.search(text, place):
@@ -119,19 +119,19 @@ def boxes(text: str) -> list[Box]:
 
 
 ExtractionRule = Literal["hash", "last_box", "first_box", "only_box", "tag", "last_number", "prose", "whole"]
-"""`hash`: the text after `####` on its line; all such marks must agree. `last_box`, `first_box`: the content
-of that `\\boxed{…}`. `only_box`: the content of every box; all must agree. `tag`: the content of
-`<answer>…</answer>`; all such tags must agree. `last_number`: the last number of the text. `prose`: the last
-box, or the last formula or number after a later `answer is`, else of the text. `whole`: the text itself.
-Boxes and formulas that are separated by a comma, `and` or `or` are one answer."""
+"""`hash`: the text after `####` on the same line; all such marks must agree. `last_box`, `first_box`: the content
+of the last or first `\\boxed{…}`. `only_box`: the content of every box; all boxes must agree. `tag`: the content of
+`<answer>…</answer>`; all such tags must agree. `last_number`: the last number of the text. `prose`: the last formula or
+number after `answer is` if it follows the last box; otherwise the last box, or without a box the last formula or number
+of the text. `whole`: the text itself. Boxes and formulas that are separated by a comma, `and` or `or` form one answer."""
 
 MAX_TEXT = 200_000
-"""Maximum number of characters of a text that is searched."""
+"""Maximum number of characters in a text that is searched."""
 
 MAX_NESTED = 4
 """Maximum depth of nested boxes."""
 MAX_MARKS = 50
-"""Maximum number of answers that a text may mark; more are guesses."""
+"""Maximum number of answers that a text may mark; a text with more marks is guessing."""
 
 
 _MARKS: Mapping[ExtractionRule, str] = {
@@ -144,7 +144,7 @@ _MARKS: Mapping[ExtractionRule, str] = {
 
 
 def marked(answer: str, rule: ExtractionRule) -> str:
-    """Return an answer with the mark of a rule, if the rule has one."""
+    """Return the answer with the rule's mark around or before it, if the rule has one."""
     return _MARKS.get(rule, "{}").format(answer)
 
 
@@ -157,10 +157,10 @@ class Extraction:
 
 
 def extract(text: str, rules: Sequence[ExtractionRule]) -> Extraction:
-    """Return the final answer of a text by the first rule whose mark it has.
+    """Return the final answer of a text by the first rule whose mark occurs in the text.
 
-    Only the words of the turn itself count: see `said`. For every rule except `whole`, code fences and quoted
-    lines (`> …`) are ignored too.
+    Only the text of the turn itself counts; see `said`. Every rule except `whole` also ignores code fences and quoted
+    lines (`> …`).
     """
     spoken = said(text)
     if spoken.text is None:
@@ -175,9 +175,9 @@ def extract(text: str, rules: Sequence[ExtractionRule]) -> Extraction:
 def said(text: str) -> Extraction:
     """Return the part of a turn that others read, or the reason why it is unknown.
 
-    `<think>…</think>` and everything after an end-of-turn mark are removed: a model
-    cannot write the next turn for the user. Characters that make a text look
-    different from its content are replaced (zero-width, digits of other scripts, look-alike minus signs) or
+    `<think>…</think>` and everything after an end-of-turn token are removed, so that a model
+    cannot write the user's next turn. Characters that make a text look
+    different from its content are replaced (zero-width characters, digits of other scripts, look-alike minus signs) or
     rejected (text direction overrides, NUL, lone surrogates).
     """
     if len(text) > MAX_TEXT:
@@ -189,18 +189,18 @@ def said(text: str) -> Extraction:
 
 
 def own_turn(text: str) -> str:
-    """Return the part of a turn that others read, unchanged: without thoughts and text after the end of the turn."""
+    """Return the unchanged part of a turn that others read: without thinking and without text after the end of the turn."""
     spoken = CHAT_MARKS.split(text, maxsplit=1)[0]
     return spoken.rpartition("</think>")[2].partition("<think>")[0]
 
 
 _MINUS = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2212\u02d7\ufe63\uff0d\u2796"), "-")
-# Embeddings, overrides and isolates of text direction make readers see another order than the grader.
+# Embeddings, overrides and isolates of text direction show readers a different order than the grader sees.
 _DIRECTION = re.compile("[\u202a-\u202e\u2066-\u2069\u200e\u200f\u061c\x00\ud800-\udfff]")
 
 
 def clean(text: str) -> str | None:
-    """Return a text as a reader sees it, in plain digits and minus signs; None if that is uncertain."""
+    """Return a text as a reader sees it, with ASCII digits and minus signs; None if its appearance is uncertain."""
     if _DIRECTION.search(text):
         return None
     if text.isascii():
@@ -222,7 +222,7 @@ def _own(text: str) -> str:
     return _NOT_OWN.sub("", text)
 
 
-# Two stars or underscores around words; in a power such as `2**3`, a number or bracket is next to them.
+# Asterisks or underscores around words. In a power such as `2**3`, a number or bracket is next to them instead.
 _EMPHASIS = re.compile(
     r"(?<![\w)\]}*])(?P<mark>\*\*\*|\*\*|\*|___|__)(?=[^\s*_])(?P<words>[^*\n]*?)(?<=[^\s*_])(?P=mark)(?![\w(\[{*])"
 )
@@ -234,7 +234,7 @@ _STRUCTURE = re.compile(
 
 
 def _unemphasised(text: str) -> str:
-    """Return a text without Markdown's marks of headings, lists and emphasis, and without struck-out words."""
+    """Return a text without Markdown marks for headings, lists and emphasis, and without struck-out words."""
     return _STRUCTURE.sub("", _EMPHASIS.sub(r"\g<words>", text))
 
 
@@ -266,7 +266,7 @@ def _tag(text: str) -> Extraction | None:
     pairs = zip(tags[::2], tags[1::2], strict=True)
     contents = {own[opening.end() : closing.start()].strip() for opening, closing in pairs}
     if len(contents) > 1:
-        return Extraction(None, f"{len(tags) // 2} answer tags differ.")
+        return Extraction(None, f"The {len(tags) // 2} answer tags have different contents.")
     content = contents.pop()
     return Extraction(content) if content else Extraction(None, "The answer tag is empty.")
 
@@ -276,7 +276,7 @@ def _last_box(text: str) -> Extraction | None:
     found = boxes(own)
     if not found:
         return None
-    # Boxes that belong to the last one are joined with it: `\\boxed{1}` and `\\boxed{2}`.
+    # Boxes that belong to the last box are joined with it: `\\boxed{1}` and `\\boxed{2}`.
     first = len(found) - 1
     while first and _BETWEEN_BOXES.fullmatch(own, found[first - 1].end, found[first].start):
         first -= 1
@@ -290,13 +290,13 @@ def _first_box(text: str, *, only: bool = False) -> Extraction | None:
     """Return the content of the first box; with `only`, all other boxes must agree with it."""
     contents = [box.content for box in boxes(_own(text))]
     if only and len(set(contents)) > 1:
-        return Extraction(None, f"{len(contents)} boxes differ.")
+        return Extraction(None, f"The {len(contents)} boxes have different contents.")
     return _box(contents[0], len(contents)) if contents else None
 
 
 def _box(content: str | None, count: int) -> Extraction:
     if count > MAX_MARKS:
-        return Extraction(None, f"The text contains {count} boxes; at most {MAX_MARKS} are an answer.")
+        return Extraction(None, f"The text contains {count} boxes; at most {MAX_MARKS} are allowed.")
     if content is None:
         return Extraction(None, "The box is never closed.")
     if not content:
@@ -311,9 +311,9 @@ def _box(content: str | None, count: int) -> Extraction:
     return Extraction(content)
 
 
-# -------- The last number of a text as a person reads it: `1 234`, `1 1/2`, `2.5 million`, `50 percent`
+# -------- The last number of a text, read as a person would read it: `1 234`, `1 1/2`, `2.5 million`, `50 percent`
 #
-# A number that is part of an expression, a time, a date or a name has no value, and the text then has no answer.
+# If the number is part of an expression, a time, a date or a name, the text has no answer.
 
 GROUPS = r"[1-9][0-9]{0,2}(?P<gap>[ ,'’_~\u00a0\u2007\u2009\u202f]|\\[,;:! ]|\{(?:,|\\,)\}|,\\!)[0-9]{3}(?:(?P=gap)[0-9]{3})*(?![0-9])"
 """An integer with thousands separators."""
@@ -361,12 +361,12 @@ def _last_number(text: str) -> Extraction | None:
         return None
     last = newest[0]
     before, after = text[max(0, last.start() - 24) : last.start()], text[last.end() :]
-    # Superscripts and ⑤ are numbers too, with an unknown effect on this one.
+    # Superscripts and ⑤ are numbers too, and their effect on this number is unknown.
     odd = any(unicodedata.category(character) == "No" for character in before[-1:] + after)
     part = _OPERAND_BEFORE if last[0].startswith("-") else _AND_BEFORE if "/" in last[0] else None
     named = _PART_BEFORE.search(before) and last[0][0] not in "\\$€£"
     if odd or named or (part and part.search(before)) or _PART_AFTER.match(after):
-        return Extraction(None, f"The last number, '{last[0].strip()}', is a part of an expression.")
+        return Extraction(None, f"The last number, '{last[0].strip()}', is part of an expression.")
     return Extraction(last[0].strip())
 
 
@@ -384,7 +384,7 @@ def _prose(text: str) -> Extraction | None:
     said = deque(_ANSWER.finditer(own), maxlen=1)
     if said and said[0]["is"] and said[0].start() > max((box.start for box in boxes(own)), default=-1):
         behind = own[said[0].end() :]
-        # The formula right after `answer is`, if the box agrees or the end of Minerva's answers follows.
+        # The formula right after `answer is` counts if the box agrees or the closing phrase of Minerva's answers follows.
         formula = _AT_ONCE.match(behind)
         content = (formula[1] or formula[2]).strip() if formula else ""
         boxed = marked.text if marked is not None else None
@@ -407,7 +407,7 @@ _UNSEEN = re.compile(r"[\s$\\!.]")
 
 
 def _conclusion(text: str) -> Extraction | None:
-    """Return the last formula of a text, or the number after it."""
+    """Return the last formula of a text, or a number that follows it."""
     formula = last_formula(text)
     number = _last_number(without_currencies(text)[formula[1] :] if formula else text)
     if number is not None and (number.text is not None or formula is None):
@@ -432,7 +432,7 @@ _RULES: Mapping[ExtractionRule, Callable[[str], Extraction | None]] = {
 }
 
 
-# -------- The statement of the last sentence of a text: `B` for `The answer is **B**.`
+# -------- What the last sentence of a text states: `B` for `The answer is **B**.`
 
 _WRAPPED = re.compile(r"\\(?:text\w{0,8}|math\w{1,8}|mbox|boxed|fbox)\s*\{([^{}]*)\}")
 _LEAD = re.compile(
@@ -448,18 +448,18 @@ _DENIES = re.compile(
 
 
 MAX_STATEMENT = 400
-"""Maximum number of characters of the last sentence."""
+"""Maximum number of characters that are read of the last line."""
 _AROUND = "$ \t\n.*`\"'"
 
 
 def statements(text: str) -> list[str]:
-    """Return possible statements of a text: itself, the end of its last line after `is` or `:`, or what it calls correct."""
+    """Return what a text may state: the whole text, the end of its last line after `is` or `:`, or what it calls correct."""
     plain = _EMPHASIS.sub(r"\g<words>", _WRAPPED.sub(r"\1", text)).strip(_AROUND)
     line = plain.rpartition("\n")[2][-MAX_STATEMENT:]
     agreed = _AGREES.fullmatch(line)
     stated = agreed[1] if agreed else line
     places = [0, *(lead.end() for lead in _LEAD.finditer(stated))]
-    # An earlier sentence may deny something else.
+    # A denial in an earlier sentence may refer to something else, so it is ignored.
     return [plain] + [
         stated[place:].strip(_AROUND)
         for place in places
@@ -467,7 +467,7 @@ def statements(text: str) -> list[str]:
     ]
 
 
-# -------- From a text to its answer, or to the verdict that it has none
+# -------- From a text to its answer, or to the verdict that it has no answer
 
 T = TypeVar("T")
 
@@ -475,9 +475,9 @@ T = TypeVar("T")
 def read_answer(
     text: str, rules: Sequence[ExtractionRule], read: Callable[[str], T | None], otherwise: str
 ) -> T | Grade:
-    """Return the final answer of a text, parsed by `read`; the verdict `no_answer` if there is none.
+    """Return the final answer of a text, parsed by `read`; the verdict `no_answer` if there is no answer.
 
-    `read` returns None for an invalid answer; the explanation then describes it by `otherwise`.
+    `read` returns None for an invalid answer; the explanation then describes the answer as `otherwise`.
     """
     found = extract(text, rules)
     if found.text is None:
@@ -487,6 +487,6 @@ def read_answer(
 
 
 def answer_in(text: str, rules: Sequence[ExtractionRule], read: Callable[[str], T | None]) -> T | None:
-    """Return the final answer of a text, parsed by `read`; None if there is none."""
+    """Return the final answer of a text, parsed by `read`; None if there is no answer."""
     found = extract(text, rules).text
     return None if found is None else read(found)

@@ -1,4 +1,4 @@
-"""JSON answers: parsed with limits, compared by value and type."""
+"""JSON answers, which are parsed with limits and compared by value and type."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class NotJson(Exception):
 
 
 def parse_json(text: str) -> Json:
-    """Return the JSON value of a text; numbers with a fraction or exponent are Decimals.
+    """Return the JSON value of a text; numbers with a fraction or exponent become Decimals.
 
-    Raises NotJson for anything else: too long or deep, a repeated key, NaN, Infinity, a number of absurd size,
-    text before or after the value.
+    Raises NotJson for anything else: a text that is too long or too deeply nested, a repeated key, NaN, Infinity, a number of
+    absurd size, or text before or after the value.
     """
     if len(text) > MAX_CHARACTERS:
         raise NotJson(f"It has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read.")
-    # Check the depth of brackets outside of texts before parsing.
+    # Before parsing, check the depth of brackets outside strings.
     outside = ((mark in "[{") - (mark in "]}") for mark in _STRING.sub("", text))
     if max(accumulate(outside), default=0) > MAX_DEPTH:
         raise NotJson(f"It nests deeper than {MAX_DEPTH} levels.")
@@ -75,9 +75,9 @@ def _object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 
 
 def same_json(one: Json, other: Json) -> bool:
-    """Return whether two JSON values are the same; symmetric.
+    """Return whether two JSON values are equal; the comparison is symmetric.
 
-    The order of keys is ignored; the order of lists matters. 1 equals 1.0, and neither equals true or "1".
+    The order of keys is ignored; the order of list items matters. 1 equals 1.0, and neither equals true or "1".
     """
     if isinstance(one, dict) and isinstance(other, dict):
         ours, theirs = ({composed(key): value for key, value in each.items()} for each in (one, other))
@@ -99,7 +99,7 @@ _FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
 
 
 def unfenced(text: str) -> str:
-    """Return the content of a text that is a single code fence, else the text."""
+    """Return the content of the code fence if the text is a single code fence, otherwise the text."""
     fence = _FENCE.fullmatch(text.strip())
     return fence[1] if fence and "```" not in fence[1] else text
 
@@ -109,7 +109,7 @@ _BRACKETED = re.compile(r"[^\[{]*?\s([\[{].*[\]}])[^\]}\"]*", re.DOTALL)
 
 
 def _stated(text: str) -> str:
-    """Return the JSON in a text: the content of its only code fence, or an object or list between sentences; else the text."""
+    """Return the JSON in a text: the content of its only code fence, or an object or list between sentences; otherwise the text."""
     fences = _FENCED.findall(text)
     body = fences[0].strip() if len(fences) == 1 else text.strip()
     among = _BRACKETED.fullmatch(f"\n{body}")
@@ -117,7 +117,7 @@ def _stated(text: str) -> str:
 
 
 def grade_json(text: str, gold: Json, rules: Sequence[ExtractionRule] = ("tag", "whole")) -> Grade:
-    """Return whether the final answer of a text is JSON of the same value as the gold one."""
+    """Return whether the final answer of a text is JSON with the same value as the gold answer."""
     found = extract(text, rules)
     if found.text is None:
         return no_answer(found.problem)

@@ -16,7 +16,7 @@ from kapelle.environments.grading.processes import (
 from kapelle.environments.grading.text.extraction import ExtractionRule, extract, statements
 from kapelle.environments.grading.verdict import Grade, no_answer, right, ungraded, wrong
 
-# Between two letters or digits space separates: `1 2` is not 12.
+# Space between two letters or digits is a separator: `1 2` is not 12.
 _EMPTY_SPACE = re.compile(r"(?<!\w)\s+|\s+(?!\w)")
 
 
@@ -26,12 +26,12 @@ def composed(text: str) -> str:
 
 
 def plain_text(answer: str) -> str:
-    """Return an answer with composed accents and without spaces, except one between words."""
+    """Return an answer with composed accents and without spaces, except for a single space between words."""
     return _EMPTY_SPACE.sub("", " ".join(composed(answer).split()))
 
 
 def grade_exact(text: str, gold: str, rules: Sequence[ExtractionRule]) -> Grade:
-    """Return whether the final answer of a text equals the gold one, ignoring space."""
+    """Return whether the final answer of a text equals the gold answer, ignoring white space."""
     found = extract(text, rules)
     if found.text is None:
         return no_answer(found.problem)
@@ -39,11 +39,11 @@ def grade_exact(text: str, gold: str, rules: Sequence[ExtractionRule]) -> Grade:
     return right(answer) if answer == plain_text(gold) else wrong(answer, plain_text(gold))
 
 
-# -------- Answers that choose one of several options by its letter
+# -------- Answers that choose one of several options by letter
 
 _MOST_OF_A_CHOICE = 2_000
 
-# `B`, `(B)`, `[B]`, `B.`, `**B**`, `2`, and the option's own words behind it: `B) Paris`.
+# `B`, `(B)`, `[B]`, `B.`, `**B**`, `2`, also followed by the option's own words: `B) Paris`.
 _LETTER = re.compile(
     r"[(\[*\s]*(?P<letter>[A-Za-z]|[0-9]{1,2})(?:(?:[)\]*.:,!\s]|[–-]\s)+(?:\((?P<inside>.*)\)|(?P<words>.*)))?",
     re.DOTALL,
@@ -51,10 +51,10 @@ _LETTER = re.compile(
 
 
 def grade_choice(text: str, gold: str, options: Mapping[str, str], rules: Sequence[ExtractionRule]) -> Grade:
-    """Return whether a text chooses the option with the letter `gold`, and no other.
+    """Return whether a text chooses the option with the letter `gold` and no other option.
 
-    `options` maps letters to their words; an answer may give the letter, exactly those words, or both, alone or in a sentence
-    (`The answer is B.`). A letter with the words of another option chooses none.
+    `options` maps letters to the words of the options. An answer may give the letter, exactly those words, or both, alone or in
+    a sentence (`The answer is B.`). A letter with the words of a different option chooses no option.
     """
     assert gold in options, "the gold letter is one of the options"
     found = extract(text, rules)
@@ -86,31 +86,31 @@ def _words(text: str) -> str:
     return plain_text(text.strip(" .*\n")).casefold()
 
 
-# -------- Answers that must match a regular expression of the data set
+# -------- Answers that must match a regular expression from the dataset
 
 MAX_CHARACTERS = 10_000
-"""Maximum number of characters of an answer that is matched."""
+"""Maximum number of characters in an answer that is matched."""
 
 
 def regex_processes(size: int = 2, limits: AnswerLimits | None = None) -> KillableProcesses:
-    """Return a pool that matches regular expressions; at most `size` at a time, others wait."""
-    # Runs this module as a program; see its end.
+    """Return a pool that matches up to `size` regular expressions at a time; further requests wait."""
+    # The pool runs this module as a program; see the end of this file.
     return KillableProcesses("kapelle.environments.grading.text.match", size, limits)
 
 
 def grade_regex(
     text: str, pattern: str, rules: Sequence[ExtractionRule], processes: KillableProcesses
 ) -> Grade:
-    """Return whether the whole final answer of a text matches a pattern.
+    """Return whether the entire final answer of a text matches a pattern.
 
-    An answer on which the pattern backtracks for too long is `no_answer`: matching runs in a killable process, and
-    a failure of the process is `ungraded`. Raises ValueError for an invalid pattern, a fault of the data set.
+    Matching runs in a killable process. If the pattern backtracks for too long, the verdict is `no_answer`; if the process
+    fails, it is `ungraded`. Raises ValueError for an invalid pattern, which is an error in the dataset.
     """
     try:
         re.compile(pattern)
     except re.error as problem:
         raise ValueError(
-            f"'{pattern[:80]}' is not a regular expression: {problem}. Fix the data set."
+            f"'{pattern[:80]}' is not a valid regular expression: {problem}. Fix the dataset."
         ) from None
     found = extract(text, rules)
     if found.text is None:
@@ -126,7 +126,7 @@ def grade_regex(
         return no_answer(f"'{answer[:80]}' cannot be matched. {problem}")
     except ProcessFailed as problem:
         return ungraded(answer, f"'{pattern[:80]}' could not be matched. {problem}")
-    return right(answer) if matches else wrong(answer, f"what matches {pattern}")
+    return right(answer) if matches else wrong(answer, f"any text that matches {pattern}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Similarity of a text to a reference (ROUGE, chrF and BLEU), and a penalty for its length.
+"""Similarity of a text to a reference (ROUGE, chrF and BLEU), and a penalty for a wrong length.
 
-The measures are those of the packages `rouge-score` (ROUGE, 2004, as Google's implementation has it) and `sacrebleu` (chrF, 2015; BLEU, 2002), of one text against one
-or several references, scaled to [0, 1]. They compare words and letters, not meaning. BLEU or chrF of a corpus differs from the
-mean over its sentences.
+The packages `rouge-score` (ROUGE, 2004, in Google's implementation) and `sacrebleu` (chrF, 2015; BLEU, 2002) compute the
+measures of one text against one or more references, scaled to [0, 1]. They compare words and letters, not meaning. The BLEU
+or chrF of a corpus differs from the mean over its sentences.
 
-`rouge_l`, `rouge_1`, `rouge_2`, `rouge_lsum`, `chrf` and `bleu` are reward functions: they take `completion`, and a column `reference` of the row.
+`rouge_l`, `rouge_1`, `rouge_2`, `rouge_lsum`, `chrf` and `bleu` are reward functions: they take `completion` and the row's
+column `reference`.
 """
 
 from __future__ import annotations
@@ -23,23 +24,26 @@ from kapelle.errors import AbsentPackage, ConfigError
 from kapelle.settings.base import Settings
 
 Metric = Literal["rouge1", "rouge2", "rougeL", "rougeLsum", "chrf", "chrf++", "bleu"]
-"""`rouge1`, `rouge2`: words and pairs of words; `rougeL`: the longest common subsequence of words, `rougeLsum` line by line; all as
-F1, optionally after Porter's stemmer. `chrf`: letters, F2; `chrf++`: words too. `bleu`: up to four words in a row, smoothed (`exp`)
-and never of a higher order than the text allows."""
+"""`rouge1`, `rouge2`: words and pairs of words; `rougeL`: the longest common subsequence of words, `rougeLsum` line by line. All
+ROUGE metrics are F1 scores, optionally after Porter stemming. `chrf`: letters, F2; `chrf++`: words too. `bleu`: up to four
+consecutive words, smoothed (`exp`), with an order no higher than the text allows."""
 BleuTokeniser = Literal["13a", "intl", "char", "zh", "none"]
-"""Tokenisation of BLEU: `13a` for most languages, `intl` by Unicode, `char` and `zh` for texts without spaces, `none` by spaces."""
+"""Tokenisation for BLEU: `13a` suits most languages, `intl` follows Unicode, `char` and `zh` suit text without spaces, `none`
+splits at spaces."""
 MAX_WORDS = 1_000
-"""Maximum number of words in an answer; a longer answer scores 0, because the time of ROUGE-L grows with the product of both
+"""Maximum number of words in an answer; a longer answer scores 0, because the time for ROUGE-L grows with the product of both
 lengths."""
 MAX_CHARACTERS = 20_000
 
 
 def check_packages(metrics: Mapping[Metric, float]) -> None:
-    """Raise ConfigError, naming the extra, if a metric's package is missing."""
+    """Raise ConfigError, which names the extra to install, if a metric's package is missing."""
     for metric in metrics:
         package = "rouge_score" if metric.startswith("rouge") else "sacrebleu"
         if find_spec(package) is None:
-            raise AbsentPackage(f"The metric `{metric}` needs an extra: pip install 'kapelle[text]'.")
+            raise AbsentPackage(
+                f"The metric `{metric}` needs an optional package. Install it with: pip install 'kapelle[text]'."
+            )
 
 
 def similarity(
@@ -50,9 +54,9 @@ def similarity(
     stem: bool = False,
     tokeniser: BleuTokeniser = "13a",
 ) -> float:
-    """Return the similarity of a text to the nearest reference (BLEU: to all together), in [0, 1]; 0 for an empty or oversized text.
+    """Return the similarity of a text to the nearest reference (BLEU: to all references together), in [0, 1].
 
-    `stem` applies to ROUGE (only English), `tokeniser` to BLEU.
+    An empty or oversized text scores 0. `stem` applies to ROUGE (only English), `tokeniser` to BLEU.
     """
     if not text.strip() or too_long(text):
         return 0.0
@@ -72,12 +76,12 @@ def _rouge(metric: Metric, stem: bool) -> Any:
     check_packages({metric: 1.0})
     from rouge_score.rouge_scorer import RougeScorer
 
-    # The package's words have only a to z and digits, which is fine with the English stemmer.
+    # The package's own tokeniser keeps only a to z and digits, which is sufficient for the English stemmer.
     return RougeScorer([metric], use_stemmer=True) if stem else RougeScorer([metric], tokenizer=_Words())
 
 
 class _Words:
-    """Tokenises words for ROUGE in every alphabet."""
+    """Splits text in any alphabet into words for ROUGE."""
 
     def tokenize(self, text: str) -> list[str]:
         """Return the words of a text in lower case."""
@@ -106,7 +110,7 @@ def _rewarding(metric: Metric) -> Callable[[str, str | list[str]], float]:
         return similarity(metric, completion, [reference] if isinstance(reference, str) else reference)
 
     reward.__name__ = reward.__qualname__ = re.sub("([a-z])([0-9L])", r"\1_\2", metric).lower()
-    reward.__doc__ = f"Return {metric} of a completion against the row's `reference`, a text or a list of texts, in [0, 1]."
+    reward.__doc__ = f"Return {metric} of a completion against the row's `reference`, a string or a list of strings, in [0, 1]."
     return reward
 
 
@@ -118,29 +122,30 @@ chrf = _rewarding("chrf")
 bleu = _rewarding("bleu")
 
 
-# -------- Length: the penalty for missing it
+# -------- The penalty for missing the required length
 
 
 class Length(Settings):
-    """The length of a text, and the penalty for missing it.
+    """The required length of a text, and the penalty for missing it.
 
-    A text that misses the length by a share d (10 words beyond 40 are d = 0.25) keeps 1 − min(1, penalty·d) of its score.
+    A text that misses the length by a fraction d (10 words beyond 40 are d = 0.25) keeps 1 − min(1, penalty·d) of its score.
     """
 
     target: int | None = Field(default=None, ge=1)
-    """Target length; a deviation of up to `tolerance` is free."""
+    """Target length; a deviation of up to `tolerance` is not penalised."""
     tolerance: float = Field(default=0.1, ge=0.0)
-    """Free deviation, as a share of the target."""
+    """Deviation without penalty, as a fraction of the target."""
     most: int | None = Field(default=None, ge=1)
     """Greatest length without penalty."""
     least: int | None = Field(default=None, ge=1)
     """Smallest length without penalty."""
     unit: Literal["words", "characters", "tokens"] = "words"
-    """Unit of length: words between spaces, characters, or tokens of `tokeniser`."""
+    """Unit of length: words separated by spaces, characters, or tokens of `tokeniser`."""
     tokeniser: str | None = None
-    """For tokens: the folder of a model with `tokenizer.json`, or that file."""
+    """For `unit: tokens`: the folder of a model with `tokenizer.json`, or that file itself."""
     penalty: float = Field(default=1.0, gt=0.0)
-    """Share of the score that is lost per share by which the length is missed; large values make the length a hard limit."""
+    """Factor of the penalty: the lost fraction of the score is `penalty` times the fraction by which the length is missed. Large
+    values make the length a hard limit."""
 
     @model_validator(mode="after")
     def _says_something(self) -> Length:
@@ -148,13 +153,13 @@ class Length(Settings):
             raise ValueError("`length` is empty. Set `target`, `most` or `least`")
         if self.target is not None and (self.most is not None or self.least is not None):
             raise ValueError(
-                "`length` has a `target` and a limit. Give the target with its `tolerance`, or `least` and `most`"
+                "`length` sets both a `target` and a limit. Set `target` with its `tolerance`, or set `least` and `most`"
             )
         if self.least is not None and self.most is not None and self.least > self.most:
-            raise ValueError(f"`length.least: {self.least}` is above `most: {self.most}`")
+            raise ValueError(f"`length.least: {self.least}` is greater than `length.most: {self.most}`")
         if (self.unit == "tokens") != (self.tokeniser is not None):
             raise ValueError(
-                "`length.unit: tokens` needs a `tokeniser`, the folder of a model; other units need none"
+                "`length.unit: tokens` requires `tokeniser`, the folder of a model; omit it for the other units"
             )
         return self
 
@@ -164,7 +169,7 @@ class Length(Settings):
             _tokeniser(self.tokeniser)
 
     def count(self, text: str) -> int:
-        """Return the length of a text in the unit."""
+        """Return the length of a text in `unit`."""
         if self.unit == "words":
             return len(text.split())
         if self.unit == "characters":
@@ -173,7 +178,7 @@ class Length(Settings):
         return len(_tokeniser(self.tokeniser).encode(text.strip(), add_special_tokens=False).ids)
 
     def missed(self, count: int) -> float:
-        """Return the share by which a text misses the length; 0 within the limits."""
+        """Return the fraction by which a text misses the length; 0 within the limits."""
         low, high = float(self.least or 0), (math.inf if self.most is None else float(self.most))
         if self.target is not None:
             low, high = self.target * (1 - self.tolerance), self.target * (1 + self.tolerance)
@@ -182,7 +187,7 @@ class Length(Settings):
         return (low - count) / low if count < low else 0.0
 
     def kept(self, count: int) -> float:
-        """Return the share of the score that a text of this length keeps, in [0, 1]."""
+        """Return the fraction of the score that a text of this length keeps, in [0, 1]."""
         return max(0.0, 1.0 - self.penalty * self.missed(count))
 
     def __str__(self) -> str:
@@ -207,7 +212,7 @@ def _tokeniser(path: str) -> Any:
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:
-        # The library raises plain exceptions for any fault of a file.
+        # The library raises a plain `Exception` for any fault in a file.
         raise ConfigError(
-            f"`length.tokeniser: {path}` cannot be read: {error}. Name the folder of a model that has a tokenizer.json."
+            f"`length.tokeniser: {path}` cannot be read: {error}. Give the folder of a model that contains tokenizer.json."
         ) from error

@@ -1,11 +1,11 @@
-"""Tool calls, compared with the accepted ones of the Berkeley Function Calling Leaderboard.
+"""Tool calls, compared with the accepted calls of the Berkeley Function Calling Leaderboard (BFCL).
 
-An accepted call lists every correct value of each argument; an empty text among them means that
-the argument is optional (BFCL v4, its `possible_answer` files). Parallel calls are matched in any
+An accepted call lists every correct value of each argument; an empty string among these values means that
+the argument is optional (as in the `possible_answer` files of BFCL v4). Parallel calls are matched in any
 order, as in BFCL.
 
-It is stricter where the leaderboard treats different values as equal: numbers and formulas in texts (`same_words`),
-true and 1, and nested lists and mappings, which this module compares at all levels.
+The comparison is stricter where the leaderboard treats different values as equal: numbers and formulas in strings
+(`same_words`), true and 1, and nested lists and mappings, which this module compares at all levels.
 """
 
 from __future__ import annotations
@@ -28,28 +28,31 @@ from kapelle.types import Json
 
 # -------- Tool calls as models write them, read without executing anything
 #
-# Eight forms: `hermes` (`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Hermes, Qwen2.5 and Qwen3),
-# `llama` (the text begins with `{"name": …, "parameters": {…}}`, several of them, or a list of such; the names that others give
-# these, `arguments` and `input`, OpenAI's `tool_calls` and Mistral's `[TOOL_CALLS]` are read, too), `pythonic`
-# (`[weather(city="Bern"), math.sqrt(x=2)]`). Python's own parser reads the last one, after a check that the part outside the
-# strings can only be calls and literals; nothing is evaluated. `mistral` (`[TOOL_CALLS] [{…}]`, or `[TOOL_CALLS]name[ARGS]{…}`,
-# words before them allowed), `deepseek` (V3 and R1 with a fence around the arguments, V3.1 without), `glm` (4.5:
-# `<tool_call>name`, then `<arg_key>` and `<arg_value>` in turns), `qwen_coder` (Qwen3-Coder and Qwen3.5: `<function=name>` and
-# `<parameter=key>` inside `<tool_call>`) and `harmony` (gpt-oss: messages of the channel `commentary` to `functions.name`) are
-# those of the chat templates of these families.
+# There are eight forms.
+# - `hermes`: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as in Hermes, Qwen2.5 and Qwen3.
+# - `llama`: the text begins with `{"name": …, "parameters": {…}}`, several such objects, or a list of them. The alternative keys
+#   `arguments` and `input`, OpenAI's `tool_calls` and Mistral's `[TOOL_CALLS]` are accepted too.
+# - `pythonic`: `[weather(city="Bern"), math.sqrt(x=2)]`. Python's own parser reads it after a check that the text outside the
+#   strings can only be calls and literals; nothing is evaluated.
+# The other forms are those of the chat templates of these model families:
+# - `mistral`: `[TOOL_CALLS] [{…}]` or `[TOOL_CALLS]name[ARGS]{…}`; text before them is allowed.
+# - `deepseek`: V3 and R1 with a fence around the arguments, V3.1 without.
+# - `glm` (4.5): `<tool_call>name`, then alternately `<arg_key>` and `<arg_value>`.
+# - `qwen_coder` (Qwen3-Coder and Qwen3.5): `<function=name>` and `<parameter=key>` inside `<tool_call>`.
+# - `harmony` (gpt-oss): messages on the channel `commentary` to `functions.name`.
 
 Form = Literal["hermes", "llama", "pythonic", "mistral", "deepseek", "glm", "qwen_coder", "harmony"]
 
 MAX_CALLS = 64
 MAX_PYTHON = 10_000
-"""Maximum number of characters of a pythonic call."""
+"""Maximum number of characters in a pythonic call."""
 MAX_DEPTH = 16
 """Maximum depth of nested brackets in a pythonic call."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadCall:
-    """One call: a tool's name and its arguments by name, JSON values."""
+    """One call: the tool's name and a mapping from argument names to JSON values."""
 
     name: str
     arguments: Mapping[str, Json]
@@ -57,7 +60,7 @@ class ReadCall:
 
 @dataclass(frozen=True, slots=True)
 class UnreadCall:
-    """One call whose arguments are not a JSON object; they are kept as they were written."""
+    """One call whose arguments are not a JSON object; the arguments are kept as they were written."""
 
     name: str
     arguments: str
@@ -68,13 +71,13 @@ class NotCalls(Exception):
 
 
 def parse_calls(text: str, forms: Sequence[Form], schemas: Sequence[Json] = ()) -> tuple[ReadCall, ...]:
-    """Return the calls of a text in the first of the forms that it uses; empty if it has none.
+    """Return the calls of a text in the first of `forms` that the text uses; empty if it has no calls.
 
-    Raises NotCalls for a text that uses a form incorrectly. The `schemas` of the tools define which values of `glm` and `qwen_coder` are
-    texts, which these forms write without quotes.
+    Raises NotCalls for a text that uses a form incorrectly. The `schemas` of the tools define which values in `glm` and
+    `qwen_coder` are strings, which these forms write without quotes.
     """
     spoken = said(text)
-    # A mark that ends a message in harmony ends the turn in other forms.
+    # A token that ends a message in harmony ends the turn in the other forms.
     own = clean(text) if "harmony" in forms and len(text) <= MAX_TEXT else None
     for form in forms:
         if form != "harmony" and spoken.text is None:
@@ -103,11 +106,11 @@ _SPANS: Mapping[Form, re.Pattern[str]] = {
     "pythonic": re.compile(r"\A.*", re.DOTALL),
     "deepseek": re.compile(r"<｜tool▁calls?▁begin｜>(?:.*<｜tool▁calls?▁end｜>|.*)", re.DOTALL),
 }
-"""Form → the part of a text that contains calls."""
+"""For each form, the part of a text that contains calls."""
 
 
 def beside_calls(text: str, form: Form) -> str:
-    """Return the words of a text that are not part of its calls; empty for forms in which a text consists only of calls."""
+    """Return the part of a text outside its calls; empty for forms in which a text consists only of calls."""
     if form == "harmony":
         others = (each for each in harmony_messages(text) if each.recipient is None)
         return "\n".join(each.text for each in others if each.channel != "analysis").strip()
@@ -132,7 +135,7 @@ def _is_quoted(text: str, form: Form) -> bool:
 _FENCES = re.compile("```|~~~|\"\"\"|'''")
 _COMMENTS = (("<!--", "-->"), ("/*", "*/"))
 _QUOTES = ('""', "''", "``", "“”", "‘’", "«»")
-# Marks of the forms here, of others (ReAct, Anthropic's) and of their JSON; a call in Python with a named argument.
+# Marks of the forms in this module, of other forms (ReAct, Anthropic's) and of their JSON; a Python call with a named argument.
 _MARK = re.compile(
     r"</?tool_call|<\|?(?:tool_call|python_tag|function|invoke)|\[TOOL_CALLS\]|<｜tool▁|to=functions\.|\bAction Input\s*:"
     r"|[\"'](?:arguments|parameters|input)[\"']\s*:|\w\(\s*[^\W\d]\w*\s*=(?!=)"
@@ -141,7 +144,7 @@ _WHOLE = re.compile(r"```[\w-]*[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
 
 
 def _mentions_call(text: str, tools: Collection[str]) -> bool:
-    """Return whether a text may contain a call in any form; calls of these tools may have positional arguments."""
+    """Return whether a text may contain a call in any form; calls of `tools` may have positional arguments."""
     if _MARK.search(text):
         return True
     with suppress(NotCalls):
@@ -156,7 +159,7 @@ _TAG = re.compile(r"</?tool_call>")
 
 
 def _tagged(text: str) -> list[str] | None:
-    """Return the text between each `<tool_call>` and `</tool_call>`; None without such a tag."""
+    """Return the text between each `<tool_call>` and `</tool_call>`; None if there is no such tag."""
     marks = list(_TAG.finditer(text))
     if not marks:
         return None
@@ -177,7 +180,7 @@ def _hermes(text: str) -> list[ReadCall] | None:
 def _llama(text: str) -> list[ReadCall] | None:
     if text.lstrip().startswith(_MISTRAL):
         calls: list[ReadCall] = []
-        # After each `[TOOL_CALLS]`, a list of objects, or a tool's name and its arguments.
+        # Each `[TOOL_CALLS]` is followed by a list of objects, or by a tool's name and its arguments.
         for part in text.strip().split(_MISTRAL)[1:]:
             named = _NAMED.match(part)
             if named is not None:
@@ -263,14 +266,14 @@ _IN_PAIRS: Mapping[Form, Callable[[str, Mapping[str, Json]], ReadCall]] = {
     "glm": _glm,
     "qwen_coder": _qwen_coder,
 }
-"""Forms that write alternating keys and values, and texts without quotes."""
+"""Forms that write keys and values alternately, with strings without quotes."""
 
 
 def _unquoted(text: str, schema: Json, key: str) -> Json:
-    """Return the value of an argument that is written plainly if it is a text, else as JSON.
+    """Return the value of an argument, which is written without quotes if it is a string, otherwise as JSON.
 
-    If the schema allows only a text, the value is a text: 42 for a text or null. If both fit,
-    it is read as JSON.
+    If only the string fits the schema, the value is a string: 42 is a string if the schema allows a string or null. If both
+    the string and the JSON value fit, the argument is read as JSON.
     """
     own = _inside(schema, "properties", key)
     if _inside(own, "type") == "string":
@@ -279,7 +282,7 @@ def _unquoted(text: str, schema: Json, key: str) -> Json:
     try:
         value = parse_json(text)
     except NotJson:
-        # Templates write these two values as in Python.
+        # Templates write these values as Python does.
         return text if as_text else _OF_PYTHON.get(text.strip(), text)
     return text if as_text and not _may_be(value, own, schema, {}) else value
 
@@ -288,16 +291,16 @@ _OF_PYTHON: Mapping[str, Json] = {"True": True, "False": False, "None": None}
 
 
 def _may_be(value: Json, schema: Json, root: Json, known: dict[str, bool], deep: int = 0) -> bool:
-    """Return whether a value has a type that a schema allows; unknown parts of schemas allow everything.
+    """Return whether a value has a type that the schema allows; unknown parts of schemas allow every value.
 
-    `known` caches the results of references.
+    `known` caches the results for references.
     """
     if not isinstance(schema, dict) or deep > MAX_DEPTH:
         return schema is not False
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#/"):
         if reference not in known:
-            known[reference] = True  # for a reference to itself
+            known[reference] = True  # in case the schema refers to itself
             there = _inside(root, *reference[2:].split("/"))
             known[reference] = _may_be(value, there, root, known, deep + 1)
         return known[reference]
@@ -318,7 +321,7 @@ def _may_be(value: Json, schema: Json, root: Json, known: dict[str, bool], deep:
 
 
 def _is_kind(value: Json, kind: Json) -> bool:
-    """Return whether a value has a type of JSON Schema; unknown types allow everything."""
+    """Return whether a value has the given JSON Schema type; unknown types allow every value."""
     if value is None or isinstance(value, bool):
         own = {"null"} if value is None else {"boolean"}
     elif isinstance(value, int | Decimal):
@@ -333,12 +336,12 @@ _KINDS = frozenset({"null", "boolean", "number", "integer", "string", "array", "
 
 @dataclass(frozen=True, slots=True)
 class HarmonyMessage:
-    """One message of an answer in the form of gpt-oss."""
+    """One message of a response in the format of gpt-oss."""
 
     channel: str
-    """`analysis` for thoughts, `commentary` for calls and words before them, `final` for words."""
+    """`analysis` for thinking, `commentary` for calls and text before them, `final` for text."""
     recipient: str | None
-    """The called tool, such as `functions.look`; None for words."""
+    """The called tool, such as `functions.look`; None for text."""
     text: str
 
 
@@ -347,7 +350,7 @@ _RECIPIENT = re.compile(r"\bto=([\w.-]+)")
 
 
 def harmony_messages(text: str) -> list[HarmonyMessage]:
-    """Return the messages of an answer, the last one possibly incomplete; a text without marks is one of the channel `final`."""
+    """Return the messages of a response; the last one may be incomplete. Text without marks is one message of the channel `final`."""
     messages: list[HarmonyMessage] = []
     header: dict[str, str] | None = {} if text.lstrip().startswith("<|") else None
     part, place = "start", 0
@@ -392,7 +395,7 @@ _NAMED = re.compile(r"\s*([\w.-]{1,128})\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])
 
 
 def _unwrapped(value: Json) -> list[Json]:
-    """Return the calls of a value: a list of them, or a message of OpenAI's API with `tool_calls` or `function`."""
+    """Return the calls in a value: a list of calls, or a message of OpenAI's API with `tool_calls` or `function`."""
     if isinstance(value, list):
         return [call for each in value for call in _unwrapped(each)]
     if isinstance(value, dict) and isinstance(value.get("tool_calls"), list) and set(value) <= _MESSAGE:
@@ -414,7 +417,7 @@ def _values(text: str) -> list[str]:
     found: list[str] = []
     place = 0
     while place < len(text) and text[place] in "{[" and len(found) <= MAX_CALLS:
-        # The place of the closing bracket, or the end of the text.
+        # `end` is the place of the closing bracket, or the end of the text.
         depth, end = 0, len(text)
         for mark in _BRACKET.finditer(text, place):
             depth += (mark[0] in "[{") - (mark[0] in "]}")
@@ -448,7 +451,7 @@ def _call(value: Json, names: Sequence[str]) -> ReadCall:
         raise NotCalls(f"A call must have a `name`, `{names[0]}` and nothing else.")
     arguments = value[given[0]]
     if isinstance(arguments, str):
-        # OpenAI's API writes JSON in a text.
+        # OpenAI's API writes the arguments as JSON in a string.
         arguments = _json(arguments)
     if not isinstance(arguments, dict):
         raise NotCalls(f"The `{given[0]}` of a call must be an object.")
@@ -457,8 +460,8 @@ def _call(value: Json, names: Sequence[str]) -> ReadCall:
 
 _STRINGS = re.compile(r"'(?:[^'\\\n]|\\.)*+'|\"(?:[^\"\\\n]|\\.)*+\"")
 _OPENS = re.compile(r"\[?\s*[^\W\d][\w.]*\(")
-# Outside its strings a list of calls has names, numbers, brackets and signs before numbers: no operator,
-# so the tree is no deeper than the brackets.
+# Outside its strings, a list of calls has names, numbers, brackets and signs before numbers, but no operators, so the
+# syntax tree is no deeper than the brackets.
 _SKELETON = re.compile(r"[\w.,:=()\[\]{}\s\"+-]*")
 _OPERATION = re.compile(
     r"[^(\[{,:=\s]\s*[-+](?<![0-9][eE][-+])|[-+]\s*[^0-9.\s]|(?:\.\s*\w+\s*){8}|\w{64}|[\w\"]\s*\""
@@ -540,7 +543,7 @@ _FORMS: Mapping[Form, Callable[[str], list[ReadCall] | None]] = {
 
 
 def write_calls(calls: Sequence[ReadCall | UnreadCall], form: Form) -> str:
-    """Return a text with these calls in a form; `parse_calls` reads it back."""
+    """Return these calls as text in the given form; `parse_calls` reads the text back."""
     if form == "pythonic":
         return f"[{', '.join(map(_as_python, calls))}]"
     if form in _IN_PAIRS:
@@ -595,11 +598,11 @@ def _shown(value: Json) -> str:
     return value if isinstance(value, str) else _as_json(value)
 
 
-# -------- Comparison of texts in arguments: equal words whatever separates them, equal numbers, equal formulas
+# -------- Comparison of strings in arguments: equal words regardless of their separators, equal numbers, equal formulas
 #
 # The Berkeley Function Calling Leaderboard drops all of ` ,./-_*^` before it compares (BFCL v4, `standardize_string`). Two
-# texts that differ after that differ here. Of the others, these differ too: numbers that a mark changes (`1.5`
-# and `15`, `-5` and `5`, `2/3` and `23`), formulas (`x*y`, `x/y` and `x-y`), and words with other operators between them.
+# strings that differ after that also differ here. In addition, this module distinguishes numbers that a mark changes (`1.5`
+# and `15`, `-5` and `5`, `2/3` and `23`), formulas (`x*y`, `x/y` and `x-y`), and words with different operators between them.
 
 _BETWEEN = re.compile(r"[ ,./_*^-]*")
 _DATE = re.compile(
@@ -615,7 +618,7 @@ _ATTACHED = frozenset({"-", "."})
 
 
 def same_words(one: str, other: str) -> bool:
-    """Return whether two texts are the same, ignoring case and separators of words; symmetric."""
+    """Return whether two strings are the same, ignoring case and separators between words; the comparison is symmetric."""
     left, right = (text.lower().replace("'", '"') for text in map(composed, (one, other)))
     if left == right:
         return True
@@ -630,7 +633,7 @@ def same_words(one: str, other: str) -> bool:
 
 
 def is_formula(text: str) -> bool:
-    """Return whether a text is a formula: it has an operator, and its words are single letters and functions."""
+    """Return whether a text is a formula: it has an operator, and all its words are single letters or function names."""
     if not _OPERATOR.search(text) or not _MATHEMATICS.fullmatch(text):
         return False
     runs = _LETTERS.findall(text)
@@ -638,16 +641,16 @@ def is_formula(text: str) -> bool:
 
 
 def _pieces(text: str) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return the characters that BFCL compares, with an empty one for the end, and the operators before each.
+    """Return the characters that BFCL compares, with an empty character for the end, and the operators before each.
 
-    Each character comes with the marks before it that change a number.
+    Each character is paired with the marks before it that change a number.
     """
     text = _DATE.sub(lambda date: "-".join(part for part in date.groups() if part and part.isdigit()), text)
     characters, marks, before = list[tuple[str, str]](), list[str](), ""
     place = 0
     while place <= len(text):
         found = _BETWEEN.match(text, place)
-        assert found is not None, "the pattern also matches nothing"
+        assert found is not None, "the pattern also matches the empty string"
         between, character = found[0], text[found.end() : found.end() + 1]
         if not character.isdigit():
             weight = ""
@@ -663,7 +666,7 @@ def _pieces(text: str) -> tuple[list[tuple[str, str]], list[str]]:
 
 
 AcceptedCall = Mapping[str, Mapping[str, Sequence[Json]]]
-"""A tool's name, and the correct values of each argument: `{"sqrt": {"x": [2, 2.0]}}`."""
+"""A tool's name and the correct values of each argument: `{"sqrt": {"x": [2, 2.0]}}`."""
 
 ALL_FORMS: tuple[Form, ...] = ("hermes", "llama", "pythonic")
 
@@ -674,10 +677,10 @@ def grade_tool_call(
     forms: Sequence[Form] = ALL_FORMS,
     schemas: Sequence[Json] = (),
 ) -> Grade:
-    """Return whether a text makes exactly the accepted calls; an empty list requires no call.
+    """Return whether a text makes exactly the accepted calls; if `accepted` is empty, the text must make no call.
 
-    `schemas` are those of the tools, with `name` and `parameters`: if they require a fraction (`number`, BFCL's `float`),
-    5.0 is correct if 5 is accepted. Otherwise an integer must be an integer. Required arguments must be given.
+    `schemas` are the schemas of the tools, with `name` and `parameters`. If a schema requires a fraction (`number`, BFCL's
+    `float`), 5.0 is correct if 5 is accepted; otherwise an integer must be given as an integer. Required arguments must be given.
     """
     spoken = clean(text) if "harmony" in forms else said(text).text
     calls: tuple[ReadCall, ...] = ()
@@ -709,7 +712,7 @@ def grade_tool_call(
 
 
 def may_be_left_out(values: Json, required: bool = False) -> bool:
-    """Return whether an argument with these correct values is optional; a required one is optional only without a correct value."""
+    """Return whether an argument with these correct values is optional; a required argument is optional only if it has none."""
     if not isinstance(values, list):
         return False
     some = any(value != "" for value in values)
@@ -723,7 +726,7 @@ def required_arguments(schemas: Sequence[Json], tool: str) -> Sequence[Json]:
 
 
 def _parameters(schemas: Sequence[Json]) -> Mapping[str, Json]:
-    """Return the schemas of the tools' arguments, by tool."""
+    """Return a mapping from each tool to the schema of its arguments."""
     tools = [each.get("function", each) for each in schemas if isinstance(each, dict)]
     return {str(tool.get("name")): tool.get("parameters") for tool in tools if isinstance(tool, dict)}
 
@@ -731,7 +734,7 @@ def _parameters(schemas: Sequence[Json]) -> Mapping[str, Json]:
 def _matched(
     calls: Sequence[ReadCall], accepted: Sequence[AcceptedCall], parameters: Mapping[str, Json]
 ) -> bool:
-    """Return whether calls and accepted ones can be matched one to one (augmenting paths)."""
+    """Return whether the calls can be matched one to one with the accepted calls (by augmenting paths)."""
     partners = list[list[int]]()
     for call in calls:
         schema = parameters.get(call.name)
@@ -770,7 +773,7 @@ def _fits(
             continue
         value, own = arguments[name], _inside(schema, "properties", name)
         if value == "" and isinstance(values, list):
-            # An empty text marks an optional argument, unless the argument is a text by its schema or its correct values.
+            # An empty string marks an optional argument, unless its schema or its correct values show that it is a string.
             kind = _inside(own, "type")
             texts = all(isinstance(option, str) for option in values)
             if not (texts if kind is None else kind in {"string", "any"}):
@@ -799,6 +802,6 @@ def _same(value: Json, option: Json, schema: Json) -> bool:
     if isinstance(value, dict) and isinstance(option, dict):
         return _fits(value, option, schema)
     if isinstance(value, Decimal) and isinstance(option, int):
-        # An integer is required unless the tool requires a fraction; an integer is also correct for a fraction.
+        # An integer is required unless the tool requires a fraction; an integer is also correct where a fraction is required.
         return _inside(schema, "type") in {"number", "float"} and same_json(value, option)
     return same_json(value, option)

@@ -1,6 +1,6 @@
 "use strict";
 
-// What models write is only ever set as text: nothing of it becomes part of the page.
+// Text from models is always set as text, so that it never becomes part of the page's markup.
 const at = (id) => document.getElementById(id);
 let messages = [];
 
@@ -20,7 +20,7 @@ function block(who, kind) {
   };
 }
 
-// Yield the values of a stream of server-sent events.
+// Yields the values in a stream of server-sent events.
 async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
