@@ -14,7 +14,7 @@ from benchmarks.real_shape import Work, against_trl, forget_peak
 from benchmarks.subjects import NEVER
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+    from transformers import PreTrainedModel
 
 FILE = Path("build/real/gemma-3-270m-q4_k_m.gguf")
 
@@ -39,14 +39,14 @@ def gemma(dtype: str) -> PreTrainedModel:
     return made
 
 
-def gemmas_words() -> PreTrainedTokenizerFast:
+def gemmas_words() -> Any:
     """Return its tokeniser with an end token that the model cannot sample, so that all completions have full length."""
     from transformers import AutoTokenizer
 
     from kapelle.models.chat_template import PLAIN_TEMPLATE
     from kapelle.models.pretrained import converted
 
-    words: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(converted(FILE))
+    words: Any = AutoTokenizer.from_pretrained(converted(FILE))
     words.add_special_tokens({"eos_token": NEVER})
     words.chat_template = PLAIN_TEMPLATE
     return words
