@@ -37,7 +37,7 @@ def main(steps: int = 10) -> None:
         with trainer(SFT()) as imitating:
             for step in imitating.steps(6 * steps):
                 if step.number % steps == 0:
-                    print(f"SFT step {step.number:3d}  NLL {step.metrics['nll/shared']:.2f} nats a token")
+                    print(f"SFT step {step.number:3d}  NLL {step.metrics['nll/shared']:.2f} nats per token")
             imitating.save_policies(Path(folder))
         with trainer(PPO(), {"shared": Path(folder) / "policies" / "shared"}) as learning:
             for step in learning.steps(steps):

@@ -30,7 +30,7 @@ def main(steps: int = 20) -> dict[str, float]:
         with trainer:
             losses = [step.metrics["nll/shared"] for step in trainer.steps(steps)]
         left[name] = losses[-1]
-        print(f"{name:16} NLL {losses[0]:.2f} → {losses[-1]:.2f} nats a token")
+        print(f"{name:16} NLL {losses[0]:.2f} → {losses[-1]:.2f} nats per token")
     return left
 
 

@@ -19,7 +19,7 @@ PRINTS = {
     ],
     "train_grpo_math": [r"step   1  success \S+  groups all alike \d+%"],
     "train_dpo_preferences": [r"step   1  margin \+0\.000  right 0%"],
-    "train_sft_world_model": [r"behaviour alone  NLL \S+ → \S+ nats a token", r"both             NLL .*"],
+    "train_sft_world_model": [r"behaviour alone  NLL \S+ → \S+ nats per token", r"both             NLL .*"],
     "train_tool_use_ppo": [
         r'a call is written {"name": "calculator".*',
         r"step   1  success \S+  turns \d\.\d\d",
@@ -28,7 +28,7 @@ PRINTS = {
     "train_multi_environment": [
         r"step   1  stories \S+  sums \S+|step   1  steps \S+  stories \S+  sums \S+"
     ],
-    "train_hybrid_sft_ppo": [r"SFT step   1  NLL \S+ nats a token", r"PPO step   1  success \S+"],
+    "train_hybrid_sft_ppo": [r"SFT step   1  NLL \S+ nats per token", r"PPO step   1  success \S+"],
     "train_from_config": [
         r"mrlm_ppo: \d+ of \d+ settings are not defaults",
         r"  warmup from the command line",

@@ -229,7 +229,7 @@ def _lines(player: Player, result: Evaluation, baselines: Sequence[Baseline]) ->
     lines = [
         f"{player.name}{trained}: {result.problems} unseen problems of {setup.environment.name}, {how}, 95 % intervals",
         "",
-        _line("team", *_team(result), f"{result.tokens:.1f} tokens a problem"),
+        _line("team", *_team(result), f"{result.tokens:.1f} tokens per problem"),
         *(_line(f"  {tag}", *_rate(part)) for tag, part in result.parts.items()),
         *(
             _line(f"  {part}", "reward " + ", ".join(f"{who} {value:+.3f}" for who, value in earned.items()))
@@ -248,7 +248,7 @@ def _lines(player: Player, result: Evaluation, baselines: Sequence[Baseline]) ->
     for each in baselines:
         who = ", ".join(each.agents)
         name = f"  {who} alone" if each.answers == 1 else f"  {who}, majority of {each.answers}"
-        spent = f"{each.result.tokens:.1f} tokens a problem"
+        spent = f"{each.result.tokens:.1f} tokens per problem"
         answers = each.answers * each.result.problems
         failed = [f"{each.failed_answers} of {answers} answers failed"] if each.failed_answers else []
         lines.append(_line(name, *_team(each.result), spent, *failed))

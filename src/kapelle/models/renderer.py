@@ -375,7 +375,7 @@ class ChatRenderer:
         known = min(self._embeddings, 1 + max(self._tokenizer.get_vocab().values(), default=-1))
         if max(prompt, default=0) >= known:
             raise ContextError(
-                f"A prompt contains the id {max(prompt):,}, but the model's ids range from 0 to {known - 1:,}."
+                f"The model has no token with the id {max(prompt):,}. Its ids range from 0 to {known - 1:,}."
             )
         return tuple(prompt)
 

@@ -288,7 +288,7 @@ def demonstrated(shown: ShownConversation) -> ShownConversation:
 
 
 LEARNING = {
-    "nll": "nats a token",
+    "nll": "nats per token",
     "nll_heard": "nats an observed token",
     "preference_margin": "margin",
     "preference_accuracy": "pairs correct",
@@ -394,7 +394,7 @@ def _line(progress: ProgressLine) -> str:
         if progress.step % every and progress.step != progress.steps:
             return ""
         loss = next((v for name, v in progress.metrics.items() if name.startswith("nll/")), None)
-        suffix = "" if loss is None else f"  {loss:.3f} nats a token"
+        suffix = "" if loss is None else f"  {loss:.3f} nats per token"
         return f"warm-up step {progress.step}/{progress.steps}{suffix}{_left(progress)}"
     if progress.event == "step":
         return _step(progress)

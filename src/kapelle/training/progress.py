@@ -176,7 +176,7 @@ class Progress:
     def when_stopped(self, number: int) -> str:
         """Return a description of what happens after a signal that requests a stop."""
         if not self._in_step:
-            return "then saving"
+            return "saving"
         now = interrupts.work.rpartition(", ")[2]
         pressed = number == signal.SIGINT
         sooner = "Ctrl-C again stops at once" if pressed else f"after {stop_within():g} s it stops at once"
