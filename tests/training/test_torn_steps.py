@@ -51,9 +51,9 @@ class TestTorn:
         list(trainer.steps(1))
         expected = deepcopy(trainer.engine.state())
         self.broken(trainer, monkeypatch, KeyboardInterrupt())
-        with pytest.raises(CheckpointError, match="did not end"):
+        with pytest.raises(CheckpointError, match="did not finish"):
             trainer.save()
-        with pytest.raises(CheckpointError, match="did not end"):
+        with pytest.raises(CheckpointError, match="did not finish"):
             trainer.save_policies(tmp_path / "policies")
         assert next(trainer.steps(1)).number == 2
         assert same_bits(trainer.engine.state(), expected)
@@ -66,7 +66,7 @@ class TestTorn:
         given["team"] |= {"sharing": "lora"}
         with Trainer(**given) as trainer:
             self.broken(trainer, monkeypatch, KeyboardInterrupt())
-            with pytest.raises(CheckpointError, match="did not end"):
+            with pytest.raises(CheckpointError, match="did not finish"):
                 next(trainer.steps(1))
 
     def test_without_a_run_directory_an_error_before_the_update_costs_its_step_alone(

@@ -87,7 +87,7 @@ async def test_a_prompt_that_cannot_be_read_fails_alone(engine: LocalEngine, pro
     heard = Heard()
     early = asyncio.create_task(engine.stream(request(60), heard))
     await until(lambda: heard.calls == 2)
-    with pytest.raises(ContextError, match="has no token" if not prompt else f"with the id {prompt[-1]}"):
+    with pytest.raises(ContextError, match="has no token" if not prompt else f"contains the id {prompt[-1]}"):
         await engine.generate(replace(request(3), prompt_ids=prompt))
     assert (await early).ids == known.ids
 
