@@ -43,6 +43,7 @@ def test_a_worker_collects_bitwise_the_same_episodes(cluster: Callable[..., Clus
     assert there.is_same(alone)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["begin", "play"])
 def test_a_worker_that_dies_is_replaced_and_nothing_changes(

@@ -185,6 +185,7 @@ def misspelt(outputs: Outputs, targets: Targets) -> Any:
     return Loss(outputs.logp_K.sum() * targets["advantages"].sum(), targets.mask_K.sum())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("loss", "says"),
     [

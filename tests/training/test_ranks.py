@@ -141,8 +141,16 @@ def test_two_processes_with_a_part_of_the_base_each_learn_what_one_learns() -> N
 
 
 @pytest.mark.slow
-def test_two_processes_learn_what_one_learns() -> None:
-    check(FEW, 2)
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("ppo", "magrpo"),
+        pytest.param(("grpo", "happo", "dpo", "qmix", "reinforce_plus_plus"), marks=pytest.mark.long),
+    ],
+    ids=" and ".join,
+)
+def test_two_processes_learn_what_one_learns(names: Sequence[str]) -> None:
+    check([case for case in FEW if case[0] in names], 2)
 
 
 LEAGUE: dict[str, Any] = {

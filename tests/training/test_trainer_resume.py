@@ -85,7 +85,7 @@ def kill(method: str, run: Path, death: Death, *, resume: bool = False) -> None:
 
 @pytest.mark.slow
 class TestKilled:
-    @pytest.mark.sample(6)
+    @pytest.mark.sample(11)
     @pytest.mark.slow
     @pytest.mark.parametrize(
         ("method", "death"),
@@ -112,7 +112,7 @@ class TestKilled:
         assert start(method, run, resume=True) == 0
         assert_same(run, undisturbed[method])
 
-    @pytest.mark.sample(4)
+    @pytest.mark.sample(7)
     @pytest.mark.parametrize(
         "place",
         [
@@ -228,7 +228,7 @@ class TestAsked:
         assert start("grpo", run, resume=True) == 0
         assert_same(run, undisturbed["grpo"])
 
-    @pytest.mark.sample(8)
+    @pytest.mark.long
     @pytest.mark.parametrize(
         ("method", "death", "steps"),
         [
