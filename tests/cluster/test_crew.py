@@ -91,6 +91,7 @@ def test_workers_that_join_and_leave_change_nothing(
     assert disturbed.is_same(all_there)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("left", [0.5])
 def test_workers_that_work_ahead_collect_the_same_episodes(

@@ -142,15 +142,15 @@ def test_two_processes_with_a_part_of_the_base_each_learn_what_one_learns() -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "names",
+    "cases",
     [
-        ("ppo", "magrpo"),
-        pytest.param(("grpo", "happo", "dpo", "qmix", "reinforce_plus_plus"), marks=pytest.mark.long),
+        [FEW[1], FEW[6], ("mappo", SELECTING)],
+        pytest.param([FEW[0], *FEW[2:6]], marks=pytest.mark.long),
     ],
-    ids=" and ".join,
+    ids=["some", "the others"],
 )
-def test_two_processes_learn_what_one_learns(names: Sequence[str]) -> None:
-    check([case for case in FEW if case[0] in names], 2)
+def test_two_processes_learn_what_one_learns(cases: Sequence[Case]) -> None:
+    check(cases, 2)
 
 
 LEAGUE: dict[str, Any] = {
@@ -184,11 +184,6 @@ IN_LINE: dict[str, Any] = {
 @pytest.mark.slow
 def test_two_processes_play_one_league() -> None:
     check([("grpo", {**league, **engine}) for league in (LEAGUE, APART, IN_LINE) for engine in ({}, FSDP)], 2)
-
-
-@pytest.mark.slow
-def test_two_processes_choose_the_same_tasks_and_learn_the_same_again() -> None:
-    check([("mappo", SELECTING)], 2)
 
 
 SPLIT: dict[str, Any] = {

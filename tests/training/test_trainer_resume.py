@@ -162,12 +162,16 @@ class TestKilled:
         assert start(method, run, resume=True) == 0
         assert_same(run, undisturbed[method])
 
-    def test_a_damaged_checkpoint_is_passed_over(self, undisturbed: Undisturbed, tmp_path: Path) -> None:
+    def test_a_damaged_checkpoint_and_a_torn_row_are_passed_over(
+        self, undisturbed: Undisturbed, tmp_path: Path
+    ) -> None:
         run = tmp_path / "run"
         kill("grpo", run, Death("metrics recorded", 5))
         newest = checkpoint.list_checkpoints(run / "checkpoints")[-1]
         weights = newest / "train.safetensors"
         weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
+        torn = run / "metrics.jsonl"
+        torn.write_bytes(torn.read_bytes() + b'{"step": 6, "half of a r')
         assert start("grpo", run, resume=True) == 0
         assert_same(run, undisturbed["grpo"])
 
@@ -274,15 +278,3 @@ class TestAsked:
         assert latest.name == "00000002"
         assert start("grpo", run, resume=True) == 0
         assert_same(run, undisturbed["grpo"])
-
-
-class TestRows:
-    def test_none_is_lost_and_none_written_twice(self, tmp_path: Path) -> None:
-        run = tmp_path / "run"
-        kill("grpo", run, Death("episodes recorded", 5))
-        torn = run / "metrics.jsonl"
-        torn.write_bytes(torn.read_bytes() + b'{"step": 6, "half of a r')
-        assert start("grpo", run, resume=True) == 0
-        assert [row["step"] for row in read_metrics(run)] == list(range(1, STEPS + 1))
-        evaluated = [row["step"] for row in read_evaluations(run)]
-        assert evaluated == [0, 2, 4, 6]
