@@ -142,15 +142,15 @@ def test_two_processes_with_a_part_of_the_base_each_learn_what_one_learns() -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "cases",
+    ("cases", "steps"),
     [
-        [FEW[1], FEW[6], ("mappo", SELECTING)],
-        pytest.param([FEW[0], *FEW[2:6]], marks=pytest.mark.long),
+        ([FEW[1], FEW[6], ("mappo", SELECTING)], 2),
+        pytest.param([FEW[0], *FEW[2:6]], STEPS, marks=pytest.mark.long),
     ],
     ids=["some", "the others"],
 )
-def test_two_processes_learn_what_one_learns(cases: Sequence[Case]) -> None:
-    check(cases, 2)
+def test_two_processes_learn_what_one_learns(cases: Sequence[Case], steps: int) -> None:
+    check(cases, 2, steps)
 
 
 LEAGUE: dict[str, Any] = {
