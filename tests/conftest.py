@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,16 @@ from kapelle.environments.sandbox.bubblewrap import Bubblewrap
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The same examples in every run, and no verdict from how busy the machine is.
-settings.register_profile("kapelle", deadline=None, derandomize=True, database=None)
+settings.register_profile("kapelle", max_examples=50, deadline=None, derandomize=True, database=None)
 settings.load_profile("kapelle")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_wait_for_the_disk() -> Iterator[None]:
+    """Let files be flushed when the kernel likes: only a loss of power would show a difference."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _descriptor: None)
+        yield
 
 
 @pytest.fixture(scope="session")

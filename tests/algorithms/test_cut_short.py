@@ -284,7 +284,7 @@ GAMES = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("name", "gae"),
     [

@@ -133,8 +133,9 @@ def test_counterfactual_credit_follows_the_gradient(game: Game, alternatives: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("alternatives", ["resampled", "siblings"])
-@pytest.mark.parametrize("budget", [0.4, 0.8, 1.2])
+@pytest.mark.parametrize(
+    ("budget", "alternatives"), [(0.4, "siblings"), (0.8, "resampled"), (1.2, "siblings")]
+)
 def test_a_budget_keeps_the_update_unbiased(budget: float, alternatives: str) -> None:
     """In a game whose length depends on what is said, some turns are judged by continuations, others by other attempts."""
     game = replace(UNALIKE["answers"], on_the_way=lambda said: {})

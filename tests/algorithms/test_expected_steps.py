@@ -41,7 +41,12 @@ SOLO = Game(("a",), lambda said: {"a": worth(said[0])})
 BANDIT = Game(("a",), lambda said: {"a": worth(said[0])}, ARMS)
 CHAIN = Game(("a", "b"), chain)
 CHAIN_OF_ARMS = Game(("a", "b"), chain, ARMS)
-THREE = Game(("a", "b", "c"), lambda said: {"c": worth(said[0]) * worth(said[1]) * worth(said[2])}, ARMS)
+THREE = Game(
+    ("a", "b", "c"),
+    lambda said: {"c": worth(said[0]) * worth(said[1]) * worth(said[2])},
+    words=((0,), (2,)),
+    counts=(2, 1),
+)
 
 
 def built(name: str, **settings: Any) -> Algorithm:
@@ -273,17 +278,12 @@ def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor], within: float =
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("tokens", [3, 9])
-def test_the_passes_of_a_step_add_up_to_it(kind: tuple[str, dict[str, Any]], tokens: int) -> None:
-    assert same(whole_update(kind, microbatch_tokens=tokens), whole_update(kind))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_ranks_take_the_step_that_one_process_takes(kind: tuple[str, dict[str, Any]]) -> None:
-    alone = whole_update(kind)
+def test_passes_and_ranks_of_a_step_add_up_to_it(kind: tuple[str, dict[str, Any]]) -> None:
+    whole = whole_update(kind)
+    assert same(whole_update(kind, microbatch_tokens=3), whole)
+    assert same(whole_update(kind, microbatch_tokens=9), whole)
     for shared in among_threads(3, lambda ranks: whole_update(kind, ranks)):
-        assert same(shared, alone)
+        assert same(shared, whole)
 
 
 class Threads(Ranks):

@@ -175,12 +175,12 @@ class TestRegularisedNash:
 
     def test_rock_paper_scissors_converges_to_its_equilibrium(self) -> None:
         """Exact gradients of the transformed returns; the game itself sends the same steps round."""
-        regularised, plain = _dynamics(0.5, 400), _dynamics(0.0, 400)
+        regularised, plain = _dynamics(0.5, 400), _dynamics(0.0, 400, 2000)
         assert nash_conv(*regularised) < 0.01
         assert regularised[0].tolist() == pytest.approx(NASH.tolist(), abs=0.01)
         assert nash_conv(*plain) > 0.3
         # With a reference that stays, play rests where the pull leaves it.
-        assert nash_conv(*_dynamics(0.5, 10_000)) > 0.1
+        assert nash_conv(*_dynamics(0.5, 10_000, 2000)) > 0.1
 
     def test_it_is_for_two_players(self) -> None:
         for count in (1, 3):

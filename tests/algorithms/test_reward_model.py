@@ -70,7 +70,7 @@ def spied(trainer: Trainer) -> Spy:
     return spy
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(14)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in PAID_OTHERWISE])
 def test_what_is_learned_from_is_the_environment_s_reward_and_lambda_times_the_score(

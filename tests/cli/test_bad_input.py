@@ -111,6 +111,7 @@ def full_after(bytes_left: int) -> Callable[[int, bytes], int]:
     return write
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("bytes_left", [0, 12_000])
 def test_a_full_disk_ends_a_run_with_one_line_and_all_that_was_saved(

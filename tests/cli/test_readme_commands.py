@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from importlib.metadata import distributions, packages_distributions
@@ -22,6 +21,22 @@ SERVERS = ("serve", "view")
 ABSENT = """import json, os, sys
 for name in json.loads(os.environ["ABSENT"]):
     sys.modules[name] = None  # importing it raises ModuleNotFoundError, and find_spec returns None
+"""
+ONE_AFTER_ANOTHER = """import contextlib, io, json, os, signal, sys
+from kapelle.cli import main
+
+class Output(io.StringIO):
+    def write(self, text):
+        if self.server and "http://" in text:
+            signal.raise_signal(signal.SIGINT)  # Ctrl-C when a server has printed its address
+        return super().write(text)
+
+for words in json.loads(sys.argv[1]):
+    output = Output()
+    output.server = words[0] in ("serve", "view")
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        code = main(words)
+    print(json.dumps([code, output.getvalue()]), flush=True)
 """
 
 
@@ -68,41 +83,44 @@ def installed(extras: set[str], folder: Path) -> dict[str, str]:
     }
 
 
-def run_command(command: str, environment: dict[str, str], folder: Path) -> tuple[int, str]:
-    """Return exit code and output of a command; a server gets Ctrl-C when it has printed its address."""
+def words_of(command: str) -> list[str]:
+    """Return what follows `kapelle` in a command, with settings that make it small."""
     _, *words = shlex.split(command)
     if words[0] in SERVERS:
         words += ["--port", "0"]
     elif words[0] in ("train", "compare", "demo") and "--dry-run" not in words:
         words = [word for word in words if word != "5"] + list(TINY)  # `--seeds 5` is long
         words = [word if word != "--seeds" else "--seeds=1" for word in words]
-    with subprocess.Popen(
-        [sys.executable, "-m", "kapelle", *words],
+        words = [
+            word.partition(",")[0] if previous == "--algorithms" else word
+            for previous, word in zip(["", *words], words, strict=False)
+        ]
+    return words
+
+
+def run_commands(commands: list[str], environment: dict[str, str], folder: Path) -> None:
+    """Run commands in one process, which imports once; each must succeed."""
+    asked = json.dumps([words_of(command) for command in commands])
+    ended = subprocess.run(
+        [sys.executable, "-c", ONE_AFTER_ANOTHER, asked],
         env=environment,
         cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        capture_output=True,
         text=True,
-    ) as process:
-        assert process.stdout is not None
-        lines = []
-        for line in process.stdout:
-            lines.append(line)
-            if words[0] in SERVERS and "http://" in line:
-                process.send_signal(signal.SIGINT)
-        code = process.wait()
-    return code, "".join(lines)
+        check=False,
+    )
+    said = [json.loads(line) for line in ended.stdout.splitlines()]
+    for command, (code, output) in zip(commands, said, strict=False):
+        assert "Traceback" not in output, f"{command}\n{output}"
+        assert code in ((0, 130) if command.split()[1] in SERVERS else (0,)), f"{command}\n{output}"
+    assert len(said) == len(commands), f"{commands[len(said)]}\n{ended.stderr}"
 
 
 @pytest.mark.slow
 def test_every_command_of_the_readme(tmp_path: Path) -> None:
     extras = re.search(r"pip install -c constraints.txt '\.\[(.*?)\]'", README)
     assert extras is not None
-    environment = installed(set(extras[1].split(",")), tmp_path)
-    for command in readme_commands():
-        code, output = run_command(command, environment, tmp_path)
-        assert "Traceback" not in output, f"{command}\n{output}"
-        assert code in ((0, 130) if command.split()[1] in SERVERS else (0,)), f"{command}\n{output}"
+    run_commands(readme_commands(), installed(set(extras[1].split(",")), tmp_path), tmp_path)
 
 
 @pytest.mark.slow
@@ -110,9 +128,11 @@ def test_every_command_of_the_readme(tmp_path: Path) -> None:
     "command",
     [
         "kapelle arena nash random scripted --environment kuhn_poker --games 4",
-        "kapelle train leduc_psro league.population.by=alpha_rank league.enter.every=1",
+        pytest.param(
+            "kapelle train leduc_psro league.population.by=alpha_rank league.enter.every=1",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_games_need_only_the_extra_games(command: str, tmp_path: Path) -> None:
-    code, output = run_command(command, installed({"games"}, tmp_path), tmp_path)
-    assert code == 0, output
+    run_commands([command], installed({"games"}, tmp_path), tmp_path)

@@ -120,6 +120,7 @@ class TestRunning:
         assert kapelle("train", "--resume", "run").code == 0
         assert told(Path("run/03-debate")) == told(whole / "run" / "03-debate")
 
+    @pytest.mark.long
     @pytest.mark.slow
     def test_a_stage_whose_last_weights_are_damaged_learns_them_again_first(
         self, whole: Path, kapelle: Kapelle
@@ -138,6 +139,7 @@ class TestRunning:
         for name in ("01-sft", "03-debate"):
             assert told(Path("run") / name) == told(whole / "run" / name)
 
+    @pytest.mark.long
     @pytest.mark.slow
     def test_a_stage_cut_off_before_its_first_checkpoint_starts_from_the_same_weights(
         self, tmp_path: Path, kapelle: Kapelle

@@ -51,6 +51,7 @@ def without_time(rows: list[dict[str, float]]) -> list[dict[str, float]]:
     return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"]
@@ -78,6 +79,7 @@ def test_a_signal_in_training_saves_and_prints_how_to_resume(
     assert {k: resumed.json[k] for k in same} == {k: said_whole.json[k] for k in same}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code", "event"),
@@ -146,6 +148,7 @@ def test_ctrl_c_while_the_command_is_imported_is_one_line_too(called: str) -> No
     assert (ended.returncode, ended.stderr) == (130, "kapelle: stopped.\n")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("number", "code"), [("SIGINT", 130), ("SIGHUP", 129)])
 def test_a_stop_while_torch_is_imported_is_one_line(tmp_path: Path, number: str, code: int) -> None:
     # As an exception it would come out of torch's C++ as an abort, and of others as a NameError.

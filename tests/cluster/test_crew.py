@@ -43,6 +43,7 @@ def test_a_worker_collects_bitwise_the_same_episodes(cluster: Callable[..., Clus
     assert there.is_same(alone)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["begin", "play"])
 def test_a_worker_that_dies_is_replaced_and_nothing_changes(
@@ -90,6 +91,7 @@ def test_workers_that_join_and_leave_change_nothing(
     assert disturbed.is_same(all_there)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("left", [0.5])
 def test_workers_that_work_ahead_collect_the_same_episodes(

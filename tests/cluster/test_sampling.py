@@ -80,6 +80,7 @@ def test_a_team_in_pools_samples_as_one_in_one_process(
     assert held == [{"base"}, {"own:ben"}][-len(pools) :], "each has a part of the team"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("method", "when"), [("begin", 1), ("sample", 5)])
 def test_a_sampling_worker_that_dies_is_replaced_and_nothing_changes(
     method: str, when: int, model: str, cluster: Callable[..., Cluster]

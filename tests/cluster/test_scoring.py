@@ -59,6 +59,7 @@ def test_teachers_and_embedding_models_are_scored_there_too(
     assert {"score", "embed"} & {method for _, method in made.asked[3:]}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("method", ["begin", "score"])
 def test_a_worker_that_dies_is_replaced_and_nothing_changes(
     method: str, judge: str, cluster: Callable[..., Cluster]

@@ -149,6 +149,7 @@ def script(rows: Path, model: Path, length: int) -> list[str]:
     ]
 
 
+@pytest.mark.long
 def test_run_matches_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     save_rows(tmp_path / "rows")

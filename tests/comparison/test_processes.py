@@ -77,7 +77,7 @@ if __name__ == "__main__":
 
 
 @linux
-@pytest.mark.sample(1)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("stopped", [True, False])
 def test_processes_end_with_their_parent(tmp_path: Path, stopped: bool) -> None:
     place, program = tmp_path / "pid", tmp_path / "starts.py"

@@ -59,6 +59,7 @@ def pair(dtype: str) -> tuple[LanguageModel, LanguageModel]:
 
 
 class TestNumbers:
+    @pytest.mark.sample(3)
     @pytest.mark.slow
     @pytest.mark.parametrize("copied", [True, False], ids=["prepared copies", "the base itself"])
     @pytest.mark.parametrize("dtype", HALVES)

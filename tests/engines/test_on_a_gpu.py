@@ -90,6 +90,7 @@ def told_by(decoder: Decoder) -> list[RowOutput]:
     return said
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("most", [fused.LARGEST, 0], ids=["fused", "flat"])
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-5), ("bfloat16", 1e-2)])
 def test_recorded_steps_say_the_same(
@@ -168,6 +169,7 @@ def test_one_kernel_attends_for_all_spans(dtype: torch.dtype) -> None:
         assert float((one.cpu().float() - other).abs().max()) <= 0.02 * float(other.abs().max())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("learns", [False, True])
 def test_larger_pieces_of_a_large_head_are_the_same(learns: bool) -> None:
     tokens, words = 2100, 18_000  # more than a piece has, of either
@@ -290,7 +292,7 @@ STOPPING = [
 ]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("recorder_on", [on_cuda, nowhere], ids=["recorded", "plain"])
 @pytest.mark.parametrize("most", [fused.LARGEST, 0], ids=["fused", "flat"])
 def test_rows_that_join_at_different_times_equal_rows_alone(
@@ -393,6 +395,7 @@ def test_two_gpus_learn_the_same_as_a_cpu(cases: list[Case]) -> None:
                 assert found == pytest.approx(row, rel=1e-3, abs=1e-4), case
 
 
+@pytest.mark.long
 @two_devices
 def test_models_on_two_gpus_and_the_cpu_learn_together(tmp_path: Path) -> None:
     save_model(tmp_path / "other", tiny_model(3))

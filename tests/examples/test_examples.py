@@ -1,5 +1,6 @@
 """Run the examples and check what they print."""
 
+import re
 import runpy
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,13 @@ def main(
 @pytest.mark.slow
 @pytest.mark.parametrize("main", ["train_a_team.py"], indirect=True)
 def test_train_a_team(main: Callable[[int], float], capsys: pytest.CaptureFixture[str]) -> None:
+    assert 0.0 <= main(2) <= 1.0
+    assert re.search(r"played: \{'agent_0': '.*', 'agent_1': '.*'\}", capsys.readouterr().out)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("main", ["train_a_team.py"], indirect=True)
+def test_a_team_learns(main: Callable[[int], float], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(12) == 1.0
     assert "played: {'agent_0': 'A', 'agent_1': 'A'}" in capsys.readouterr().out
 

@@ -42,7 +42,7 @@ def test_what_was_sampled_is_what_the_trainer_scores() -> None:
 def test_an_update_is_the_exact_gradient_on_average() -> None:
     run = run_of({"name": "relay", "seats": 2, "letters": 2})
     exact = exact_gradient(run)
-    found = [moved for moved, _ in moves(run, 150)]
+    found = [moved for moved, _ in moves(run, 60)]
     for name, gradient in exact.items():
         moved = torch.stack([each[name] for each in found])
         mean, error = moved.mean(0), moved.std(0) / math.sqrt(len(found))

@@ -93,7 +93,7 @@ class TestXor:
             assert differ(said) <= 0.5
             assert trainer.evaluate(greedy=True).success == 0.0
 
-    @pytest.mark.sample(8)
+    @pytest.mark.long
     @pytest.mark.slow
     @pytest.mark.parametrize(
         "algorithm",
@@ -124,7 +124,7 @@ def test_optimism_finds_the_optimum_of_the_climbing_game() -> None:
         assert all(said["A"] > 0.6 for said in chances(trainer, "ABC").values())
 
 
-@pytest.mark.sample(6)
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",

@@ -129,13 +129,13 @@ class TestSimultaneousSteps:
     advantage, is nowhere above the joint return and equal to it at ρ = 1: what raises one raises the other.
     """
 
-    @pytest.mark.sample(3)
+    @pytest.mark.sample(6)
     @pytest.mark.slow
     @pytest.mark.parametrize("seed", SEEDS)
     def test_large_ones_lower_the_joint_return(self, seed: int) -> None:
         assert worst_change(returns(large(MAPPO), seed)) < -0.05
 
-    @pytest.mark.sample(3)
+    @pytest.mark.sample(6)
     @pytest.mark.slow
     @pytest.mark.parametrize("seed", SEEDS)
     def test_one_after_another_they_never_do(self, seed: int) -> None:

@@ -69,6 +69,7 @@ class TestWhatTheFilesHold:
         assert again.model.get_output_embeddings().weight is again.model.get_input_embeddings().weight
         assert same_bits(again.base_parameters(), model.base_parameters())
 
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_shards_are_one_model(self, dtype: str, tmp_path: Path) -> None:
         model = tiny_model()

@@ -205,7 +205,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_harm_is_bounded(kind: str) -> None:
     """Each is compiled, or rejected, and some tokens are drawn: in seconds, in a process of its own with 2 GB."""

@@ -135,7 +135,7 @@ class Odd(Digest):
         return cast("DigestState", world)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("way", [*SAID, *DONE])
 def test_a_whole_run_goes_on_and_counts_it(way: str, tmp_path: Path) -> None:
     fails = SAID[way][1] if way in SAID else DONE[way][2]

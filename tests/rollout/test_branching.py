@@ -54,6 +54,7 @@ class TestWorth:
             own = worths[note]
             assert abs(fmean(own) - exact) < 4 * math.sqrt(exact * (1 - exact) / len(own))
 
+    @pytest.mark.sample(2)
     @pytest.mark.slow
     @pytest.mark.parametrize("continuations", [1, 3])
     async def test_the_expected_update_of_the_first_agent_is_the_gradient_of_what_the_team_wins(

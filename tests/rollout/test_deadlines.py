@@ -51,7 +51,7 @@ def cases() -> list[tuple[str, str, bool]]:
     ]
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(18)
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "place", "blocking"), cases())
 def test_a_call_that_never_returns_costs_its_episode_alone(

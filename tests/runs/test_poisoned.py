@@ -90,7 +90,7 @@ PLACES = pytest.mark.parametrize("part", ["weights", "exp_avg_sq"])
 VALUES = pytest.mark.parametrize("value", [math.nan, 1e38])
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @PLACES
 @VALUES
@@ -119,7 +119,7 @@ def test_a_step_with_infinite_numbers_leaves_finite_checkpoints_to_resume_from(
     assert [row["step"] for row in read_metrics(run)] == [1, 2, 3, 4]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @PLACES
 @VALUES
@@ -144,7 +144,7 @@ def test_skip_undoes_only_the_step_of_that_policy(
     assert not same_bits(found["00000004"]["learners"]["agent_0"], before["agent_0"])
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("learner", ["critic", "verifier"])
 @pytest.mark.parametrize("non_finite", ["stop", "skip"])
@@ -201,7 +201,7 @@ def spoil(run: Path, step: int, poison: str) -> None:
     assert checkpoint.save(run / "checkpoints", step, state) == right
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("poison", POISONS)
 def test_a_checkpoint_with_infinite_numbers_is_not_used(

@@ -59,6 +59,7 @@ def played(soft: int, hard: int, what: str, count: int) -> dict[str, object]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_more_episodes_than_descriptors_wait_in_line() -> None:
     found = played(128, 128, "endpoints", 150)

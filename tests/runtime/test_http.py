@@ -105,9 +105,11 @@ def playing(url: str, timeout: float = 0.5) -> RolloutSetup:
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.__name__)
 async def test_an_episode_with_a_bad_answer_fails_soon_and_the_others_continue(bad: Answer) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Only what never completes runs into the limit: a busy machine may take long to read the others.
+    timeout = 0.5 if "0.5 seconds" in BAD[bad] else 40
     async with served(right, right, right, bad) as (url, _):
         (group,) = await asyncio.wait_for(
-            rollout(playing(url), [TASK], samples=4, seed=0, max_concurrent=1), 45
+            rollout(playing(url, timeout), [TASK], samples=4, seed=0, max_concurrent=1), 45
         )
     failed = [episode.error for episode in group.episodes if episode.error]
     assert 0 < len(failed) < 4

@@ -53,7 +53,7 @@ def test_long_lived_objects_are_frozen_inside_the_block() -> None:
         new = Ring()
         died = weakref.ref(new)
         del before, new
-        gc.collect()
+        gc.collect(0)
         assert died() is None, "what came later is collected as ever"
         assert gone() is not None
     assert not gc.get_freeze_count()

@@ -125,7 +125,7 @@ def test_it_passes_every_check_before_a_model_loads(name: str, pretrained: str, 
     assert "# warm-up" not in said.out
 
 
-@pytest.mark.sample(14)
+@pytest.mark.sample(30)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in REAL if name not in HUB_DATA])
 def test_a_step_is_taken_with_its_values(name: str, pretrained: str, files: Path, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def rows_of(recipe: str, run: Path, *settings: str) -> list[dict[str, float]]:
     return read_metrics(run)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", LEARNERS)
 def test_every_agent_of_a_recipe_learns(recipe: str, tmp_path: Path) -> None:

@@ -123,6 +123,7 @@ def _train(method: str, run: str, resume: bool, death: Death | None) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+    os.fsync = lambda _descriptor: None  # type: ignore[assignment] # what dies is the process, not the machine
     try:
         with trainer(method, Path(run), resume=resume) as made:
             summary = made.train()

@@ -88,6 +88,7 @@ def test_critics_learn_alone_at_first_and_a_stopped_run_goes_on_alike(name: str,
     assert all(same_bits(last[each]["weights"], again[each]["weights"]) for each in last)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["vdn", "qmix"])
 def test_a_mixer_learns_alone_at_first(name: str, tmp_path: Path) -> None:
     fit = {"min_fill": 4, "updates": 5}

@@ -198,8 +198,11 @@ def misspelt(outputs: Outputs, targets: Targets) -> Any:
 def test_a_wrong_loss_is_one_sentence(loss: Any, says: str) -> None:
     with pytest.raises(AlgorithmError, match=f"Algorithm 'mine': `policy_loss` {says}"):
         trained(lambda algorithm: replace(algorithm, policy_loss=loss))
-    with pytest.raises(AlgorithmError, match=f"Algorithm 'mine': `annealed` {says}"):
-        trained(lambda algorithm: replace(algorithm, annealed=lambda done: loss))
+
+
+def test_a_wrong_annealed_loss_is_one_sentence() -> None:
+    with pytest.raises(AlgorithmError, match="Algorithm 'mine': `annealed` returned a `weight` that is 3"):
+        trained(lambda algorithm: replace(algorithm, annealed=lambda done: weight_as_a_number))
 
 
 @dataclass(frozen=True)

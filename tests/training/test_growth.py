@@ -121,7 +121,7 @@ def alive() -> Counter[str]:
     return held
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(12)
 @pytest.mark.slow
 def test_a_step_leaves_nothing_to_the_collector(run: Run) -> None:
     run.up_to(8)  # the next save, which leaves some empty pointers of safetensors, is after step 12
@@ -139,7 +139,7 @@ def test_a_step_leaves_nothing_to_the_collector(run: Run) -> None:
     assert not left
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(13)
 @pytest.mark.slow
 def test_later_steps_hold_no_more_than_earlier_ones(run: Run) -> None:
     run.up_to(12)

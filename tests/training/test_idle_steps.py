@@ -47,6 +47,7 @@ def run(
         return trained.summary, stream.getvalue()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("algorithm", [GRPO(group_size=2), MAPPO(group_size=2)])
 def test_a_run_without_any_reward_says_so_within_ten_steps_and_what_to_try(algorithm: Any) -> None:
     _, shown = run(lambda completion: 0.0, algorithm, LONG + 1)

@@ -160,6 +160,7 @@ class TestWhatActedIsWhatLearns:
         assert made.done == 0
         assert all(same_bits(frozen_copy(made.engine.weights(n)), w) for n, w in before.items())
 
+    @pytest.mark.long
     @pytest.mark.slow
     def test_new_adapters_that_are_ignored_are_caught_once_they_are_something(self) -> None:
         # At first an adapter changes nothing, so that ignoring it is no fault; after one step it is.
@@ -300,6 +301,7 @@ def test_samples_are_the_turns_that_the_update_learns_from() -> None:
         assert step.metrics[f"samples/{agent}"] == len(whole) < len(turns)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["mappo", "marft", "happo"])
 def test_a_central_view_beyond_the_critics_context_stops_the_run(name: str) -> None:
     """Each agent's own prompts fit in 64 tokens; what all of them read and wrote in two rounds does not."""

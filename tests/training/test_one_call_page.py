@@ -12,6 +12,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "one_call.md").read_text(encoding="
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_first_one_learns_and_prints_what_the_page_says(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

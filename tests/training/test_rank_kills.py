@@ -13,6 +13,7 @@ from tests.support.killed_runs import Death
 from kapelle.runs.checkpoint_folder import list_checkpoints
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_whose_ranks_were_killed_in_a_save_ends_as_if_they_had_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

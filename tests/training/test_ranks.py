@@ -141,8 +141,16 @@ def test_two_processes_with_a_part_of_the_base_each_learn_what_one_learns() -> N
 
 
 @pytest.mark.slow
-def test_two_processes_learn_what_one_learns() -> None:
-    check(FEW, 2)
+@pytest.mark.parametrize(
+    ("cases", "steps"),
+    [
+        ([FEW[1], FEW[6], ("mappo", SELECTING)], 2),
+        pytest.param([FEW[0], *FEW[2:6]], STEPS, marks=pytest.mark.long),
+    ],
+    ids=["some", "the others"],
+)
+def test_two_processes_learn_what_one_learns(cases: Sequence[Case], steps: int) -> None:
+    check(cases, 2, steps)
 
 
 LEAGUE: dict[str, Any] = {
@@ -176,11 +184,6 @@ IN_LINE: dict[str, Any] = {
 @pytest.mark.slow
 def test_two_processes_play_one_league() -> None:
     check([("grpo", {**league, **engine}) for league in (LEAGUE, APART, IN_LINE) for engine in ({}, FSDP)], 2)
-
-
-@pytest.mark.slow
-def test_two_processes_choose_the_same_tasks_and_learn_the_same_again() -> None:
-    check([("mappo", SELECTING)], 2)
 
 
 SPLIT: dict[str, Any] = {

@@ -40,7 +40,7 @@ def rows_of(recipe: str, run: Path, *settings: str) -> dict[str, list[dict[str, 
     return {"" if folder == run else folder.name: read_metrics(folder) for folder in folders}
 
 
-@pytest.mark.sample(4)
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["mrlm_ppo", "mrlm_grpo", "mrlm_dpo", "mrlm_sft"])
 def test_mrlms_recipes_train(recipe: str, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_sft_then_ppo_goes_on_from_what_was_learned(tmp_path: Path) -> None:
     assert "value_error/critic:solver" in found["02-ppo"][0]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["maporl_gsm8k_debate", "maporl_sums_debate"])
 def test_a_debate_is_judged_by_the_verifier_of_the_stage_before(recipe: str, tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ def broken_update(*_: Any) -> dict[str, float]:
     raise NumericsError("planned")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_in_a_step_of_train_lets_it_end_and_a_second_one_does_not(
     times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

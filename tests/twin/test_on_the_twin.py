@@ -24,8 +24,8 @@ pytestmark = [
     "asked",
     [
         "tests/engines/test_on_a_gpu.py",
-        "tests/twin/budgets.py",
-        "tests/twin/runs_on_both.py",
+        pytest.param("tests/twin/budgets.py", marks=pytest.mark.long),
+        pytest.param("tests/twin/runs_on_both.py", marks=pytest.mark.long),
         pytest.param("tests/twin/processes.py", marks=pytest.mark.ranks),
         pytest.param("tests/twin/families.py", marks=pytest.mark.models),
         pytest.param(

@@ -51,6 +51,7 @@ async def test_curves_are_drawn_with_their_last_numbers(page: Page) -> None:
     assert (await page.locator("figure:visible").count()) == 1
 
 
+@pytest.mark.long
 async def test_runs_are_grouped_zoomed_hidden_and_saved(page: Page) -> None:
     await page.goto("/")
     await page.locator("#every").check()

@@ -121,7 +121,7 @@ def test_actors_with_unequal_train_cycles_move_as_in_siirl_also_after_a_stop(tmp
         )
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(15)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLAYING)
 def test_every_rollout_algorithm_supports_train_cycle(name: str) -> None:
@@ -161,6 +161,7 @@ def three_turns(tmp_path: Path, env_path: str, file: dict[str, Any] | None = Non
     return load_recipe(str(tmp_path / "recipe.yaml"), [str(tmp_path / "workflow.yaml")]).config
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_three_turns_are_trained_on_and_a_resumed_run_is_bitwise_identical(tmp_path: Path) -> None:
     settings = three_turns(tmp_path, "noise.py:Noise")

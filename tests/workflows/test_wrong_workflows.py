@@ -72,7 +72,7 @@ def test_an_invalid_workflow_raises_an_error_before_a_model_loads(
     assert not Path("runs").exists()
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 @pytest.mark.parametrize("wrong", WHILE)

@@ -84,20 +84,9 @@ def of_place(sets: Sets, groups: Sequence[Group]) -> dict[tuple[int | str, ...],
     return found
 
 
-@pytest.mark.parametrize("sets", SETS)
 @FEW
 @given(steps())
-def test_no_set_mixes_tasks(sets: Sets, groups: list[Group]) -> None:
-    for members in of_place(sets, groups).values():
-        assert len({key.group for member in members for key in member.keys}) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sets", SETS)
-@FEW
-@given(steps())
-def test_every_trained_turn_is_in_exactly_one_set(sets: Sets, groups: list[Group]) -> None:
-    keys = [key for member in sets(groups, rewards(groups)) for key in member.keys]
+def test_every_trained_turn_is_in_exactly_one_set_and_no_set_mixes_tasks(groups: list[Group]) -> None:
     trained = {
         TurnKey(g, e, one.index)
         for g, group in enumerate(groups)
@@ -106,8 +95,13 @@ def test_every_trained_turn_is_in_exactly_one_set(sets: Sets, groups: list[Group
         for one in episode.turns
         if one.agent != "f"
     }
-    assert set(keys) == trained
-    assert len(keys) == len(trained)
+    for sets in SETS:
+        found = of_place(sets, groups)
+        for members in found.values():
+            assert len({key.group for member in members for key in member.keys}) == 1, sets
+        keys = [key for members in found.values() for member in members for key in member.keys]
+        assert set(keys) == trained, sets
+        assert len(keys) == len(trained), sets
 
 
 def number(groups: Sequence[Group], key: TurnKey) -> int:
@@ -120,32 +114,29 @@ def speaker(groups: Sequence[Group], key: TurnKey) -> str:
     return groups[key.group].episodes[key.episode].turns[key.turn].agent
 
 
-@pytest.mark.parametrize(
-    ("sets", "alike"),
-    [
-        (by_agent, speaker),
-        (by_turns_of_agent, speaker),
-        (by_state, lambda groups, key: (speaker(groups, key), key.turn)),
-        (by_agent_turn, lambda groups, key: (speaker(groups, key), number(groups, key))),
-        (by_round, number),
-        (by_prompt, number),
-    ],
-)
+ALIKE: list[tuple[Sets, Callable[[Sequence[Group], TurnKey], object]]] = [
+    (by_agent, speaker),
+    (by_turns_of_agent, speaker),
+    (by_state, lambda groups, key: (speaker(groups, key), key.turn)),
+    (by_agent_turn, lambda groups, key: (speaker(groups, key), number(groups, key))),
+    (by_round, number),
+    (by_prompt, number),
+]
+
+
 @FEW
 @given(steps())
-def test_a_set_compares_like_with_like(
-    sets: Sets, alike: Callable[[Sequence[Group], TurnKey], object], groups: list[Group]
-) -> None:
-    for members in of_place(sets, groups).values():
-        assert len({alike(groups, key) for member in members for key in member.keys}) == 1
+def test_a_set_compares_like_with_like(groups: list[Group]) -> None:
+    for sets, alike in ALIKE:
+        for members in of_place(sets, groups).values():
+            assert len({alike(groups, key) for member in members for key in member.keys}) == 1, sets
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sets", SETS)
 @FEW
 @given(steps(), st.randoms(use_true_random=False), st.sampled_from(ESTIMATES))
 def test_advantages_follow_their_episodes_into_any_order(
-    sets: Sets, groups: list[Group], generator: Random, estimate: Callable[..., torch.Tensor]
+    groups: list[Group], generator: Random, estimate: Callable[..., torch.Tensor]
 ) -> None:
     orders = [list(range(len(group.episodes))) for group in groups]
     for order in orders:
@@ -153,23 +144,26 @@ def test_advantages_follow_their_episodes_into_any_order(
     tasks = list(range(len(groups)))
     generator.shuffle(tasks)
     moved = [Group(groups[g].task, tuple(groups[g].episodes[e] for e in orders[g])) for g in tasks]
-    before = compare(sets(groups, rewards(groups)), estimate)
-    after = compare(sets(moved, rewards(moved)), estimate)
-    assert len(before) == len(after)
-    for key, value in after.items():
-        g = tasks[key.group]
-        assert value == pytest.approx(before[TurnKey(g, orders[g][key.episode], key.turn)], abs=1e-9)
+    for sets in SETS:
+        before = compare(sets(groups, rewards(groups)), estimate)
+        after = compare(sets(moved, rewards(moved)), estimate)
+        assert len(before) == len(after)
+        for key, value in after.items():
+            g = tasks[key.group]
+            assert value == pytest.approx(before[TurnKey(g, orders[g][key.episode], key.turn)], abs=1e-9), (
+                sets
+            )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sets", [by_agent, by_episode, by_agent_turn, by_round])
 @FEW
 @given(steps())
-def test_centred_advantages_of_a_set_sum_to_nothing(sets: Sets, groups: list[Group]) -> None:
-    advantage = compare(sets(groups, rewards(groups)), group_centred)
-    for members in of_place(sets, groups).values():
-        if len(members) > 1:
-            assert sum(advantage[member.keys[0]] for member in members) == pytest.approx(0.0, abs=1e-9)
+def test_centred_advantages_of_a_set_sum_to_nothing(groups: list[Group]) -> None:
+    for sets in (by_agent, by_episode, by_agent_turn, by_round):
+        advantage = compare(sets(groups, rewards(groups)), group_centred)
+        for members in of_place(sets, groups).values():
+            if len(members) > 1:
+                total = sum(advantage[member.keys[0]] for member in members)
+                assert total == pytest.approx(0.0, abs=1e-9), sets
 
 
 def test_candidates_of_a_tree_are_compared_with_those_of_their_own_prompt() -> None:

@@ -105,6 +105,7 @@ def policies() -> list[Tensor]:
 @BOTH
 @pytest.mark.parametrize("chain", [False, True], ids=["together", "chain"])
 class TestExpectedGradient:
+    @pytest.mark.sample(3)
     @pytest.mark.slow
     def test_it_is_that_of_the_team_s_return(self, settings: type[VDN | QMIX], *, chain: bool) -> None:
         # Less one of n for the mean of a group that holds the episode itself, as Dr.GRPO's.
@@ -114,6 +115,7 @@ class TestExpectedGradient:
             torch.testing.assert_close(one, other / 2, atol=2e-6, rtol=0)
             assert other.abs().max() > 0.02
 
+    @pytest.mark.sample(3)
     @pytest.mark.slow
     def test_credit_from_q_alone_has_another_gradient(
         self, settings: type[VDN | QMIX], *, chain: bool

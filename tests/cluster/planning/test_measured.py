@@ -93,6 +93,7 @@ def samples(words: int) -> list[Sample]:
     return [Sample("a", (*stem, *tokens(ANSWER)), places) for stem in stems for _ in range(GROUP)]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_an_update_takes_the_planned_memory(case: Case) -> None:
@@ -135,6 +136,7 @@ def test_an_update_takes_the_planned_memory(case: Case) -> None:
         assert logits(shape, work, how) > 0.15 * planned, "the head is not lost in the rest"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("case", "merging"), [(Case("llama", 5000), True), (Case(words=700, tied=False), False)]
 )

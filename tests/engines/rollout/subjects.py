@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
@@ -79,6 +80,11 @@ def base() -> LanguageModel:
 
 def own_weights() -> dict[str, Mapping[str, Tensor]]:
     """Return the weights with which the policies of a fresh engine begin."""
+    return dict(_own_weights())
+
+
+@cache
+def _own_weights() -> Mapping[str, Mapping[str, Tensor]]:
     model = base()
     return {p.name: model.bank.parameters(p.name) if p.lora else model.base_parameters() for p in POLICIES}
 

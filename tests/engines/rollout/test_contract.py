@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from kapelle.engines.rollout.protocol import Completion, Interrupted, Interruptible, Request, RolloutEngine
 from kapelle.errors import ConfigError, EngineError
 from kapelle.functional.masking import allowed_words
+from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import copy_weights
 from kapelle.models.weights import weights_hash
 from kapelle.runtime.event_loop import run_async
@@ -34,21 +36,29 @@ WAYS = {
 }
 
 
-def asked_of(**declared: bool) -> pytest.MarkDecorator:
+def cases(names: Iterable[str], long: Container[str] = ()) -> list[object]:
+    """Return engines as parameters; the `long` ones are left to `make test-long`."""
+    marks = {name: (*KINDS[name].marks, *([pytest.mark.long] if name in long else [])) for name in names}
+    return [pytest.param(name, marks=each) for name, each in marks.items()]
+
+
+def asked_of(long: Container[str] = (), **declared: bool) -> pytest.MarkDecorator:
     """Ask a test of the engines that declare this."""
     names = [
-        pytest.param(name, marks=kind.marks)
+        name
         for name, kind in KINDS.items()
         if all(getattr(kind, what) == value for what, value in declared.items())
     ]
-    return pytest.mark.parametrize("subject", names, indirect=True)
+    return pytest.mark.parametrize("subject", cases(names, long), indirect=True)
 
 
-SAMPLERS = asked_of(samples=True)
+SGLANG = ("stand-in for an SGLang server",)
+SAMPLERS = asked_of(SGLANG, samples=True)
 WEIGHED = asked_of(weights=True)
+CUTTING = asked_of(weights=True, cuts=True)
 
 
-@pytest.fixture(params=[pytest.param(name, marks=KINDS[name].marks) for name in KINDS])
+@pytest.fixture(params=cases(KINDS, SGLANG))
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     made = KINDS[request.param].make()
     yield made
@@ -78,13 +88,21 @@ def words(completions: Sequence[Completion]) -> list[tuple[int, ...]]:
     return [completion.ids for completion in completions]
 
 
+@cache
+def judge(adapted: bool) -> LanguageModel:
+    """Return a model of the tests' own: with adapters `a` and `b` on the base, or for weights of a whole base."""
+    model = bare()
+    for name in ("a", "b") if adapted else ():
+        model.bank.add(name, LORA, 0)
+    return model
+
+
 def truth(policy: str, weights: Mapping[str, Tensor], request: Request, ids: Sequence[int]) -> Tensor:
     """Return the log-probs `_T` of sampled ids under what a request asks for, by `transformers` and the definitions."""
-    model, adapter = bare(), None
-    if next(p for p in POLICIES if p.name == policy).lora:
-        model.bank.add(policy, LORA, 0)
+    adapter = next((p.name for p in POLICIES if p.name == policy and p.lora), None)
+    model = judge(adapter is not None)
+    if adapter is not None:
         model.bank.fill(policy, weights)
-        adapter = policy
     else:
         copy_weights(model.base_parameters(), weights, "the base")
     tokens = torch.tensor([(*request.prompt_ids, *ids)])
@@ -200,8 +218,8 @@ class TestTemperedDistributions:
             assert "`top_p: 1` and `top_k: 0`" in str(each)
 
 
-@asked_of(weights=True, cuts=True)
 class TestDistributions:
+    @CUTTING
     @pytest.mark.sample(3)
     @pytest.mark.parametrize("way", WAYS)
     def test_log_probs_are_of_the_sampling_distribution(self, engine: RolloutEngine, way: str) -> None:
@@ -209,11 +227,13 @@ class TestDistributions:
         for request, answer in zip(requests, asyncio.run(ask(engine, requests)), strict=True):
             assert_true(own_weights(), request, answer)
 
+    @CUTTING
     def test_every_row_has_its_own_way_of_sampling(self, engine: RolloutEngine) -> None:
         requests = [ask_for(NAMES[k % 3], k, sampling) for k, sampling in enumerate(WAYS.values())]
         for request, answer in zip(requests, asyncio.run(ask(engine, requests)), strict=True):
             assert_true(own_weights(), request, answer)
 
+    @asked_of(("stand-in for vllm", "stand-in for a vllm server"), weights=True, cuts=True)
     def test_tokens_come_as_often_as_their_log_probs_say(self, engine: RolloutEngine) -> None:
         requests = [ask_for("a", seed, Sampling(max_tokens=1, top_k=3)) for seed in range(300)]
         answers = asyncio.run(ask(engine, requests))
@@ -232,24 +252,24 @@ class TestForms:
     def _installed(self) -> None:
         pytest.importorskip("llguidance")
 
-    @pytest.mark.sample(2)
-    @pytest.mark.parametrize("way", WAYS)
-    def test_log_probs_are_over_the_allowed_tokens(self, engine: RolloutEngine, way: str) -> None:
-        forms = [*EVERY.items(), ("free", None)] * 3
-        requests = [
-            ask_for(NAMES[k % 3], k, replace(WAYS[way], max_tokens=40, constraint=form))
-            for k, (_, form) in enumerate(forms)
+    def test_log_probs_are_over_the_allowed_tokens(self, engine: RolloutEngine) -> None:
+        """Every form sampled in every way, in one batch."""
+        asked = [
+            (kind, replace(way, max_tokens=40, constraint=form))
+            for way in WAYS.values()
+            for kind, form in (*EVERY.items(), ("free", None))
         ]
+        requests = [ask_for(NAMES[k % 3], k, sampling) for k, (_, sampling) in enumerate(asked)]
         ended = 0
-        for (kind, form), request, answer in zip(
-            forms, requests, asyncio.run(ask(engine, requests)), strict=True
+        for (kind, sampling), request, answer in zip(
+            asked, requests, asyncio.run(ask(engine, requests)), strict=True
         ):
-            assert answer.constraint == form
+            assert answer.constraint == sampling.constraint
             assert_true(own_weights(), request, answer)
-            if form is not None and answer.finish_reason == "stop":
+            if sampling.constraint is not None and answer.finish_reason == "stop":
                 ended += 1
                 assert legal(kind, answer.text)
-        assert ended >= 6
+        assert ended >= 12
 
     def test_a_rejected_form_fails_only_its_request(self, engine: RolloutEngine) -> None:
         async def both() -> list[Completion | BaseException]:

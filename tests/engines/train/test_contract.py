@@ -51,7 +51,7 @@ NLL = Objective(negative_log_likelihood, ValueLossConfig().build(), parity=False
 Make = Callable[..., TrainEngine]
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=["torch", pytest.param("plain", marks=pytest.mark.long)])
 def make(request: pytest.FixtureRequest) -> Iterator[Make]:
     """Builds engines on a fresh base: policies `a` and `b` with adapters, `still` that does not learn, a critic `v`."""
     made: list[TrainEngine] = []

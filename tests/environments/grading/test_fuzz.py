@@ -24,7 +24,7 @@ from kapelle.environments.grading.text.tool_call import grade_tool_call
 from kapelle.environments.grading.verdict import Grade
 from kapelle.types import Json
 
-SAMPLE = int(os.environ.get("KAPELLE_FUZZ", "500"))
+SAMPLE = int(os.environ.get("KAPELLE_FUZZ", "200"))
 POLICIES: tuple[ExtractionRule, ...] = ("tag", "hash", "only_box", "last_number", "whole")
 
 PIECES = [

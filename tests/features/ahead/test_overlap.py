@@ -123,7 +123,6 @@ def _pressed(*_: object) -> None:
 
 @pytest.mark.sample(3)
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["counterfactual", "ccpo", "c3"])
 def test_episodes_that_are_played_on_or_branch_are_the_same_too(name: str, tmp_path: Path) -> None:
     ends = []
@@ -131,7 +130,7 @@ def test_episodes_that_are_played_on_or_branch_are_the_same_too(name: str, tmp_p
         run = tmp_path / str(overlap)
         chosen = {**settings(overlap), "algorithm": {"name": name, "group_size": 4}}
         with Trainer(**chosen, run_dir=run) as trainer:
-            trainer.train(3)
+            trainer.train(2)
             ends.append((end_of(trainer), rows(run), lines_in(run)))
     assert ends[0][1:] == ends[1][1:]
     assert all(same_bits(ends[0][0][key], ends[1][0][key]) for key in ends[0][0])

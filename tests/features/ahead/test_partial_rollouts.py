@@ -82,6 +82,7 @@ def test_a_stopped_run_is_the_whole_run(whole: tuple[Path, dict[str, Any]], tmp_
         assert_same(run, trainer, whole)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_second_process_plays_the_same(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     run = tmp_path / "run"

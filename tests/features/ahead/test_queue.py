@@ -65,6 +65,7 @@ def test_other_weights_are_caught_when_they_speak(most: int) -> None:
         ahead.take(2, {"a": 1}, setup)  # the player continues with version 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm", [PPO, {"name": "grpo", "group_size": 2, "loss": {"importance_cap": 2.0}}]

@@ -105,7 +105,7 @@ def test_an_update_moves_no_slot() -> None:
             before = now
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "league",
     [

@@ -157,7 +157,7 @@ def learned_by(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[s
         return {VERIFIER: frozen_copy(trainer.engine.weights(VERIFIER))}, rows
 
 
-@pytest.mark.sample(4)
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["torch", "fsdp"])
 def test_all_ranks_have_the_same_verifier_and_learn_what_one_learns(folder: Path, engine: str) -> None:

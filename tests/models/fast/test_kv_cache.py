@@ -87,7 +87,7 @@ class Player:
         return [slot for slot, row in enumerate(self.rows) if row is not None]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("steady", [False, True], ids=["plain", "steady"])
 @pytest.mark.parametrize("seed", range(6))
 @torch.inference_mode()

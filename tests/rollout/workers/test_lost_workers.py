@@ -62,7 +62,9 @@ def test_whatever_an_environment_does_reads_the_same() -> None:
 
 @pytest.mark.slow
 class TestDeath:
-    @pytest.mark.parametrize(("way", "place"), [("kill", "step"), ("exit", "start")])
+    @pytest.mark.parametrize(
+        ("way", "place"), [("kill", "step"), pytest.param("exit", "start", marks=pytest.mark.long)]
+    )
     def test_episodes_of_a_worker_that_dies_are_played_again(
         self, way: Any, place: Any, tmp_path: Path
     ) -> None:

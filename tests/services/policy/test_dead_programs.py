@@ -60,6 +60,7 @@ def finish(url: str) -> None:
         own.post("/reward", body={"reward": 1.0}, cast_to=object)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("end", ENDS)
 def test_a_dead_program_frees_its_place_soon(end: str, setup: RolloutSetup) -> None:
     engine = Reciting(lambda _: "words", held)

@@ -71,6 +71,7 @@ def test_an_answer_follows_the_requested_schema(client: OpenAI, seed: int) -> No
     fits(text)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "stay"}}])
 def test_a_forced_tool_call_is_made(client: OpenAI, choice: Any) -> None:
     for parallel in (True, False):

@@ -195,7 +195,7 @@ def test_whatever_rows_meet_the_lean_pass_says_what_transformers_says(
     small = EmbeddedConfig(hidden=32, layers=1, heads=4, kv_heads=2, intermediate=48, context=128)
     model = load_language_model(ModelConfig(embedded=small))
     flat = model.flat
-    for seed in range(60):
+    for seed in range(15):
         draw = random.Random(seed)
         prompts = [
             tuple(draw.randrange(6, 200) for _ in range(draw.randrange(1, 12)))

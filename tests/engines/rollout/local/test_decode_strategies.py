@@ -70,6 +70,7 @@ def test_each_model_decodes_its_own_way_to_the_logits_of_its_texts(family: str, 
         assert float(gap) < 3e-6
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("family", "way"), [("gpt2", "cache"), ("falcon_h1", "cache"), ("mamba", "reread")])
 def test_a_large_model_decodes_as_small_ones_of_its_kind(family: str, way: str) -> None:
     settings = AutoConfig.for_model(family, **{**FAMILIES[family], "vocab_size": 320_000})

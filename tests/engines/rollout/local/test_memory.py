@@ -96,7 +96,7 @@ def runs_out(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, at: Sequenc
     monkeypatch.setattr(kind, name, failing)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", [FlatRows, PaddedRows], ids=["flat", "padded"])
 @pytest.mark.parametrize(
     ("name", "at"), [("read", [1]), ("read", [9, 30]), ("join", [1]), ("join", [2]), ("join", [1, 2])]

@@ -53,7 +53,7 @@ ALONE = jobs_of([5, 7, 7, 4, 9, 9])
 SHARED = [Job(job.adapter, job.prompt, job.sampling, 10 * k) for job in jobs_of([5, 7, 4]) for k in range(4)]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", [ALONE, SHARED], ids=["alone", "shared"])
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "flat"])

@@ -280,7 +280,7 @@ def spoiled(how: str) -> type[Substitute]:
     return Spoiled
 
 
-@pytest.mark.sample(2)
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["an adapter is ignored", "a version is stale"])
 def test_parity_stops_a_run_that_other_weights_play(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

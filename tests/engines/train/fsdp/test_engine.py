@@ -58,6 +58,7 @@ def learned(engine: TrainEngine, policy: Policy) -> dict[str, Any]:
     return {"scores": engine.score(samples), "weights": frozen_copy(engine.weights("a"))}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [LORA, None])
 def test_it_learns_the_same_as_the_whole_base(group: RankGroup, lora: Any, tmp_path: Any) -> None:
@@ -76,6 +77,7 @@ def test_it_learns_the_same_as_the_whole_base(group: RankGroup, lora: Any, tmp_p
         assert weights_hash(model.base_parameters()) == held
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("lora", [LORA, None])
 def test_its_state_is_whole_and_goes_to_the_engine_torch_and_back(group: RankGroup, lora: Any) -> None:
     policy = Policy("a", lora=lora)

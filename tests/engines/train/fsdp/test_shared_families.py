@@ -100,6 +100,7 @@ def check_families(families: Sequence[str]) -> None:
             assert float((mine - theirs).abs().max()) < 1e-5, family
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_gpt2_learns_the_same_in_one_and_two_processes() -> None:
     check_families(["gpt2"])

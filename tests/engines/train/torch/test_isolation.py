@@ -38,7 +38,7 @@ class TestIsolation:
             engine.update(samples, objective())
         return engine
 
-    @pytest.mark.sample(2)
+    @pytest.mark.sample(4)
     @pytest.mark.parametrize("moving", ["a", "b", "whole", "va", "vb"])
     def test_only_learners_change(self, engine: TorchTrainEngine, moving: str) -> None:
         kept = ["frozen", *(reference_name(name) for name in ("a", "b", "whole"))]

@@ -87,6 +87,7 @@ class TestNotFinite:
 # torch tells that it has no fused norm for mixed types; the plain one is what runs.
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")
 class TestHalfPrecision:
+    @pytest.mark.sample(2)
     @pytest.mark.slow
     @pytest.mark.parametrize(("dtype", "bound"), [("bfloat16", 0.25), ("float16", 0.1)])
     def test_it_trains_weights_that_stay_in_float32(self, dtype: str, bound: float) -> None:

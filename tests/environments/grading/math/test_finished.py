@@ -115,10 +115,11 @@ def test_an_answer_that_occurs_in_the_question_may_be_given(question: str, gold:
     assert score(answer, gold, question) == 1.0
 
 
-def test_formulas_of_questions_of_math_receive_nothing(data_folder: Path) -> None:
+@pytest.mark.parametrize("each", [48, pytest.param(12, marks=pytest.mark.long)])
+def test_formulas_of_questions_of_math_receive_nothing(each: int, data_folder: Path) -> None:
     """Copied formulas were accepted for 7.9 % of the problems before answers had to be finished."""
     rows = json.loads(gzip.decompress((data_folder / "deepscaler_parts/train_math.json.gz").read_bytes()))
-    rows = [row for row in rows[::12] if row["answer"]]
+    rows = [row for row in rows[::each] if row["answer"]]
     paid = 0
     for row in rows:
         question, gold = row["problem"], str(row["answer"])
@@ -127,5 +128,5 @@ def test_formulas_of_questions_of_math_receive_nothing(data_folder: Path) -> Non
         paid += any(
             score(formula, gold, question) == 1.0 for formula in formulas if formula.strip(" .") not in gold
         )
-    assert len(rows) > 500
-    assert paid / len(rows) < 0.003
+    assert len(rows) > 6000 / each
+    assert paid <= 1

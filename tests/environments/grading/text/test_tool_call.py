@@ -367,13 +367,14 @@ def perturbed(calls: Calls) -> Iterator[Calls]:
 
 @pytest.mark.slow
 @pytest.mark.data
-def test_every_gold_answer_of_bfcl_and_none_that_is_perturbed(data_folder: Path) -> None:
+@pytest.mark.parametrize("each", [5, pytest.param(1, marks=pytest.mark.long)])
+def test_every_gold_answer_of_bfcl_and_none_that_is_perturbed(each: int, data_folder: Path) -> None:
     folder = data_folder / "bfcl" / "possible_answer"
     if not folder.is_dir():
         pytest.skip(f"the folder {data_folder / 'bfcl'} holds no possible_answer/ (BFCL)")
     rows = wrong = 0
     for category in CATEGORIES.split():
-        for line in (folder / f"{category}.jsonl").read_text(encoding="utf-8").splitlines():
+        for line in (folder / f"{category}.jsonl").read_text(encoding="utf-8").splitlines()[::each]:
             row = json.loads(line)
             accepted, calls = row["ground_truth"], gold_calls(row["ground_truth"])
             rows += 1
@@ -383,5 +384,5 @@ def test_every_gold_answer_of_bfcl_and_none_that_is_perturbed(data_folder: Path)
                 wrong += 1
                 text = WRITTEN[wrong % 3](others)
                 assert grade_tool_call(text, accepted).score == 0.0, (row["id"], text)
-    assert rows == 1298
-    assert wrong > 8_000
+    assert rows >= 1298 / each
+    assert wrong > 6 * rows
