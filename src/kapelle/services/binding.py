@@ -51,7 +51,9 @@ class Binding:
         if self.token is not None and not (
             self.token.isascii() and self.token.isprintable() and self.token.strip()
         ):
-            raise ConfigError(f"The token in {TOKEN} is empty or not printable ASCII. Set another token, or unset the variable.")
+            raise ConfigError(
+                f"The token in {TOKEN} is empty or not printable ASCII. Set another token, or unset the variable."
+            )
         if is_loopback(self.host):
             return
         lacking = [] if self.certificate is not None else ["TLS (--tls-cert and --tls-key)"]
