@@ -109,10 +109,13 @@ def claim_page(claim: Claim, results: Results) -> str:
         rates = (
             f"Learning rates tried: {', '.join(f'{rate:g}' for rate in claim.rates)}; chosen: {chosen}.\n\n"
         )
-    files = f"[setting and remarks](../../experiments/claims/{claim.name}.py) · `experiments/results/{claim.name}.json`"
+    verdict = SIGN[overall(results.judge(claim))]
+    source = re.sub(r"(?<![\w.:/])(\d{4}\.\d{5})", r"arXiv:\1", claim.source)
     return (
         f"# Claim `{claim.name}`\n\n{claim.claim}.\n\n"
-        f"{verdict_of(claim, results)} · {results.seeds} seeds · {claim.source} · {files}\n\n"
+        f"- Verdict: {verdict} ({results.seeds} seeds)\n- Source: {source}\n"
+        f"- Files: [settings and remarks](../../experiments/claims/{claim.name}.py), "
+        f"[results](../../experiments/results/{claim.name}.json)\n\n"
         f"| prediction | bound | measured | P(better) | verdict |\n|---|---|---|---|---|\n{rows}\n{rates}"
         f"![{claim.claim}](../pictures/claims/{claim.name}.svg)\n\n"
         f"```sh\npython -m experiments run {claim.name}  # {_time(results.seconds)} of one core\n```\n"
