@@ -94,7 +94,7 @@ class Vision:
         """
         if ids.count(self.token) != len(images):
             raise ContextError(
-                f"The chat template writes {ids.count(self.token)} marks for {len(images)} images, but must write one "
+                f"The chat template writes {ids.count(self.token)} placeholders for {len(images)} images, but must write one "
                 "for each. Use the model's own chat_template.jinja."
             )
         counts = iter(images)

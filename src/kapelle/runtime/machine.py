@@ -19,7 +19,7 @@ REASONS: Mapping[int, str] = {
     errno.EIO: "the disk reports a fault (EIO). Check the disk, then try again, or continue elsewhere from a copy.",
     errno.ENOSPC: "the disk is full. Free some space, then continue with --resume: earlier files are intact.",
     errno.EDQUOT: "the disk quota is used up. Free some space, then continue with --resume: earlier files are intact.",
-    errno.EROFS: "the file system is read-only. Choose a folder that can be written.",
+    errno.EROFS: "the file system is read-only. Choose a writable folder.",
     errno.EACCES: "permission denied. Give this user read and write permission, or choose another path.",
     errno.EPERM: "permission denied. Give this user read and write permission, or choose another path.",
     errno.EISDIR: "it is a folder instead of a file. Move it away, or choose a file.",

@@ -76,9 +76,9 @@ def check_blame(episodes: int, samples: int, split: str) -> None:
     """Raise ConfigError for numbers below 1 and unknown splits."""
     for name, value in (("episodes", episodes), ("samples", samples)):
         if type(value) is not int or value < 1:
-            raise ConfigError(f"`{name}` of blame is {value!r}. Give a whole number of at least 1.")
+            raise ConfigError(f"`{name}` is {value!r}. Give a whole number of at least 1.")
     if split not in SPLITS:
-        raise ConfigError(f"`split` of blame is {split!r}. Choose {' or '.join(map(repr, SPLITS))}.")
+        raise ConfigError(f"`split` is {split!r}, which is not a split of the data. Choose {' or '.join(map(repr, SPLITS))}.")
 
 
 def _groups(trainer: Trainer, run: Path | None, split: str) -> Sequence[Group]:

@@ -498,7 +498,7 @@ def find_folder(root: Path, own: Path) -> Path:
             control.write_text(" ".join(f"+{name}" for name in not_yet))
     except OSError as error:
         raise SandboxError(
-            f"{folder} cannot pass its controllers to child cgroups: {error.strerror}"
+            f"The cgroup controllers of {folder} cannot be enabled for its children: {error.strerror}"
         ) from error
     if not (folder / LEAF / "cgroup.kill").is_file():
         raise SandboxError("this kernel has no cgroup.kill; upgrade to Linux 5.14 or newer")

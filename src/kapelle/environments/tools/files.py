@@ -192,7 +192,7 @@ class Folder(Toolbox):
         if not parts:
             raise ToolFault("That is a folder. Name a file in it.")
         if len(data) > MAX_WRITTEN:
-            raise ToolFault(f"The text has {len(data):,} bytes; a file may have {MAX_WRITTEN:,}.")
+            raise ToolFault(f"The text has {len(data):,} bytes; a file may have at most {MAX_WRITTEN:,}.")
         if self._writes < 1:
             raise ToolFault("No more files may be written in this episode.")
         self._writes -= 1

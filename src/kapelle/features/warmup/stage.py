@@ -258,6 +258,6 @@ def _saving_in(folder: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise CheckpointError(
-            f"The warmed-up model cannot be saved in {folder}: {reason}. Free some space there, or set KAPELLE_CACHE "
-            "to a folder that can be written."
+            f"The warmed-up model cannot be saved in {folder}: {reason}. Free some disk space, or set KAPELLE_CACHE "
+            "to a writable folder."
         ) from error
