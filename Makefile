@@ -55,7 +55,7 @@ test-fast: $(STAMPS)/test ## run the quick tests of the files in tests/fast_*.tx
 test-core: $(CORE_VENV)/.ready ## run the quick tests of tests/fast_core.txt with only the core's dependencies
 	@$(CORE_VENV)/bin/python -m pytest $(PARALLEL) -m "$(QUICK)" $(or $(TESTS),@tests/fast_core.txt)
 
-test-long: $(STAMPS)/test ## run the long tests, and all cases of which `make test` runs a sample (30 minutes on two cores)
+test-long: $(STAMPS)/test ## run the long tests, and all cases of which `make test` runs a sample (40 minutes on two cores)
 	@$(BIN)/python -m pytest $(PARALLEL) -m "long and not vllm and not ranks and not models and not apps" $(TESTS)
 
 test-sandbox: $(STAMPS)/test ## run every hostile program and every honest solution (minutes; `make test` runs a sample)

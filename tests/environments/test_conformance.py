@@ -94,7 +94,7 @@ async def _failed(name: str, settings: Mapping[str, Any]) -> list[Finding]:
     return [finding for finding in findings if finding.status == "failed"]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", READY)
 async def test_a_built_in_environment_conforms(name: str) -> None:
@@ -241,7 +241,7 @@ FAULTS = {
 """Fault → the check that finds it and a word of its message."""
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_each_fault_is_found_by_its_check(fault: str) -> None:

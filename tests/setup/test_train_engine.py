@@ -50,7 +50,7 @@ class TestAnotherEngine:
     @pytest.mark.parametrize(
         "algorithm",
         [
-            {"name": "grpo", "reference_every": 1, "loss": {"kl_coefficient": 0.1}},
+            {"name": "grpo", "group_size": 2, "reference_every": 1, "loss": {"kl_coefficient": 0.1}},
             pytest.param({"name": "mappo"}, marks=pytest.mark.long),
             pytest.param({"name": "sft"}, marks=pytest.mark.long),
         ],

@@ -135,10 +135,11 @@ async def test_cheats_receive_no_reward(sandbox: Bubblewrap, tmp_path: Path, for
     environment = Code(path=folder(tmp_path, row, other), format=form, partial_credit=True)
     cheat = fenced(CHEATS[what].replace("{name}", name))
     scripts = {"cheat": lines(cheat), "expert": expert(environment)}
-    for _ in range(3):
-        [episode] = await play(environment, Parallel(), [*scripts], scripts, environment.task("train", 0))
-        if "SandboxError" not in (episode.error or ""):
-            break  # that a busy machine could not start or measure a sandbox says nothing of the cheat
+    task, tries = environment.task("train", 0), 3
+    [episode] = await play(environment, Parallel(), [*scripts], scripts, task)
+    while "SandboxError" in (episode.error or "") and (tries := tries - 1):
+        # That a busy machine could not start or measure a sandbox says nothing of the cheat.
+        [episode] = await play(environment, Parallel(), [*scripts], scripts, task)
     assert episode.error is None
     assert episode.rewards == {"cheat": 0.0, "expert": 1.0}
 

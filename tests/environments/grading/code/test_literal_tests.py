@@ -112,9 +112,16 @@ SPOOFS = {
 }  # fmt: skip
 
 
+SLOW = {"an endless output"}
+"""They end at a limit of time."""
+
+
 @pytest.mark.sample(4)
 @pytest.mark.slow
-@pytest.mark.parametrize("what", SPOOFS)
+@pytest.mark.parametrize(
+    "what",
+    [pytest.param(what, marks=[pytest.mark.long] if what in SLOW else []) for what in SPOOFS],
+)
 def test_no_spoof_of_a_literal_test_is_rewarded(sandbox: Bubblewrap, what: str) -> None:
     grade = grade_program(SPOOFS[what], TESTS, sandbox, LIMITS)
     assert (grade.status, grade.trusted) == ("graded", True)
